@@ -1,0 +1,210 @@
+"""The contract: what a fused operator declares, and all that the verbs know about it.
+
+``docs/contract.md`` is this file in prose. Nothing here imports anything but torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ContractError
+
+Element = TypeVar("Element")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least that must happen, whatever the implementation: the floor of one call.
+
+    ``bytes_read`` and ``bytes_written`` count every input byte and every output byte once;
+    ``flops`` counts arithmetic operations, and ``unit`` names the arithmetic ceiling they run
+    against (``fp32``, ``tf32``, ``bf16``, ``fp16``, ``fp64``).
+    """
+
+    bytes_read: int
+    bytes_written: int
+    flops: int
+    unit: str = "fp32"
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes read plus bytes written."""
+        return self.bytes_read + self.bytes_written
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of one call of an operator's public function."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing worth trying or timing.
+
+    ``make(device, dtype, generator)`` returns fresh ``Inputs``; equal generators give equal inputs
+    (``generator`` is a CPU ``torch.Generator``). Tags the verbs know: ``bench`` (timed by default),
+    ``boundary`` (checked by default), ``huge`` (needs more memory than a laptop has), ``sweep``
+    (one point of a size sweep, in order), ``tiny`` (host latency is what counts).
+    """
+
+    name: str
+    make: Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+    tags: frozenset[str] = frozenset()
+
+
+class Draw(Protocol):
+    """What ``FusedOp.draw`` draws from: replayable, and shrunk towards the simplest failing case."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def size(self, *interesting: int) -> int:
+        """A dimension: 0, 1, 2, 3, powers of two and their neighbours, or one of ``interesting``."""
+
+    def choice(self, options: Sequence[Element]) -> Element:
+        """One of ``options``; the first is the simplest."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """A float in [low, high]."""
+
+    def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A floating tensor of that shape, with drawn values and a drawn layout (strides, offset,
+        stride-0 dimensions)."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One of our implementations of an operator.
+
+    ``forward(*args)`` takes every argument of the reference, in its order and with defaults filled
+    in, allocates its outputs, launches on the current stream and returns what the reference
+    returns. ``backward(needs, grad_output, *saved)`` returns one gradient or None for every tensor
+    argument of the forward, None where ``needs`` is False. ``supports(*args)`` returns None, or in
+    a few words why it cannot run these arguments. ``device`` is where it runs.
+    """
+
+    device: Literal["cuda", "cpu"]
+    forward: Callable[..., Any]
+    backward: Callable[..., tuple[Tensor | None, ...]] | None = None
+    supports: Callable[..., str | None] = lambda *args: None
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How an operator differentiates.
+
+    ``save(output, *args)`` returns the tuple that the backward needs: arguments, the output, plain
+    values. ``reference(needs, grad_output, *saved)`` is the gradient as plain differentiable
+    PyTorch (its annotations give the raw operator its schema); it returns one gradient or None for
+    every tensor argument, and its own derivative is the operator's second derivative.
+    ``fake(needs, grad_output, *saved)`` returns empty tensors with the strides the implementations
+    produce; without it, ``reference`` runs on fake tensors.
+    """
+
+    save: Callable[..., tuple[Any, ...]]
+    reference: Callable[..., tuple[Tensor | None, ...]]
+    fake: Callable[..., tuple[Tensor | None, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A plain PyTorch expression that one call of the operator replaces; what ``fuselab.fuse`` uses.
+
+    ``pattern`` is a function of tensors (and floats) that ``torch.fx`` can trace. ``call`` takes the
+    same parameters and returns the ``Inputs`` of the public function that computes the same.
+    """
+
+    pattern: Callable[..., Tensor]
+    call: Callable[..., Inputs]
+
+
+@dataclass(frozen=True)
+class FusedOp:
+    """A fused operator: the one declaration from which every verb works.
+
+    ``name`` is ``namespace::operator``. ``reference`` defines what is right, in plain PyTorch that
+    autograd understands; its parameters must be annotated, for they become the raw operator's
+    schema (Tensor, Tensor | None, float, int, bool, str, torch.dtype | None). ``validate(*args)``
+    raises a typed error for arguments the operator refuses. ``fake(*args)`` returns an empty output
+    with the strides the implementations produce; without it the reference runs on fake tensors.
+    ``prefer(*args)`` gives the order in which ``implementation="auto"`` asks ``supports``; without
+    it, the order of ``implementations``. ``autocast`` says what the operator does under
+    ``torch.autocast``: None (type promotion, as pointwise operators do) or "float32" (computes and
+    returns float32, as softmax does). ``peers`` are other spellings in plain PyTorch worth timing
+    beside the reference, by provider name. ``dtypes`` are those worth checking. ``nondeterministic``
+    says why a reduction's order is not fixed, where it is not.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    implementations: Mapping[str, Implementation]
+    cost: Callable[..., Cost]
+    cases: Sequence[Case]
+    gradient: Gradient | None = None
+    cost_backward: Callable[..., Cost] | None = None
+    draw: Callable[[Draw], Inputs] | None = None
+    validate: Callable[..., None] = lambda *args: None
+    fake: Callable[..., Any] | None = None
+    prefer: Callable[..., Sequence[str]] | None = None
+    rewrites: Sequence[Rewrite] = ()
+    peers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    autocast: Literal["float32"] | None = None
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    nondeterministic: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]*::[a-z_][a-z0-9_]*", self.name):
+            raise ContractError(
+                f"FusedOp.name is '{self.name}'; it must read namespace::operator in lower case, "
+                "for example 'mine::swiglu'."
+            )
+        if not self.cases:
+            raise ContractError(f"{self.name}: FusedOp.cases is empty; give at least one Case.")
+
+    @property
+    def namespace(self) -> str:
+        return self.name.split("::")[0]
+
+    @property
+    def short_name(self) -> str:
+        return self.name.split("::")[1]
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """The reference's signature, with annotations resolved."""
+        return inspect.signature(self.reference, eval_str=True)
+
+    @cached_property
+    def tensor_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters annotated Tensor or Tensor | None, in order."""
+        return tuple(
+            name
+            for name, parameter in self.signature.parameters.items()
+            if parameter.annotation in (Tensor, Tensor | None)
+        )
+
+    @cached_property
+    def float_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters annotated float: a change of their value never recompiles."""
+        return tuple(
+            name
+            for name, parameter in self.signature.parameters.items()
+            if parameter.annotation is float
+        )
+
+    def bind(self, inputs: Inputs) -> tuple[Any, ...]:
+        """All arguments of a call in the reference's order, defaults filled in."""
+        bound = self.signature.bind(*inputs.args, **inputs.kwargs)
+        bound.apply_defaults()
+        return bound.args
