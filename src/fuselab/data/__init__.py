@@ -1,0 +1,1 @@
+"""Criteo's layout: read it as it is, make more of it."""

@@ -1,0 +1,1 @@
+"""Which device this is, and its measured ceilings."""

@@ -1,0 +1,1 @@
+"""Put fused operators into a model: find chains, replace, prove, keep what is faster."""

@@ -1,0 +1,1 @@
+"""Targets, profile, findings, explain."""

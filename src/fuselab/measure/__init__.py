@@ -1,0 +1,1 @@
+"""Timing, statistics, verdicts, memory and energy; knows nothing of operators."""

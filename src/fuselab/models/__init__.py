@@ -1,0 +1,1 @@
+"""The case studies' models, in plain PyTorch."""

@@ -1,0 +1,1 @@
+"""The library: one kernel package per operator."""

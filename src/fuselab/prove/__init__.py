@@ -1,0 +1,1 @@
+"""Check and bench for any FusedOp."""

@@ -1,0 +1,1 @@
+"""Tables, plots, files and the HTML report."""

@@ -1,0 +1,1 @@
+"""How implementations are built, cached, launched and chosen."""
