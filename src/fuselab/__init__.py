@@ -1,1 +1,40 @@
-"""fuselab: find slow PyTorch operators, see what the compiler does, own, prove and use fused kernels."""
+"""fuselab: find slow PyTorch operators, see what the compiler does, own, prove and use fused kernels.
+
+Everything is imported on first use, so that ``import fuselab`` costs no more than a name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Case": "fuselab.op",
+    "Cost": "fuselab.op",
+    "FusedOp": "fuselab.op",
+    "FuselabError": "fuselab.errors",
+    "Gradient": "fuselab.op",
+    "Implementation": "fuselab.op",
+    "Inputs": "fuselab.op",
+    "Rewrite": "fuselab.op",
+    "bench": "fuselab.prove.bench",
+    "check": "fuselab.prove.check",
+    "fuse": "fuselab.fuse.fuse",
+    "operator": "fuselab.runtime.dispatch",
+    "profile": "fuselab.inspect.profile",
+    "time": "fuselab.measure.time",
+}
+
+__all__ = [*_PUBLIC, "ops"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ops":
+        return importlib.import_module("fuselab.ops")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fuselab' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value

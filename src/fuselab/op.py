@@ -91,13 +91,15 @@ class Implementation:
     in, allocates its outputs, launches on the current stream and returns what the reference
     returns. ``backward(needs, grad_output, *saved)`` returns one gradient or None for every tensor
     argument of the forward, None where ``needs`` is False. ``supports(*args)`` returns None, or in
-    a few words why it cannot run these arguments. ``device`` is where it runs.
+    a few words why it cannot run these arguments; ``supports_backward(needs, grad_output, *saved)``
+    says the same of the backward. ``device`` is where it runs.
     """
 
     device: Literal["cuda", "cpu"]
     forward: Callable[..., Any]
     backward: Callable[..., tuple[Tensor | None, ...]] | None = None
     supports: Callable[..., str | None] = lambda *args: None
+    supports_backward: Callable[..., str | None] = lambda needs, grad_output, *saved: None
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,14 @@ class Gradient:
     PyTorch (its annotations give the raw operator its schema); it returns one gradient or None for
     every tensor argument, and its own derivative is the operator's second derivative.
     ``fake(needs, grad_output, *saved)`` returns empty tensors with the strides the implementations
-    produce; without it, ``reference`` runs on fake tensors.
+    produce; without it, ``reference`` runs on fake tensors. ``prefer(needs, grad_output, *saved)``
+    gives the order in which ``implementation="auto"`` asks the implementations.
     """
 
     save: Callable[..., tuple[Any, ...]]
     reference: Callable[..., tuple[Tensor | None, ...]]
     fake: Callable[..., tuple[Tensor | None, ...]] | None = None
+    prefer: Callable[..., Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,9 @@ class FusedOp:
     raises a typed error for arguments the operator refuses. ``fake(*args)`` returns an empty output
     with the strides the implementations produce; without it the reference runs on fake tensors.
     ``prefer(*args)`` gives the order in which ``implementation="auto"`` asks ``supports``; without
-    it, the order of ``implementations``. ``autocast`` says what the operator does under
-    ``torch.autocast``: None (type promotion, as pointwise operators do) or "float32" (computes and
-    returns float32, as softmax does). ``peers`` are other spellings in plain PyTorch worth timing
+    it, the order of ``implementations``. ``autocast(autocast_dtype, *args)`` returns the arguments
+    as ``torch.autocast`` would have the reference see them (softmax: ``dtype=torch.float32``);
+    without it they stay as they are, as pointwise operators' do. ``peers`` are other spellings in plain PyTorch worth timing
     beside the reference, by provider name. ``dtypes`` are those worth checking. ``nondeterministic``
     says why a reduction's order is not fixed, where it is not.
     """
@@ -159,7 +163,7 @@ class FusedOp:
     prefer: Callable[..., Sequence[str]] | None = None
     rewrites: Sequence[Rewrite] = ()
     peers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    autocast: Literal["float32"] | None = None
+    autocast: Callable[..., Sequence[Any]] | None = None
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     nondeterministic: str | None = None
 

@@ -1,0 +1,68 @@
+"""The entry point: collects the verbs, and turns every foreseen error into one sentence and status 2."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+import fuselab.cli
+from fuselab.errors import FuselabError
+
+
+def build_app() -> typer.Typer:
+    """The command line with every verb found in ``fuselab.cli``."""
+    app = typer.Typer(
+        name="fuselab",
+        help="Find slow PyTorch operators, see what the compiler does, own the kernel, prove it, use it.",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for module in sorted(pkgutil.iter_modules(fuselab.cli.__path__), key=lambda found: found.name):
+        if module.name != "main":
+            importlib.import_module(f"fuselab.cli.{module.name}").add(app)
+    return app
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status: 0 done, 1 the answer is no, 2 wrong input."""
+    try:
+        command = typer.main.get_command(build_app())
+        status = command.main(
+            args=list(sys.argv[1:] if arguments is None else arguments),
+            prog_name="fuselab",
+            standalone_mode=False,
+        )
+    except click.exceptions.NoArgsIsHelpError as help_text:
+        print(help_text.format_message())
+        return 2
+    except click.ClickException as error:
+        return _refuse(error.format_message())
+    except FuselabError as error:
+        return _refuse(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        print("fuselab: interrupted; nothing half-written is left.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; point stdout elsewhere so that exit does not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status if isinstance(status, int) else 0
+
+
+def _refuse(sentence: str) -> int:
+    print(f"fuselab: {sentence}", file=sys.stderr)
+    return 2
+
+
+def main() -> None:
+    """The console script ``fuselab``."""
+    sys.exit(run())

@@ -1,0 +1,607 @@
+"""From a FusedOp to something PyTorch can call: raw operators, autograd, choice of implementation.
+
+For an operator ``ns::name`` two raw operators are registered, ``ns::name`` and
+``ns::name_backward``, each with a fake implementation and a vmap rule and without autograd. The
+public function asks the launcher for a held launch plan first (about 3 us on a hit), then calls the
+raw operator where no gradient is needed and an ``autograd.Function`` over the raw ones where one is:
+``torch.library.register_autograd`` would add 4.5 us to every call, and ``torch.func.grad`` refuses
+operators made with it (measured with torch 2.11 and 2.13).
+
+Floats: an opaque operator with a float argument recompiles once per value. Inside ``torch.compile``
+the public function therefore turns floats into 0-d tensors on the inputs' device and calls the
+overload ``.scalar_tensor``, whose kernels read the value through a pointer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import (
+    ArgumentError,
+    BuildError,
+    ContractError,
+    DeviceError,
+    DifferentiationError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from fuselab.op import FusedOp
+from fuselab.runtime import fallback, launcher
+
+_SCHEMA_TYPES: dict[Any, str] = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    float: "float",
+    int: "SymInt",
+    int | None: "SymInt?",
+    bool: "bool",
+    str: "str",
+    str | None: "str?",
+    torch.dtype: "ScalarType",
+    torch.dtype | None: "ScalarType?",
+    Sequence[bool]: "bool[]",
+    Sequence[int]: "SymInt[]",
+}
+
+_registered: dict[str, _Registration] = {}
+_libraries: dict[str, torch.library.Library] = {}
+
+
+def registered() -> dict[str, FusedOp]:
+    """Every operator registered in this process, by full name."""
+    return {name: registration.op for name, registration in _registered.items()}
+
+
+def operator(op: FusedOp) -> Callable[..., Tensor]:
+    """Register ``op`` and return its public function.
+
+    The function takes the reference's parameters and ``implementation="auto"`` (keyword only):
+    ``"auto"``, ``"reference"`` or a key of ``op.implementations``. Registering the same operator
+    again returns the same function; another operator of the same name and signature replaces the
+    first one, and of another signature is refused.
+
+    Raises:
+        ContractError: the declaration cannot be registered; names what to change.
+    """
+    known = _registered.get(op.name)
+    if known is None:
+        known = _registered[op.name] = _Registration(op)
+    elif known.op is not op:
+        known.replace(op)
+    return known.public
+
+
+def choose(op: FusedOp, args: Sequence[Any]) -> str:
+    """What ``implementation="auto"`` takes for these arguments: a key, or ``"reference"``."""
+    device = _device_of(op, args)
+    names = op.prefer(*args) if op.prefer is not None else tuple(op.implementations)
+    for name in names:
+        if name == "reference":
+            return name
+        implementation = op.implementations[name]
+        if (
+            implementation.device == device.type
+            and not fallback.is_broken(op.name, name)
+            and implementation.supports(*args) is None
+        ):
+            return name
+    return "reference"
+
+
+def why_not(op: FusedOp, implementation: str, args: Sequence[Any]) -> str | None:
+    """None when ``implementation`` can run ``args``, else the reason in a few words."""
+    if implementation == "reference":
+        return None
+    device = _device_of(op, args)
+    declared = op.implementations[implementation]
+    if declared.device != device.type:
+        return f"it runs on {declared.device}, the inputs are on {device.type}"
+    return declared.supports(*args)
+
+
+def _device_of(op: FusedOp, args: Sequence[Any]) -> torch.device:
+    first: tuple[str, Tensor] | None = None
+    for name, value in zip(op.signature.parameters, args, strict=True):
+        if name not in op.tensor_parameters or value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise ArgumentError(
+                f"{op.short_name}: '{name}' must be a Tensor, got {type(value).__name__}."
+            )
+        if first is None:
+            first = name, value
+        elif value.device != first[1].device:
+            raise DeviceError(
+                f"{op.short_name}: '{name}' is on {value.device} and '{first[0]}' on "
+                f"{first[1].device}; move them to one device."
+            )
+    if first is None:
+        raise ArgumentError(f"{op.short_name}: at least one tensor argument is needed.")
+    return first[1].device
+
+
+def _schema_type(op_name: str, parameter: inspect.Parameter) -> str:
+    try:
+        return _SCHEMA_TYPES[parameter.annotation]
+    except (KeyError, TypeError):
+        raise ContractError(
+            f"{op_name}: parameter '{parameter.name}' is annotated {parameter.annotation!r}; use "
+            "Tensor, Tensor | None, float, int, int | None, bool, str, str | None, torch.dtype, "
+            "torch.dtype | None, Sequence[int] or Sequence[bool]."
+        ) from None
+
+
+def _is_scalar_tensor(schema_type: str) -> bool:
+    return schema_type == "float"
+
+
+class _Raw:
+    """One raw operator with its two overloads (floats as floats, floats as 0-d tensors)."""
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, str]],
+        returns: int,
+        kernel: Callable[..., Any],
+        fake: Callable[..., Any],
+    ) -> None:
+        namespace, short = name.split("::")
+        library = _libraries.get(namespace)
+        if library is None:
+            library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+        result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
+        has_float = any(_is_scalar_tensor(kind) for _, kind in parameters)
+        self.overloads: list[Any] = []
+        for suffix in ("", ".scalar_tensor") if has_float else ("",):
+            listed = ", ".join(
+                f"{'Tensor' if suffix and _is_scalar_tensor(kind) else kind} {parameter}"
+                for parameter, kind in parameters
+            )
+            library.define(f"{short}{suffix}({listed}, str implementation) -> {result}")
+            packet = getattr(getattr(torch.ops, namespace), short)
+            overload = getattr(packet, suffix[1:] or "default")
+            for key in ("CPU", "CUDA"):
+                library.impl(f"{short}{suffix}", kernel, key)
+            library.impl(f"{short}{suffix}", _refuse_autograd(overload, short), "Autograd")
+            torch.library.register_fake(f"{name}{suffix}", fake, lib=library)
+            torch.library.register_vmap(f"{name}{suffix}", _loop_over_batch(overload), lib=library)
+            self.overloads.append(overload)
+
+    def __call__(self, scalar_tensors: bool, *args: Any) -> Any:
+        return self.overloads[1 if scalar_tensors else 0](*args)
+
+
+def _refuse_autograd(overload: Any, short: str) -> Callable[..., Any]:
+    """The Autograd kernel of a raw operator: passes on, or refuses a gradient it does not have."""
+
+    def kernel(*args: Any) -> Any:
+        if torch.is_grad_enabled() and any(
+            isinstance(value, Tensor) and value.requires_grad for value in args
+        ):
+            raise DifferentiationError(
+                f"the raw operator {overload} carries no gradient; call the public function "
+                f"{short.removesuffix('_backward')}, or use torch.no_grad()."
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*args)
+
+    return kernel
+
+
+def _loop_over_batch(overload: Any) -> Callable[..., Any]:
+    """A vmap rule for any raw operator: one call per sample, results stacked.
+
+    Right for every operator because it assumes nothing; an operator with leading batch dimensions
+    is faster called with them than under vmap.
+    """
+
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+        def sample(index: int) -> Any:
+            return overload(
+                *(
+                    value if dim is None else value.select(dim, index)
+                    for value, dim in zip(args, in_dims, strict=True)
+                )
+            )
+
+        samples = [sample(index) for index in range(info.batch_size)]
+        if isinstance(samples[0], tuple):
+            stacked = tuple(torch.stack(column) for column in zip(*samples, strict=True))
+            return stacked, (0,) * len(stacked)
+        return torch.stack(samples), 0
+
+    return rule
+
+
+class _Registration:
+    """Everything that exists once per operator name: raw operators, autograd, public function."""
+
+    def __init__(self, op: FusedOp) -> None:
+        self.op = op
+        self.schema = self._schema(op)
+        forward_parameters, backward_parameters = self.schema
+        self.forward_id = launcher.register(op.name)
+        self.tensor_positions = tuple(
+            index
+            for index, name in enumerate(op.signature.parameters)
+            if name in op.tensor_parameters
+        )
+        self.float_positions = tuple(
+            index
+            for index, name in enumerate(op.signature.parameters)
+            if name in op.float_parameters
+        )
+        self.raw_forward = _Raw(op.name, forward_parameters, 1, self._forward, self._fake_forward)
+        if backward_parameters:
+            self.backward_id = launcher.register(f"{op.name}_backward")
+            self.raw_backward = _Raw(
+                f"{op.name}_backward",
+                backward_parameters,
+                len(self.tensor_positions),
+                self._backward,
+                self._fake_backward,
+            )
+            self.function = _autograd_function(self)
+        self.public = _public_function(self)
+
+    @staticmethod
+    def _schema(op: FusedOp) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        forward = [
+            (name, _schema_type(op.name, parameter))
+            for name, parameter in op.signature.parameters.items()
+        ]
+        if not op.tensor_parameters:
+            raise ContractError(f"{op.name}: the reference has no parameter annotated Tensor.")
+        if op.gradient is None:
+            return forward, []
+        signature = inspect.signature(op.gradient.reference, eval_str=True)
+        backward = [
+            (name, _schema_type(f"{op.name} (gradient.reference)", parameter))
+            for name, parameter in signature.parameters.items()
+        ]
+        if [kind for _, kind in backward[:2]] != ["bool[]", "Tensor"]:
+            raise ContractError(
+                f"{op.name}: gradient.reference must begin with (needs: Sequence[bool], "
+                "grad_output: Tensor, ...)."
+            )
+        return forward, backward
+
+    def replace(self, op: FusedOp) -> None:
+        """Take ``op`` in place of the operator registered under the same name."""
+        if self._schema(op) != self.schema:
+            raise ContractError(
+                f"{op.name} is registered with another signature in this process; choose another "
+                "name, or start a new process."
+            )
+        self.op = op
+        launcher.forget(self.forward_id)
+        if op.gradient is not None:
+            launcher.forget(self.backward_id)
+
+    # The forward, from the raw operator's kernel down.
+
+    def _forward(self, *args: Any) -> Tensor:
+        *arguments, name = args
+        held = launcher.lookup(self.forward_id, name, tuple(arguments))
+        if held is not None:
+            return held
+        op = self.op
+        chosen = self._resolve(name, arguments)
+        op.validate(*arguments)
+        if chosen != "reference":
+            try:
+                with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+                    output = op.implementations[chosen].forward(*recording.args)
+                    recording.finish(output)
+                return output
+            except BuildError as error:
+                fallback.note_failed_build(op.name, chosen, error)
+        return _not_aliased(_without_autocast(op.reference, arguments), arguments)
+
+    def _resolve(self, name: str, arguments: Sequence[Any]) -> str:
+        op = self.op
+        if name == "auto":
+            return choose(op, arguments)
+        reason = why_not(op, name, arguments)
+        if reason is not None:
+            raise UnsupportedError(
+                f"{op.short_name}: implementation '{name}' cannot run these inputs: {reason}; "
+                "use implementation='auto'."
+            )
+        if fallback.is_broken(op.name, name):
+            return "reference"
+        return name
+
+    def _fake_forward(self, *args: Any) -> Tensor:
+        *arguments, _ = args
+        self.op.validate(*arguments)
+        if self.op.fake is not None:
+            return self.op.fake(*arguments)
+        return _not_aliased(self.op.reference(*arguments), arguments)
+
+    # The backward likewise; gradients that are not needed leave the raw operator as empty tensors.
+
+    def _backward(self, *args: Any) -> Any:
+        needs, grad_output, *saved_and_name = args
+        *saved, name = saved_and_name
+        arguments = (tuple(needs), grad_output, *saved)
+        grads = launcher.lookup(self.backward_id, name, arguments)
+        if grads is None:
+            grads = self._run_backward(name, arguments)
+        return _filled(grads, grad_output)
+
+    def _run_backward(self, name: str, arguments: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+        op = self.op
+        assert op.gradient is not None
+        device = arguments[1].device.type
+        names = tuple(op.implementations) if name == "auto" else (name,)
+        if name == "auto" and op.gradient.prefer is not None:
+            names = tuple(op.gradient.prefer(*arguments))
+        for candidate in names:
+            if candidate == "reference":
+                break
+            implementation = op.implementations[candidate]
+            if (
+                implementation.backward is None
+                or implementation.device != device
+                or fallback.is_broken(op.name, candidate)
+                or implementation.supports_backward(*arguments) is not None
+            ):
+                continue
+            try:
+                with launcher.recording(self.backward_id, name, arguments) as recording:
+                    grads = implementation.backward(*recording.args)
+                    recording.finish(grads)
+                return grads
+            except BuildError as error:
+                fallback.note_failed_build(op.name, candidate, error)
+        return _without_autocast(op.gradient.reference, arguments)
+
+    def _fake_backward(self, *args: Any) -> Any:
+        *arguments, _ = args
+        gradient = self.op.gradient
+        assert gradient is not None
+        return _filled((gradient.fake or gradient.reference)(*arguments), arguments[1])
+
+
+def _filled(grads: Sequence[Tensor | None], like: Tensor) -> Any:
+    """One tensor per gradient, an empty one for None, as a raw operator's schema wants it."""
+    filled = tuple(like.new_empty(0) if grad is None else grad for grad in grads)
+    return filled[0] if len(filled) == 1 else filled
+
+
+def _not_aliased(output: Tensor, arguments: Sequence[Any]) -> Tensor:
+    """``output``, copied where it is a view of an argument: raw operators return fresh tensors."""
+    for value in arguments:
+        if isinstance(value, Tensor) and (
+            output is value or output._is_view() and output._base is value
+        ):
+            return output.clone()
+    return output
+
+
+def _without_autocast(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    device = next(value.device.type for value in arguments if isinstance(value, Tensor))
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return function(*arguments)
+    return function(*arguments)
+
+
+def _autograd_function(registration: _Registration) -> type[torch.autograd.Function]:
+    """The autograd.Function of an operator: raw forward, raw backward, and a second derivative."""
+    tensor_positions = registration.tensor_positions
+    arity = len(registration.schema[0])
+
+    def raw_backward(name: str, needs: Sequence[bool], grad: Tensor, saved: Sequence[Any]) -> Any:
+        if not torch.compiler.is_compiling():
+            held = launcher.lookup(registration.backward_id, name, (tuple(needs), grad, *saved))
+            if held is not None:
+                return held
+        scalar_tensors = _has_scalar_tensor(registration.schema[1][2:], saved)
+        grads = registration.raw_backward(scalar_tensors, list(needs), grad, *saved, name)
+        grads = (grads,) if isinstance(grads, Tensor) else grads
+        return tuple(grad if need else None for grad, need in zip(grads, needs, strict=True))
+
+    class Backward(torch.autograd.Function):
+        """The backward as a differentiable step: its own derivative is gradient.reference's."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(name: str, needs: tuple[bool, ...], grad: Tensor, *saved: Any) -> Any:
+            grads = raw_backward(name, needs, grad, saved)
+            return tuple(grad.new_empty(0) if value is None else value for value in grads)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            _, ctx.needs, *values = inputs
+            _save(ctx, values)
+
+        @staticmethod
+        def backward(ctx: Any, *grad_grads: Tensor) -> Any:
+            values = _saved(ctx)
+            gradient = registration.op.gradient
+            assert gradient is not None
+            places = [
+                place
+                for place, value in enumerate(values)
+                if isinstance(value, Tensor) and value.is_floating_point()
+            ]
+
+            def formula(*tensors: Tensor) -> tuple[Tensor, ...]:
+                filled = list(values)
+                for place, tensor in zip(places, tensors, strict=True):
+                    filled[place] = tensor
+                grads = gradient.reference(ctx.needs, *filled)
+                return tuple(grad for grad in grads if grad is not None)
+
+            _, pullback = torch.func.vjp(formula, *(values[place] for place in places))
+            wanted = tuple(
+                grad for grad, need in zip(grad_grads, ctx.needs, strict=True) if need
+            )
+            result: list[Tensor | None] = [None] * (2 + len(values))
+            for place, grad in zip(places, pullback(wanted), strict=True):
+                result[2 + place] = grad
+            return tuple(result)
+
+    class Forward(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            if not torch.compiler.is_compiling():
+                held = launcher.lookup(registration.forward_id, args[-1], args[:-1])
+                if held is not None:
+                    return held
+            scalar_tensors = _has_scalar_tensor(registration.schema[0], args)
+            return registration.raw_forward(scalar_tensors, *args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+            *arguments, ctx.implementation = inputs
+            gradient = registration.op.gradient
+            assert gradient is not None
+            _save(ctx, gradient.save(output, *arguments))
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            saved = _saved(ctx)
+            needs = tuple(ctx.needs_input_grad[place] for place in tensor_positions)
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                grads = Backward.apply(ctx.implementation, needs, grad, *saved)
+            else:
+                grads = raw_backward(ctx.implementation, needs, grad, saved)
+            result: list[Tensor | None] = [None] * (arity + 1)
+            for place, need, value in zip(tensor_positions, needs, grads, strict=True):
+                result[place] = value if need else None
+            return tuple(result)
+
+    Forward.__name__ = Forward.__qualname__ = f"{registration.op.short_name}_autograd"
+    Backward.__name__ = Backward.__qualname__ = f"{registration.op.short_name}_backward_autograd"
+    return Forward
+
+
+def _save(ctx: Any, values: Sequence[Any]) -> None:
+    """Tensors through ``save_for_backward`` (checked for in-place changes), the rest beside them."""
+    ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
+    ctx.plain = tuple(None if isinstance(value, Tensor) else value for value in values)
+    ctx.is_tensor = tuple(isinstance(value, Tensor) for value in values)
+
+
+def _saved(ctx: Any) -> list[Any]:
+    tensors = iter(ctx.saved_tensors)
+    return [
+        next(tensors) if is_tensor else plain
+        for is_tensor, plain in zip(ctx.is_tensor, ctx.plain, strict=True)
+    ]
+
+
+def _has_scalar_tensor(parameters: Sequence[tuple[str, str]], values: Sequence[Any]) -> bool:
+    """Whether a value of a float parameter is a 0-d tensor, as it is inside torch.compile."""
+    return any(
+        _is_scalar_tensor(kind) and isinstance(value, Tensor)
+        for (_, kind), value in zip(parameters, values, strict=False)
+    )
+
+
+def _public_function(registration: _Registration) -> Callable[..., Tensor]:
+    names = tuple(registration.op.signature.parameters)
+    defaults = {
+        name: parameter.default
+        for name, parameter in registration.op.signature.parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    arity = len(names)
+    short = registration.op.short_name
+    forward_id = registration.forward_id
+    lookup = launcher.lookup
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        if len(args) > arity:
+            raise ArgumentError(f"{short}: takes {arity} arguments, got {len(args)}.")
+        bound = list(args)
+        for name in names[len(args) :]:
+            if name in kwargs:
+                bound.append(kwargs.pop(name))
+            elif name in defaults:
+                bound.append(defaults[name])
+            else:
+                raise ArgumentError(f"{short}: the argument '{name}' is missing.")
+        if kwargs:
+            raise ArgumentError(f"{short}: unexpected argument '{next(iter(kwargs))}'.")
+        return tuple(bound)
+
+    def public(*args: Any, implementation: str = "auto", **kwargs: Any) -> Tensor:
+        if kwargs or len(args) != arity:
+            args = bind(args, kwargs)
+        if not torch.compiler.is_compiling():
+            held = lookup(forward_id, implementation, args)
+            if held is not None:
+                return held
+        return _call(registration, args, implementation)
+
+    public.__name__ = public.__qualname__ = short
+    public.__doc__ = registration.op.reference.__doc__
+    parameters = [*registration.op.signature.parameters.values()]
+    public.__signature__ = registration.op.signature.replace(  # type: ignore[attr-defined]
+        parameters=[
+            *parameters,
+            inspect.Parameter(
+                "implementation", inspect.Parameter.KEYWORD_ONLY, default="auto", annotation=str
+            ),
+        ]
+    )
+    return public
+
+
+def _call(registration: _Registration, args: tuple[Any, ...], implementation: str) -> Tensor:
+    """The public function past a missed launch plan."""
+    op = registration.op
+    compiling = torch.compiler.is_compiling()
+    if implementation != "auto" and implementation not in op.implementations:
+        if implementation != "reference":
+            raise UnknownNameError(
+                "implementation", implementation, ["auto", "reference", *op.implementations]
+            )
+    device = _device_of(op, args)
+    if op.autocast is not None and torch.is_autocast_enabled(device.type):
+        args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))
+    if not compiling and "reference" in (
+        implementation,
+        choose(op, args) if implementation == "auto" else "",
+    ):
+        op.validate(*args)
+        return _without_autocast(op.reference, args)
+    scalar_tensors = compiling and bool(registration.float_positions)
+    if scalar_tensors:
+        args = _with_scalar_tensors(registration, args)
+    if torch.is_grad_enabled() and any(
+        args[place] is not None and args[place].requires_grad
+        for place in registration.tensor_positions
+    ):
+        if op.gradient is None:
+            raise DifferentiationError(
+                f"{op.short_name} defines no gradient; detach its inputs or call it under "
+                "torch.no_grad()."
+            )
+        return registration.function.apply(*args, implementation)
+    return registration.raw_forward(scalar_tensors, *args, implementation)
+
+
+def _with_scalar_tensors(registration: _Registration, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Floats as 0-d tensors on the inputs' device: a multiplication is what Dynamo keeps symbolic."""
+    first = next(args[place] for place in registration.tensor_positions if args[place] is not None)
+    dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+    converted = list(args)
+    for place in registration.float_positions:
+        if not isinstance(args[place], Tensor):
+            converted[place] = torch.ones((), dtype=dtype, device=first.device) * args[place]
+    return tuple(converted)
+
