@@ -21,7 +21,7 @@ _PUBLIC = {
     "Rewrite": "fuselab.op",
     "bench": "fuselab.prove.bench",
     "check": "fuselab.prove.check",
-    "fuse": "fuselab.fuse.fuse",
+    "fuse": "fuselab.fusion.fuse",
     "operator": "fuselab.runtime.dispatch",
     "profile": "fuselab.inspect.profile",
     "time": "fuselab.measure.time",
