@@ -1,0 +1,389 @@
+"""TARGET: the function or module that a verb looks at, found by file, by import path or by name.
+
+``file.py``, ``file.py:name``, ``package.module:name`` or the name of a built-in model. The name is
+a function, an ``nn.Module`` class or an ``nn.Module``; without one it is ``Model`` if the file
+defines it, else the file's only public callable. The file offers ``get_inputs()``, which returns
+the positional arguments, and for a class ``get_init_inputs()``, which returns those of its
+constructor: the convention of public kernel problem sets.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+import fuselab.models
+from fuselab.errors import DeviceError, FuselabError, TargetError
+from fuselab.inspect.user_code import describe_error, plain
+
+SEED = 0
+
+# What a target's file offers beside the target itself.
+OFFERS = ("get_inputs", "get_init_inputs", "get_loss", "get_optimizer")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A callable with its inputs, both on ``device``.
+
+    ``callable`` is a function or an ``nn.Module`` instance; ``args`` and ``kwargs`` are what it is
+    called with. ``loss`` and ``optimizer`` are the file's ``get_loss(output)`` and
+    ``get_optimizer(module)``, None where the file has none.
+    """
+
+    spec: str
+    name: str
+    file: str
+    callable: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    device: torch.device
+    loss: Callable[[Any], Tensor] | None = None
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+
+    @property
+    def is_module(self) -> bool:
+        return isinstance(self.callable, nn.Module)
+
+    def run(self) -> Any:
+        """Calls it. Raises TargetError, with the user's line, where the user's code raises."""
+        try:
+            return self.callable(*self.args, **self.kwargs)
+        except FuselabError:
+            raise
+        except Exception as error:
+            raise TargetError(
+                f"{self.name} raised when it ran: {describe_error(error)}."
+            ) from error
+
+
+def load(target: str, device: str | torch.device = "cpu", data: str | None = None) -> Target:
+    """Loads a TARGET, its inputs and, for a class, an instance; seeded, so twice gives the same.
+
+    ``data`` is a path that the file's ``get_inputs(data=...)`` reads. Nothing of the caller's
+    random state changes. Raises TargetError, DeviceError, or what the data's reader raises.
+    """
+    device = _existing_device(device)
+    with _seeded(device):
+        module, name = _resolve(target)
+        found = getattr(module, name) if name else _only_callable(module, target)
+        name = name or _callable_name(module, found)
+        label = name if target not in fuselab.models.BUILT_IN else target
+        function = _instantiate(found, name, module)
+        args, kwargs = _inputs(module, function, name, data)
+    if isinstance(function, nn.Module):
+        function = function.to(device)
+    return Target(
+        spec=target,
+        name=plain(label),
+        file=_file_of(module),
+        callable=function,
+        args=_move(args, device),
+        kwargs=_move(kwargs, device),
+        device=device,
+        loss=getattr(module, "get_loss", None),
+        optimizer=getattr(module, "get_optimizer", None),
+    )
+
+
+def _existing_device(device: str | torch.device) -> torch.device:
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"'{plain(device)}' is not a device; use cpu or cuda.") from error
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("device 'cuda' was asked for, but torch sees no GPU here; use cpu.")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(
+            f"device '{wanted}' is not there; torch sees {torch.cuda.device_count()} GPU(s)."
+        )
+    return wanted
+
+
+@contextmanager
+def _seeded(device: torch.device) -> Iterator[None]:
+    """Every generator starts from SEED inside, and is put back after."""
+    python, numbers = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(SEED)
+        random.seed(SEED)
+        numpy.random.seed(SEED)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(numbers)
+
+
+# --- from the text to a Python module and a name in it -------------------------------------------
+
+
+def _resolve(target: str) -> tuple[ModuleType, str | None]:
+    """The imported module and the checked name in it, or None where the target names none."""
+    spec = fuselab.models.BUILT_IN.get(target, target)
+    place, _, name = spec.partition(":") if ".py:" not in spec else _split_file(spec)
+    if place.endswith(".py") or "/" in place or Path(place).is_file():
+        module = _import_file(Path(place))
+    elif name or "." in place:
+        module = _import_module(place)
+    else:
+        raise TargetError(
+            f"no file, module or built-in model is called '{plain(target)}'; a TARGET is file.py, "
+            "file.py:name, package.module:name or a built-in model "
+            f"({', '.join(sorted(fuselab.models.BUILT_IN)) or 'none'})"
+            f"{_did_you_mean(target, fuselab.models.BUILT_IN)}."
+        )
+    if name:
+        _check_name(module, name)
+    return module, name or None
+
+
+def _split_file(spec: str) -> tuple[str, str, str]:
+    """A path may hold a colon of its own: only the one behind the last ``.py`` counts."""
+    place, colon, name = spec.rpartition(".py:")
+    return f"{place}.py", colon, name
+
+
+def _import_file(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise TargetError(f"'{plain(path)}' is a folder; name the Python file in it.")
+    if not path.is_file():
+        raise TargetError(f"no file '{plain(path)}'; check the path{_neighbour(path)}.")
+    path = path.resolve()
+    # A name of its own, so that a file called torch.py or softmax.py shadows nothing.
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"fuselab_target_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"'{plain(path.name)}' is not a Python file; a TARGET ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    _on_path(str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise TargetError(
+            f"importing {plain(path.name)} raised {describe_error(error)}."
+        ) from error
+    return module
+
+
+def _import_module(dotted: str) -> ModuleType:
+    _on_path(str(Path.cwd()))
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError as error:
+        if error.name and (dotted == error.name or dotted.startswith(f"{error.name}.")):
+            raise TargetError(
+                f"no module '{plain(error.name)}'; start fuselab where it can be imported, "
+                "or name the file."
+            ) from error
+        raise TargetError(f"importing {plain(dotted)} raised {describe_error(error)}.") from error
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"importing {plain(dotted)} raised {describe_error(error)}.") from error
+
+
+def _on_path(folder: str) -> None:
+    """The target's siblings stay importable, also those it imports when it runs."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _neighbour(path: Path) -> str:
+    if not path.parent.is_dir():
+        return ""
+    return _did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")])
+
+
+def _did_you_mean(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{plain(close[0])}'?)" if close else ""
+
+
+# --- from a module to the callable ---------------------------------------------------------------
+
+
+def _public_callables(module: ModuleType) -> dict[str, Any]:
+    """What the file itself defines, without underscore, that a TARGET may be."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and name not in OFFERS
+        and _is_target(value)
+        and (isinstance(value, nn.Module) or getattr(value, "__module__", None) == module.__name__)
+    }
+
+
+def _is_target(value: Any) -> bool:
+    if inspect.isclass(value):
+        return issubclass(value, nn.Module)
+    return callable(value)
+
+
+def _check_name(module: ModuleType, name: str) -> None:
+    file = plain(Path(_file_of(module)).name)
+    if not hasattr(module, name):
+        known = _public_callables(module)
+        raise TargetError(
+            f"{file} has no '{plain(name)}'; it has {', '.join(map(plain, known)) or 'no callable'}"
+            f"{_did_you_mean(name, known)}."
+        )
+    if not _is_target(getattr(module, name)):
+        kind = type(getattr(module, name)).__name__
+        kind = "class that is no nn.Module" if kind == "type" else kind
+        raise TargetError(
+            f"'{plain(name)}' in {file} is a {kind}; a TARGET is a function or an nn.Module."
+        )
+
+
+def _only_callable(module: ModuleType, target: str) -> Any:
+    public = _public_callables(module)
+    if "Model" in public:
+        return public["Model"]
+    if len(public) == 1:
+        return next(iter(public.values()))
+    file = plain(Path(_file_of(module)).name)
+    if not public:
+        raise TargetError(
+            f"{file} defines no public function or nn.Module; it needs one to look at."
+        )
+    names = [plain(name) for name in public]
+    raise TargetError(
+        f"{file} defines {', '.join(names)}; say which, for example {plain(target)}:{names[0]}."
+    )
+
+
+def _callable_name(module: ModuleType, found: Any) -> str:
+    return next(name for name, value in vars(module).items() if value is found)
+
+
+def _file_of(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or module.__name__
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def _instantiate(found: Any, name: str, module: ModuleType) -> Callable[..., Any]:
+    if not inspect.isclass(found):
+        return found
+    offered = callable(getattr(module, "get_init_inputs", None))
+    args, kwargs = _init_arguments(_call_offer(module, "get_init_inputs") if offered else ())
+    _bind(
+        found,
+        name,
+        "get_init_inputs()" if offered else "building without get_init_inputs()",
+        args,
+        kwargs,
+    )
+    try:
+        return found(*args, **kwargs)
+    except Exception as error:
+        raise TargetError(f"building {plain(name)} raised {describe_error(error)}.") from error
+
+
+def _init_arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``[a, b]``, ``{"hidden": 8}``, or the problem sets' ``[[a, b], {"hidden": 8}]``."""
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    if not isinstance(given, list | tuple):
+        return (given,), {}
+    if len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping):
+        return tuple(given[0]), dict(given[1])
+    return tuple(given), {}
+
+
+def _inputs(
+    module: ModuleType, function: Callable[..., Any], name: str, data: str | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    file = plain(Path(_file_of(module)).name)
+    offer = getattr(module, "get_inputs", None)
+    if not callable(offer):
+        raise TargetError(
+            f"{file} has no get_inputs(); add one that returns the list of arguments of "
+            f"{plain(name)}."
+        )
+    if data is not None and "data" not in inspect.signature(offer).parameters:
+        raise TargetError(
+            f"--data was given, but get_inputs() in {file} takes no parameter 'data'; "
+            "add it, or leave --data out."
+        )
+    given = _call_offer(module, "get_inputs", **({} if data is None else {"data": data}))
+    if isinstance(given, Mapping):
+        args: tuple[Any, ...] = ()
+        kwargs = dict(given)
+    elif isinstance(given, Tensor):
+        args, kwargs = (given,), {}
+    elif isinstance(given, list | tuple):
+        args, kwargs = tuple(given), {}
+    else:
+        raise TargetError(
+            f"get_inputs() in {file} returned {type(given).__name__}; it must return the list of "
+            f"arguments of {plain(name)}."
+        )
+    called = function.forward if isinstance(function, nn.Module) else function
+    _bind(called, name, "get_inputs()", args, kwargs)
+    return args, kwargs
+
+
+def _call_offer(module: ModuleType, offer: str, **arguments: Any) -> Any:
+    torch.manual_seed(SEED)
+    try:
+        return getattr(module, offer)(**arguments)
+    except FuselabError:
+        raise
+    except Exception as error:
+        file = plain(Path(_file_of(module)).name)
+        raise TargetError(f"{offer}() in {file} raised {describe_error(error)}.") from error
+
+
+def _bind(
+    function: Callable[..., Any],
+    name: str,
+    offer: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Refuses arguments that do not fit the signature, before they raise deep inside."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable without a signature, a builtin for example
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TargetError(
+            f"{offer} does not fit {plain(name)}{plain(signature)}: {plain(error)}."
+        ) from error
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    """Tensors and modules on ``device``, in containers of the same type; leaves stay leaves."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device).requires_grad_(value.requires_grad)
+    if isinstance(value, nn.Module):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_move(item, device) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_move(item, device) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _move(item, device) for key, item in value.items()}
+    return value

@@ -1,0 +1,91 @@
+"""The user's code seen from outside: which source lines are theirs, and their words as plain text."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import sysconfig
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+import fuselab
+
+_FUSELAB = str(Path(fuselab.__file__).resolve().parent)
+# Built-in models are read like a user's model: findings inside them carry their lines.
+_SHOWN_FUSELAB = (f"{_FUSELAB}/models/", f"{_FUSELAB}/nn/")
+_FOREIGN = tuple(
+    f"{path}/"
+    for path in {
+        str(Path(torch.__file__).resolve().parent),
+        str(Path(torch.__file__).parent),
+        _FUSELAB,
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+
+
+@dataclass(frozen=True, order=True)
+class SourceLine:
+    """One line of the user's source."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """File name and line number, short enough for a table: ``model.py:12``."""
+        return f"{Path(self.file).name}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        """The line as it stands in the file, stripped; empty when the file cannot be read."""
+        return plain(linecache.getline(self.file, self.line))
+
+
+@functools.cache
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the user's: not the standard library, not an installed package,
+    not torch, and of fuselab only its models and modules."""
+    if not path or path.startswith("<"):
+        return False
+    return path.startswith(_SHOWN_FUSELAB) or not path.startswith(_FOREIGN)
+
+
+def user_line(frame: FrameType | None) -> SourceLine | None:
+    """The innermost line of the user's on the stack that ends in ``frame``."""
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def raising_line(error: BaseException) -> SourceLine | None:
+    """The innermost line of the user's that ``error`` passed through."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return SourceLine(error.filename, error.lineno)
+    found = None
+    tracebacks: TracebackType | None = error.__traceback__
+    for frame, line in traceback.walk_tb(tracebacks):
+        if is_user_file(frame.f_code.co_filename):
+            found = SourceLine(frame.f_code.co_filename, line)
+    return found
+
+
+def plain(text: object, width: int = 200) -> str:
+    """The user's text as one printable line of at most ``width`` characters: a control character
+    (a newline, a terminal escape) becomes a space, runs of spaces one space."""
+    printable = "".join(c if c.isprintable() else " " for c in str(text))
+    line = " ".join(printable.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def describe_error(error: BaseException) -> str:
+    """``ValueError: the message (model.py:12)``, on one line."""
+    line = raising_line(error)
+    words = plain(error.msg if isinstance(error, SyntaxError) else error).rstrip(".")
+    where = f" ({line})" if line else ""
+    return f"{type(error).__name__}{': ' if words else ''}{words}{where}"
