@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fuselab.errors import (
     ArgumentError,
@@ -180,10 +181,14 @@ class _Raw:
 def _refuse_autograd(overload: Any, short: str) -> Callable[..., Any]:
     """The Autograd kernel of a raw operator: passes on, or refuses a gradient it does not have."""
 
+    def differentiated(value: Any) -> bool:
+        return isinstance(value, Tensor) and (
+            (torch.is_grad_enabled() and value.requires_grad)
+            or forward_ad.unpack_dual(value).tangent is not None
+        )
+
     def kernel(*args: Any) -> Any:
-        if torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in args
-        ):
+        if any(differentiated(value) for value in args):
             raise DifferentiationError(
                 f"the raw operator {overload} carries no gradient; call the public function "
                 f"{short.removesuffix('_backward')}, or use torch.no_grad()."
@@ -201,11 +206,11 @@ def _loop_over_batch(overload: Any) -> Callable[..., Any]:
     is faster called with them than under vmap.
     """
 
-    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
         def sample(index: int) -> Any:
             return overload(
                 *(
-                    value if dim is None else value.select(dim, index)
+                    value.select(dim, index) if isinstance(dim, int) else value
                     for value, dim in zip(args, in_dims, strict=True)
                 )
             )
@@ -395,11 +400,15 @@ def _without_autocast(function: Callable[..., Any], arguments: Sequence[Any]) ->
 
 
 def _autograd_function(registration: _Registration) -> type[torch.autograd.Function]:
-    """The autograd.Function of an operator: raw forward, raw backward, and a second derivative."""
-    tensor_positions = registration.tensor_positions
-    arity = len(registration.schema[0])
+    """The autograd.Function of an operator: raw forward, raw backward, and a second derivative.
+
+    Its methods close over the operator's name and look the rest up in ``_registered``: Dynamo can
+    trace a global dictionary, but no closure over an object of ours.
+    """
+    op_name = registration.op.name
 
     def raw_backward(name: str, needs: Sequence[bool], grad: Tensor, saved: Sequence[Any]) -> Any:
+        registration = _registered[op_name]
         if not torch.compiler.is_compiling():
             held = launcher.lookup(registration.backward_id, name, (tuple(needs), grad, *saved))
             if held is not None:
@@ -427,7 +436,7 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
         @staticmethod
         def backward(ctx: Any, *grad_grads: Tensor) -> Any:
             values = _saved(ctx)
-            gradient = registration.op.gradient
+            gradient = _registered[op_name].op.gradient
             assert gradient is not None
             places = [
                 place
@@ -456,6 +465,7 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
 
         @staticmethod
         def forward(*args: Any) -> Tensor:
+            registration = _registered[op_name]
             if not torch.compiler.is_compiling():
                 held = launcher.lookup(registration.forward_id, args[-1], args[:-1])
                 if held is not None:
@@ -466,19 +476,20 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
             *arguments, ctx.implementation = inputs
-            gradient = registration.op.gradient
+            gradient = _registered[op_name].op.gradient
             assert gradient is not None
             _save(ctx, gradient.save(output, *arguments))
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Any:
             saved = _saved(ctx)
+            tensor_positions = _registered[op_name].tensor_positions
             needs = tuple(ctx.needs_input_grad[place] for place in tensor_positions)
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 grads = Backward.apply(ctx.implementation, needs, grad, *saved)
             else:
                 grads = raw_backward(ctx.implementation, needs, grad, saved)
-            result: list[Tensor | None] = [None] * (arity + 1)
+            result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
             for place, need, value in zip(tensor_positions, needs, grads, strict=True):
                 result[place] = value if need else None
             return tuple(result)
@@ -573,9 +584,11 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
     device = _device_of(op, args)
     if op.autocast is not None and torch.is_autocast_enabled(device.type):
         args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))
-    if not compiling and "reference" in (
-        implementation,
-        choose(op, args) if implementation == "auto" else "",
+    if not compiling and (
+        implementation == "reference"
+        # Forward-mode differentiation goes through the reference, which has every derivative.
+        or forward_ad._current_level >= 0
+        or (implementation == "auto" and choose(op, args) == "reference")
     ):
         op.validate(*args)
         return _without_autocast(op.reference, args)
