@@ -1,1 +1,6 @@
 """Timing, statistics, verdicts, memory and energy; knows nothing of operators."""
+
+from fuselab.measure.timing import Timing, time
+from fuselab.measure.verdict import Outcome, Verdict, verdict
+
+__all__ = ["Outcome", "Timing", "Verdict", "time", "verdict"]

@@ -1,0 +1,142 @@
+"""Device time of a call on CUDA, by events: the time the device works, without launch gaps.
+
+The device is first held by a spinning kernel while the host enqueues a whole batch, so that the
+host's own speed stays out of the figure (``measure.host`` reports that apart). A cold call finds the
+L2 evicted: a buffer of twice its size is written before each call, outside the two events. Events
+resolve about 0.5 us (CUDA runtime API, event management): one reading of a 5 us kernel is off by up
+to 10 %, so a sample is the mean of as many calls as bring the resolution's part under 0.5 %.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import repeat
+from time import perf_counter_ns
+
+import torch
+
+from fuselab.measure.timer import Call
+
+WARM_UP_CALLS = 3
+RESOLUTION_US = 0.5
+RELATIVE_RESOLUTION = 0.005
+MOST_CALLS = 400  # a batch must fit in the launch queue (about 1000 entries) with its events
+LONGEST_HOLD_US = 50_000.0
+
+
+@lru_cache
+def flush_buffer(device: torch.device) -> torch.Tensor:
+    """Twice the L2 of ``device``, to be overwritten."""
+    bytes_ = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    return torch.empty(bytes_ // 4, dtype=torch.int32, device=device)
+
+
+@lru_cache
+def _cycles_per_us(device: torch.device) -> float:
+    """Clock cycles that ``torch.cuda._sleep`` spins per microsecond."""
+    cycles = 2_000_000
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(cycles)
+    start.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    torch.cuda.synchronize(device)
+    return cycles / (1000 * start.elapsed_time(end))
+
+
+def capture(call: Call, calls: int) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of ``calls`` calls. ``call`` must not synchronise and must be warm."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in repeat(None, calls):
+            call()
+    return graph
+
+
+class CudaTimer:
+    """Device time by CUDA events; cold means that every call finds the L2 evicted."""
+
+    def __init__(
+        self, call: Call, device: torch.device, *, cold: bool = True, graph: bool = False
+    ) -> None:
+        self._device, self._cold, self._graph = device, cold, graph
+        self._hold_us = 1000.0
+        self._launch_gaps = False
+        with torch.cuda.device(device):
+            for _ in range(WARM_UP_CALLS):
+                call()
+            torch.cuda.synchronize()
+            self._call, self._calls_per_launch = call, 1
+            if graph and cold:
+                self._call = capture(call, 1).replay
+            self.calls = 3
+            estimate_us = max(self.sample(), RESOLUTION_US)
+            self.calls = self._calls_for(estimate_us)
+            if graph and not cold:
+                self._call, self._calls_per_launch = capture(call, self.calls).replay, self.calls
+
+    def _calls_for(self, estimate_us: float) -> int:
+        wanted_us = RESOLUTION_US / RELATIVE_RESOLUTION
+        if self._cold:
+            # Every call has its own pair of events, whose errors are independent with a standard
+            # deviation of resolution / sqrt(12) at each end: their mean's falls by sqrt(calls).
+            wanted_calls = (wanted_us / estimate_us) ** 2 / 6
+        else:
+            wanted_calls = wanted_us / estimate_us
+        return max(1, min(MOST_CALLS, round(wanted_calls)))
+
+    @property
+    def method(self) -> str:
+        words = ["CUDA events", "cold L2" if self._cold else "warm L2"]
+        if self._graph:
+            words.append("replayed from a CUDA graph")
+        if self._launch_gaps:
+            words.append("launch gaps included, since the call waits for the device")
+        return ", ".join(words)
+
+    @property
+    def page_faults_per_call(self) -> float | None:
+        return None
+
+    def sample(self) -> float:
+        """Microseconds of device time per call.
+
+        When the device was through with the hold before the host had enqueued everything, the hold
+        grows and the sample is taken again; a call that synchronises can never be held, so the
+        third such sample counts as it is, and ``method`` says so.
+        """
+        with torch.cuda.device(self._device):
+            for attempt in range(3):
+                elapsed_us, held = self._held_sample()
+                if held or self._launch_gaps:
+                    return elapsed_us
+            self._launch_gaps = attempt == 2
+            return elapsed_us
+
+    def _held_sample(self) -> tuple[float, bool]:
+        pairs = self.calls if self._cold else 1
+        starts = [torch.cuda.Event(enable_timing=True) for _ in range(pairs)]
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(pairs)]
+        flushed = flush_buffer(self._device) if self._cold else None
+        calls_per_pair = 1 if self._cold else max(1, self.calls // self._calls_per_launch)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int(self._hold_us * _cycles_per_us(self._device)))
+        enqueue_start = perf_counter_ns()
+        for start, end in zip(starts, ends, strict=True):
+            if flushed is not None:
+                flushed.zero_()
+            start.record()
+            for _ in repeat(None, calls_per_pair):
+                self._call()
+            end.record()
+        enqueue_us = (perf_counter_ns() - enqueue_start) / 1000
+        held = not starts[0].query()
+        torch.cuda.synchronize()
+        self._hold_us = min(1.5 * enqueue_us + 50, LONGEST_HOLD_US)
+        total_ms = sum(start.elapsed_time(end) for start, end in zip(starts, ends, strict=True))
+        return 1000 * total_ms / self.calls, held

@@ -1,0 +1,83 @@
+"""Faster, slower, the same or unclear: a verdict from paired rounds that a rerun would repeat.
+
+Two candidates are timed in the same rounds, so clock drift and neighbours hit both. The verdict
+looks at the median of the per-round speedups and at its 99 % interval. Only an interval that lies
+wholly outside the band of +-2 % is FASTER or SLOWER, only one wholly inside is SAME; everything
+else is UNCLEAR and asks for more rounds. Because looking again and again at growing data finds a
+difference sooner or later, a sequence of looks is taken at doubling counts only (``LOOKS``), each at
+a confidence that leaves the whole sequence under 1 % false verdicts (simulated in
+tests/measure/test_verdict.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fuselab.errors import ArgumentError
+from fuselab.measure.statistics import median_interval
+
+BAND = 0.02
+CONFIDENCE = 0.998
+LOOKS = (12, 24, 48, 96, 192, 384, 768)
+
+
+class Outcome(StrEnum):
+    """What a comparison of two candidates found."""
+
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    SAME = "SAME"
+    UNCLEAR = "UNCLEAR"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A against B. ``speedup`` is B's time over A's, the median over rounds; ``low`` and ``high``
+    bound it; above 1 means that A is faster."""
+
+    outcome: Outcome
+    speedup: float
+    low: float
+    high: float
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.outcome} {self.speedup:.3f}x ({self.low:.3f} to {self.high:.3f})"
+
+
+def verdict(
+    times: Sequence[float],
+    against: Sequence[float],
+    *,
+    band: float = BAND,
+    confidence: float = CONFIDENCE,
+) -> Verdict:
+    """Verdict on the candidate that took ``times`` against the one that took ``against``.
+
+    Both hold one time per round, in the same order and unit. Raises ArgumentError when they do not
+    pair up. With too few rounds for the confidence the verdict is UNCLEAR.
+    """
+    if len(times) != len(against) or not times:
+        raise ArgumentError(
+            f"a verdict needs the same number of rounds on both sides, at least one; "
+            f"got {len(times)} and {len(against)}."
+        )
+    ratios = [theirs / ours for ours, theirs in zip(times, against, strict=True)]
+    speedup, low, high = median_interval(ratios, confidence)
+    return Verdict(
+        _outcome(low, high, len(ratios), band, confidence), speedup, low, high, len(ratios)
+    )
+
+
+def _outcome(low: float, high: float, rounds: int, band: float, confidence: float) -> Outcome:
+    if 0.5 ** (rounds - 1) > 1 - confidence:  # even the whole range covers less than asked
+        return Outcome.UNCLEAR
+    if low > 1 + band:
+        return Outcome.FASTER
+    if high < 1 / (1 + band):
+        return Outcome.SLOWER
+    if low >= 1 / (1 + band) and high <= 1 + band:
+        return Outcome.SAME
+    return Outcome.UNCLEAR
