@@ -24,7 +24,7 @@ _PUBLIC = {
     "fuse": "fuselab.fusion.fuse",
     "operator": "fuselab.runtime.dispatch",
     "profile": "fuselab.inspect.profile",
-    "time": "fuselab.measure.time",
+    "time": "fuselab.measure",
 }
 
 __all__ = [*_PUBLIC, "ops"]
