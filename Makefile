@@ -1,0 +1,42 @@
+# The commands of a clone. All need only Python 3.11 or newer, a C++ compiler and a package index.
+#
+#   make install       .venv with pinned versions and the fuselab command in it
+#   make demo          the whole loop on the small DLRM; DATA=path takes your own Criteo file
+#   make test          everything that can run on this machine
+#   make lint types compile-check
+#
+# PIP_ARGS goes to pip, for example an --extra-index-url with CPU-only wheels of torch.
+
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo "$$python" && break; done)
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+DATA ?=
+REPORT := fuselab-study
+export DATA
+
+.PHONY: install demo test lint types compile-check
+
+# Always asked: the script answers in 50 ms when .venv is complete.
+install:
+	@test -n "$(PYTHON)" || { echo "install: no Python 3.11 or newer found; install one, or call \
+	make PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) tools/install.py $(PIP_ARGS)
+
+demo: install
+	@.venv/bin/python -m fuselab study dlrm -o $(REPORT) $${DATA:+--data "$$DATA"}
+	@echo "The report lies in $(CURDIR)/$(REPORT)/report.html"
+
+test: install
+	@.venv/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: install
+	@.venv/bin/python -m ruff check
+	@.venv/bin/python -m ruff format --check
+
+types: install
+	@.venv/bin/python -m mypy
+
+compile-check: install
+	@.venv/bin/python tools/compile_check.py

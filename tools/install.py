@@ -1,0 +1,127 @@
+"""Make .venv with the pinned versions, and make it anew when an install was interrupted or changed.
+
+Run by ``make`` with the machine's own Python; every argument goes to pip. A stamp inside ``.venv``
+is written last: without it the environment is half-made. Standard library only.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+CLONE = Path(__file__).resolve().parent.parent
+ENVIRONMENT = CLONE / ".venv"
+LOCK = CLONE / "requirements.lock"
+STAMP = ENVIRONMENT / "fuselab-installed"
+OLDEST_PYTHON = (3, 11)
+
+
+def main(pip_arguments):
+    check_python()
+    check_compiler()
+    reason = why_rebuild()
+    if reason is None:
+        return
+    if ENVIRONMENT.exists() or ENVIRONMENT.is_symlink():
+        say(f"{reason}; making .venv anew.")
+        remove(ENVIRONMENT)
+    else:
+        say("making .venv with the versions of requirements.lock; this takes a few minutes.")
+    create()
+    install(pip_arguments)
+    STAMP.write_text(fingerprint(), encoding="utf-8")
+    say("installed; the command is .venv/bin/fuselab.")
+
+
+def say(sentence):
+    print(f"install: {sentence}", file=sys.stderr, flush=True)
+
+
+def check_python():
+    if sys.version_info < OLDEST_PYTHON:
+        sys.exit(
+            "install: Python {}.{} is too old, 3.11 or newer is needed; "
+            "call make PYTHON=/path/to/python3.11.".format(*sys.version_info[:2])
+        )
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError as error:
+        sys.exit(
+            f"install: this Python has no '{error.name}', which makes .venv; get it with "
+            "'sudo apt install python3-venv', or call make PYTHON=/path/to/another/python3."
+        )
+
+
+def check_compiler():
+    """Kernels for the CPU, torch.compile and Triton's launcher are built on the user's machine."""
+    named = shlex.split(os.environ.get("CXX", ""))[:1]
+    candidates = named or ["g++", "c++", "clang++"]
+    if not any(shutil.which(name) for name in candidates):
+        sys.exit(
+            f"install: no C++ compiler found (looked for {', '.join(candidates)}); get one with "
+            "'sudo apt install g++' or 'sudo dnf install gcc-c++'."
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        say(
+            "Python.h is missing, so torch.compile and the C++ launcher will not build; get it "
+            "with 'sudo apt install python3-dev' or 'sudo dnf install python3-devel'."
+        )
+
+
+def why_rebuild():
+    """None when .venv is complete and current, else the reason why it is not."""
+    if not os.access(ENVIRONMENT / "bin" / "python", os.X_OK):
+        return ".venv has no working Python"
+    if not STAMP.is_file():
+        return ".venv is half-made (an earlier install was interrupted)"
+    if STAMP.read_text(encoding="utf-8") != fingerprint():
+        return ".venv was made for other pins, another Python or another folder"
+    return None
+
+
+def fingerprint():
+    """What .venv depends on: the pins, the interpreter, and where the clone lies."""
+    digest = hashlib.sha256(LOCK.read_bytes())
+    digest.update(f"\0{sys.version}\0{CLONE}".encode())
+    return digest.hexdigest()
+
+
+def remove(environment):
+    if environment.is_symlink():
+        environment.unlink()
+    else:
+        shutil.rmtree(environment)
+
+
+def create():
+    run([sys.executable, "-m", "venv", str(ENVIRONMENT)])
+
+
+def install(pip_arguments):
+    pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    pinned = [*pip, "install", "--quiet", "--constraint", str(LOCK), *pip_arguments]
+    # The build backend first and pinned too, so that nothing comes in through build isolation.
+    run([*pinned, "setuptools"])
+    run([*pinned, "--no-build-isolation", "--editable", f"{CLONE}[dev]"])
+
+
+def run(command):
+    try:
+        status = subprocess.call(command)
+    except KeyboardInterrupt:
+        status = 130
+    if status != 0:
+        sys.exit(
+            f"install: '{command[0]} -m {command[2]}' ended with status {status}; .venv is "
+            "incomplete, and the next make starts it anew."
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
