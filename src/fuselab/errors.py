@@ -56,6 +56,10 @@ class BuildError(FuselabError, RuntimeError):
         super().__init__(message)
 
 
+class LaunchError(FuselabError, RuntimeError):
+    """A kernel that was built did not launch; names the CUDA error, the grid and the block."""
+
+
 class ContractError(FuselabError, TypeError):
     """A ``FusedOp`` does not meet the contract; names the field."""
 

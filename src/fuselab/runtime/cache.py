@@ -1,0 +1,115 @@
+"""The disk cache of compiled kernels: one file per key, published whole, compiled once.
+
+The folder is ``$FUSELAB_CACHE``, else ``$XDG_CACHE_HOME/fuselab``, else ``~/.cache/fuselab``. It
+may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+
+
+def folder() -> Path:
+    """The cache folder, made if need be; a temporary one, with one warning, if it cannot be
+    written."""
+    if chosen := os.environ.get("FUSELAB_CACHE"):
+        return _writable(Path(chosen).expanduser())
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _writable(Path(root).expanduser() / "fuselab")
+
+
+@functools.cache
+def _writable(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        temporary = Path(tempfile.mkdtemp(prefix="fuselab-cache-"))
+        warnings.warn(
+            f"the cache folder {path} cannot be written ({error.strerror}); kernels are compiled "
+            f"again in every process. Set FUSELAB_CACHE to a writable folder. Using {temporary}.",
+            stacklevel=2,
+        )
+        return temporary
+
+
+def key(*parts: object) -> str:
+    """sha256 of the parts, each with its length, so that no two lists of parts run together."""
+    digest = hashlib.sha256()
+    for part in parts:
+        encoded = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(b"%d:" % len(encoded))
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def source_text(path: Path) -> str:
+    """The file's text followed by that of every local header it includes, at any depth: all of
+    the source that a compiled kernel depends on, in a fixed order."""
+    seen: dict[Path, str] = {}
+
+    def visit(file: Path) -> None:
+        if file in seen:
+            return
+        seen[file] = text = file.read_text()
+        for name in _LOCAL_INCLUDE.findall(text):
+            header = (file.parent / name).resolve()
+            if header.is_file():
+                visit(header)
+
+    visit(path.resolve())
+    root = path.resolve().parent
+    return "\n".join(f"// {os.path.relpath(file, root)}\n{text}" for file, text in seen.items())
+
+
+def fetch(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+    """The file of ``key``; on a miss ``build(path)`` writes it, under a lock that other processes
+    wait for, and it appears in one step."""
+    entry = folder() / key[:2] / f"{key[2:]}{suffix}"
+    if entry.exists():
+        return entry
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with locked(entry.with_name(entry.name + ".lock")):
+        if entry.exists():
+            return entry
+        handle, name = tempfile.mkstemp(dir=entry.parent, prefix=".new-", suffix=suffix)
+        os.close(handle)
+        try:
+            build(Path(name))
+            os.replace(name, entry)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    return entry
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock between processes (and between threads); the file goes afterwards."""
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # The holder before us removes the file: a lock on the removed one excludes nobody.
+        try:
+            if os.fstat(handle).st_ino == os.stat(path).st_ino:
+                break
+        except FileNotFoundError:
+            pass
+        os.close(handle)
+    try:
+        yield
+    finally:
+        os.unlink(path)
+        os.close(handle)

@@ -1,0 +1,204 @@
+"""CPU kernels from a framework-free ``.cpp`` file: compiled by g++ on demand, kept on disk, called.
+
+Threads come from ONE OpenMP runtime, torch's: objects are compiled with ``-fopenmp`` but linked
+without it, so that their ``GOMP_*`` symbols bind to the runtime that ``import torch`` has already
+put into the process (its own libgomp, or libiomp, which has the same symbols). A second libgomp
+would have its own thread pool, spin against torch's, and ignore ``torch.set_num_threads``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fuselab.errors import BuildError, DeviceError
+from fuselab.runtime import cache, launcher
+from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
+
+__all__ = ["CppSource", "compiler", "compiler_version", "f32", "f64", "i32", "i64"]
+
+OPTIONS = (
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+)
+
+# Unpacks untyped arguments by the kernel's own parameter types. An exception of the kernel comes
+# back as its text: it must not cross the C boundary.
+_ENTRY = """
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace fuselab_entry {
+template <typename... Parameters, std::size_t... index>
+void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<index...>) {
+  kernel(*static_cast<Parameters*>(arguments[index])...);
+}
+
+template <typename... Parameters>
+const char* guarded(void (*kernel)(Parameters...), void** arguments) noexcept {
+  static thread_local std::string message;
+  try {
+    call(kernel, arguments, std::index_sequence_for<Parameters...>{});
+    return nullptr;
+  } catch (const std::exception& error) {
+    message = error.what();
+  } catch (...) {
+    message = "unknown exception";
+  }
+  return message.c_str();
+}
+
+// One letter per parameter, as the launch encodes them: a mismatch is found before the call.
+template <typename Parameter>
+constexpr char code() {
+  if constexpr (std::is_pointer_v<Parameter>) return 't';
+  else if constexpr (std::is_same_v<Parameter, float>) return 'f';
+  else if constexpr (std::is_same_v<Parameter, double>) return 'd';
+  else if constexpr (std::is_integral_v<Parameter> && sizeof(Parameter) == 4) return 'i';
+  else if constexpr (std::is_integral_v<Parameter> && sizeof(Parameter) == 8) return 'l';
+  else return '?';
+}
+
+template <typename... Parameters>
+const char* codes(void (*)(Parameters...)) {
+  static const char text[] = {code<Parameters>()..., '\\0'};
+  return text;
+}
+}  // namespace fuselab_entry
+"""
+
+_EXPORT = """
+extern "C" __attribute__((visibility("default")))
+const char* fuselab_entry_{index}(void** arguments) noexcept {{
+  return fuselab_entry::guarded(&{expression}, arguments);
+}}
+extern "C" __attribute__((visibility("default"))) const char* fuselab_codes_{index}() {{
+  return fuselab_entry::codes(&{expression});
+}}
+"""
+
+
+@functools.cache
+def compiler() -> str:
+    """``$CXX``, else g++, else c++ or clang++. Raises BuildError naming what to install."""
+    for name in filter(None, (os.environ.get("CXX"), "g++", "c++", "clang++")):
+        if found := shutil.which(name):
+            return found
+    raise BuildError("no C++ compiler was found; install g++ (apt-get install g++) or set CXX.")
+
+
+@functools.cache
+def compiler_version() -> str:
+    """The compiler's own version line."""
+    result = subprocess.run([compiler(), "--version"], capture_output=True, text=True)
+    return result.stdout.splitlines()[0] if result.stdout else compiler()
+
+
+@functools.cache
+def _cpu() -> str:
+    """What ``-march=native`` means here: a library built on another CPU must not be taken."""
+    command = [compiler(), "-march=native", "-E", "-dM", "-x", "c++", "/dev/null"]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def compile_library(source: str, library: Path, options: Sequence[str], what: str) -> None:
+    """Compile C++ text to a shared library. Raises BuildError with the compiler's log."""
+    with tempfile.TemporaryDirectory(prefix="fuselab-") as folder:
+        unit, built = Path(folder) / "source.cpp", Path(folder) / "source.o"
+        unit.write_text(source)
+        _run([compiler(), *options, "-c", str(unit), "-o", str(built)], what)
+        _run([compiler(), "-shared", str(built), "-o", str(library), *_openmp()], what)
+
+
+@functools.cache
+def _openmp() -> tuple[str, ...]:
+    """Link options: none where torch's OpenMP runtime offers its symbols to the whole process."""
+    return () if hasattr(ctypes.CDLL(None), "GOMP_parallel") else ("-fopenmp",)
+
+
+def _run(command: list[str], what: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        log = result.stderr
+        first = next((line for line in log.splitlines() if "error" in line), log.strip())
+        raise BuildError(f"{what} does not compile: {first}", log=log)
+
+
+class CppSource:
+    """A ``.cpp`` file of ordinary function templates with typed parameters, returning void.
+
+    An ``expression`` names one instantiation as C++ spells it, for example
+    ``"forward<float, Relu>"``. Compiled as C++20 with ``-O3 -march=native -fopenmp``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._entries: dict[str, tuple[int, str]] = {}
+        self._libraries: list[ctypes.CDLL] = []
+
+    def __repr__(self) -> str:
+        return f"CppSource({self.path.name})"
+
+    def launch(self, expression: str, args: Sequence[Tensor | Scalar | None]) -> None:
+        """Call the instantiation; returns when it is done. ``args`` are CPU tensors (their data
+        pointer), None (a null pointer) and numbers as i32, i64, f32 or f64, of the widths that the
+        function declares. Raises BuildError, DeviceError, LaunchError."""
+        entry = self._entries.get(expression)
+        if entry is None:
+            self.prebuild((expression,))
+            entry = self._entries[expression]
+        codes, values = encode(args)
+        if codes.replace("n", "t") != entry[1]:
+            raise BuildError(
+                f"{self.path.name}: {expression} has parameters {_spelt(entry[1])}, "
+                f"the launch passes {_spelt(codes)}."
+            )
+        for value in values:
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                raise DeviceError(f"{expression} runs on the CPU, a tensor is on {value.device}.")
+        launcher.launch_cpu(entry[0], codes, values)
+
+    def prebuild(self, expressions: Sequence[str]) -> Path:
+        """Compile these instantiations into one library (cached on disk) and load it."""
+        text = cache.source_text(self.path)
+        key = cache.key(
+            "cpp", text, _ENTRY, _EXPORT, tuple(expressions), OPTIONS, compiler_version(), _cpu()
+        )
+        library = cache.fetch(key, ".so", lambda new: self._build(tuple(expressions), new))
+        loaded = ctypes.CDLL(str(library))
+        self._libraries.append(loaded)
+        for index, expression in enumerate(expressions):
+            entry = ctypes.cast(getattr(loaded, f"fuselab_entry_{index}"), ctypes.c_void_p).value
+            described = getattr(loaded, f"fuselab_codes_{index}")
+            described.restype = ctypes.c_char_p
+            assert entry is not None
+            self._entries[expression] = entry, described().decode()
+        return library
+
+    def _build(self, expressions: tuple[str, ...], library: Path) -> None:
+        exports = (
+            _EXPORT.format(index=index, expression=expression)
+            for index, expression in enumerate(expressions)
+        )
+        source = f'#include "{self.path.resolve()}"\n{_ENTRY}{"".join(exports)}'
+        compile_library(source, library, OPTIONS, f"{self.path.name}: {', '.join(expressions)}")
+
+
+def _spelt(codes: str) -> str:
+    names = {"t": "pointer", "n": "null", "i": "i32", "l": "i64", "f": "f32", "d": "f64"}
+    return f"({', '.join(names.get(code, '?') for code in codes)})"

@@ -1,0 +1,148 @@
+"""The CUDA driver by its C symbols: contexts, loading a kernel, launching it, its errors by name.
+
+No CUDA headers and no toolkit: ``libcuda.so.1`` comes with every NVIDIA driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fuselab.errors import BuildError, DeviceError, LaunchError
+
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
+_CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
+SHARED_BYTES_WITHOUT_OPT_IN = 48 * 1024
+_SCALARS = {
+    "i": ctypes.c_int32,
+    "l": ctypes.c_int64,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The driver's library, initialised. Raises DeviceError without an NVIDIA driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise DeviceError(
+            "libcuda.so.1 was not found; install the NVIDIA driver, or use implementation='cpp'."
+        ) from None
+    if status := driver.cuInit(0):
+        raise DeviceError(f"the NVIDIA driver does not start ({error_name(status, driver)}).")
+    return driver
+
+
+def error_name(status: int, driver: ctypes.CDLL | None = None) -> str:
+    """The driver's name and sentence for a CUresult."""
+    driver = driver or library()
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
+    driver.cuGetErrorName(status, ctypes.byref(name))
+    driver.cuGetErrorString(status, ctypes.byref(text))
+    return f"{(name.value or b'CUresult %d' % status).decode()}: {(text.value or b'?').decode()}"
+
+
+@functools.cache
+def primary_context(device_index: int) -> int:
+    """The context that torch uses on that device."""
+    driver = library()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    status = driver.cuDeviceGet(ctypes.byref(device), device_index)
+    status = status or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if status or context.value is None:
+        raise DeviceError(f"CUDA device {device_index} cannot be used ({error_name(status)}).")
+    return context.value
+
+
+@contextmanager
+def on_device(device_index: int) -> Iterator[ctypes.CDLL]:
+    """The driver, with that device's primary context current in this thread."""
+    driver = library()
+    driver.cuCtxPushCurrent_v2(ctypes.c_void_p(primary_context(device_index)))
+    try:
+        yield driver
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def load_function(image: bytes, name: str, device_index: int) -> int:
+    """The CUfunction called ``name`` of a cubin or PTX, on that device. Raises BuildError."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+    with on_device(device_index) as driver:
+        # Loading allocates, which a CUDA graph capture elsewhere in this thread would refuse.
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            status = driver.cuModuleLoadData(ctypes.byref(module), image)
+            status = status or driver.cuModuleGetFunction(
+                ctypes.byref(function), module, name.encode()
+            )
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    if status or function.value is None:
+        raise BuildError(
+            f"kernel '{name}' does not load on CUDA device {device_index} "
+            f"({error_name(status)}); the driver may be older than the compiler."
+        )
+    return function.value
+
+
+def allow_shared_bytes(function: int, shared_bytes: int, device_index: int) -> None:
+    """Let the kernel use more than 48 KB of dynamic shared memory. Raises LaunchError."""
+    with on_device(device_index) as driver:
+        status = driver.cuFuncSetAttribute(
+            ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
+        )
+    if status:
+        raise LaunchError(
+            f"the kernel asks for {shared_bytes} bytes of shared memory, more than CUDA device "
+            f"{device_index} gives one block ({error_name(status)})."
+        )
+
+
+def launch(
+    function: int,
+    device_index: int,
+    stream: int,
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared_bytes: int,
+    codes: str,
+    values: Sequence[Any],
+) -> None:
+    """Launch through ctypes: the way without the C++ launcher. Raises LaunchError."""
+    held: list[Any] = []
+    for code, value in zip(codes, values, strict=True):
+        if code == "t":
+            held.append(ctypes.c_void_p(value.data_ptr()))
+        elif code == "n":
+            held.append(ctypes.c_void_p(0))
+        else:
+            held.append(_SCALARS[code](value))
+    pointers = (ctypes.c_void_p * max(1, len(held)))(*(ctypes.addressof(item) for item in held))
+    with on_device(device_index) as driver:
+        status = driver.cuLaunchKernel(
+            ctypes.c_void_p(function),
+            *(ctypes.c_uint(size) for size in (*grid, *block, shared_bytes)),
+            ctypes.c_void_p(stream),
+            pointers,
+            None,
+        )
+    if status:
+        raise launch_error(status, grid, block, shared_bytes)
+
+
+def launch_error(
+    status: int, grid: Sequence[int], block: Sequence[int], shared_bytes: int
+) -> LaunchError:
+    """The error for a launch that the driver refused."""
+    return LaunchError(
+        f"a kernel did not launch ({error_name(status)}); grid {tuple(grid)}, block "
+        f"{tuple(block)}, {shared_bytes} bytes of shared memory. An error of an earlier kernel can "
+        "surface here: CUDA_LAUNCH_BLOCKING=1 shows which."
+    )

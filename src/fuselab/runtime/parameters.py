@@ -1,0 +1,127 @@
+"""Kernel parameters: the typed values that a launch hands to a kernel.
+
+A CUDA C++ or C++ kernel has typed parameters, a Python number has no width: ``i32``, ``i64``,
+``f32`` and ``f64`` give it one. Tensors go as their data pointer, None as a null pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fuselab.errors import ArgumentError
+
+
+class TracedFloat(float):
+    """A float argument of an operator that remembers which one it is, while a plan is recorded.
+
+    An implementation that hands it straight to a launch (``f32(scale)``) gets one plan for all
+    values. Whatever looks at the value (arithmetic, comparison, bool, str, hash, ``float()``) is
+    noticed in ``seen``, and the plan then holds for this value alone. Functions of ``math`` read
+    the bits of a float behind Python's back; ``launcher`` covers them by distrusting every plan
+    with an untraced float parameter.
+    """
+
+    __slots__ = ("index", "seen")
+
+    index: int
+    seen: set[int]
+
+    def __new__(cls, value: float, index: int, seen: set[int]) -> TracedFloat:
+        self = super().__new__(cls, value)
+        self.index, self.seen = index, seen
+        return self
+
+
+def _noticed(name: str) -> Any:
+    plain = getattr(float, name)
+
+    def method(self: TracedFloat, *args: Any) -> Any:
+        self.seen.add(self.index)
+        return plain(self, *args)
+
+    method.__name__ = name
+    return method
+
+
+_READS = (
+    *("abs", "bool", "ceil", "eq", "float", "floor", "format", "ge", "gt", "hash", "int", "le"),
+    *("lt", "ne", "neg", "pos", "repr", "round", "str", "trunc"),
+    *(side + name for side in ("", "r") for name in ("add", "divmod", "floordiv", "mod", "mul")),
+    *(side + name for side in ("", "r") for name in ("pow", "sub", "truediv")),
+)
+for _read in (*(f"__{name}__" for name in _READS), "as_integer_ratio", "hex", "is_integer"):
+    setattr(TracedFloat, _read, _noticed(_read))
+
+
+class Scalar:
+    """A number with the width the kernel declares for it; ``code`` names that width."""
+
+    __slots__ = ("value",)
+    code = ""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({float(self.value)!r})"
+
+
+class i32(Scalar):  # noqa: N801 -- spelt as the kernel's type
+    """A 32-bit signed integer; raises ArgumentError for a value that does not fit."""
+
+    __slots__ = ()
+    code = "i"
+
+    def __init__(self, value: int) -> None:
+        if not -(2**31) <= value < 2**31:
+            raise ArgumentError(f"i32({value}) does not fit 32 bits; pass i64.")
+        self.value = int(value)
+
+
+class i64(Scalar):  # noqa: N801
+    """A 64-bit signed integer."""
+
+    __slots__ = ()
+    code = "l"
+
+    def __init__(self, value: int) -> None:
+        self.value = int(value)
+
+
+class f32(Scalar):  # noqa: N801
+    """A 32-bit float; a TracedFloat stays traced."""
+
+    __slots__ = ()
+    code = "f"
+
+
+class f64(Scalar):  # noqa: N801
+    """A 64-bit float; a TracedFloat stays traced."""
+
+    __slots__ = ()
+    code = "d"
+
+
+def encode(args: Sequence[Tensor | Scalar | None]) -> tuple[str, list[Any]]:
+    """One code letter per parameter (``t`` tensor, ``n`` null, ``i``, ``l``, ``f``, ``d``) and the
+    values. Raises ArgumentError for anything else."""
+    codes = []
+    values: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Scalar):
+            codes.append(arg.code)
+            values.append(arg.value)
+        elif isinstance(arg, Tensor):
+            codes.append("t")
+            values.append(arg)
+        elif arg is None:
+            codes.append("n")
+            values.append(None)
+        else:
+            raise ArgumentError(
+                f"a launch got {arg!r}; pass tensors, None, or numbers as i32, i64, f32 or f64."
+            )
+    return "".join(codes), values
