@@ -1,0 +1,109 @@
+"""Several candidates timed in one run, in shuffled rounds, so that drift hits all of them alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+
+from fuselab.measure.cpu_timer import without_garbage_collection
+from fuselab.measure.timer import Call, Timer, timer
+from fuselab.measure.verdict import LOOKS
+
+FEWEST_ROUNDS = 6  # the fewest whose range covers the median with 95 %
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One callable among several. ``verify`` runs before and after the timing and returns None, or
+    in a few words why the candidate's result is wrong; it should poison free memory first, so that
+    an output left unwritten shows. A wrong candidate has no samples."""
+
+    name: str
+    call: Call
+    verify: Callable[[], str | None] = lambda: None
+
+
+@dataclass
+class Samples:
+    """What one candidate took: microseconds per call, one per round, rounds in the same order for
+    all; or why there are none (``wrong``: its result; ``failed``: what it raised)."""
+
+    times_us: list[float] = field(default_factory=list)
+    calls_per_sample: int = 0
+    method: str = ""
+    page_faults_per_call: float | None = None
+    wrong: str | None = None
+    failed: str | None = None
+
+
+Decided = Callable[[Mapping[str, Sequence[float]]], bool]
+
+
+def interleave(
+    candidates: Sequence[Candidate],
+    device: torch.device,
+    *,
+    cold: bool = True,
+    graph: bool = False,
+    budget_s: float = 2.0,
+    seed: int = 0,
+    decided: Decided = lambda times: False,
+) -> dict[str, Samples]:
+    """Time every candidate once per round, rounds shuffled with ``seed``, all warmed before.
+
+    ``decided`` is asked at the round counts of ``verdict.LOOKS`` only; rounds go on until it says
+    yes, about ``budget_s`` seconds are spent (at least 6 rounds are taken) or the last look.
+    """
+    results = {candidate.name: Samples() for candidate in candidates}
+    timers: dict[str, Timer] = {}
+    for candidate in candidates:
+        ready = _ready(candidate, device, cold, graph, results[candidate.name])
+        if ready is not None:
+            timers[candidate.name] = ready
+    times = {name: results[name].times_us for name in timers}
+    order = list(timers)
+    shuffle = random.Random(seed).shuffle
+    deadline = perf_counter() + budget_s
+    with without_garbage_collection():
+        for done in range(LOOKS[-1] if timers else 0):
+            if done >= FEWEST_ROUNDS and perf_counter() > deadline:
+                break
+            if done in LOOKS and decided(times):
+                break
+            shuffle(order)
+            for name in order:
+                times[name].append(timers[name].sample())
+    for candidate in candidates:
+        if candidate.name in timers:
+            _finish(candidate, timers[candidate.name], results[candidate.name])
+    return results
+
+
+def _ready(
+    candidate: Candidate, device: torch.device, cold: bool, graph: bool, result: Samples
+) -> Timer | None:
+    """A warm timer of a candidate that runs and is right, else None with the reason in ``result``."""
+    try:
+        result.wrong = candidate.verify()
+        return None if result.wrong else timer(candidate.call, device, cold=cold, graph=graph)
+    except Exception as error:  # a candidate may raise anything; the others are still timed
+        result.failed = _first_line(error)
+        return None
+
+
+def _finish(candidate: Candidate, clock: Timer, result: Samples) -> None:
+    result.calls_per_sample, result.method = clock.calls, clock.method
+    result.page_faults_per_call = clock.page_faults_per_call
+    result.wrong = candidate.verify()
+    if result.wrong:
+        result.wrong = f"after timing: {result.wrong}"
+        result.times_us.clear()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,67 @@
+"""Peak memory of one call above what was allocated before it, and poison for free memory."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from fuselab.measure.timer import Call
+
+
+def peak_bytes(call: Call, device: torch.device) -> int:
+    """Most bytes that one call held at once above those allocated before it, its output included.
+
+    CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's allocator
+    reports to the profiler, summed in order; memory that C++ takes behind its back is not seen.
+    """
+    if device.type == "cuda":
+        return _peak_bytes_cuda(call, device)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        output = call()
+        del output
+    with tempfile.TemporaryDirectory(prefix="fuselab-") as folder:
+        path = Path(folder) / "trace.json"
+        trace.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    changes = [event for event in events if event.get("name") == "[memory]"]
+    held = peak = 0
+    for change in sorted(changes, key=lambda event: (event["ts"], event["args"]["Ev Idx"])):
+        held += change["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
+
+
+def _peak_bytes_cuda(call: Call, device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    output = call()
+    torch.cuda.synchronize(device)
+    del output
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def poison(outputs: Sequence[Tensor]) -> None:
+    """Fills free memory that a call's outputs will probably get with values no kernel returns.
+
+    Two tensors like each output are filled (NaN, or the least integer) and released: an allocator
+    hands a block of the same size out again, so an output left unwritten shows.
+    """
+    filled = []
+    for output in outputs:
+        for _ in range(2):
+            tensor = torch.empty_like(output)
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.fill_(float("nan"))
+            elif tensor.dtype == torch.bool:
+                tensor.fill_(True)
+            else:
+                tensor.fill_(torch.iinfo(tensor.dtype).min)
+            filled.append(tensor)
+    del filled
