@@ -1,0 +1,131 @@
+"""Write a result whole or not at all: a temporary file in the same folder, fsync, rename.
+
+``write_text``, ``write_bytes`` and ``write_json`` take a finished value; ``replacing`` is for
+libraries that write the file themselves (plots, traces, parquet). Whatever goes wrong on the disk
+becomes one ``OutputError`` with the mend, and neither a half-written nor a temporary file is left;
+a file that was there before stays as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import math
+import numbers
+import os
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fuselab.errors import OutputError
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write ``text`` as UTF-8. Raises OutputError."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write ``data``. Raises OutputError."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> None:
+    """Write ``payload`` as JSON, spelt as ``json_text`` does. Raises OutputError."""
+    write_text(path, json_text(payload))
+
+
+def json_text(payload: Mapping[str, Any]) -> str:
+    """``payload`` as indented JSON that strict parsers read.
+
+    Floats keep every digit (the shortest text that reads back as the same float). JSON has no
+    spelling for the others: they become the strings "NaN", "Infinity" and "-Infinity", which both
+    Python's ``float()`` and JavaScript's ``Number()`` turn back; null stays "there is no value".
+    Dataclasses become objects, tuples and sets (sorted) lists, paths strings; anything else raises
+    TypeError naming its place.
+    """
+    return json.dumps(_plain(payload, "payload"), indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any, place: str) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return _plain_float(float(value))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"{place}: the keys of a JSON object are strings")
+        return {key: _plain(item, f"{place}.{key}") for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        value = sorted(value)
+    if isinstance(value, Collection) and not isinstance(value, bytes | bytearray):
+        return [_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
+    raise TypeError(f"{place}: a {type(value).__name__} has no JSON spelling; convert it first")
+
+
+def _plain_float(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path, of the same suffix, that takes the place of ``path`` when the block ends.
+
+    A symbolic link keeps its place and its target is replaced. A device or pipe (``/dev/stdout``)
+    is written directly. Raises OutputError; when the block raises anything, ``path`` is untouched.
+    """
+    wanted = Path(path)
+    target = Path(os.path.realpath(wanted))
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():
+            yield target
+            return
+        temporary = target.with_name(f".fuselab-{secrets.token_hex(6)}{target.suffix}")
+        # Made here, not by tempfile: the result has the permissions that the user's umask gives.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            yield temporary
+            _flush_to_disk(temporary)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {wanted}: {_reason(error, wanted)}") from error
+
+
+def _flush_to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _reason(error: OSError, path: Path) -> str:
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "the disk is full; free some space or choose another folder."
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return f"no permission to write in {path.parent}; choose another folder."
+        case errno.ENOENT:
+            return f"the folder {path.parent} does not exist; make it first."
+        case errno.ENOTDIR:
+            return f"{path.parent} is not a folder; choose another place."
+        case errno.EISDIR:
+            return "it is a folder; give a file name."
+        case _:
+            return f"{(error.strerror or str(error)).lower()}; choose another place."
