@@ -20,7 +20,7 @@ STAMP = ENVIRONMENT / "fuselab-installed"
 OLDEST_PYTHON = (3, 11)
 
 
-def main(pip_arguments):
+def main(pip_arguments: list) -> None:
     check_python()
     check_compiler()
     reason = why_rebuild()
@@ -37,11 +37,11 @@ def main(pip_arguments):
     say("installed; the command is .venv/bin/fuselab.")
 
 
-def say(sentence):
+def say(sentence: str) -> None:
     print(f"install: {sentence}", file=sys.stderr, flush=True)
 
 
-def check_python():
+def check_python() -> None:
     if sys.version_info < OLDEST_PYTHON:
         sys.exit(
             "install: Python {}.{} is too old, 3.11 or newer is needed; "
@@ -57,7 +57,7 @@ def check_python():
         )
 
 
-def check_compiler():
+def check_compiler() -> None:
     """Kernels for the CPU, torch.compile and Triton's launcher are built on the user's machine."""
     named = shlex.split(os.environ.get("CXX", ""))[:1]
     candidates = named or ["g++", "c++", "clang++"]
@@ -74,7 +74,7 @@ def check_compiler():
         )
 
 
-def why_rebuild():
+def why_rebuild() -> "str | None":
     """None when .venv is complete and current, else the reason why it is not."""
     if not os.access(ENVIRONMENT / "bin" / "python", os.X_OK):
         return ".venv has no working Python"
@@ -85,25 +85,25 @@ def why_rebuild():
     return None
 
 
-def fingerprint():
+def fingerprint() -> str:
     """What .venv depends on: the pins, the interpreter, and where the clone lies."""
     digest = hashlib.sha256(LOCK.read_bytes())
     digest.update(f"\0{sys.version}\0{CLONE}".encode())
     return digest.hexdigest()
 
 
-def remove(environment):
+def remove(environment: Path) -> None:
     if environment.is_symlink():
         environment.unlink()
     else:
         shutil.rmtree(environment)
 
 
-def create():
+def create() -> None:
     run([sys.executable, "-m", "venv", str(ENVIRONMENT)])
 
 
-def install(pip_arguments):
+def install(pip_arguments: list) -> None:
     pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     pinned = [*pip, "install", "--quiet", "--constraint", str(LOCK), *pip_arguments]
     # The build backend first and pinned too, so that nothing comes in through build isolation.
@@ -111,7 +111,7 @@ def install(pip_arguments):
     run([*pinned, "--no-build-isolation", "--editable", f"{CLONE}[dev]"])
 
 
-def run(command):
+def run(command: list) -> None:
     try:
         status = subprocess.call(command)
     except KeyboardInterrupt:

@@ -1,0 +1,40 @@
+"""What every test runs under: no user settings, one warm kernel cache, its share of the cores."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+# Kernels are cached on disk by content and published in one step, so all workers share one folder,
+# and it stays warm from run to run (a cold suite compiles for minutes). It is never the user's.
+# Set before anything imports torch: child processes inherit it.
+CACHE = Path(tempfile.gettempdir()) / f"fuselab-tests-{os.getuid()}"
+CACHE.mkdir(mode=0o700, exist_ok=True)
+os.environ["FUSELAB_CACHE"] = str(CACHE / "fuselab")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(CACHE / "inductor")
+os.environ["TRITON_CACHE_DIR"] = str(CACHE / "triton")
+os.environ["XDG_CONFIG_HOME"] = str(CACHE / "config")
+os.environ.pop("TRITON_INTERPRET", None)  # only child processes of the interpreter's tests set it
+
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+THREADS = max(1, min(2, (os.cpu_count() or 1) // WORKERS))
+os.environ["OMP_NUM_THREADS"] = str(THREADS)
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(THREADS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    reason = "needs a CUDA device: torch " + (
+        f"is built for CUDA {torch.version.cuda} and finds none"
+        if torch.version.cuda
+        else f"{torch.__version__} is a CPU build"
+    )
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
