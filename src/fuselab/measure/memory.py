@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,7 +25,7 @@ def peak_bytes(call: Call, device: torch.device) -> int:
     """
     if device.type == "cuda":
         return _peak_bytes_cuda(call, device)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+    with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         output = call()
         del output
     with tempfile.TemporaryDirectory(prefix="fuselab-") as folder:
@@ -35,6 +38,21 @@ def peak_bytes(call: Call, device: torch.device) -> int:
         held += change["args"]["Bytes"]
         peak = max(peak, held)
     return peak
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Nothing reaches stderr: torch 2.13's profiler writes two lines there per use, and no log
+    level silences them."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _peak_bytes_cuda(call: Call, device: torch.device) -> int:

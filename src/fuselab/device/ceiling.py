@@ -1,0 +1,171 @@
+"""What a device can reach at best, measured: copy bandwidth, matmul rates, launch latency.
+
+The one module of this room that stands on ``measure`` and ``runtime``: a ceiling is timed exactly
+as the kernels that are held against it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from fuselab.device.streaming import Streaming, variants
+from fuselab.measure.host import host_latency_samples_us
+from fuselab.measure.timer import timer
+from fuselab.runtime import cache
+
+MIB = 1 << 20
+COPY_BYTES = {
+    "cuda": (1 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB, 4096 * MIB),
+    "cpu": (1 * MIB, 16 * MIB, 64 * MIB, 256 * MIB),
+}
+MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
+MATMUL_UNITS = {
+    "cuda": {
+        "fp32": torch.float32,
+        "tf32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp64": torch.float64,
+    },
+    "cpu": {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64},
+}
+SAMPLES = 9
+# More than this share of a ceiling must be explained: a cache that kept inputs, or wrong bytes.
+HIGHEST_PLAUSIBLE_SHARE = 1.03
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Best measured rates of a device.
+
+    ``copy_gbps`` maps bytes moved (half read, half written, as text) to GB/s with a cold cache;
+    ``matmul_tflops`` maps an arithmetic unit (``Cost.unit``) to TFLOP/s of the library's square
+    matrix product; ``launch_us`` is the host's time for one small PyTorch operator.
+    """
+
+    device: str
+    torch: str
+    driver: str
+    measured: str
+    copy_gbps: Mapping[str, float]
+    matmul_tflops: Mapping[str, float]
+    launch_us: float
+
+    @property
+    def best_gbps(self) -> float:
+        """The largest copy bandwidth over all sizes."""
+        return max(self.copy_gbps.values())
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the CPU's model with torch's number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return f"{model}, {torch.get_num_threads()} threads"
+
+
+def measured_ceilings(device: torch.device, refresh: bool = False) -> Ceilings:
+    """The device's ceilings from the cache on disk, measured first if they are not there.
+
+    Kept per device, driver and torch version. ``refresh`` measures again. Takes some ten seconds.
+    """
+    name, driver = device_name(device), _driver(device)
+    file = cache.folder() / "ceilings" / f"{cache.key(name, driver, torch.__version__)[:16]}.json"
+    if not refresh:
+        try:
+            return Ceilings(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            pass  # never measured, or written by another version: measure
+    ceilings = Ceilings(
+        device=name,
+        torch=torch.__version__,
+        driver=driver,
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        copy_gbps=_copy_gbps(device),
+        matmul_tflops=_matmul_tflops(device),
+        launch_us=_launch_us(device),
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with cache.locked(file.with_suffix(".lock")):
+        partial_file = file.with_suffix(".new")
+        partial_file.write_text(json.dumps(asdict(ceilings), indent=1))
+        partial_file.replace(file)
+    return ceilings
+
+
+def streaming_ceiling(
+    bytes_read: int, bytes_written: int, device: torch.device, best: int = 2
+) -> list[Streaming]:
+    """The ``best`` fastest ways to move exactly these bytes, found by a short cold-cache trial.
+
+    Their ``call`` goes among the candidates of an interleaved run; the ceiling is the faster one's
+    time there. Empty when there is nothing to move.
+    """
+    if bytes_read + bytes_written == 0:
+        return []
+    ways = variants(bytes_read, bytes_written, device)
+    return sorted(ways, key=lambda way: _median_us(way.call, device))[:best]
+
+
+def _driver(device: torch.device) -> str:
+    return str(torch._C._cuda_getDriverVersion()) if device.type == "cuda" else "none"
+
+
+def _median_us(call, device: torch.device, cold: bool = True, samples: int = SAMPLES) -> float:  # type: ignore[no-untyped-def]
+    clock = timer(call, device, cold=cold)
+    return median(clock.sample() for _ in range(samples))
+
+
+def _significant(value: float) -> float:
+    """Four significant digits: as many as a measurement carries."""
+    return float(f"{value:.4g}")
+
+
+def _copy_gbps(device: torch.device) -> dict[str, float]:
+    rates = {}
+    for bytes_moved in COPY_BYTES[device.type]:
+        if device.type == "cuda" and bytes_moved > torch.cuda.mem_get_info(device)[0] // 4:
+            continue
+        fastest = streaming_ceiling(bytes_moved // 2, bytes_moved // 2, device, best=1)[0]
+        rates[str(bytes_moved)] = _significant(
+            bytes_moved / _median_us(fastest.call, device) / 1000
+        )
+    return rates
+
+
+def _matmul_tflops(device: torch.device) -> dict[str, float]:
+    """Random values, warm: zeros draw less power and read faster than any real product."""
+    size, rates = MATMUL_SIZE[device.type], {}
+    before = torch.get_float32_matmul_precision()
+    try:
+        for unit, dtype in MATMUL_UNITS[device.type].items():
+            torch.set_float32_matmul_precision("high" if unit == "tf32" else "highest")
+            generator = torch.Generator(device).manual_seed(0)
+            left, right = (
+                torch.randn(size, size, device=device, generator=generator).to(dtype)
+                for _ in range(2)
+            )
+            elapsed_us = _median_us(lambda: left @ right, device, cold=False, samples=5)  # noqa: B023
+            rates[unit] = _significant(2 * size**3 / elapsed_us / 1e6)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return rates
+
+
+def _launch_us(device: torch.device) -> float:
+    small = torch.zeros(16, 16, device=device)
+    samples, _ = host_latency_samples_us(lambda: torch.relu(small), device)
+    return _significant(median(samples))
