@@ -1,4 +1,7 @@
 """The case studies' models, in plain PyTorch."""
 
-# A built-in TARGET by name: "module:class". The module offers get_inputs() and get_init_inputs().
-BUILT_IN: dict[str, str] = {}
+# Name on the command line: where the model is, as a TARGET.
+BUILT_IN = {
+    "dlrm": "fuselab.models.dlrm:Dlrm",
+    "dlrm-dot": "fuselab.models.dlrm_dot:Dlrm",
+}

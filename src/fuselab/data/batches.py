@@ -1,0 +1,56 @@
+"""Criteo rows as the tensors a model takes: labels, transformed counts, ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import numpy.typing
+import torch
+from torch import Tensor
+
+from fuselab.data.layout import MISSING_COUNT, Rows
+from fuselab.data.tsv import read
+
+
+class Batch(NamedTuple):
+    """B rows: ``labels`` float32 [B], ``dense`` float32 [B, 13], ``sparse`` int64 [B, 26]."""
+
+    labels: Tensor
+    dense: Tensor
+    sparse: Tensor
+
+
+def batches(path: str | Path, batch_size: int) -> Iterator[Batch]:
+    """The file's rows in order as batches of ``batch_size``; the last may be smaller.
+
+    Raises DataError as ``fuselab.data.tsv.read`` does.
+    """
+    # Small batches are cut from larger pieces: reading 64 rows at a time would cost more in numpy
+    # calls than in bytes.
+    piece = batch_size * max(1, 8_192 // batch_size) if batch_size > 0 else batch_size
+    for rows in read(path, piece):
+        for start in range(0, len(rows), batch_size):
+            yield to_batch(rows[start : start + batch_size])
+
+
+def to_batch(rows: Rows) -> Batch:
+    """Tensors of the rows: counts go through ``log_counts``, ids stay as they are, missing -1."""
+    return Batch(
+        torch.from_numpy(rows.labels.astype(numpy.float32)),
+        torch.from_numpy(log_counts(rows.counts)),
+        torch.from_numpy(numpy.ascontiguousarray(rows.ids)),
+    )
+
+
+def log_counts(
+    counts: numpy.typing.NDArray[numpy.int64],
+) -> numpy.typing.NDArray[numpy.float32]:
+    """log(max(count, 0) + 1) in float32; a missing count becomes 0. The original DLRM's transform.
+
+    MISSING_COUNT is negative, so the clip takes care of it too.
+    """
+    assert MISSING_COUNT < 0
+    return numpy.log1p(numpy.maximum(counts, 0).astype(numpy.float32))

@@ -1,0 +1,158 @@
+"""DLRM in plain PyTorch: a bottom MLP, one embedding per category, an interaction, a top MLP.
+
+Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems"
+(arXiv:1906.00091). Written the way a PyTorch user writes it, so that there is something to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuselab.data.batches import Batch, batches, to_batch
+from fuselab.data.layout import DENSE_COLUMNS, KAGGLE_CARDINALITIES, SPARSE_COLUMNS
+from fuselab.data.synthesize import pieces
+from fuselab.errors import ArgumentError, UnknownNameError
+
+INTERACTIONS = ("outer", "dot", "cat")
+
+
+@dataclass(frozen=True)
+class DlrmConfig:
+    """Widths of the layers.
+
+    ``dense_hidden`` leads from 13 counts to ``embedding_dim``; ``prediction_hidden`` from the
+    interaction to one logit. Column c has ``min(cardinalities[c], largest_table)`` embeddings.
+    """
+
+    dense_hidden: tuple[int, ...] = (32,)
+    embedding_dim: int = 16
+    prediction_hidden: tuple[int, ...] = (32,)
+    interaction: str = "outer"
+    cardinalities: tuple[int, ...] = KAGGLE_CARDINALITIES
+    largest_table: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.interaction not in INTERACTIONS:
+            raise UnknownNameError("interaction", self.interaction, INTERACTIONS)
+        if len(self.cardinalities) != SPARSE_COLUMNS:
+            raise ArgumentError(
+                f"DlrmConfig.cardinalities has {len(self.cardinalities)} entries; "
+                f"it needs one for each of the {SPARSE_COLUMNS} categorical columns."
+            )
+        widths = (*self.dense_hidden, self.embedding_dim, *self.prediction_hidden)
+        if min(*widths, *self.cardinalities, self.largest_table) < 1:
+            raise ArgumentError("every width, cardinality and table size of a DlrmConfig is >= 1.")
+
+    @property
+    def table_sizes(self) -> tuple[int, ...]:
+        return tuple(min(size, self.largest_table) for size in self.cardinalities)
+
+    @property
+    def interaction_width(self) -> int:
+        """Outer: the square of all vectors end to end; dot: the pairs and the dense vector."""
+        vectors = SPARSE_COLUMNS + 1
+        if self.interaction == "outer":
+            return (vectors * self.embedding_dim) ** 2
+        if self.interaction == "dot":
+            return vectors * (vectors - 1) // 2 + self.embedding_dim
+        return vectors * self.embedding_dim
+
+
+SMALL = DlrmConfig()
+MAIN = DlrmConfig(
+    dense_hidden=(512, 256, 64),
+    prediction_hidden=(512, 256),
+    interaction="dot",
+    largest_table=1_000_000,
+)
+
+
+class Dlrm(nn.Module):
+    """The probability of a click, [B, 1], from ``dense`` [B, 13] and raw ``sparse`` ids [B, 26]."""
+
+    def __init__(self, config: DlrmConfig = SMALL) -> None:
+        super().__init__()
+        self.config = config
+        width = config.embedding_dim
+        self.dense_mlp = _mlp((DENSE_COLUMNS, *config.dense_hidden, width), last_relu=True)
+        self.embeddings = nn.ModuleList(_table(size, width) for size in config.table_sizes)
+        self.prediction_mlp = _mlp(
+            (config.interaction_width, *config.prediction_hidden, 1), last_relu=False
+        )
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """The probability, [B, 1]; train on ``logits`` instead."""
+        return torch.sigmoid(self.logits(dense, sparse))
+
+    def logits(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """The logit, [B, 1]: what ``binary_cross_entropy_with_logits`` takes."""
+        vectors = [self.dense_mlp(dense), *self.embed(sparse)]
+        return self.prediction_mlp(self.interact(vectors))
+
+    def embed(self, sparse: Tensor) -> list[Tensor]:
+        """26 vectors [B, D]. Ids wrap into their table, ``(id + 1) % size``: missing (-1) is 0."""
+        return [
+            table((sparse[:, column] + 1) % size)
+            for column, (table, size) in enumerate(
+                zip(self.embeddings, self.config.table_sizes, strict=True)
+            )
+        ]
+
+    def interact(self, vectors: Sequence[Tensor]) -> Tensor:
+        """[B, ``interaction_width``] of the dense vector and the 26 embeddings, in that order.
+
+        ``dot`` gives the dense vector, then the dot products below the diagonal, row by row.
+        """
+        if self.config.interaction == "cat":
+            return torch.cat(list(vectors), dim=1)
+        if self.config.interaction == "outer":
+            row = torch.cat(list(vectors), dim=1)
+            return (row.unsqueeze(2) * row.unsqueeze(1)).flatten(1)
+        stacked = torch.stack(list(vectors), dim=1)
+        products = torch.bmm(stacked, stacked.transpose(1, 2))
+        lower = torch.tril_indices(len(vectors), len(vectors), offset=-1, device=products.device)
+        return torch.cat([vectors[0], products[:, lower[0], lower[1]]], dim=1)
+
+
+def _mlp(widths: Sequence[int], last_relu: bool) -> nn.Sequential:
+    """Linear layers with a ReLU behind each, behind the last one only where asked."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*(layers if last_relu else layers[:-1]))
+
+
+def _table(size: int, width: int) -> nn.Embedding:
+    """Uniform in +-1/sqrt(size), as in the original."""
+    table = nn.Embedding(size, width)
+    nn.init.uniform_(table.weight, -(size**-0.5), size**-0.5)
+    return table
+
+
+# --- what makes it a TARGET ----------------------------------------------------------------------
+
+BATCH = 64  # the published small configuration's
+
+
+def example_batch(data: str | None = None, batch: int = BATCH) -> Batch:
+    """The first ``batch`` rows of the file ``data``, or all if fewer; synthetic ones without it."""
+    if data is not None:
+        return next(batches(data, batch))
+    return to_batch(next(pieces(batch)))
+
+
+def get_inputs(data: str | None = None, batch: int = BATCH) -> list[Tensor]:
+    """``dense`` and ``sparse`` of ``example_batch``."""
+    rows = example_batch(data, batch)
+    return [rows.dense, rows.sparse]
+
+
+def get_init_inputs() -> list[Any]:
+    """The small published configuration."""
+    return [SMALL]
