@@ -1,4 +1,4 @@
-"""fuselab: find slow PyTorch operators, see what the compiler does, own, prove and use fused kernels.
+"""fuselab: find slow PyTorch operators; see, own, prove and use the kernels that fuse them.
 
 Everything is imported on first use, so that ``import fuselab`` costs no more than a name.
 """

@@ -37,7 +37,9 @@ class UnknownNameError(FuselabError, LookupError):
         self.kind, self.name, self.known = kind, name, sorted(known)
         close = difflib.get_close_matches(str(name), self.known, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
-        super().__init__(f"unknown {kind} '{name}'; known: {', '.join(self.known) or 'none'}.{hint}")
+        super().__init__(
+            f"unknown {kind} '{name}'; known: {', '.join(self.known) or 'none'}.{hint}"
+        )
 
 
 class UnsupportedError(FuselabError, RuntimeError):

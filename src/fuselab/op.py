@@ -64,13 +64,13 @@ class Case:
 
 
 class Draw(Protocol):
-    """What ``FusedOp.draw`` draws from: replayable, and shrunk towards the simplest failing case."""
+    """What ``FusedOp.draw`` draws from: replayable, shrunk towards the simplest failing case."""
 
     device: torch.device
     dtype: torch.dtype
 
     def size(self, *interesting: int) -> int:
-        """A dimension: 0, 1, 2, 3, powers of two and their neighbours, or one of ``interesting``."""
+        """A dimension: 0 to 3, powers of two and their neighbours, or one of ``interesting``."""
 
     def choice(self, options: Sequence[Element]) -> Element:
         """One of ``options``; the first is the simplest."""
@@ -123,10 +123,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A plain PyTorch expression that one call of the operator replaces; what ``fuselab.fuse`` uses.
+    """A plain PyTorch expression that one call of the operator replaces, for ``fuselab.fuse``.
 
-    ``pattern`` is a function of tensors (and floats) that ``torch.fx`` can trace. ``call`` takes the
-    same parameters and returns the ``Inputs`` of the public function that computes the same.
+    ``pattern`` is a function of tensors (and values) that ``torch.fx`` can trace. ``call`` takes
+    the same parameters and returns the ``Inputs`` of the public function that computes the same.
     """
 
     pattern: Callable[..., Tensor]
@@ -145,9 +145,9 @@ class FusedOp:
     ``prefer(*args)`` gives the order in which ``implementation="auto"`` asks ``supports``; without
     it, the order of ``implementations``. ``autocast(autocast_dtype, *args)`` returns the arguments
     as ``torch.autocast`` would have the reference see them (softmax: ``dtype=torch.float32``);
-    without it they stay as they are, as pointwise operators' do. ``peers`` are other spellings in plain PyTorch worth timing
-    beside the reference, by provider name. ``dtypes`` are those worth checking. ``nondeterministic``
-    says why a reduction's order is not fixed, where it is not.
+    without it they stay as they are, as pointwise operators' do. ``peers`` are other spellings in
+    plain PyTorch worth timing beside the reference, by provider name. ``dtypes`` are those worth
+    checking. ``nondeterministic`` says why a reduction's order is not fixed, where it is not.
     """
 
     name: str

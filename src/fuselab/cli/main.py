@@ -1,4 +1,4 @@
-"""The entry point: collects the verbs, and turns every foreseen error into one sentence and status 2."""
+"""The entry point: collects the verbs; a foreseen error becomes one sentence and status 2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build_app() -> typer.Typer:
     """The command line with every verb found in ``fuselab.cli``."""
     app = typer.Typer(
         name="fuselab",
-        help="Find slow PyTorch operators, see what the compiler does, own the kernel, prove it, use it.",
+        help="Find slow PyTorch operators, see what the compiler does, own, prove and use kernels.",
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -33,7 +33,7 @@ def build_app() -> typer.Typer:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit status: 0 done, 1 the answer is no, 2 wrong input."""
+    """Run one command line; returns its status: 0 done, 1 the answer is no, 2 wrong input."""
     try:
         command = typer.main.get_command(build_app())
         status = command.main(

@@ -385,7 +385,7 @@ def _not_aliased(output: Tensor, arguments: Sequence[Any]) -> Tensor:
     """``output``, copied where it is a view of an argument: raw operators return fresh tensors."""
     for value in arguments:
         if isinstance(value, Tensor) and (
-            output is value or output._is_view() and output._base is value
+            output is value or (output._is_view() and output._base is value)
         ):
             return output.clone()
     return output
@@ -452,9 +452,7 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
                 return tuple(grad for grad in grads if grad is not None)
 
             _, pullback = torch.func.vjp(formula, *(values[place] for place in places))
-            wanted = tuple(
-                grad for grad, need in zip(grad_grads, ctx.needs, strict=True) if need
-            )
+            wanted = tuple(grad for grad, need in zip(grad_grads, ctx.needs, strict=True) if need)
             result: list[Tensor | None] = [None] * (2 + len(values))
             for place, grad in zip(places, pullback(wanted), strict=True):
                 result[2 + place] = grad
@@ -500,7 +498,7 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
 
 
 def _save(ctx: Any, values: Sequence[Any]) -> None:
-    """Tensors through ``save_for_backward`` (checked for in-place changes), the rest beside them."""
+    """Tensors through ``save_for_backward``, which sees in-place changes, the rest beside them."""
     ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
     ctx.plain = tuple(None if isinstance(value, Tensor) else value for value in values)
     ctx.is_tensor = tuple(isinstance(value, Tensor) for value in values)
@@ -576,11 +574,10 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
     """The public function past a missed launch plan."""
     op = registration.op
     compiling = torch.compiler.is_compiling()
-    if implementation != "auto" and implementation not in op.implementations:
-        if implementation != "reference":
-            raise UnknownNameError(
-                "implementation", implementation, ["auto", "reference", *op.implementations]
-            )
+    if implementation not in ("auto", "reference", *op.implementations):
+        raise UnknownNameError(
+            "implementation", implementation, ["auto", "reference", *op.implementations]
+        )
     device = _device_of(op, args)
     if op.autocast is not None and torch.is_autocast_enabled(device.type):
         args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))
@@ -609,7 +606,7 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
 
 
 def _with_scalar_tensors(registration: _Registration, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Floats as 0-d tensors on the inputs' device: a multiplication is what Dynamo keeps symbolic."""
+    """Floats as 0-d tensors on the inputs' device: Dynamo keeps a multiplication symbolic."""
     first = next(args[place] for place in registration.tensor_positions if args[place] is not None)
     dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
     converted = list(args)
@@ -617,4 +614,3 @@ def _with_scalar_tensors(registration: _Registration, args: tuple[Any, ...]) -> 
         if not isinstance(args[place], Tensor):
             converted[place] = torch.ones((), dtype=dtype, device=first.device) * args[place]
     return tuple(converted)
-

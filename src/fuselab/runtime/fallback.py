@@ -1,4 +1,4 @@
-"""What happens when a kernel does not build: the reference once warned of, or a failure where it counts."""
+"""When a kernel does not build: the reference with one warning, or a failure where it counts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,231 @@
+"""From matches back to graphs: a chain before and after, and a module's rewritten forward."""
+
+from __future__ import annotations
+
+import copy
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from fuselab.errors import ArgumentError, DtypeError
+from fuselab.fusion.expression import Apply, Attribute, Opaque, Value
+from fuselab.fusion.match import Match
+from fuselab.fusion.trace import Call, Traced
+from fuselab.runtime.dispatch import operator
+
+Emit = Callable[[Any], Any]
+
+
+def guarded(match: Match) -> Callable[..., Tensor]:
+    """The operator's public function; what it refuses (other shapes, later) the reference takes."""
+    public = operator(match.op)
+    reference = match.op.reference
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        try:
+            return public(*args, **kwargs)
+        except (ArgumentError, DtypeError):
+            return reference(*args, **kwargs)
+
+    call.__name__ = match.op.short_name
+    call.__qualname__ = match.op.short_name
+    call.__module__ = "fuselab.ops"
+    return call
+
+
+def _argument(
+    graph: fx.Graph, value: Any, known: Mapping[fx.Node, fx.Node], rows: dict[Any, Any]
+) -> Any:
+    """Put what ``value`` stands for into ``graph`` and return its node or constant."""
+    if not isinstance(value, Value):
+        return value
+    if value in rows:
+        return rows[value]
+    if isinstance(value, Attribute):
+        result: Any = graph.get_attr(value.path)
+    elif isinstance(value, Opaque):
+        result = known[value.node]
+    else:
+        assert isinstance(value, Apply)
+        if value.origin in known:
+            result = known[value.origin]
+        elif value.name == "linear":
+            # The product of a Linear whose bias the operator takes.
+            result = graph.call_function(
+                F.linear,
+                tuple(
+                    _argument(graph, operand, known, rows) for operand in value.arguments.values()
+                ),
+            )
+        else:
+            raise AssertionError(f"'{value.name}' is neither traced whole nor a product")
+    rows[value] = result
+    return result
+
+
+def emit_call(
+    graph: fx.Graph,
+    match: Match,
+    known: Mapping[fx.Node, fx.Node],
+    function: Callable[..., Tensor],
+) -> fx.Node:
+    """The operator's call, with the chain's inputs as its arguments."""
+    inputs = match.rewrite.call(**match.bindings)
+    rows: dict[Any, Any] = {}
+    args = tuple(_argument(graph, value, known, rows) for value in inputs.args)
+    kwargs = {key: _argument(graph, value, known, rows) for key, value in inputs.kwargs.items()}
+    return graph.call_function(function, args, kwargs)
+
+
+class Region:
+    """One match on its own: the traced nodes it replaces, and the call in their place.
+
+    ``before`` and ``after`` are modules over the same parameters that take the region's inputs.
+    """
+
+    def __init__(self, traced: Traced, match: Match) -> None:
+        self.traced, self.match = traced, match
+        origins = set(match.origins)
+        self.inner = [node for node in traced.graph.nodes if node in origins]
+        self.inputs = list(
+            dict.fromkeys(
+                used
+                for node in self.inner
+                for used in node.all_input_nodes
+                if used not in origins and used.op != "get_attr"
+            )
+        )
+        self.before = self._module(self._emit_before)
+        self.after = self._module(self._emit_after)
+
+    def _module(
+        self, emit: Callable[[fx.Graph, dict[fx.Node, fx.Node]], fx.Node]
+    ) -> fx.GraphModule:
+        graph = fx.Graph()
+        known = {
+            node: graph.placeholder(f"input_{index}") for index, node in enumerate(self.inputs)
+        }
+        graph.output(emit(graph, known))
+        return fx.GraphModule(self.traced.module, graph)
+
+    def _emit_before(self, graph: fx.Graph, known: dict[fx.Node, fx.Node]) -> fx.Node:
+        for node in self.inner:
+            for used in node.all_input_nodes:
+                if used.op == "get_attr" and used not in known:
+                    known[used] = graph.node_copy(used)
+            known[node] = graph.node_copy(node, lambda used: known[used])
+        return known[self.match.root.origin]
+
+    def _emit_after(self, graph: fx.Graph, known: dict[fx.Node, fx.Node]) -> fx.Node:
+        return emit_call(graph, self.match, known, guarded(self.match))
+
+
+def rewritten(traced: Traced, matches: Sequence[Match]) -> fx.Graph:
+    """The module's graph with every match replaced by its operator's call."""
+    by_root = {match.root.origin: match for match in matches}
+    replaced = {node for match in matches for node in match.origins}
+    graph = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    for node in traced.graph.nodes:
+        if node in by_root:
+            known[node] = emit_call(graph, by_root[node], known, guarded(by_root[node]))
+        elif node.op == "output":
+            graph.output(fx.node.map_arg(node.args[0], lambda used: known[used]))
+        elif node not in replaced:
+            known[node] = graph.node_copy(node, lambda used: known[used])
+    return graph
+
+
+def install(module: nn.Module, graph: fx.Graph, call: Call) -> None:
+    """Give ``module`` the forward that ``graph`` describes.
+
+    The class of this one instance becomes a subclass that runs the graph where the call looks like
+    the one it was traced from (same training mode, tensors in the same places, equal values
+    elsewhere) and the class's own forward where it does not. Pickles as the original class.
+    """
+    original = type(module)
+    code = graph.python_code(root_module="self")
+    name = f"<fused forward of {original.__qualname__} {id(module):x}>"
+    linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
+    namespace = dict(code.globals)
+    exec(compile(code.src, name, "exec"), namespace)
+    fused = namespace["forward"]
+    leaves, structure = call.leaves()
+    is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+    only_tensors = not call.kwargs and all(isinstance(value, Tensor) for value in call.args)
+    count, training = len(leaves), module.training
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self.training == training:
+            if only_tensors:
+                if (
+                    not kwargs
+                    and len(args) == count
+                    and all(isinstance(value, Tensor) for value in args)
+                ):
+                    return fused(self, *args)
+            else:
+                given, its_structure = pytree.tree_flatten((args, kwargs))
+                if its_structure == structure and all(
+                    isinstance(value, Tensor) if tensor else _same(value, leaf)
+                    for value, leaf, tensor in zip(given, leaves, is_tensor, strict=True)
+                ):
+                    return fused(self, *(value for value in given if isinstance(value, Tensor)))
+        return original.forward(self, *args, **kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        return _unfused, (original,), self.__dict__
+
+    def duplicate(self: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+        twin = self.__class__.__new__(self.__class__)
+        if memo is None:
+            twin.__dict__.update(self.__dict__)
+        else:
+            memo[id(self)] = twin
+            twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+    module.__class__ = type(
+        original.__name__,
+        (original,),
+        {
+            "forward": forward,
+            "__reduce_ex__": reduce,
+            "__copy__": duplicate,
+            "__deepcopy__": duplicate,
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+            "__doc__": original.__doc__,
+            "fused_source": code.src,
+        },
+    )
+
+
+def _unfused(original: type[nn.Module]) -> nn.Module:
+    """What a pickle of a fused module begins with: an instance of the class it was made from."""
+    return original.__new__(original)
+
+
+def _same(value: Any, recorded: Any) -> bool:
+    return not isinstance(value, Tensor) and type(value) is type(recorded) and value == recorded
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """A module tree of its own over the same parameters, buffers, hooks and plain attributes."""
+    copies: dict[int, nn.Module] = {}
+
+    def twin_of(module: nn.Module) -> nn.Module:
+        if id(module) not in copies:
+            twin = copies[id(module)] = module.__class__.__new__(module.__class__)
+            twin.__dict__.update(module.__dict__)
+            twin.__dict__["_modules"] = {
+                name: None if child is None else twin_of(child)
+                for name, child in module._modules.items()
+            }
+        return copies[id(module)]
+
+    return twin_of(model)

@@ -1,0 +1,376 @@
+"""``fuselab.fuse``: a model's memory-bound chains replaced where that is right and faster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fuselab.errors import FuselabError, TargetError
+from fuselab.fusion.emit import Region, install, rewritten, shared_copy
+from fuselab.fusion.expression import Expression, has_hooks
+from fuselab.fusion.judge import can_copy, measure, prove_model, prove_region, values_of
+from fuselab.fusion.match import Match, Pattern, find
+from fuselab.fusion.trace import Call, Traced, record_calls, shadow, source_line, trace_forward
+from fuselab.measure.verdict import Outcome, Verdict
+from fuselab.op import FusedOp, Inputs
+from fuselab.runtime.dispatch import choose, registered
+
+
+class Decision(StrEnum):
+    """What became of one chain that an operator could replace."""
+
+    KEPT = "kept"
+    NOT_FASTER = "not faster"
+    WRONG = "wrong"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One chain of the model and the operator that was tried in its place.
+
+    ``module`` is the dotted path of the module whose forward holds the chain ("" is the model),
+    ``chain`` the operations in order, ``source`` the user's ``file:line``. Times are microseconds
+    per call, None where it did not come to measuring. ``inputs`` are the operator's arguments at
+    the sizes found in the model.
+    """
+
+    op: FusedOp
+    module: str
+    chain: str
+    source: str
+    decision: Decision
+    reason: str
+    implementation: str | None = None
+    before_us: float | None = None
+    after_us: float | None = None
+    verdict: Verdict | None = None
+    inputs: Inputs = field(default_factory=Inputs, repr=False)
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """A module that was not looked into, and why."""
+
+    module: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FuseResult:
+    """What ``fuse`` did. ``model`` is the fused model; times are of the whole model, in us.
+
+    ``training`` says whether forward and backward were timed, or the forward alone. ``proof`` is
+    what the whole-model comparison found.
+    """
+
+    model: Any
+    replacements: tuple[Replacement, ...]
+    left: tuple[LeftAlone, ...]
+    training: bool
+    before_us: float
+    after_us: float
+    verdict: Verdict
+    proof: str
+
+    @property
+    def kept(self) -> tuple[Replacement, ...]:
+        """The replacements that are in the model now."""
+        return tuple(tried for tried in self.replacements if tried.decision is Decision.KEPT)
+
+    def __str__(self) -> str:
+        what = "forward and backward" if self.training else "forward"
+        lines = [
+            f"{len(self.kept)} of {len(self.replacements)} chains replaced; {what} "
+            f"{self.before_us:.1f} us before, {self.after_us:.1f} us after: "
+            f"{self.verdict.outcome}; {self.proof}"
+        ]
+        for tried in self.replacements:
+            times = f" ({tried.before_us:.1f} -> {tried.after_us:.1f} us)" if tried.after_us else ""
+            lines.append(
+                f"  {tried.decision}: {tried.chain} in {tried.module or 'the model'} -> "
+                f"{tried.op.short_name}{times}: {tried.reason} [{tried.source}]"
+            )
+        lines += [
+            f"  left alone: {module.module or 'the model'}: {module.reason}" for module in self.left
+        ]
+        return "\n".join(lines)
+
+
+def fuse(
+    model: nn.Module,
+    example_inputs: Sequence[Any] | Tensor,
+    *,
+    ops: Sequence[FusedOp] | None = None,
+    verbose: bool = False,
+) -> nn.Module:
+    """``model`` with its memory-bound chains replaced by fused operators, where that is faster.
+
+    The model that comes back has modules of its own over the same parameters, buffers and hooks;
+    ``model`` itself is not changed. Every replacement is proved, outputs and gradients, against the
+    original on ``example_inputs``, and kept only where it measured faster there: forward and
+    backward when the model is in training mode, else the forward. ``ops`` are the operators that
+    may be used; by default the library's and every other one registered in this process.
+    ``verbose`` prints what was done and what was left, and why; ``fuse_with_report`` returns it.
+
+    Raises TargetError when the model raises on ``example_inputs``.
+    """
+    result = fuse_with_report(model, example_inputs, ops=ops)
+    if verbose:
+        print(result)
+    return result.model
+
+
+def fuse_with_report(
+    model: nn.Module | Callable[..., Any],
+    example_inputs: Sequence[Any] | Tensor,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    ops: Sequence[FusedOp] | None = None,
+    budget_s: float = 1.0,
+) -> FuseResult:
+    """``fuse``, returning everything that was tried. ``budget_s`` bounds each measurement.
+
+    ``model`` may be a plain function of tensors; ``FuseResult.model`` then is one too.
+    """
+    args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    module = model if isinstance(model, nn.Module) else _FunctionModule(model)
+    fusion = _Fusion(module, args, dict(kwargs or {}), _patterns(ops), budget_s)
+    result = fusion.run()
+    if module is model:
+        return result
+    return FuseResult(**{**vars(result), "model": result.model.forward})
+
+
+def _patterns(ops: Sequence[FusedOp] | None) -> list[Pattern]:
+    if ops is None:
+        from fuselab.ops import contract, packages
+
+        library = [contract(name) for name in packages()]
+        ops = list({op.name: op for op in (*library, *registered().values())}.values())
+    return [Pattern(op, rewrite) for op in ops for rewrite in op.rewrites]
+
+
+class _FunctionModule(nn.Module):
+    """A plain function as a module, so that it can be traced and rewritten like one."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class _Fusion:
+    """One run of ``fuse``: looks at every module, tries every chain, puts in what is kept."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        patterns: list[Pattern],
+        budget_s: float,
+    ) -> None:
+        self.model, self.args, self.kwargs = model, args, kwargs
+        self.patterns, self.budget_s = patterns, budget_s
+        self.training = model.training and any(p.requires_grad for p in model.parameters())
+        self.tried: list[Replacement] = []
+        self.left: list[LeftAlone] = []
+        self.measured: dict[Any, tuple[float, float, Verdict]] = {}
+
+    def run(self) -> FuseResult:
+        stage = shadow(self.model)
+        calls = record_calls(stage, self.args, self.kwargs)
+        fused = shared_copy(self.model)
+        for path, module in stage.named_modules():
+            if path not in calls or _is_plain_layer(module):
+                continue
+            traced = self._trace(path, module, calls[path])
+            if traced is not None:
+                kept = self._choose(traced)
+                if kept:
+                    target = fused.get_submodule(path) if path else fused
+                    install(target, rewritten(traced, kept), traced.call)
+        return self._conclude(fused)
+
+    def _trace(self, path: str, module: nn.Module, call: Call) -> Traced | None:
+        try:
+            return trace_forward(path, module, call)
+        except Exception as error:  # torch.fx raises many kinds for code it cannot follow
+            reason = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
+            self.left.append(LeftAlone(path, source_line(module), reason))
+            return None
+
+    def _choose(self, traced: Traced) -> list[Match]:
+        original = self.model.get_submodule(traced.path)
+        hooked = {name for name, child in original.named_modules() if name and has_hooks(child)}
+        expression = Expression(traced.graph, traced.module, keep=hooked)
+        for name in expression.kept:
+            path = f"{traced.path}.{name}" if traced.path else name
+            self.left.append(LeftAlone(path, source_line(traced.module), "it has hooks"))
+        matches = find(expression, self.patterns)
+        if not matches:
+            return []
+        values = values_of(traced.graph, traced.module, traced.tensors)
+        taken: set[fx.Node] = set()
+        kept: list[Match] = []
+        for match in matches:
+            if taken.isdisjoint(match.origins):
+                replacement = self._try(traced, match, values)
+                self.tried.append(replacement)
+                if replacement.decision is Decision.KEPT:
+                    taken.update(match.origins)
+                    kept.append(match)
+        return kept
+
+    def _try(self, traced: Traced, match: Match, values: Mapping[fx.Node, Any]) -> Replacement:
+        source = _line_of(match.root.origin) or source_line(traced.module)
+
+        def result(decision: Decision, reason: str, **more: Any) -> Replacement:
+            return Replacement(match.op, traced.path, match.chain, source, decision, reason, **more)
+
+        region = Region(traced, match)
+        tensors = [values[node] for node in region.inputs]
+        try:
+            inputs = _operator_inputs(region, tensors)
+            arguments = match.op.bind(inputs)
+            match.op.validate(*arguments)
+            implementation = choose(match.op, arguments)
+        except FuselabError as error:
+            return result(Decision.REFUSED, str(error))
+        if implementation == "reference":
+            return result(
+                Decision.REFUSED,
+                "no implementation is meant for these sizes on this device",
+                inputs=inputs,
+            )
+        more: dict[str, Any] = {"implementation": implementation, "inputs": inputs}
+        try:
+            problem = prove_region(region, tensors)
+        except FuselabError as error:
+            return result(Decision.REFUSED, str(error), **more)
+        if problem is not None:
+            return result(Decision.WRONG, problem, **more)
+        before_us, after_us, decision = self._measure(region, tensors, arguments)
+        more |= {"before_us": before_us, "after_us": after_us, "verdict": decision}
+        if decision.outcome is Outcome.FASTER:
+            return result(Decision.KEPT, f"{decision.speedup:.2f}x faster", **more)
+        return result(Decision.NOT_FASTER, f"measured {decision}", **more)
+
+    def _measure(
+        self, region: Region, tensors: Sequence[Any], arguments: Sequence[Any]
+    ) -> tuple[float, float, Verdict]:
+        parameters = list(region.before.parameters())
+        key = (
+            region.match.op.name,
+            region.match.chain,
+            *(_likeness(value) for value in (*arguments, *tensors, *parameters)),
+        )
+        if key not in self.measured:
+            self.measured[key] = measure(
+                region.before.forward,
+                region.after.forward,
+                tensors,
+                parameters,
+                training=self.training,
+                budget_s=self.budget_s,
+            )
+        return self.measured[key]
+
+    def _conclude(self, fused: nn.Module) -> FuseResult:
+        kept = [tried for tried in self.tried if tried.decision is Decision.KEPT]
+        proof = "nothing replaced, nothing to prove"
+        if kept and not can_copy(self.model):
+            proof = "each replacement proved; the whole model is too large for a float64 copy"
+        elif kept:
+            problem = prove_model(shadow(self.model), shadow(fused), self.args, self.kwargs)
+            if problem is not None:
+                raise TargetError(
+                    "the fused model does not reproduce the original although every replacement "
+                    f"does: {problem}; please report the model."
+                )
+            proof = "outputs and gradients of the whole model proved against float64"
+        before_us, after_us, decision = measure(
+            _bind(shadow(self.model), self.kwargs),
+            _bind(shadow(fused), self.kwargs),
+            self.args,
+            list(self.model.parameters()),
+            training=self.training,
+            budget_s=3 * self.budget_s,
+        )
+        return FuseResult(
+            model=fused,
+            replacements=tuple(self.tried),
+            left=tuple(self.left),
+            training=self.training,
+            before_us=before_us,
+            after_us=after_us,
+            verdict=decision,
+            proof=proof,
+        )
+
+
+def _is_plain_layer(module: nn.Module) -> bool:
+    """A layer of torch.nn without children: there is no chain inside to look for."""
+    return type(module).__module__.startswith("torch.nn.") and not any(
+        True for _ in module.children()
+    )
+
+
+def _bind(model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    return lambda *args: model(*args, **kwargs)
+
+
+def _operator_inputs(region: Region, tensors: Sequence[Any]) -> Inputs:
+    """The operator's own arguments at this place in the model."""
+    recorded: list[Inputs] = []
+
+    def record(*args: Any, **kwargs: Any) -> None:
+        recorded.append(Inputs(args, kwargs))
+
+    graph = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    call: fx.Node | None = None
+    for node in region.after.graph.nodes:
+        if node.op == "output":
+            continue
+        known[node] = graph.node_copy(node, lambda used: known[used])
+        call = known[node]
+    assert call is not None
+    call.target = record
+    graph.output(call)
+    with torch.no_grad():
+        fx.GraphModule(region.traced.module, graph)(*tensors)
+    return recorded[0]
+
+
+def _likeness(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
+    return value
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _line_of(node: fx.Node) -> str | None:
+    """``file:line`` of the user's code that made a traced node."""
+    frames = _FRAME.findall(node.stack_trace or "")
+    for file, line in reversed(frames):
+        if not file.startswith("<") and "/torch/" not in file and "/fuselab/" not in file:
+            return f"{file}:{line}"
+    return None
+
+
+__all__ = ["Decision", "FuseResult", "LeftAlone", "Replacement", "fuse", "fuse_with_report"]

@@ -1,0 +1,212 @@
+"""Prove one replacement against the original, and measure whether it is worth keeping."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from fuselab.fusion.emit import Region
+from fuselab.measure.interleave import Candidate, interleave
+from fuselab.measure.verdict import Outcome, Verdict, verdict
+from fuselab.prove.accuracy import Bar
+from fuselab.runtime import fallback
+
+_CALLS_PER_SYNC = 20  # enough that one cudaDeviceSynchronize (about 10 us) does not count
+_LARGEST_FLOAT64_COPY_BYTES = 4 << 30
+
+
+def values_of(graph: fx.Graph, module: nn.Module, tensors: Sequence[Tensor]) -> dict[fx.Node, Any]:
+    """What every node of a traced forward computes, as it was before a later in-place change."""
+    interpreter = _Recorder(fx.GraphModule(module, graph))
+    with torch.random.fork_rng(devices=sorted({t.device.index for t in tensors if t.is_cuda})):
+        interpreter.run(*tensors)
+    # The interpreter walks a copy of the graph; its nodes come in the same order.
+    return dict(
+        zip(
+            graph.nodes,
+            (interpreter.recorded.get(node) for node in interpreter.graph.nodes),
+            strict=True,
+        )
+    )
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.recorded: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.recorded[n] = pytree.tree_map_only(
+            Tensor,
+            lambda tensor: tensor.detach().clone().requires_grad_(_differentiable(tensor)),
+            value,
+        )
+        return value
+
+
+def _differentiable(tensor: Tensor) -> bool:
+    return tensor.requires_grad and tensor.is_floating_point()
+
+
+def prove_region(region: Region, inputs: Sequence[Any]) -> str | None:
+    """None when outputs and gradients of ``region.after`` meet the bar, else what does not."""
+    return _prove(region.before, region.after, inputs, {})
+
+
+def prove_model(
+    original: nn.Module, fused: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+) -> str | None:
+    """The same for whole models; ask ``can_copy`` first."""
+    return _prove(original, fused, args, kwargs)
+
+
+def can_copy(model: nn.Module) -> bool:
+    """Whether a float64 copy of the model's parameters is small enough to prove the whole model."""
+    return 8 * sum(value.numel() for value in model.parameters()) <= _LARGEST_FLOAT64_COPY_BYTES
+
+
+def _prove(
+    before: nn.Module, after: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+) -> str | None:
+    leaves, structure = pytree.tree_flatten((tuple(args), kwargs))
+    state: dict[str, Tensor] = dict(before.named_parameters())
+    state.update(
+        {name: value for name, value in before.named_buffers() if value.is_floating_point()}
+    )
+    values = [
+        *(_leaf(leaf) for leaf in leaves),
+        *(value.detach().clone().requires_grad_(value.requires_grad) for value in state.values()),
+    ]
+    upstream: list[Tensor] = []
+
+    def evaluate(module: nn.Module, values: Sequence[Any]) -> list[Tensor | None]:
+        given, carried = values[: len(leaves)], values[len(leaves) :]
+        # In-place operations and running statistics must not reach the caller's tensors.
+        given = [value.clone() if isinstance(value, Tensor) else value for value in given]
+        args, kwargs = pytree.tree_unflatten(given, structure)
+        carried = [value if value.requires_grad else value.clone() for value in carried]
+        with torch.random.fork_rng(devices=_devices(values)):
+            torch.manual_seed(0)
+            output = functional_call(module, dict(zip(state, carried, strict=True)), args, kwargs)
+        results = [value for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
+        roots = [value for value in results if value.requires_grad]
+        if not upstream:
+            generator = torch.Generator().manual_seed(1)
+            upstream.extend(
+                torch.randn(root.shape, generator=generator, dtype=torch.float64).to(root.device)
+                for root in roots
+            )
+        wanted = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+        grads: Sequence[Tensor | None] = ()
+        if roots and wanted:
+            grads = torch.autograd.grad(
+                roots,
+                wanted,
+                [grad.to(root.dtype) for grad, root in zip(upstream, roots, strict=True)],
+                allow_unused=True,
+            )
+        return [*(value.detach() for value in results), *grads]
+
+    bar = Bar(functools.partial(evaluate, before), values, [])
+    with fallback.strict():
+        results = evaluate(after, values)
+    problems = [judgement.problem for judgement in bar.judge(results) if judgement.problem]
+    return problems[0] if problems else None
+
+
+def _leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().clone().requires_grad_(_differentiable(leaf))
+    return leaf
+
+
+def _devices(values: Sequence[Any]) -> list[int]:
+    return sorted(
+        {value.device.index for value in values if isinstance(value, Tensor) and value.is_cuda}
+    )
+
+
+def measure(
+    before: Callable[..., Any],
+    after: Callable[..., Any],
+    args: Sequence[Any],
+    parameters: Sequence[Tensor],
+    *,
+    training: bool,
+    budget_s: float,
+) -> tuple[float, float, Verdict]:
+    """Median us per call of both, and the verdict on ``after``.
+
+    What is timed is what a training or serving loop sees: steady-state wall time, warm, the host's
+    own time included; forward and backward when ``training``, else the forward without gradients.
+    """
+    device = next(
+        (value.device for value in args if isinstance(value, Tensor)), torch.device("cpu")
+    )
+    calls = {
+        name: _steady(_step(function, args, parameters, training), device)
+        for name, function in (("before", before), ("after", after))
+    }
+    with fallback.strict():
+        samples = interleave(
+            [Candidate(name, call) for name, call in calls.items()],
+            torch.device("cpu"),
+            cold=False,
+            budget_s=budget_s,
+            decided=lambda times: (
+                verdict(times["after"], times["before"]).outcome is not Outcome.UNCLEAR
+            ),
+        )
+    times = {name: result.times_us for name, result in samples.items()}
+    scale = _CALLS_PER_SYNC if device.type == "cuda" else 1
+    decision = verdict(times["after"], times["before"])
+    middle = {name: sorted(values)[len(values) // 2] / scale for name, values in times.items()}
+    return middle["before"], middle["after"], decision
+
+
+def _step(
+    function: Callable[..., Any], args: Sequence[Any], parameters: Sequence[Tensor], training: bool
+) -> Callable[[], None]:
+    if not training:
+
+        def forward() -> None:
+            with torch.no_grad():
+                function(*args)
+
+        return forward
+    wanted = [
+        *(value for value in args if isinstance(value, Tensor) and value.requires_grad),
+        *(value for value in parameters if value.requires_grad),
+    ]
+
+    def forward_and_backward() -> None:
+        roots = [
+            value
+            for value in pytree.tree_leaves(function(*args))
+            if isinstance(value, Tensor) and value.requires_grad
+        ]
+        if roots and wanted:
+            torch.autograd.grad(
+                roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True
+            )
+
+    return forward_and_backward
+
+
+def _steady(call: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    if device.type != "cuda":
+        return call
+
+    def many() -> None:
+        for _ in range(_CALLS_PER_SYNC):
+            call()
+        torch.cuda.synchronize(device)
+
+    return many

@@ -1,0 +1,185 @@
+"""Run a model once on example inputs and trace every module's own forward, its children as leaves.
+
+The run happens on a shadow of the model: same parameters, copied buffers, no hooks, its own random
+state. So nothing of the user's is called twice and nothing of it changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from fuselab.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments one module was called with."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def leaves(self) -> tuple[list[Any], Any]:
+        """All arguments flattened, and the structure that puts them back."""
+        return pytree.tree_flatten((self.args, dict(self.kwargs)))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module whose own forward was traced: its graph takes the call's tensors, in order."""
+
+    path: str
+    module: nn.Module
+    graph: fx.Graph
+    call: Call
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in self.call.leaves()[0] if isinstance(leaf, Tensor)]
+
+
+def shadow(model: nn.Module) -> nn.Module:
+    """A copy with the same parameters, buffers of its own and no hooks, free to be run."""
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        for name, value in vars(module).items():
+            if name.endswith("_hooks") and isinstance(value, dict):
+                value.clear()
+    return copied
+
+
+def record_calls(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Call]:
+    """The first call of every module while ``model`` runs, by dotted path ("" is the model)."""
+    calls: dict[str, Call] = {}
+
+    def watch(path: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.setdefault(path, Call(args, kwargs))
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(watch(path), with_kwargs=True)
+        for path, module in model.named_modules()
+    ]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(args)):
+            model(*args, **kwargs)
+    except Exception as error:
+        raise TargetError(
+            f"the model raised {type(error).__name__} on the example inputs: {error}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _cuda_devices(args: Sequence[Any]) -> list[int]:
+    return [
+        index
+        for index in {
+            leaf.device.index for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)
+        }
+        if index is not None
+    ]
+
+
+def trace_forward(path: str, module: nn.Module, call: Call) -> Traced:
+    """Trace ``module.forward`` alone; arguments that are no tensors are taken as constants.
+
+    Raises whatever ``torch.fx`` raises for a forward that cannot be traced (control flow on data).
+    """
+    if "forward" in vars(module):
+        raise NotTraceableError("its forward was replaced on the instance")
+    leaves, structure = call.leaves()
+    names = [f"tensor_{index}" for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    original = type(module).forward
+
+    def forward(self: nn.Module, *tensors: Any) -> Any:
+        waiting = iter(tensors)
+        filled = [next(waiting) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, structure)
+        return original(self, *args, **kwargs)
+
+    # torch.fx reads the parameters off the signature, and takes *tensors for a single one.
+    namespace: dict[str, Any] = {"inner": forward}
+    listed = ", ".join(["self", *names])
+    exec(f"def forward({listed}):\n    return inner({listed})", namespace)
+    stand_in = copy.copy(module)
+    stand_in.__class__ = type(
+        type(module).__name__, (type(module),), {"forward": namespace["forward"]}
+    )
+    before = dict(vars(stand_in))
+    graph = _ChildrenAreLeaves().trace(stand_in)
+    changed = [
+        name for name, value in vars(stand_in).items() if before.get(name, stand_in) is not value
+    ]
+    if any(name.startswith("_tensor_constant") for name in changed):
+        raise NotTraceableError("its forward builds a tensor, which a trace would freeze")
+    if changed:
+        raise NotTraceableError(
+            f"its forward sets self.{changed[0]}, which a trace would leave out"
+        )
+    _check_reproduces(module, graph, call)
+    return Traced(path, module, graph, call)
+
+
+def _check_reproduces(module: nn.Module, graph: fx.Graph, call: Call) -> None:
+    """Run the forward and its trace: what a trace loses (``x += y``, aliases) shows here."""
+
+    def run(forward: Any, *, whole_call: bool) -> list[Any]:
+        copied = pytree.tree_map_only(Tensor, Tensor.clone, (call.args, dict(call.kwargs)))
+        leaves = pytree.tree_leaves(copied)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(tensors)):
+            torch.manual_seed(0)
+            output = forward(*copied[0], **copied[1]) if whole_call else forward(*tensors)
+        return [*pytree.tree_leaves(output), *tensors]
+
+    expected = run(module.forward, whole_call=True)
+    actual = run(fx.GraphModule(module, graph), whole_call=False)
+    same = len(expected) == len(actual) and all(
+        torch.equal(torch.nan_to_num(mine), torch.nan_to_num(theirs))
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor)
+        else type(mine) is type(theirs)
+        for mine, theirs in zip(actual, expected, strict=True)
+    )
+    if not same:
+        raise NotTraceableError("a trace does not reproduce it (does it change a tensor in place?)")
+
+
+class NotTraceableError(Exception):
+    """A forward that a trace would not reproduce; the message completes "left alone: "."""
+
+
+class _ChildrenAreLeaves(fx.Tracer):
+    """Every child module stays a call, whatever its class: children are traced on their own."""
+
+    proxy_buffer_attributes = True
+    record_stack_traces = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def source_line(module: nn.Module) -> str:
+    """``file:line`` of a module's forward, or its class where that is no code of the user's."""
+    try:
+        file = inspect.getsourcefile(type(module).forward)
+        line = inspect.getsourcelines(type(module).forward)[1]
+    except (OSError, TypeError):
+        return type(module).__qualname__
+    if type(module).__module__.startswith("torch."):
+        return f"torch.{type(module).__qualname__}"
+    return f"{file}:{line}"

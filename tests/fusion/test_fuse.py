@@ -1,0 +1,270 @@
+"""fuselab.fuse: what it finds, keeps and leaves, and that the model stays the user's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuselab
+from fuselab.errors import TargetError
+from fuselab.fusion import fuse as fuse_module
+from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
+from fuselab.measure.verdict import Outcome, Verdict
+from fuselab.op import FusedOp, Implementation
+
+from .conftest import make_op, reference
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.gelu = nn.GELU()
+        self.shift = nn.Parameter(torch.randn(width))
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = self.gelu(self.linear(input))
+        if mask is not None:
+            hidden = hidden * mask
+        return torch.tanh(hidden + self.shift) + hidden
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(16, 32), nn.ReLU(inplace=True), nn.Linear(32, 16), nn.ReLU()
+        )
+        self.block = Block(16)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.dropout(F.relu(self.block(self.mlp(input))))
+
+
+def _as_if(speedup: float) -> Any:
+    outcome = Outcome.FASTER if speedup > 1 else Outcome.SLOWER
+    return lambda *args, **kwargs: (speedup, 1.0, Verdict(outcome, speedup, speedup, speedup, 12))
+
+
+@pytest.fixture
+def faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every replacement measures twice as fast: what is tested here is everything but the clock."""
+    monkeypatch.setattr(fuse_module, "measure", _as_if(2.0))
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def _fuse(model: Any, *inputs: Tensor, op: FusedOp) -> FuseResult:
+    return fuse_with_report(model, inputs, ops=[op])
+
+
+def _same_draws(model: nn.Module, input: Tensor) -> Tensor:
+    torch.manual_seed(7)
+    return model(input)
+
+
+def test_finds_chains_in_modules_functions_and_sequentials(
+    faster: None, model: Model, op: FusedOp
+) -> None:
+    result = _fuse(model, torch.randn(8, 16), op=op)
+    assert [(tried.module, tried.chain, tried.decision) for tried in result.replacements] == [
+        ("mlp", "add → relu", Decision.KEPT),
+        ("mlp", "add → relu", Decision.KEPT),
+        ("block", "add → gelu", Decision.KEPT),
+        ("block", "add → tanh", Decision.KEPT),
+    ]
+    assert "fused_source" not in vars(type(model.block)), "the original must stay as it was"
+    assert "bias_act(linear" in type(result.model.block).fused_source
+    assert "proved against float64" in result.proof
+
+
+def test_fused_model_gives_the_same_outputs_and_gradients(
+    faster: None, model: Model, op: FusedOp
+) -> None:
+    input = torch.randn(8, 16)
+    fused = _fuse(model, input, op=op).model
+    torch.testing.assert_close(_same_draws(fused, input), _same_draws(model, input))
+    expected = torch.autograd.grad(_same_draws(model, input).square().sum(), model.parameters())
+    actual = torch.autograd.grad(_same_draws(fused, input).square().sum(), fused.parameters())
+    torch.testing.assert_close(actual, expected)
+
+
+def test_state_dict_parameters_and_class_are_the_originals(
+    faster: None, model: Model, op: FusedOp
+) -> None:
+    fused = _fuse(model, torch.randn(8, 16), op=op).model
+    assert isinstance(fused, Model) and type(fused.block).__name__ == "Block"
+    assert list(fused.state_dict()) == list(model.state_dict())
+    for mine, theirs in zip(fused.parameters(), model.parameters(), strict=True):
+        assert mine is theirs
+    fused.load_state_dict(
+        {key: torch.ones_like(value) for key, value in model.state_dict().items()}
+    )
+    assert bool((model.block.shift == 1).all())
+
+
+def test_hooks_fire_once_and_a_hooked_layer_stays(faster: None, model: Model, op: FusedOp) -> None:
+    fired: list[str] = []
+    model.block.register_forward_hook(lambda *args: fired.append("block"))
+    model.mlp[1].register_forward_hook(lambda *args: fired.append("relu"))
+    result = _fuse(model, torch.randn(8, 16), op=op)
+    assert fired == [], "fusing must not run the user's hooks"
+    result.model(torch.randn(8, 16))
+    assert sorted(fired) == ["block", "relu"]
+    assert [left.reason for left in result.left] == ["it has hooks"]
+    assert [left.module for left in result.left] == ["mlp.1"]
+
+
+def test_other_modes_arguments_and_shapes_take_the_original_path(
+    faster: None, model: Model, op: FusedOp
+) -> None:
+    fused = _fuse(model, torch.randn(8, 16), op=op).model
+    fused.eval(), model.eval()
+    for rows in (8, 1, 0, 33):
+        input = torch.randn(rows, 16)
+        torch.testing.assert_close(fused(input), model(input))
+    input, mask = torch.randn(3, 16), torch.zeros(16)
+    torch.testing.assert_close(fused.block(input, mask), model.block(input, mask))
+    torch.testing.assert_close(fused.block(input, mask=mask), model.block(input, mask=mask))
+
+
+def test_what_the_operator_refuses_later_runs_through_its_reference(
+    faster: None, op: FusedOp
+) -> None:
+    def shifted(input: Tensor, bias: Tensor) -> Tensor:
+        return torch.relu(input + bias)
+
+    fused = _fuse(shifted, torch.randn(4, 3), torch.randn(3), op=op)
+    assert len(fused.kept) == 1
+    input, column = torch.randn(4, 3), torch.randn(4, 1)
+    torch.testing.assert_close(fused.model(input, column), shifted(input, column))
+
+
+def test_copies_and_pickles(faster: None, model: Model, op: FusedOp) -> None:
+    fused = _fuse(model, torch.randn(8, 16), op=op).model
+    input = torch.randn(2, 16)
+    copied = copy.deepcopy(fused)
+    assert copied.block.shift is not fused.block.shift
+    assert "fused_source" in vars(type(copied.block))
+    torch.testing.assert_close(_same_draws(copied, input), _same_draws(model, input))
+    loaded = pickle.loads(pickle.dumps(fused))
+    assert type(loaded.block) is Block
+    torch.testing.assert_close(_same_draws(loaded, input), _same_draws(model, input))
+
+
+def test_shared_inner_values_are_not_taken(faster: None, op: FusedOp) -> None:
+    def both(input: Tensor, bias: Tensor) -> Tensor:
+        hidden = input + bias
+        return torch.relu(hidden) * hidden
+
+    assert _fuse(both, torch.randn(4, 3), torch.randn(3), op=op).replacements == ()
+
+
+def test_in_place_on_a_value_that_others_own_is_not_taken(faster: None, op: FusedOp) -> None:
+    def changes_input(input: Tensor, bias: Tensor) -> Tensor:
+        input += bias
+        return torch.relu(input)
+
+    assert _fuse(changes_input, torch.randn(4, 3), torch.randn(3), op=op).replacements == ()
+
+
+def test_commuted_and_method_spellings_match(faster: None, op: FusedOp) -> None:
+    def spelt(input: Tensor, bias: Tensor) -> Tensor:
+        return torch.add(input, bias).tanh()
+
+    result = _fuse(spelt, torch.randn(4, 3), torch.randn(3), op=op)
+    assert [tried.chain for tried in result.kept] == ["add → tanh"]
+
+
+def test_an_addition_scaled_by_alpha_is_another_operation(faster: None, op: FusedOp) -> None:
+    def spelt(input: Tensor, bias: Tensor) -> Tensor:
+        return torch.relu(torch.add(input, bias, alpha=2))
+
+    assert _fuse(spelt, torch.randn(4, 3), torch.randn(3), op=op).replacements == ()
+
+
+def test_a_wrong_operator_is_rejected_with_its_figures(faster: None, model: Model) -> None:
+    def off_by_little(input: Tensor, bias: Tensor, activation: str) -> Tensor:
+        return reference(input, bias, activation) * 1.001
+
+    wrong = make_op(
+        "fusiontest::wrong", implementations={"cpp": Implementation("cpu", off_by_little)}
+    )
+    result = _fuse(model, torch.randn(8, 16), op=wrong)
+    assert {tried.decision for tried in result.replacements} == {Decision.WRONG}
+    assert all("ulp" in tried.reason for tried in result.replacements)
+
+
+def test_slower_is_not_kept(monkeypatch: pytest.MonkeyPatch, model: Model, op: FusedOp) -> None:
+    monkeypatch.setattr(fuse_module, "measure", _as_if(0.5))
+    result = _fuse(model, torch.randn(8, 16), op=op)
+    assert {tried.decision for tried in result.replacements} == {Decision.NOT_FASTER}
+    assert "SLOWER 0.500x" in result.replacements[0].reason
+    assert "fused_source" not in vars(type(result.model.block))
+
+
+class BranchesOnData(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return input if input.sum() > 0 else -input
+
+
+class BuildsATensor(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return input + torch.tensor([1.0, 2.0])
+
+
+class CountsCalls(nn.Module):
+    calls = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return input
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (BranchesOnData(), "control flow"),
+        (BuildsATensor(), "builds a tensor"),
+        (CountsCalls(), "sets self.calls"),
+    ],
+)
+def test_what_a_trace_would_not_reproduce_is_left_and_said(
+    faster: None, model: nn.Module, reason: str, op: FusedOp
+) -> None:
+    result = _fuse(model, torch.randn(3, 2), op=op)
+    assert len(result.left) == 1 and reason in result.left[0].reason
+    assert "test_fuse.py:" in result.left[0].source
+
+
+def test_a_model_that_raises_is_one_sentence(op: FusedOp) -> None:
+    with pytest.raises(TargetError, match="raised RuntimeError on the example inputs"):
+        _fuse(nn.Linear(3, 2), torch.randn(4, 5), op=op)
+
+
+def test_really_measures_and_says_what_it_did(model: Model, op: FusedOp) -> None:
+    result = fuse_with_report(model, [torch.randn(8, 16)], ops=[op], budget_s=0.05)
+    assert len(result.replacements) == 4
+    for tried in result.replacements:
+        assert tried.before_us is not None and 0.1 < tried.before_us < 1e7
+    text = str(result)
+    assert text.startswith(f"{len(result.kept)} of 4 chains replaced; forward and backward ")
+    assert "test_fuse.py:" in text
+
+
+def test_public_name(faster: None, model: Model, op: FusedOp) -> None:
+    input = torch.randn(8, 16)
+    fused = fuselab.fuse(model, input, ops=[op])
+    torch.testing.assert_close(_same_draws(fused, input), _same_draws(model, input))
