@@ -1,0 +1,78 @@
+"""What can be said of a CUDA C++ implementation without a GPU: that all of it compiles."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from fuselab.errors import BuildError
+from fuselab.op import FusedOp
+from fuselab.prove.result import Group, Result, Verdict
+from fuselab.runtime.cuda_source import CudaSource
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+
+def compiled_group(op: FusedOp, implementation: str, quick: bool) -> Group:
+    """The group of an implementation that was built here and cannot run here."""
+    results = []
+    found = list(_sources(op, implementation))
+    if not found:
+        results.append(
+            Result(
+                "build",
+                Verdict.NOT_JUDGED,
+                "nothing to compile is declared: no CudaSource with CUDA_EXPRESSIONS beside it",
+            )
+        )
+    for source, expressions in found:
+        results.append(_build(source, expressions, ARCHITECTURES[1:2] if quick else ARCHITECTURES))
+    results.append(Result("run", Verdict.NOT_JUDGED, "running it needs a GPU; there is none here"))
+    return Group(implementation, "all", "compiled", tuple(results))
+
+
+def _build(source: CudaSource, expressions: Sequence[str], architectures: Sequence[str]) -> Result:
+    for arch in architectures:
+        try:
+            source.compile_many(tuple(expressions), arch)
+        except BuildError as error:
+            log = [line for line in (error.log or str(error)).splitlines() if line.strip()]
+            return Result("build", Verdict.FAIL, f"{arch}: {error}", case=tuple(log[:12]))
+    told = (
+        f"{len(expressions)} kernels of {source.path.name} compile for {', '.join(architectures)}"
+    )
+    return Result("build", Verdict.PASS, told, len(expressions) * len(architectures))
+
+
+def _sources(op: FusedOp, implementation: str) -> Iterator[tuple[CudaSource, Sequence[str]]]:
+    """CudaSource objects of the modules that the launchers live in, with what to instantiate.
+
+    A module says so with ``CUDA_EXPRESSIONS``: the expressions of its one source, or a mapping from
+    each source's file name to them.
+    """
+    declared = op.implementations[implementation]
+    seen: set[int] = set()
+    for function in (declared.forward, declared.backward):
+        while isinstance(function, functools.partial):
+            function = function.func
+        for names in _namespaces(getattr(function, "__globals__", {})):
+            expressions = names.get("CUDA_EXPRESSIONS")
+            for source in [value for value in names.values() if isinstance(value, CudaSource)]:
+                if expressions is None or id(source) in seen:
+                    continue
+                seen.add(id(source))
+                listed: Any = expressions
+                if isinstance(expressions, Mapping):
+                    listed = expressions.get(source.path.name, ())
+                yield source, tuple(listed)
+
+
+def _namespaces(names: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A module's names, and those of the modules of the same package that it imported."""
+    yield names
+    package = names.get("__package__") or ""
+    for value in list(names.values()):
+        if package and isinstance(value, ModuleType) and value.__name__.startswith(f"{package}."):
+            yield vars(value)

@@ -1,0 +1,199 @@
+"""Checks that need a GPU: streams, CUDA graphs, tensors past 2^31 elements."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.prove.accuracy import Bar
+from fuselab.prove.draw import make_values
+from fuselab.prove.result import Result, Verdict
+from fuselab.prove.subject import Subject, Trial
+from fuselab.prove.trials import Check, Outcome, gradient_bar, judged, with_gradients
+
+_DELAY_MATMULS = 40  # of 4096 x 4096 in float32: about 100 ms on an H200
+_NO_GPU = (Verdict.NOT_JUDGED, "needs a GPU; there is none here")
+
+
+def _delay(square: Tensor, times: int) -> None:
+    """Keep the current stream busy."""
+    for _ in range(times):
+        torch.mm(square, square)
+
+
+def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
+    """Under another stream, behind a slow producer: the call neither runs early nor waits for it.
+
+    A kernel on another stream reads what the producer has not written yet, or is not finished when
+    the next operation of the stream reads its output; a launcher that synchronises instead holds
+    the host until the producer is done.
+    """
+    places = subject.differentiable(trial.args)
+    truth = [value.clone() if isinstance(value, Tensor) else value for value in trial.args]
+    bar, names, _, upstream = gradient_bar(subject, trial)
+    differentiates = subject.op.gradient is not None
+    subject.call(*trial.args)  # builds and warms; what is measured below is a launch
+    if differentiates:
+        with_gradients(subject.call, places, [*trial.args, upstream])
+    for place in places:
+        trial.args[place].fill_(float("nan"))
+    stream = torch.cuda.Stream(subject.device)
+    with torch.cuda.stream(stream):
+        square = torch.zeros(4096, 4096, device=subject.device)
+        _delay(square, 2)
+    torch.cuda.synchronize(subject.device)
+    begin = time.perf_counter()
+    with torch.cuda.stream(stream):
+        _delay(square, _DELAY_MATMULS)
+        for place in places:
+            trial.args[place].copy_(truth[place])
+        launched = time.perf_counter()
+        if differentiates:
+            results = with_gradients(subject.call, places, [*trial.args, upstream])
+        else:
+            results = [subject.call(*trial.args)]
+        held = time.perf_counter() - launched
+        copies = [None if value is None else value.clone() for value in results]
+    torch.cuda.synchronize(subject.device)
+    whole = time.perf_counter() - begin
+    # What counts is what the stream's next operation saw, not what memory holds in the end.
+    outcome = judged(bar.judge(copies[: len(bar.eager)]), names[: len(copies)])
+    if outcome.problem is not None:
+        return Outcome(
+            f"{outcome.problem}: it does not run on the current stream", outcome.ours_ulp
+        )
+    if held > 0.5 * whole:
+        return Outcome(
+            f"the call held the host for {held * 1e3:.0f} ms of the {whole * 1e3:.0f} ms that the "
+            "stream was busy: it synchronises"
+        )
+    return outcome
+
+
+def graph_replays(subject: Subject, trial: Trial) -> Outcome:
+    """Captured in a CUDA graph and replayed with new values in the same memory.
+
+    Work that a launcher puts on another stream is not captured, and its result not replayed.
+    """
+    places = subject.differentiable(trial.args)
+    differentiates = subject.op.gradient is not None
+    output = subject.op.reference(*trial.args)
+    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    names = ["output", *(f"gradient {place}" for place in places)]
+
+    def run(function: Any, values: Sequence[Any]) -> list[Tensor | None]:
+        if differentiates:
+            return with_gradients(function, places, values)
+        return [function(*values[:-1])]
+
+    values = [*trial.args, upstream]
+    side = torch.cuda.Stream(subject.device)
+    side.wait_stream(torch.cuda.current_stream(subject.device))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run(subject.call, values)
+    torch.cuda.current_stream(subject.device).wait_stream(side)
+    torch.cuda.synchronize(subject.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run(subject.call, values)
+    outcome = Outcome()
+    for _ in range(3):
+        for place in places:
+            seed = trial.draw.below(1 << 16)
+            fresh = make_values("normal", trial.args[place].shape, trial.args[place].dtype, seed)
+            trial.args[place].copy_(fresh.to(subject.device))
+        bar = Bar(lambda values: run(subject.op.reference, values), values, names)
+        graph.replay()
+        torch.cuda.synchronize(subject.device)
+        outcome = judged(bar.judge(results), [f"replayed {name}" for name in names[: len(results)]])
+        if outcome.problem is not None:
+            return outcome
+    return outcome
+
+
+def huge_cases(subject: Subject) -> Result:
+    """The operator's huge cases (more than 2^31 elements), where there is memory for float64."""
+    name = "huge"
+    if subject.device.type != "cuda":
+        return Result(
+            name, Verdict.NOT_JUDGED, "needs a GPU with room for 2^31 elements in float64"
+        )
+    cases = [case for case in subject.op.cases if "huge" in case.tags]
+    if not cases:
+        return Result(name, Verdict.SKIPPED, "the operator has no huge case")
+    outcome, tried = Outcome(), 0
+    for case in cases:
+        torch.cuda.empty_cache()
+        try:
+            trial = subject.from_case(name, case)
+            if trial is None:
+                continue
+            problem = _compare_in_pieces(subject, trial)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return Result(
+                name, Verdict.NOT_JUDGED, f"{case.name} does not fit in this GPU's memory"
+            )
+        tried += 1
+        if problem is not None:
+            return Result(name, Verdict.FAIL, f"{case.name}: {problem}", tried, case=(case.name,))
+    torch.cuda.empty_cache()
+    if tried == 0:
+        return Result(name, Verdict.SKIPPED, "the implementation supports no huge case")
+    return Result(name, Verdict.PASS, None, tried, outcome.ours_ulp, outcome.eager_ulp)
+
+
+def _compare_in_pieces(subject: Subject, trial: Trial) -> str | None:
+    """Ours against eager's, both in the working dtype, 2^26 elements at a time.
+
+    Float64 of the whole would not fit; an offset that wraps is off by far more than rounding, so
+    elements may differ by 64 eps of eager's value and of the piece's mean magnitude.
+    """
+    ours = subject.call(*trial.args)
+    eager = subject.op.reference(*trial.args)
+    if ours.shape != eager.shape or ours.dtype != eager.dtype:
+        return f"is {ours.dtype}{list(ours.shape)}, eager gives {eager.dtype}{list(eager.shape)}"
+    flat, truth = ours.reshape(-1), eager.reshape(-1)
+    tolerance = 64 * torch.finfo(ours.dtype).eps
+    for start in range(0, flat.numel(), 1 << 26):
+        one = flat[start : start + (1 << 26)].float()
+        other = truth[start : start + (1 << 26)].float()
+        wrong = (one - other).abs() > tolerance * (other.abs() + other.abs().mean())
+        wrong |= one.isnan() != other.isnan()
+        if bool(wrong.any()):
+            place = int(wrong.nonzero()[0])
+            return (
+                f"element {start + place} is {float(one[place])}, eager gives {float(other[place])}"
+            )
+    return None
+
+
+def _on_a_gpu(subject: Subject) -> tuple[Verdict, str] | None:
+    return None if subject.device.type == "cuda" else _NO_GPU
+
+
+CHECKS = (
+    Check(
+        "stream",
+        "work runs on the current stream, and the host does not wait",
+        current_stream_is_obeyed,
+        quick=2,
+        full=6,
+        applies=_on_a_gpu,
+        shrink_tries=0,
+    ),
+    Check(
+        "CUDA graph",
+        "capture, then replay with other values",
+        graph_replays,
+        quick=2,
+        full=6,
+        applies=_on_a_gpu,
+        shrink_tries=0,
+    ),
+)

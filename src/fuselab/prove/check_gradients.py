@@ -1,0 +1,336 @@
+"""Checks of gradients: present, right for any upstream, repeatable, and right or refused twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import DifferentiationError
+from fuselab.prove.accuracy import Bar
+from fuselab.prove.check_memory import Snapshot, storage_like
+from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.result import Verdict
+from fuselab.prove.subject import Subject, Trial
+from fuselab.prove.trials import Check, Outcome, as_leaves, gradient_bar, judged, with_gradients
+
+
+def gradient_is_present(subject: Subject, trial: Trial) -> Outcome:
+    """An operator without any gradient passes opcheck; here it fails."""
+    places = subject.differentiable(trial.args)
+    names = list(subject.op.signature.parameters)
+    output = subject.call(*as_leaves(trial.args, places))
+    if not output.requires_grad:
+        return Outcome("the output of inputs that need a gradient has none (no grad_fn)")
+    ours = torch.autograd.grad(
+        subject.call(*(leaves := as_leaves(trial.args, places))),
+        [leaves[place] for place in places],
+        torch.ones_like(output),
+        allow_unused=True,
+    )
+    reference = subject.op.reference(*(leaves := as_leaves(trial.args, places)))
+    eager = torch.autograd.grad(
+        reference,
+        [leaves[place] for place in places],
+        torch.ones_like(reference),
+        allow_unused=True,
+    )
+    for place, grad, truth in zip(places, ours, eager, strict=True):
+        if grad is None and truth is not None:
+            return Outcome(f"{names[place]} gets no gradient (None), the reference's gets one")
+    return Outcome()
+
+
+def refuses_a_gradient(subject: Subject, trial: Trial) -> Outcome:
+    """An operator that declares no gradient must say so, never return a constant."""
+    places = subject.differentiable(trial.args)
+    reference = subject.op.reference(*as_leaves(trial.args, places))
+    if not reference.requires_grad:
+        return Outcome()
+    try:
+        subject.call(*as_leaves(trial.args, places))
+    except DifferentiationError as error:
+        return Outcome(refused=str(error))
+    return Outcome("declares no gradient, yet does not refuse inputs that need one")
+
+
+def presence(subject: Subject, trial: Trial) -> Outcome:
+    check = refuses_a_gradient if subject.op.gradient is None else gradient_is_present
+    return check(subject, trial)
+
+
+def gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Output and every gradient against the bar, under a drawn upstream gradient."""
+    bar, names, places, upstream = gradient_bar(subject, trial)
+    return judged(bar.judge(with_gradients(subject.call, places, [*trial.args, upstream])), names)
+
+
+def summed_output(subject: Subject, trial: Trial) -> Outcome:
+    """``output.sum().backward()``: the upstream gradient is one number with strides of 0."""
+    places = subject.differentiable(trial.args)
+    factor = 1.0 + trial.draw.below(8)
+
+    def summed(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor | None]:
+        leaves = as_leaves(values, places)
+        loss = function(*leaves).sum() * factor
+        return list(
+            torch.autograd.grad(loss, [leaves[place] for place in places], allow_unused=True)
+        )
+
+    names = [f"gradient of {list(subject.op.signature.parameters)[place]}" for place in places]
+    bar = Bar(lambda values: summed(subject.op.reference, values), trial.args, names)
+    return judged(bar.judge(summed(subject.call, trial.args)), names)
+
+
+def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
+    """Two backward calls with retain_graph: the same bits, and what was saved is untouched."""
+    places = subject.differentiable(trial.args)
+    leaves = as_leaves(trial.args, places)
+    output = subject.call(*leaves)
+    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    saved = getattr(output.grad_fn, "saved_tensors", ())
+    watched = Snapshot(
+        [
+            *((f"saved tensor {place}", tensor) for place, tensor in enumerate(saved)),
+            *((f"argument {place}", leaves[place]) for place in places),
+            ("the output", output),
+        ]
+    )
+    inputs = [leaves[place] for place in places]
+    grads: list[tuple[Tensor | None, ...]] = []
+    for _ in range(2):
+        grads.append(
+            torch.autograd.grad(output, inputs, upstream, retain_graph=True, allow_unused=True)
+        )
+        changed = watched.changed()
+        if changed is not None:
+            return Outcome(f"{changed} by the backward")
+    if subject.op.nondeterministic is not None:
+        return Outcome()
+    for place, first, second in zip(places, *grads, strict=True):
+        name = list(subject.op.signature.parameters)[place]
+        if (first is None) != (second is None):
+            return Outcome(f"the gradient of {name} is there in one backward only")
+        if first is not None and second is not None:
+            if not torch.equal(storage_like(first), storage_like(second)):
+                return Outcome(f"two backward calls give two gradients of {name}")
+    return Outcome()
+
+
+def some_gradients(subject: Subject, trial: Trial) -> Outcome:
+    """A gradient for one input only: the same as beside the others."""
+    places = subject.differentiable(trial.args)
+    output = subject.op.reference(*trial.args)
+    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    for place in places:
+        names = ["output", f"gradient of {list(subject.op.signature.parameters)[place]} alone"]
+        bar = Bar(
+            lambda values, place=place: with_gradients(subject.op.reference, [place], values),
+            [*trial.args, upstream],
+            names,
+        )
+        ours = with_gradients(subject.call, [place], [*trial.args, upstream])
+        outcome = judged(bar.judge(ours), names)
+        if outcome.problem is not None:
+            return outcome
+    return outcome
+
+
+def _second(
+    function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
+) -> list[Tensor | None]:
+    """Derivatives of the gradients: with respect to every input and the upstream gradient.
+
+    ``values`` are the arguments, the upstream gradient, and one weight per gradient.
+    """
+    weights = values[len(values) - len(places) :]
+    *args, upstream = values[: len(values) - len(places)]
+    leaves = as_leaves(args, places)
+    inputs = [leaves[place] for place in places]
+    upstream = upstream.detach().requires_grad_()
+    grads = torch.autograd.grad(
+        function(*leaves), inputs, upstream, create_graph=True, allow_unused=True
+    )
+    weighted = [
+        (grad * weight).sum()
+        for grad, weight in zip(grads, weights, strict=True)
+        if grad is not None and grad.requires_grad
+    ]
+    if not weighted:
+        return [None] * (len(places) + 1)
+    return list(torch.autograd.grad(sum(weighted), [*inputs, upstream], allow_unused=True))
+
+
+def second_derivative(subject: Subject, trial: Trial) -> Outcome:
+    places = subject.differentiable(trial.args)
+    reference = subject.op.reference
+    output = reference(*trial.args)
+    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    weights = [
+        trial.draw.tensor(*trial.args[place].shape, dtype=trial.args[place].dtype)
+        for place in places
+    ]
+    names = [
+        *(
+            f"second derivative by {list(subject.op.signature.parameters)[place]}"
+            for place in places
+        ),
+        "second derivative by the upstream gradient",
+    ]
+    values = [*trial.args, upstream, *weights]
+    bar = Bar(lambda values: _second(reference, places, values), values, names)
+    try:
+        ours = _second(subject.call, places, values)
+    except Exception as error:
+        return _refusal(error)
+    return judged(bar.judge(ours), names)
+
+
+def _refusal(error: Exception) -> Outcome:
+    """A clear refusal to differentiate twice is no failure; anything else is."""
+    text = str(error)
+    if (
+        isinstance(error, (DifferentiationError, NotImplementedError))
+        or "once_differentiable" in text
+    ):
+        return Outcome(refused=f"refuses: {text.splitlines()[0]}")
+    raise error
+
+
+def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
+    """The case people meet: the squared norm of a gradient as part of the loss."""
+    places = subject.differentiable(trial.args)
+
+    def penalty(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor | None]:
+        leaves = as_leaves(values, places)
+        inputs = [leaves[place] for place in places]
+        output = function(*leaves)
+        grads = torch.autograd.grad(
+            (output * output).sum(), inputs, create_graph=True, allow_unused=True
+        )
+        loss = output.sum() + sum((grad * grad).sum() for grad in grads if grad is not None)
+        return list(torch.autograd.grad(loss, inputs, allow_unused=True))
+
+    names = [
+        f"penalty's gradient by {list(subject.op.signature.parameters)[place]}" for place in places
+    ]
+    bar = Bar(lambda values: penalty(subject.op.reference, values), trial.args, names)
+    try:
+        ours = penalty(subject.call, trial.args)
+    except Exception as error:
+        return _refusal(error)
+    return judged(bar.judge(ours), names)
+
+
+def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
+    """torch.autograd.gradcheck, and gradgradcheck where the second derivative is not refused."""
+    places = subject.differentiable(trial.args)
+    tolerance = 0.0 if subject.op.nondeterministic is None else 1e-10
+
+    def function(*inputs: Tensor) -> Tensor:
+        args = list(trial.args)
+        for place, value in zip(places, inputs, strict=True):
+            args[place] = value
+        return subject.call(*args)
+
+    inputs = [trial.args[place].detach().clone().requires_grad_() for place in places]
+    torch.autograd.gradcheck(function, inputs, nondet_tol=tolerance)
+    try:
+        torch.autograd.gradgradcheck(function, inputs, nondet_tol=tolerance)
+    except Exception as error:
+        refusal = _refusal(error)
+        return Outcome() if refusal.refused else refusal
+    return Outcome()
+
+
+def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
+    return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
+
+
+def _has_wide_gradient(subject: Subject) -> tuple[Verdict, str] | None:
+    """Second derivatives in 16 bits lie within eager's own rounding: judged in float32, float64."""
+    if subject.dtype not in (torch.float32, torch.float64):
+        return Verdict.SKIPPED, "second derivatives are judged in float32 and float64"
+    return _has_gradient(subject)
+
+
+def _has_float64_gradient(subject: Subject) -> tuple[Verdict, str] | None:
+    if subject.dtype != torch.float64:
+        return Verdict.SKIPPED, "numeric derivatives need float64"
+    return _has_gradient(subject)
+
+
+CHECKS = (
+    Check("gradient present", "inputs that need a gradient get one", presence, quick=2, full=4),
+    Check(
+        "gradients",
+        "every gradient, for any upstream gradient",
+        gradients_are_right,
+        values=("normal", "wide", "zeros", "equal", "large negative", "infinities", "NaN"),
+        quick=24,
+        full=100,
+        max_numel=4096,
+        applies=_has_gradient,
+    ),
+    Check(
+        "upstream",
+        "upstream gradients of any stride",
+        gradients_are_right,
+        layouts=LAYOUTS,
+        quick=16,
+        full=60,
+        max_numel=4096,
+        applies=_has_gradient,
+    ),
+    Check(
+        "summed", "output.sum().backward()", summed_output, quick=8, full=24, applies=_has_gradient
+    ),
+    Check(
+        "backward twice",
+        "two backward calls agree and leave what was saved alone",
+        backward_repeats,
+        layouts=("contiguous", "one element"),
+        quick=4,
+        full=12,
+        max_numel=4096,
+        applies=_has_gradient,
+    ),
+    Check(
+        "some gradients",
+        "a gradient for one input alone",
+        some_gradients,
+        quick=6,
+        max_numel=4096,
+        applies=_has_gradient,
+    ),
+    Check(
+        "second derivative",
+        "right or refused, never silently wrong",
+        second_derivative,
+        quick=8,
+        full=32,
+        max_numel=1024,
+        applies=_has_wide_gradient,
+    ),
+    Check(
+        "gradient penalty",
+        "a loss that contains a gradient",
+        gradient_penalty,
+        quick=4,
+        full=12,
+        max_numel=1024,
+        applies=_has_wide_gradient,
+    ),
+    Check(
+        "gradcheck",
+        "derivatives against finite differences",
+        numeric_gradient,
+        quick=4,
+        full=12,
+        max_numel=12,
+        applies=_has_float64_gradient,
+        shrink_tries=10,
+    ),
+)

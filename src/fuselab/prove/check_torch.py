@@ -1,0 +1,378 @@
+"""Checks of how an operator lives inside PyTorch: opcheck, compile, autocast, torch.func."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.prove.accuracy import Bar
+from fuselab.prove.check_memory import storage_like
+from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.result import Verdict
+from fuselab.prove.subject import Subject, Trial
+from fuselab.prove.trials import Check, Outcome, gradient_bar, judged, with_gradients
+
+_OPCHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
+    """torch.library.opcheck of the raw forward and of the raw backward with what it really saves."""
+    packet = getattr(getattr(torch.ops, subject.op.namespace), subject.op.short_name)
+    for overload in packet.overloads():
+        args = trial.args
+        if overload == "scalar_tensor":
+            args = tuple(
+                torch.full((), value, device=subject.device, dtype=_scalar_dtype(subject))
+                if isinstance(value, float)
+                else value
+                for value in args
+            )
+        problem = _opcheck(getattr(packet, overload), (*args, subject.implementation))
+        if problem is not None:
+            return Outcome(problem)
+    gradient = subject.op.gradient
+    if gradient is None:
+        return Outcome()
+    output = subject.call(*trial.args)
+    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    saved = gradient.save(output, *trial.args)
+    backward = getattr(
+        getattr(torch.ops, subject.op.namespace), f"{subject.op.short_name}_backward"
+    )
+    needs = [value is not None for value in _tensor_arguments(subject, trial.args)]
+    return Outcome(_opcheck(backward.default, (needs, upstream, *saved, subject.implementation)))
+
+
+def _tensor_arguments(subject: Subject, args: Sequence[Any]) -> list[Any]:
+    parameters = subject.op.signature.parameters
+    return [
+        value
+        for name, value in zip(parameters, args, strict=True)
+        if name in subject.op.tensor_parameters
+    ]
+
+
+def _scalar_dtype(subject: Subject) -> torch.dtype:
+    return torch.float64 if subject.dtype == torch.float64 else torch.float32
+
+
+def _opcheck(overload: Any, args: tuple[Any, ...]) -> str | None:
+    outcome = torch.library.opcheck(
+        overload, args, test_utils=_OPCHECKS, raise_exception=False, rtol=0.02, atol=0.02
+    )
+    for test, verdict in outcome.items():
+        if verdict != "SUCCESS":
+            lines = [line for line in str(verdict).strip().splitlines() if line.strip()]
+            return f"{overload}: opcheck's {test} says: {lines[0][:200] if lines else verdict}"
+    return None
+
+
+@contextlib.contextmanager
+def quiet_dynamo() -> Iterator[None]:
+    """A fresh Dynamo, whose log of a graph that breaks is the check's to tell."""
+    logger = logging.getLogger("torch._dynamo")
+    level = logger.level
+    torch.compiler.reset()
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        torch.compiler.reset()
+
+
+class CountingBackend:
+    """A torch.compile backend that counts the graphs it is given and hands them on."""
+
+    def __init__(self, name: str) -> None:
+        self.compile = torch._dynamo.lookup_backend(name)
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        self.graphs += 1
+        return self.compile(graph, inputs)
+
+
+def _structure(args: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What torch.compile may specialise on; None where a size is 0 or 1, which it always does."""
+    tensors = [value for value in args if isinstance(value, Tensor)]
+    sizes = [size for tensor in tensors for size in tensor.shape]
+    if any(size < 2 for size in sizes):
+        return None
+    equal = tuple(sizes.index(size) for size in sizes)
+    plain = tuple(
+        (value.ndim, value.dtype, value.is_contiguous())
+        if isinstance(value, Tensor)
+        else None
+        if isinstance(value, float)
+        else value
+        for value in args
+    )
+    return (*plain, equal)
+
+
+def _of_one_structure(subject: Subject, trial: Trial, wanted: int) -> list[tuple[Any, ...]]:
+    """Up to ``wanted`` argument lists that one dynamic graph must serve: only sizes differ."""
+    groups: dict[Any, dict[Any, tuple[Any, ...]]] = {}
+    start = trial.draw.below(1 << 16)
+    for index in range(start, start + 400):
+        drawn = subject.draw("sizes", index, ("contiguous",), ("normal",), max_numel=2048)
+        if drawn is None:
+            continue
+        structure = _structure(drawn.args)
+        if structure is None:
+            continue
+        group = groups.setdefault(structure, {})
+        group[tuple(value.shape for value in drawn.args if isinstance(value, Tensor))] = drawn.args
+        if len(group) == wanted:
+            return list(group.values())
+    return list(max(groups.values(), key=len).values()) if groups else []
+
+
+def _with_other_floats(args: Sequence[Any], number: int) -> tuple[Any, ...]:
+    return tuple(
+        value * 1.5 + 0.25 * number if isinstance(value, float) else value for value in args
+    )
+
+
+def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
+    """fullgraph and dynamic: one graph for every size, and for every value of a float."""
+    listed = _of_one_structure(subject, trial, 4)
+    if not listed:
+        return Outcome(refused="no two draws of the operator differ in size alone")
+    backend = CountingBackend("aot_eager" if subject.quick else "inductor")
+    outcome = Outcome()
+    with quiet_dynamo():
+        compiled = torch.compile(
+            lambda *args: subject.call(*args), backend=backend, fullgraph=True, dynamic=True
+        )
+        floats = [_with_other_floats(listed[0], number) for number in range(1, 4)]
+        has_floats = any(isinstance(value, float) for value in listed[0])
+        for kind, several in (
+            ("sizes", listed),
+            ("values of a float", floats if has_floats else []),
+        ):
+            for args in several:
+                bar = Bar(lambda values: [subject.op.reference(*values)], args, ["compiled output"])
+                outcome = judged(bar.judge([compiled(*args)]), bar.names)
+                if outcome.problem is not None:
+                    return outcome
+            if backend.graphs > 1:
+                return Outcome(
+                    f"{len(several)} {kind} made torch.compile build {backend.graphs} graphs"
+                )
+    return outcome
+
+
+def compiled_gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Forward and backward of a compiled function, in one graph each."""
+    bar, names, places, upstream = gradient_bar(subject, trial)
+    with quiet_dynamo():
+        compiled = torch.compile(
+            lambda *args: subject.call(*args), backend="aot_eager", fullgraph=True, dynamic=True
+        )
+        results = with_gradients(compiled, places, [*trial.args, upstream])
+    return judged(bar.judge(results), [f"compiled {name}" for name in names])
+
+
+def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
+    """Under torch.autocast: the reference's dtype and values, also where the inputs' dtypes mix."""
+    device = subject.device.type
+    outcome = Outcome()
+    for autocast_dtype in (torch.bfloat16, torch.float16):
+        first, *rest = trial.args
+        for args in (trial.args, (first.to(autocast_dtype), *rest)):
+
+            def reference(
+                values: Sequence[Any], autocast_dtype: torch.dtype = autocast_dtype
+            ) -> list[Tensor]:
+                with torch.autocast(device, autocast_dtype):
+                    return [subject.op.reference(*values)]
+
+            name = f"output under autocast({device}, {autocast_dtype})"
+            try:
+                bar = Bar(reference, args, [name])
+            except (RuntimeError, TypeError, ValueError):
+                continue  # the reference refuses this mixture of dtypes
+            with torch.autocast(device, autocast_dtype):
+                ours = subject.call(*args)
+            outcome = judged(bar.judge([ours]), bar.names)
+            if outcome.problem is not None:
+                return outcome
+    return outcome
+
+
+def transforms_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
+    """torch.func.grad, vmap, vmap of grad; jvp right or refused."""
+    args = trial.args
+    places = subject.differentiable(args)
+    outcome = Outcome()
+    for name, transform in _transforms(subject, places):
+        if subject.op.gradient is None and name != "vmap":
+            continue
+        values = list(args)
+        if name.startswith("vmap"):
+            for place in places:
+                values[place] = torch.stack([args[place], args[place] * 0.5, args[place] - 1])
+        bar = Bar(lambda values: transform(subject.op.reference, values), values, [])  # noqa: B023
+        try:
+            ours = transform(subject.call, values)
+        except Exception as error:
+            if name == "jvp":
+                continue
+            text = str(error).strip().splitlines() or [""]
+            return Outcome(f"torch.func.{name} raised {type(error).__name__}: {text[0][:200]}")
+        names = [f"torch.func.{name} result {place}" for place in range(len(ours))]
+        outcome = judged(bar.judge(ours), names)
+        if outcome.problem is not None:
+            return outcome
+    return outcome
+
+
+Transform = Callable[[Callable[..., Tensor], Sequence[Any]], list[Tensor]]
+
+
+def _transforms(subject: Subject, places: Sequence[int]) -> list[tuple[str, Transform]]:
+    def filled(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
+        args = list(values)
+        for place, tensor in zip(places, tensors, strict=True):
+            args[place] = tensor
+        return args
+
+    def loss(function: Callable[..., Tensor], values: Sequence[Any]) -> Callable[..., Tensor]:
+        def scalar(*tensors: Tensor) -> Tensor:
+            output = function(*filled(values, tensors))
+            return (output * output).sum()
+
+        return scalar
+
+    argnums = tuple(range(len(places)))
+
+    def grad(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
+        tensors = [values[place] for place in places]
+        return list(torch.func.grad(loss(function, values), argnums)(*tensors))
+
+    def vmap(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
+        tensors = [values[place] for place in places]
+        return [torch.vmap(lambda *one: function(*filled(values, one)))(*tensors)]
+
+    def vmap_grad(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
+        tensors = [values[place] for place in places]
+        return list(torch.vmap(torch.func.grad(loss(function, values), argnums))(*tensors))
+
+    def jvp(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
+        tensors = tuple(values[place].detach() for place in places)
+        tangents = tuple(torch.ones_like(tensor) for tensor in tensors)
+        return list(torch.func.jvp(lambda *one: function(*filled(values, one)), tensors, tangents))
+
+    return [("grad", grad), ("vmap", vmap), ("vmap(grad)", vmap_grad), ("jvp", jvp)]
+
+
+def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
+    """Under torch.use_deterministic_algorithms(True) forward and backward give the same bits."""
+    places = subject.differentiable(trial.args) if subject.op.gradient is not None else []
+    output = subject.op.reference(*trial.args)
+    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for _ in range(3):
+            if places:
+                results = with_gradients(subject.call, places, [*trial.args, upstream])
+            else:
+                results = [subject.call(*trial.args)]
+            runs.append([storage_like(value) for value in results if value is not None])
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+    for again in runs[1:]:
+        if not all(torch.equal(one, other) for one, other in zip(runs[0], again, strict=True)):
+            return Outcome("two runs differ under torch.use_deterministic_algorithms(True)")
+    return Outcome()
+
+
+def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
+    return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
+
+
+def _narrow(subject: Subject) -> tuple[Verdict, str] | None:
+    """autocast leaves float64 alone."""
+    if subject.dtype == torch.float64:
+        return Verdict.SKIPPED, "autocast leaves float64 alone"
+    return None
+
+
+def _not_interpreted(subject: Subject) -> tuple[Verdict, str] | None:
+    if subject.interpreted:
+        return Verdict.NOT_JUDGED, "the interpreter cannot be traced; judged on a GPU"
+    return None
+
+
+CHECKS = (
+    Check(
+        "operator",
+        "torch.library.opcheck of the raw operators",
+        raw_operators_are_sound,
+        quick=1,
+        full=4,
+        max_numel=256,
+        shrink_tries=0,
+        once=True,
+    ),
+    Check(
+        "compile",
+        "one graph for all sizes and float values",
+        one_graph_serves_all,
+        quick=1,
+        full=2,
+        max_numel=512,
+        shrink_tries=0,
+        once=True,
+    ),
+    Check(
+        "compiled gradients",
+        "gradients of a compiled function",
+        compiled_gradients_are_right,
+        quick=1,
+        full=3,
+        max_numel=512,
+        applies=_has_gradient,
+        shrink_tries=0,
+        once=True,
+    ),
+    Check(
+        "autocast",
+        "dtype and values under torch.autocast",
+        autocast_like_the_reference,
+        quick=4,
+        full=12,
+        max_numel=512,
+        applies=_narrow,
+    ),
+    Check(
+        "torch.func",
+        "grad, vmap and their composition; jvp",
+        transforms_like_the_reference,
+        quick=2,
+        full=8,
+        max_numel=256,
+        shrink_tries=20,
+        once=True,
+    ),
+    Check(
+        "deterministic mode",
+        "the same bits under use_deterministic_algorithms",
+        deterministic_mode_repeats,
+        layouts=LAYOUTS,
+        quick=2,
+        full=8,
+        max_numel=2048,
+        once=True,
+    ),
+)

@@ -1,0 +1,281 @@
+"""Generated inputs: drawn from a seed, replayed from a list of small integers, shrunk when they fail.
+
+Every decision (a size, a layout, a kind of values, the seed of the values) is one integer below a
+bound. The list of those integers is the case: replaying it gives the same tensors, and lowering
+its numbers gives simpler ones, since 0 is everywhere the simplest answer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Element = TypeVar("Element")
+
+# Simplest first. 0 comes after the small ones: an empty tensor hides what else is wrong.
+_SIZES = (
+    1,
+    2,
+    3,
+    5,
+    0,
+    4,
+    7,
+    8,
+    9,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+)
+_SIZES += (511, 512, 513, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 8193, 16385)
+
+LAYOUTS = (
+    "contiguous",
+    "odd offset",
+    "transposed",
+    "padded rows",
+    "every other",
+    "expanded",
+    "expanded rows",
+    "one element",
+)
+SPECIAL_VALUES = (
+    "zeros",
+    "equal",
+    "wide",
+    "large negative",
+    "subnormal",
+    "one max",
+    "infinities",
+    "NaN",
+)
+VALUES = ("normal", *SPECIAL_VALUES)
+
+# log2 of the largest magnitude of "wide" values: fp16 ends at 2^16, and products must not overflow.
+_WIDE_EXPONENT = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch.float64: 40}
+
+
+@dataclass
+class RecordedDraw:
+    """The ``Draw`` of ``fuselab.op``, replayable.
+
+    ``replay`` is a recorded list of choices (missing ones are 0), ``source`` draws them when
+    ``replay`` is None. At most one tensor of a case takes special values, since the order of
+    additions decides where two of them overflow or cancel, and any order is right. ``max_numel``
+    bounds the product of the drawn sizes.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    source: random.Random | None = None
+    replay: Sequence[int] | None = None
+    layouts: Sequence[str] = LAYOUTS
+    values: Sequence[str] = VALUES
+    max_numel: int = 1 << 14
+    choices: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _product: int = 1
+    _special_taken: bool = False
+
+    def below(self, bound: int) -> int:
+        """An integer in [0, bound), recorded; 0 is the simplest."""
+        if bound <= 0:
+            raise ValueError("nothing to choose from")
+        if self.replay is not None:
+            place = len(self.choices)
+            value = self.replay[place] if place < len(self.replay) else 0
+            value = min(value, bound - 1)
+        else:
+            assert self.source is not None
+            value = self.source.randrange(bound)
+        self.choices.append(value)
+        return value
+
+    def size(self, *interesting: int) -> int:
+        """A dimension, small ones first; the product of all sizes stays within ``max_numel``."""
+        room = self.max_numel // max(self._product, 1)
+        small = [size for size in _SIZES if size <= room]
+        special = [size for size in interesting if size <= room and size not in small]
+        near = [size + step for size in interesting for step in (-1, 1) if 0 <= size + step <= room]
+        options = small + special + [size for size in near if size not in small]
+        size = options[self.below(len(options))] if options else 1
+        self._product *= max(size, 1)
+        return size
+
+    def choice(self, options: Sequence[Element]) -> Element:
+        """One of ``options``; the first is the simplest."""
+        return options[self.below(len(options))]
+
+    def uniform(self, low: float, high: float) -> float:
+        """A float in [low, high], in steps of a 256th of the interval."""
+        return low + (high - low) * self.below(257) / 256
+
+    def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A floating tensor of that shape with drawn values and a drawn layout."""
+        dtype = dtype or self.dtype
+        layout = self.choice(self.layouts)
+        kind = self.choice(self.values)
+        seed = self.below(1 << 16)
+        if kind not in ("normal", "wide") and self._special_taken:
+            kind = "normal"
+        self._special_taken |= kind not in ("normal", "wide")
+        values = make_values(kind, shape, dtype, seed)
+        tensor = lay_out(values, layout, self.device)
+        self.notes.append(f"{describe(tensor)} {kind}")
+        return tensor
+
+
+def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """A contiguous CPU tensor of ``kind`` (one of ``VALUES``) that depends on nothing but ``seed``."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    limits = torch.finfo(dtype)
+    if kind == "normal":
+        return normal.to(dtype)
+    if kind == "wide":
+        reach = _WIDE_EXPONENT[dtype]
+        exponent = (
+            torch.rand(normal.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        ) * reach
+        return (normal.sign() * torch.exp2(exponent)).to(dtype)
+    if kind == "zeros":
+        return torch.where(normal > 1, -0.0, 0.0).to(dtype)
+    if kind == "equal":
+        rows = normal[..., :1] if normal.ndim and normal.numel() else normal
+        return rows.expand_as(normal).contiguous().to(dtype)
+    if kind == "large negative":
+        return (normal - 200).to(dtype)
+    if kind == "subnormal":
+        return (normal * (limits.tiny / 8)).to(dtype)
+    values = normal.to(dtype)
+    flat = values.view(-1)
+    if flat.numel() == 0:
+        return values
+    places = torch.randperm(flat.numel(), generator=generator)
+    if kind == "one max":
+        flat[places[0]] = limits.max if seed % 2 else limits.min
+    elif kind == "infinities":
+        # One sign in the tensor's first half, the other in its second: rows with either, and both.
+        for place in places[: max(1, flat.numel() // 16)].tolist():
+            flat[place] = math.inf if (place * 2 < flat.numel()) == bool(seed % 2) else -math.inf
+    elif kind == "NaN":
+        flat[places[: max(1, flat.numel() // 16)]] = math.nan
+    else:
+        raise ValueError(f"no such kind of values: {kind}")
+    return values
+
+
+def lay_out(values: Tensor, layout: str, device: torch.device) -> Tensor:
+    """``values`` (contiguous, on the CPU) in one of ``LAYOUTS`` on ``device``.
+
+    Memory between and around the elements holds NaN, so that reading a neighbour shows. The
+    expanded layouts repeat the first slice or element, so there the values change. A layout that the shape
+    cannot have is the contiguous one.
+    """
+    shape = values.shape
+    if layout == "expanded" and values.ndim and values.numel():
+        return values[..., :1].contiguous().to(device).expand(shape)
+    if layout == "expanded rows" and values.ndim and values.numel():
+        return values[:1].contiguous().to(device).expand(shape)
+    if layout == "one element" and values.numel():
+        return values.reshape(-1)[:1].to(device).reshape([1] * values.ndim).expand(shape)
+    strides, offset, room = _strides(shape, layout)
+    buffer = torch.full((room,), math.nan, dtype=values.dtype, device=device)
+    view = torch.as_strided(buffer, tuple(shape), strides, offset)
+    view.copy_(values)
+    return view
+
+
+def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
+    """Strides, storage offset and elements of storage of ``shape`` in ``layout``."""
+    order = list(range(len(shape)))
+    step, offset, padding = 1, 0, 0
+    if layout == "odd offset":
+        offset = 3
+    elif layout == "transposed":
+        order.reverse()
+    elif layout == "padded rows":
+        padding = 3
+    elif layout == "every other":
+        step, offset = 2, 1
+    strides = [0] * len(shape)
+    extent = step
+    for place in reversed(order):
+        strides[place] = extent
+        extent *= max(shape[place], 1)
+        if place == order[-1]:
+            extent += padding
+    room = offset + extent + (8 if layout != "contiguous" else 0)
+    return strides, offset, room
+
+
+def describe(tensor: Tensor) -> str:
+    """Dtype, shape, strides and offset of a tensor, as one word per fact."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    text = f"{dtype}{list(tensor.shape)}"
+    if not tensor.is_contiguous():
+        text += f" strides={tuple(tensor.stride())}"
+    if tensor.storage_offset():
+        text += f" offset={tensor.storage_offset()}"
+    return text
+
+
+def shrink(
+    choices: Sequence[int], fails: Callable[[Sequence[int]], Sequence[int] | None], tries: int = 80
+) -> list[int]:
+    """The simplest list found that still fails, after at most ``tries`` calls of ``fails``.
+
+    ``fails(list)`` replays a list and returns the choices it really used, or None when the case
+    passes (or cannot be made). Numbers are counted, never time, so that a seed repeats the result.
+    """
+    best = list(choices)
+    left = tries
+
+    def attempt(candidate: list[int]) -> bool:
+        nonlocal best, left
+        if left <= 0 or candidate == best:
+            return False
+        left -= 1
+        used = fails(candidate)
+        if used is None or (len(used), list(used)) >= (len(best), best):
+            return False
+        best = list(used)
+        return True
+
+    for keep in range(0, len(best), max(1, len(best) // 4)):
+        if attempt(best[:keep]):
+            break
+    improved = True
+    while improved and left > 0:
+        improved = False
+        for place in range(len(best)):
+            if place >= len(best):
+                break
+            for lower in _lower(best[place]):
+                if attempt([*best[:place], lower, *best[place + 1 :]]):
+                    improved = True
+                    break
+    return best
+
+
+def _lower(value: int) -> list[int]:
+    """Numbers below ``value`` worth trying, the boldest first."""
+    return sorted({0, 1, value // 2, value - 1} & set(range(value)))

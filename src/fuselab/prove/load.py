@@ -1,0 +1,173 @@
+"""From what a user types (a library name, a file, a folder) to the one FusedOp it names."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from fuselab import ops
+from fuselab.errors import FuselabError, TargetError, UnknownNameError
+from fuselab.op import FusedOp
+
+
+def load_op(spec: str) -> FusedOp:
+    """The FusedOp that ``spec`` names.
+
+    ``softmax`` or ``fuselab::softmax`` is an operator of the library. ``FILE.py`` is a file with one
+    public FusedOp at module level, and ``FILE.py:NAME`` picks one of several. ``DIR`` is a kernel
+    package: a folder with ``op.py`` or ``__init__.py``, whose relative imports work.
+
+    Raises:
+        UnknownNameError: no operator of the library has that name.
+        TargetError: the file is missing, raises on import (says the exception and its line), or
+            holds no FusedOp, or several (says which).
+    """
+    path_text, _, name = spec.partition(":") if "::" not in spec else (spec, "", "")
+    path = Path(path_text).expanduser()
+    if path.is_dir() and not _is_library_name(spec):
+        return _pick(_import_folder(path), path, name)
+    if path.suffix == ".py" or "/" in path_text:
+        if not path.is_file():
+            raise TargetError(
+                f"{path}: no such file; give FILE.py, a folder or an operator's name."
+            )
+        return _pick(_import_file(path, _module_name(path)), path, name)
+    return _library_op(spec)
+
+
+def spec_of(op: FusedOp) -> str | None:
+    """The spec under which another process finds ``op``, or None when it has none.
+
+    None for an operator that is not held at module level of an importable file, as one made inside
+    a function or typed at a prompt is.
+    """
+    module = sys.modules.get(getattr(op.reference, "__module__", ""))
+    for candidate in (module, *_modules_holding(op)):
+        file = getattr(candidate, "__file__", None)
+        if candidate is None or file is None:
+            continue
+        for name, value in vars(candidate).items():
+            if value is op:
+                if candidate.__name__.startswith("fuselab.ops."):
+                    return op.short_name
+                path = Path(file)
+                folder = path.name in ("op.py", "__init__.py") and bool(candidate.__package__)
+                return f"{path.parent if folder else path}:{name}"
+    return None
+
+
+def _modules_holding(op: FusedOp) -> list[ModuleType]:
+    return [
+        module
+        for module in list(sys.modules.values())
+        if isinstance(module, ModuleType)
+        and any(value is op for value in list(vars(module).values()))
+    ]
+
+
+def _is_library_name(spec: str) -> bool:
+    return spec.removeprefix("fuselab::") in ops.packages()
+
+
+def _library_op(spec: str) -> FusedOp:
+    short = spec.removeprefix("fuselab::")
+    if short not in ops.packages():
+        raise UnknownNameError("operator", spec, ops.packages())
+    return ops.contract(short)
+
+
+def _module_name(path: Path) -> str:
+    """A name of its own for every file, so that two files called op.py do not meet."""
+    digest = hashlib.sha1(str(path.resolve()).encode()).hexdigest()[:10]
+    return f"fuselab_user_{path.stem if path.is_file() else path.name}_{digest}"
+
+
+def _import_file(path: Path, module_name: str) -> ModuleType:
+    """Import one file by path; its folder is importable while it loads, as for a script."""
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    specification = importlib.util.spec_from_file_location(module_name, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[module_name] = module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        specification.loader.exec_module(module)
+    except FuselabError:
+        sys.modules.pop(module_name, None)
+        raise
+    except BaseException as error:
+        sys.modules.pop(module_name, None)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise TargetError(_what_raised(path, error)) from error
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+    return module
+
+
+def _import_folder(folder: Path) -> ModuleType:
+    """Import a kernel package by path under a package name of its own."""
+    initial, contract = folder / "__init__.py", folder / "op.py"
+    if not initial.is_file() and not contract.is_file():
+        raise TargetError(
+            f"{folder}: no op.py and no __init__.py; a kernel package has one of them."
+        )
+    package_name = _module_name(folder)
+    if package_name not in sys.modules:
+        package = ModuleType(package_name)
+        package.__path__ = [str(folder.resolve())]
+        package.__package__ = package_name
+        sys.modules[package_name] = package
+    if contract.is_file():
+        return _import_file(contract, f"{package_name}.op")
+    return _import_file(initial, f"{package_name}.__init__")
+
+
+def _what_raised(path: Path, error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: SyntaxError: {error.msg}."
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+    line = f":{own[-1].lineno}" if own else ""
+    said = str(error).strip().splitlines()
+    return f"{path}{line}: {type(error).__name__}{': ' + said[0] if said else ''}."
+
+
+def _ops_in(module: ModuleType) -> dict[str, FusedOp]:
+    """FusedOps at module level by name, each once, those imported from the library left out."""
+    found: dict[str, FusedOp] = {}
+    for name, value in vars(module).items():
+        if not isinstance(value, FusedOp) or any(value is known for known in found.values()):
+            continue
+        foreign = value.namespace == "fuselab" and not module.__name__.startswith("fuselab.ops.")
+        if not foreign:
+            found[name] = value
+    return found
+
+
+def _pick(module: ModuleType, path: Path, name: str) -> FusedOp:
+    found = _ops_in(module)
+    if name:
+        if not isinstance(getattr(module, name, None), FusedOp):
+            raise TargetError(
+                f"{path}: no FusedOp is called '{name}'; it has {', '.join(found) or 'none'}."
+            )
+        return getattr(module, name)
+    public = {name: op for name, op in found.items() if not name.startswith("_")}
+    chosen = found if len(found) == 1 else public
+    if len(chosen) == 1:
+        return next(iter(chosen.values()))
+    if not chosen:
+        raise TargetError(
+            f"{path}: no FusedOp at module level; make one, for example OP = fuselab.FusedOp(...)."
+        )
+    raise TargetError(
+        f"{path}: several FusedOps ({', '.join(chosen)}); pick one as {path}:{next(iter(chosen))}."
+    )

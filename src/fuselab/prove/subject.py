@@ -1,0 +1,155 @@
+"""What is under check: one implementation of one operator, in one dtype, on one device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import FuselabError
+from fuselab.op import Case, FusedOp, Inputs
+from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, describe
+from fuselab.runtime import dispatch
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of arguments to try; ``draw`` goes on drawing (upstream gradients, fresh values)."""
+
+    args: tuple[Any, ...]
+    draw: RecordedDraw
+    title: str
+
+    def describe(self, op: FusedOp) -> tuple[str, ...]:
+        """One line per argument; then what else was drawn."""
+        lines = []
+        notes = list(self.draw.notes)
+        for name, value in zip(op.signature.parameters, self.args, strict=True):
+            if not isinstance(value, Tensor):
+                lines.append(f"{name}={value!r}")
+                continue
+            # The note of a drawn tensor also says which kind of values it holds.
+            text = describe(value)
+            note = next((note for note in notes if note.startswith(f"{text} ")), None)
+            if note is not None:
+                notes.remove(note)
+            lines.append(f"{name}: {note or text}")
+        return (*lines, *(f"upstream: {note}" for note in notes))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One implementation, dtype and device, and where its inputs come from.
+
+    ``spec`` is what the user types for the operator; a failure's command repeats it.
+    """
+
+    op: FusedOp
+    implementation: str
+    device: torch.device
+    dtype: torch.dtype
+    seed: int = 0
+    quick: bool = False
+    interpreted: bool = False
+    spec: str = ""
+    public: Callable[..., Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "public", dispatch.operator(self.op))
+
+    def call(self, *args: Any) -> Any:
+        """The public function, with this implementation asked for by name."""
+        return self.public(*args, implementation=self.implementation)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def max_numel(self) -> int:
+        """Elements of a drawn tensor: 0.6 ms per program make large ones slow when interpreted."""
+        if self.interpreted:
+            return 1 << 10
+        return 1 << (18 if self.device.type == "cuda" else 14)
+
+    def source(self, check: str, index: int) -> random.Random:
+        """Randomness of one trial; the same for every implementation, so that they see the same."""
+        return random.Random(f"{self.seed}|{self.op.name}|{self.dtype_name}|{check}|{index}")
+
+    def draw(
+        self,
+        check: str,
+        index: int,
+        layouts: Sequence[str] = LAYOUTS,
+        values: Sequence[str] = VALUES,
+        replay: Sequence[int] | None = None,
+        max_numel: int | None = None,
+    ) -> Trial | None:
+        """One drawn trial, or None where the reference or the implementation refuses it."""
+        draw = RecordedDraw(
+            self.device,
+            self.dtype,
+            source=self.source(check, index),
+            replay=replay,
+            layouts=layouts,
+            values=values,
+            max_numel=min(max_numel or self.max_numel, self.max_numel),
+        )
+        inputs = self.op.draw(draw) if self.op.draw is not None else self._vary_a_case(draw)
+        return self._accepted(inputs, draw, "drawn")
+
+    def from_case(self, check: str, case: Case) -> Trial | None:
+        """The trial that one of the operator's own cases makes, or None where it is refused."""
+        draw = RecordedDraw(
+            self.device,
+            self.dtype,
+            source=self.source(check, 0),
+            layouts=("contiguous",),
+            values=("normal",),
+        )
+        generator = torch.Generator().manual_seed(self.seed)
+        inputs = case.make(self.device, self.dtype, generator)
+        return self._accepted(inputs, draw, case.name)
+
+    def _accepted(self, inputs: Inputs, draw: RecordedDraw, title: str) -> Trial | None:
+        try:
+            args = self.op.bind(inputs)
+            self.op.validate(*args)
+        except (FuselabError, TypeError):
+            return None
+        if dispatch.why_not(self.op, self.implementation, args) is not None:
+            return None
+        return Trial(args, draw, title)
+
+    def small_cases(self) -> list[Case]:
+        """The operator's cases that are not huge and not there for timing alone."""
+        cases = [case for case in self.op.cases if "huge" not in case.tags]
+        boundary = [case for case in cases if "boundary" in case.tags]
+        return boundary or cases
+
+    def _vary_a_case(self, draw: RecordedDraw) -> Inputs:
+        """For an operator without ``draw``: a case of its own with drawn values and layouts."""
+        case = draw.choice(self.small_cases())
+        made = case.make(torch.device("cpu"), self.dtype, torch.Generator().manual_seed(self.seed))
+
+        def vary(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return draw.tensor(*value.shape, dtype=value.dtype)
+            return value.to(self.device) if isinstance(value, Tensor) else value
+
+        return Inputs(
+            tuple(vary(value) for value in made.args),
+            {name: vary(value) for name, value in made.kwargs.items()},
+        )
+
+    def differentiable(self, args: Sequence[Any]) -> list[int]:
+        """Positions of the arguments that can have a gradient."""
+        return [
+            place
+            for place, value in enumerate(args)
+            if isinstance(value, Tensor) and value.is_floating_point()
+        ]

@@ -1,0 +1,221 @@
+"""How one check runs: trials over cases or draws, the smallest failing one, and how to repeat it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import FuselabError
+from fuselab.prove.accuracy import Bar, Judgement
+from fuselab.prove.draw import shrink
+from fuselab.prove.result import Result, Verdict
+from fuselab.prove.subject import Subject, Trial
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one trial says: a problem, or none; ``refused`` is a clear refusal, which is no failure."""
+
+    problem: str | None = None
+    ours_ulp: float = 0.0
+    eager_ulp: float = 0.0
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: its name, the question it answers, and the trial that answers it.
+
+    ``layouts`` and ``values`` are what its draws may choose from; ``quick`` and ``full`` count the
+    trials; ``applies(subject)`` returns None, or why the check cannot be made, as the verdict and
+    its reason. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the
+    smallest failing case. ``once`` marks what --quick makes in the first dtype only.
+    """
+
+    name: str
+    question: str
+    trial: Callable[[Subject, Trial], Outcome]
+    layouts: Sequence[str] = ("contiguous",)
+    values: Sequence[str] = ("normal",)
+    quick: int = 6
+    full: int = 24
+    max_numel: int | None = None
+    source: Literal["draws", "cases"] = "draws"
+    applies: Callable[[Subject], tuple[Verdict, str] | None] = lambda subject: None
+    shrink_tries: int = 60
+    once: bool = False
+
+
+def run_check(subject: Subject, check: Check, case: str | None = None) -> Result:
+    """All trials of one check, or the one that ``case`` names (an operator's case, or choices)."""
+    refusal = check.applies(subject)
+    if refusal is not None:
+        return Result(check.name, refusal[0], refusal[1])
+    tried, refused = 0, None
+    ours_ulp = eager_ulp = 0.0
+    for label, trial in _trials(subject, check, case):
+        if trial is None:
+            continue
+        outcome = attempt(subject, check, trial)
+        if outcome.refused is not None:
+            refused = outcome.refused
+            continue
+        tried += 1
+        ours_ulp, eager_ulp = max(ours_ulp, outcome.ours_ulp), max(eager_ulp, outcome.eager_ulp)
+        if outcome.problem is not None:
+            return _failure(subject, check, label, trial, outcome, tried)
+    if tried == 0:
+        if refused is not None:
+            return Result(check.name, Verdict.PASS, refused)
+        return Result(check.name, Verdict.NOT_JUDGED, "the implementation supports no input drawn")
+    return Result(check.name, Verdict.PASS, refused, tried, ours_ulp, eager_ulp)
+
+
+def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
+    """One trial; what the implementation raises is a problem, whatever it is."""
+    try:
+        return check.trial(subject, trial)
+    except FuselabError as error:
+        return Outcome(f"raised {type(error).__name__}: {_first_line(error)}")
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return Outcome(f"raised {type(error).__name__}: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no message"
+
+
+def _trials(subject: Subject, check: Check, case: str | None) -> Any:
+    """(label, trial) pairs: a case's name, or the choices drawn, joined by dots."""
+    if check.source == "cases":
+        for known in subject.small_cases():
+            if case is None or case == known.name:
+                yield known.name, subject.from_case(check.name, known)
+        return
+    if case is not None:
+        yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
+        return
+    for index in range(check.quick if subject.quick else check.full):
+        trial = subject.draw(
+            check.name, index, check.layouts, check.values, max_numel=check.max_numel
+        )
+        yield None, trial
+
+
+def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:
+    return subject.draw(
+        check.name, 0, check.layouts, check.values, replay=choices, max_numel=check.max_numel
+    )
+
+
+def _failure(
+    subject: Subject, check: Check, label: str | None, trial: Trial, outcome: Outcome, tried: int
+) -> Result:
+    """The failure with its smallest case; a case of the operator's own is small enough as it is."""
+    broken = "CUDA error" in (outcome.problem or "")  # nothing runs after it
+    if check.source == "draws" and not broken:
+        smallest = (trial, outcome)
+
+        def fails(choices: Sequence[int]) -> Sequence[int] | None:
+            nonlocal smallest
+            replayed = _replay(subject, check, choices)
+            if replayed is None:
+                return None
+            found = attempt(subject, check, replayed)
+            if found.problem is None:
+                return None
+            if len(replayed.draw.choices) <= len(smallest[0].draw.choices):
+                smallest = (replayed, found)
+            return list(replayed.draw.choices)
+
+        choices = shrink(trial.draw.choices, fails, check.shrink_tries)
+        if smallest[0].draw.choices != choices:
+            replayed = _replay(subject, check, choices)
+            if replayed is not None:
+                again = attempt(subject, check, replayed)
+                smallest = (replayed, again if again.problem is not None else outcome)
+        trial, outcome = smallest
+    if check.source == "draws":
+        label = ".".join(str(choice) for choice in trial.draw.choices)
+    spec = subject.spec or subject.op.name
+    where = f"{check.name}@{label}".replace(" ", "-")
+    quick = " --quick" if subject.quick else ""
+    return Result(
+        check.name,
+        Verdict.FAIL,
+        outcome.problem,
+        tried,
+        outcome.ours_ulp,
+        outcome.eager_ulp,
+        (trial.title, *trial.describe(subject.op)),
+        f"fuselab check {spec} --implementation {subject.implementation} --dtype "
+        f"{subject.dtype_name} --seed {subject.seed}{quick} --case {where}",
+        f"fuselab.check({spec!r}, implementation={subject.implementation!r}, "
+        f"dtype=torch.{subject.dtype_name}, seed={subject.seed}, quick={subject.quick}, "
+        f"case={where!r})",
+    )
+
+
+def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
+    """Judgements of several tensors as one outcome: the first problem, the worst errors."""
+    problem = next(
+        (
+            f"{name} {judgement.problem}"
+            for name, judgement in zip(names, judgements, strict=True)
+            if judgement.problem is not None
+        ),
+        None,
+    )
+    return Outcome(
+        problem,
+        max((judgement.ours_ulp for judgement in judgements), default=0.0),
+        max((judgement.eager_ulp for judgement in judgements), default=0.0),
+    )
+
+
+def with_gradients(
+    function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
+) -> list[Tensor | None]:
+    """Output and the gradients of the arguments at ``places``; ``values`` ends with the upstream."""
+    *args, upstream = values
+    leaves = as_leaves(args, places)
+    output = function(*leaves)
+    grads = torch.autograd.grad(
+        output, [leaves[place] for place in places], upstream, allow_unused=True
+    )
+    return [output.detach(), *grads]
+
+
+def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    """The arguments with fresh leaves (same memory, same strides) at ``places``."""
+    return [
+        value.detach().requires_grad_() if place in places else value
+        for place, value in enumerate(args)
+    ]
+
+
+def gradient_bar(subject: Subject, trial: Trial) -> tuple[Bar, list[str], list[int], Tensor]:
+    """The bar for output and gradients under a drawn upstream gradient, which is returned too."""
+    places = subject.differentiable(trial.args)
+    reference = subject.op.reference
+    output = reference(*trial.args)
+    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    names = list(subject.op.signature.parameters)
+    labels = ["output", *(f"gradient of {names[place]}" for place in places)]
+    bar = Bar(
+        lambda values: with_gradients(reference, places, values), [*trial.args, upstream], labels
+    )
+    return bar, labels, places, upstream
+
+
+def fresh_source(trial: Trial) -> random.Random:
+    """Randomness for a trial's own needs, from one recorded choice."""
+    return random.Random(trial.draw.below(1 << 16))
