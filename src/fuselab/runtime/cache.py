@@ -74,25 +74,30 @@ def source_text(path: Path) -> str:
     return "\n".join(f"// {os.path.relpath(file, root)}\n{text}" for file, text in seen.items())
 
 
+def entry(key: str, suffix: str) -> Path:
+    """Where the file of ``key`` is, or would be."""
+    return folder() / key[:2] / f"{key[2:]}{suffix}"
+
+
 def fetch(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
     """The file of ``key``; on a miss ``build(path)`` writes it, under a lock that other processes
     wait for, and it appears in one step."""
-    entry = folder() / key[:2] / f"{key[2:]}{suffix}"
-    if entry.exists():
-        return entry
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with locked(entry.with_name(entry.name + ".lock")):
-        if entry.exists():
-            return entry
-        handle, name = tempfile.mkstemp(dir=entry.parent, prefix=".new-", suffix=suffix)
+    file = entry(key, suffix)
+    if file.exists():
+        return file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_name(file.name + ".lock")):
+        if file.exists():
+            return file
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-", suffix=suffix)
         os.close(handle)
         try:
             build(Path(name))
-            os.replace(name, entry)
+            os.replace(name, file)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-    return entry
+    return file
 
 
 @contextmanager

@@ -121,8 +121,8 @@ def compile_library(source: str, library: Path, options: Sequence[str], what: st
     with tempfile.TemporaryDirectory(prefix="fuselab-") as folder:
         unit, built = Path(folder) / "source.cpp", Path(folder) / "source.o"
         unit.write_text(source)
-        _run([compiler(), *options, "-c", str(unit), "-o", str(built)], what)
-        _run([compiler(), "-shared", str(built), "-o", str(library), *_openmp()], what)
+        run_compiler([*options, "-c", str(unit), "-o", str(built)], what)
+        run_compiler(["-shared", str(built), "-o", str(library), *_openmp()], what)
 
 
 @functools.cache
@@ -131,8 +131,9 @@ def _openmp() -> tuple[str, ...]:
     return () if hasattr(ctypes.CDLL(None), "GOMP_parallel") else ("-fopenmp",)
 
 
-def _run(command: list[str], what: str) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
+def run_compiler(arguments: Sequence[str], what: str) -> None:
+    """Run the compiler. Raises BuildError with its log; ``what`` begins the sentence."""
+    result = subprocess.run([compiler(), *arguments], capture_output=True, text=True)
     if result.returncode:
         log = result.stderr
         first = next((line for line in log.splitlines() if "error" in line), log.strip())

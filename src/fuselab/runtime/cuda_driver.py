@@ -116,15 +116,7 @@ def launch(
     values: Sequence[Any],
 ) -> None:
     """Launch through ctypes: the way without the C++ launcher. Raises LaunchError."""
-    held: list[Any] = []
-    for code, value in zip(codes, values, strict=True):
-        if code == "t":
-            held.append(ctypes.c_void_p(value.data_ptr()))
-        elif code == "n":
-            held.append(ctypes.c_void_p(0))
-        else:
-            held.append(_SCALARS[code](value))
-    pointers = (ctypes.c_void_p * max(1, len(held)))(*(ctypes.addressof(item) for item in held))
+    held, pointers = packed(codes, values)
     with on_device(device_index) as driver:
         status = driver.cuLaunchKernel(
             ctypes.c_void_p(function),
@@ -133,8 +125,22 @@ def launch(
             pointers,
             None,
         )
+    del held
     if status:
         raise launch_error(status, grid, block, shared_bytes)
+
+
+def packed(codes: str, values: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The values as C objects, to be kept until the launch, and the array of their addresses."""
+    held: list[Any] = []
+    for code, value in zip(codes, values, strict=True):
+        if code == "t":
+            held.append(ctypes.c_void_p(value.data_ptr()))
+        elif code == "n":
+            held.append(ctypes.c_void_p(0))
+        else:
+            held.append(_SCALARS[code](value))
+    return held, (ctypes.c_void_p * max(1, len(held)))(*map(ctypes.addressof, held))
 
 
 def launch_error(

@@ -1,77 +1,415 @@
-"""The one host path to a kernel: every launch goes through here, and so do launch plans."""
+"""The one host path to a kernel: every launch goes through here, and launch plans skip Python.
+
+A call of an operator on a small tensor is mostly host time: choosing, checking, allocating and
+packing arguments in Python takes 20 us and more. All of that depends on shapes, dtypes and plain
+arguments alone, so it is done once: ``recording`` watches an implementation run, and when it made
+exactly one launch, of arguments and fresh outputs only, that launch is kept as a plan. ``lookup``
+finds the plan of a later call by an exact key and runs it in C++ (``launcher.cpp``), 1 to 3 us.
+
+What makes a plan right: while an implementation is watched, every PyTorch operator it calls is seen.
+Anything but an allocation or a view (a copy, a fill, ``.item()``) means that the launch is not all
+that happens, and there is no plan for those arguments.
+
+Without a C++ compiler everything still works, through ctypes and without plans; one warning says so.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import importlib.machinery
+import importlib.util
+import os
+import sysconfig
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuselab.errors import LaunchError
-from fuselab.runtime import cuda_driver
+from fuselab.errors import BuildError, LaunchError
+from fuselab.runtime import cache, cuda_driver
+from fuselab.runtime.parameters import TracedFloat
 
-_SCALARS = {
-    "i": ctypes.c_int32,
-    "l": ctypes.c_int64,
-    "f": ctypes.c_float,
-    "d": ctypes.c_double,
-}
+_SOURCE = Path(__file__).with_name("launcher.cpp")
+_OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+_RELEASE_GIL_BYTES = 1 << 20  # as in launcher.cpp
 
-
-def launch_cuda(
-    function: int,
-    device_index: int,
-    grid: Sequence[int],
-    block: Sequence[int],
-    shared_bytes: int,
-    codes: str,
-    values: Sequence[Any],
-) -> None:
-    """Launch a CUfunction on the device's current stream. Raises LaunchError."""
-    stream = torch._C._cuda_getCurrentRawStream(device_index)
-    cuda_driver.launch(function, device_index, stream, grid, block, shared_bytes, codes, values)
+_names: list[str] = []
+_native: ModuleType | None = None
+_start_lock = threading.Lock()
+_tried = False
 
 
-def launch_cpu(entry: int, codes: str, values: Sequence[Any]) -> None:
-    """Call ``const char* entry(void** arguments)``. Raises LaunchError with the kernel's text."""
-    torch.get_num_threads()  # sets OpenMP's thread count in a thread that has not used torch yet
-    held: list[Any] = []
-    for code, value in zip(codes, values, strict=True):
-        if code == "t":
-            held.append(ctypes.c_void_p(value.data_ptr()))
-        elif code == "n":
-            held.append(ctypes.c_void_p(0))
-        else:
-            held.append(_SCALARS[code](value))
-    pointers = (ctypes.c_void_p * max(1, len(held)))(*(ctypes.addressof(item) for item in held))
-    kernel = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(entry)
-    if message := kernel(pointers):
-        raise LaunchError(f"a CPU kernel failed: {message.decode()}.")
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
 
 
 def register(name: str) -> int:
     """An id for the operator ``name``, for ``lookup`` and ``recording``."""
-    return 0
+    _names.append(name)
+    if _native is not None:
+        _native.add_operator(name)
+    return len(_names) - 1
 
 
 def lookup(op_id: int, implementation: str, args: tuple[Any, ...]) -> Any:
-    """The operator's output from a kept plan, or None when there is none for these arguments."""
-    return None
+    """The operator's output from a kept plan, or None when there is none for this call.
+
+    None whenever somebody wants to see the call (a gradient is needed, a dispatch or function mode,
+    functorch, autocast, tracing), a tensor is not plain and strided, or tensors are on several
+    devices. Raises LaunchError. Replaced by the C++ function once that is loaded.
+    """
+    return None if _native is None else _native.lookup(op_id, implementation, args)
+
+
+def forget(op_id: int) -> None:
+    """Drop the plans of an operator: its implementations have changed."""
+    if _native is not None:
+        _native.forget(op_id)
+
+
+def plans(op_id: int) -> int:
+    """How many keys of an operator have a plan, or are known to have none."""
+    return 0 if _native is None else int(_native.count(op_id))
+
+
+def recording(op_id: int, implementation: str, args: tuple[Any, ...]) -> Recording | Unrecorded:
+    """A context in which an implementation runs with ``.args``; ``.finish(outputs)`` keeps the plan
+    of its launch, if it can be one. ``outputs`` is a tensor, or a tuple of tensors and None."""
+    if not _tried:
+        start()
+    if _native is None or not _native.wanted(op_id, implementation, args):
+        return Unrecorded(args)
+    return Recording(op_id, implementation, args)
+
+
+class Unrecorded:
+    """Stands in for a Recording where no plan is possible, or it is known that there is none."""
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.args = args
+
+    def __enter__(self) -> Unrecorded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def finish(self, outputs: Any) -> None:
+        """Nothing to keep."""
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every PyTorch operator: keeps what was allocated, notes the first that computes."""
+
+    ALLOCATIONS = frozenset(
+        {
+            torch.ops.aten.empty.memory_format,
+            torch.ops.aten.empty_strided.default,
+            torch.ops.aten.empty_like.default,
+            torch.ops.aten.new_empty.default,
+            torch.ops.aten.new_empty_strided.default,
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated: list[Tensor] = []
+        self.computes: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in self.ALLOCATIONS:
+            self.allocated.append(result)
+        elif not func.is_view and self.computes is None:
+            self.computes = str(func)
+        return result
 
 
 class Recording:
     """What an implementation launches for one set of arguments."""
 
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        self.args = args
+    def __init__(self, op_id: int, implementation: str, args: tuple[Any, ...]) -> None:
+        self._of = op_id, implementation, args
+        self._seen: set[int] = set()
+        self.args = tuple(
+            TracedFloat(arg, index, self._seen) if isinstance(arg, float) else arg
+            for index, arg in enumerate(args)
+        )
+        self._launches: list[tuple[tuple[Any, ...], str, list[Any]]] = []
+        self._opaque: str | None = None
+        self._watch = _Watch()
+        self._outer = _thread.recording
+        device = next(arg.device for arg in args if isinstance(arg, Tensor))
+        self._device_index = device.index if device.type == "cuda" else None
+        self._stream = _raw_stream(self._device_index)
+
+    def __enter__(self) -> Recording:
+        _thread.recording = self
+        self._watch.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._watch.__exit__(kind, error, traceback)
+        _thread.recording = self._outer
+
+    def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
+        """One launch, as it is about to happen."""
+        self._launches.append((described, codes, list(values)))
+        if described[0] and (
+            described[2] != self._device_index or _raw_stream(described[2]) != self._stream
+        ):
+            self.note_opaque("a launch on another device or stream")
+
+    def note_opaque(self, what: str) -> None:
+        """Something happened that a plan cannot repeat."""
+        self._opaque = self._opaque or what
 
     def finish(self, outputs: Any) -> None:
-        """The implementation returned ``outputs``: keep a plan, if it can be one."""
+        """The implementation returned ``outputs``: keep its launch as a plan, or remember that
+        there is none for such arguments."""
+        assert _native is not None
+        try:
+            plan = self._plan(outputs)
+        except _AliasedArgumentsError:
+            return  # these tensors share memory; others of the same shapes may not
+        if plan is None or not _native.keep(*self._of, *plan):
+            _native.reject(*self._of)
+
+    def why_not(self) -> str | None:
+        """Why the calls seen so far cannot be a plan, or None."""
+        if self._opaque is not None:
+            return self._opaque
+        if self._watch.computes is not None:
+            return f"the implementation calls {self._watch.computes}"
+        if len(self._launches) != 1:
+            return f"{len(self._launches)} launches"
+        return None
+
+    def _plan(self, outputs: Any) -> tuple[Any, ...] | None:
+        """The arguments of ``keep`` in launcher.cpp."""
+        is_tuple = isinstance(outputs, tuple | list)
+        results = list(outputs) if is_tuple else [outputs]
+        if self.why_not() is not None or not all(
+            result is None or self._is_fresh(result) for result in results
+        ):
+            return None
+        described, codes, values = self._launches[0]
+        places = {
+            result.data_ptr(): place for place, result in enumerate(results) if result is not None
+        }
+        parameters: list[tuple[str, int, int, Any]] = []
+        traced: set[int] = set()
+        computed_float = False
+        bytes_touched = 0
+        for code, value in zip(codes, values, strict=True):
+            if code == "t":
+                source = self._source(value, places)
+                if source is None:
+                    return None
+                parameters.append((code, *source, None))
+                bytes_touched += value.numel() * value.element_size()
+            elif isinstance(value, TracedFloat):
+                parameters.append((code, 1, value.index, None))
+                traced.add(value.index)
+            else:
+                parameters.append((code, 0, 0, value))
+                computed_float |= code in "fd"
+        written = {index for _, source, index, _ in parameters if source == 2}
+        if len(places) != sum(result is not None for result in results) or written != set(
+            places.values()
+        ):
+            return None
+        floats = {index for index, arg in enumerate(self._of[2]) if isinstance(arg, float)}
+        by_value = bool(floats) and (computed_float or bool(self._seen) or floats != traced)
+        return described, parameters, results, is_tuple, by_value, bytes_touched
+
+    def _is_fresh(self, result: Any) -> bool:
+        """Whether ``empty_strided`` gives the like: allocated here, the whole of its storage."""
+        if type(result) is not Tensor or result.numel() == 0 or result.requires_grad:
+            return False
+        storage = result.untyped_storage()
+        steps = zip(result.shape, result.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps)
+        return (
+            result.storage_offset() == 0
+            and storage.nbytes() == span * result.element_size()
+            and any(
+                storage.data_ptr() == allocated.untyped_storage().data_ptr()
+                for allocated in self._watch.allocated
+            )
+        )
+
+    def _source(self, value: Tensor, places: dict[int, int]) -> tuple[int, int] | None:
+        """Where a tensor parameter comes from: (1, argument) or (2, output)."""
+        pointer = value.data_ptr()
+        if pointer == 0:
+            return None
+        for index, arg in enumerate(self._of[2]):
+            if arg is value:
+                return 1, index
+        sharing = [
+            index
+            for index, arg in enumerate(self._of[2])
+            if isinstance(arg, Tensor) and arg.data_ptr() == pointer
+        ]
+        if len(sharing) > 1:
+            raise _AliasedArgumentsError
+        if sharing:
+            return 1, sharing[0]
+        return (2, places[pointer]) if pointer in places else None
 
 
-@contextmanager
-def recording(op_id: int, implementation: str, args: tuple[Any, ...]) -> Iterator[Recording]:
-    """Watch the launches of an implementation; ``finish`` keeps the plan."""
-    yield Recording(args)
+class _AliasedArgumentsError(Exception):
+    """Two arguments begin at one address, and a launch uses a view of one of them."""
+
+
+def note_opaque_launch(what: str) -> None:
+    """A launch that did not go through ``launch_cuda`` or ``launch_cpu`` is about to happen."""
+    if _thread.recording is not None:
+        _thread.recording.note_opaque(what)
+
+
+def launch_cuda(
+    function: int,
+    device_index: int,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    codes: str,
+    values: list[Any],
+) -> None:
+    """Launch a CUfunction on the device's current stream. ``codes`` and ``values`` as
+    ``parameters.encode`` returns them. Raises LaunchError."""
+    described = (True, function, device_index, grid, block, shared_bytes)
+    if _thread.recording is not None:
+        _thread.recording.note(described, codes, values)
+    if _native is not None:
+        _native.launch(described, codes, values, False)
+        return
+    stream = _raw_stream(device_index)
+    cuda_driver.launch(function, device_index, stream, grid, block, shared_bytes, codes, values)
+
+
+def launch_cpu(entry: int, codes: str, values: list[Any]) -> None:
+    """Call ``const char* entry(void** arguments)``. Raises LaunchError with the kernel's text."""
+    described = (False, entry, 0, (1, 1, 1), (1, 1, 1), 0)
+    if _thread.recording is not None:
+        _thread.recording.note(described, codes, values)
+    if _native is not None:
+        sizes = (value.nbytes for value in values if isinstance(value, Tensor))
+        _native.launch(described, codes, values, sum(sizes) >= _RELEASE_GIL_BYTES)
+        return
+    torch.get_num_threads()  # sets OpenMP's thread count in a thread that has not used torch yet
+    held, pointers = cuda_driver.packed(codes, values)
+    kernel = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(entry)
+    message = kernel(pointers)
+    del held
+    if message:
+        _raise_kernel_error(message.decode())
+
+
+def _raw_stream(device_index: int | None) -> int:
+    return 0 if device_index is None else int(torch._C._cuda_getCurrentRawStream(device_index))
+
+
+def _raise_launch_error(
+    status: int, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int
+) -> None:
+    raise cuda_driver.launch_error(status, grid, block, shared_bytes)
+
+
+def _raise_kernel_error(message: str) -> None:
+    raise LaunchError(f"a CPU kernel failed: {message}.")
+
+
+def library() -> Path:
+    """The compiled launcher.cpp, built if need be. Raises BuildError."""
+    from fuselab.runtime import cpp_source
+
+    def build(new: Path) -> None:
+        root = Path(torch.__file__).parent
+        includes = (root / "include", Path(sysconfig.get_path("include")))
+        options = [*_OPTIONS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+        options += [f"-isystem{folder}" for folder in includes]
+        # Found at load by the names under which `import torch` has already loaded them.
+        libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
+        cpp_source.run_compiler(
+            [*options, str(_SOURCE), "-o", str(new), *libraries], "launcher.cpp"
+        )
+
+    return cache.fetch(_key(), ".so", build)
+
+
+def _key() -> str:
+    from fuselab.runtime import cpp_source
+
+    found = os.stat(cpp_source.compiler())
+    return cache.key(
+        "launcher",
+        _SOURCE.read_text(),
+        torch.__version__,
+        torch.compiled_with_cxx11_abi(),
+        sysconfig.get_config_var("SOABI"),
+        (cpp_source.compiler(), found.st_size, found.st_mtime_ns),
+        _OPTIONS,
+    )
+
+
+def start() -> bool:
+    """Load the C++ launcher, building it first where needed (7 s, once per torch and compiler).
+    False, with one warning, where it cannot be built."""
+    global _native, _tried, lookup
+    with _start_lock:
+        if not _tried:
+            try:
+                native = _load(library())
+                for name in _names:
+                    native.add_operator(name)
+                _native, lookup = native, native.lookup
+            except (BuildError, ImportError) as error:
+                warnings.warn(
+                    f"the C++ launcher cannot be used, small tensors take longer: {error}",
+                    stacklevel=2,
+                )
+            _tried = True
+    return _native is not None
+
+
+def _load(path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader("fuselab_launcher", str(path))
+    spec = importlib.util.spec_from_file_location("fuselab_launcher", path, loader=loader)
+    assert spec is not None
+    native = importlib.util.module_from_spec(spec)
+    loader.exec_module(native)
+    tensor = torch.empty(3)
+    if native.probe(tensor) != (tensor.data_ptr(), 3):
+        raise BuildError(f"launcher.cpp does not fit torch {torch.__version__}")
+    native.start(
+        _raise_launch_error,
+        _raise_kernel_error,
+        getattr(torch._C, "_cuda_getCurrentRawStream", None),
+        torch.dtype,
+        torch.OutOfMemoryError,
+    )
+    return native
+
+
+# A launcher that was built before is loaded now (1 ms), so that callers hold the C++ lookup itself.
+with contextlib.suppress(BuildError, OSError):
+    if cache.entry(_key(), ".so").exists():
+        start()

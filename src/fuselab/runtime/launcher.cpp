@@ -1,0 +1,733 @@
+// The C++ half of launcher.py: launch plans, found by an exact key and run in about a microsecond,
+// and the direct launch that every first call makes.
+//
+// Plain CPython and ATen, no CUDA headers: the few driver symbols come from libcuda.so.1 by dlsym,
+// the current stream from torch's own C function. Built once by g++ (launcher.py says how).
+
+#include <Python.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+// As torch/csrc/autograd/python_variable.h has them in torch 2.11 to 2.13. That header itself brings
+// pybind11 and 8 s of build; launcher.py compares what `probe` reads with what Python sees.
+struct THPVariable {
+  PyObject_HEAD
+  at::Tensor cdata;
+};
+extern PyObject* THPVariableClass;
+extern PyObject* ParameterClass;
+PyObject* THPVariable_Wrap(at::TensorBase&& tensor);
+
+namespace {
+
+bool is_plain_tensor(PyObject* object) {  // a Tensor or a Parameter, no other subclass
+  const PyTypeObject* type = Py_TYPE(object);
+  return type == reinterpret_cast<PyTypeObject*>(THPVariableClass) ||
+         type == reinterpret_cast<PyTypeObject*>(ParameterClass);
+}
+
+const at::Tensor& tensor_of(PyObject* object) {
+  return reinterpret_cast<THPVariable*>(object)->cdata;
+}
+
+constexpr std::size_t max_key_words = 160;   // 10 tensors of 7 dimensions; more have no plan
+constexpr std::size_t max_parameters = 64;
+constexpr std::size_t max_plans = 4096;      // per operator, then it starts afresh
+constexpr std::size_t max_values = 64;       // per key whose plan depends on a float's value
+constexpr int64_t release_gil_bytes = 1 << 20;  // a CPU kernel over 1 MiB runs 20 us or longer
+
+// ---------------------------------------------------------------------------- the CUDA driver
+
+struct Driver {
+  using Context = void*;
+  int (*get_context)(Context*);
+  int (*push_context)(Context);
+  int (*pop_context)(Context*);
+  int (*get_device)(int*, int);
+  int (*retain_primary)(Context*, int);
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+                void**, void**);
+  std::vector<Context> primary;
+
+  static Driver& instance() {
+    static Driver driver;
+    return driver;
+  }
+
+  Context primary_context(int device_index) {
+    if (static_cast<std::size_t>(device_index) >= primary.size()) {
+      primary.resize(device_index + 1, nullptr);
+    }
+    if (primary[device_index] == nullptr) {
+      int device = 0;
+      int status = get_device(&device, device_index);
+      if (status == 0) status = retain_primary(&primary[device_index], device);
+      TORCH_CHECK(status == 0, "CUDA device ", device_index, " cannot be used (CUresult ", status,
+                  ")");
+    }
+    return primary[device_index];
+  }
+
+ private:
+  Driver() {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    TORCH_CHECK(library != nullptr, "libcuda.so.1 was not found; install the NVIDIA driver");
+    auto load = [&](auto& symbol, const char* name) {
+      symbol = reinterpret_cast<std::remove_reference_t<decltype(symbol)>>(dlsym(library, name));
+      TORCH_CHECK(symbol != nullptr, "libcuda.so.1 has no ", name);
+    };
+    load(get_context, "cuCtxGetCurrent");
+    load(push_context, "cuCtxPushCurrent_v2");
+    load(pop_context, "cuCtxPopCurrent_v2");
+    load(get_device, "cuDeviceGet");
+    load(retain_primary, "cuDevicePrimaryCtxRetain");
+    load(launch, "cuLaunchKernel");
+  }
+};
+
+// Makes a device's primary context current for one launch: the device guard, 30 ns where it already
+// is current (cudaSetDevice takes ten times that).
+class ContextGuard {
+ public:
+  explicit ContextGuard(int device_index) : driver_(Driver::instance()) {
+    Driver::Context wanted = driver_.primary_context(device_index);
+    Driver::Context current = nullptr;
+    driver_.get_context(&current);
+    if (current != wanted) pushed_ = driver_.push_context(wanted) == 0;
+  }
+  ~ContextGuard() {
+    Driver::Context popped = nullptr;
+    if (pushed_) driver_.pop_context(&popped);
+  }
+
+ private:
+  Driver& driver_;
+  bool pushed_ = false;
+};
+
+// ---------------------------------------------------------------------------- Python callables
+
+PyObject* raise_launch_error = nullptr;  // (status, grid, block, shared_bytes), raises
+PyObject* raise_kernel_error = nullptr;  // (message), raises
+PyObject* raw_stream = nullptr;          // torch._C._cuda_getCurrentRawStream, or None
+PyTypeObject* dtype_type = nullptr;      // torch.dtype
+PyObject* out_of_memory = nullptr;       // torch.OutOfMemoryError
+
+struct Raised {};  // a Python exception is set
+
+// Runs `body`, whose C++ exceptions become Python's.
+template <typename Body>
+PyObject* translated(Body body) {
+  try {
+    return body();
+  } catch (const Raised&) {
+  } catch (const c10::OutOfMemoryError& error) {
+    PyErr_SetString(out_of_memory, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+void* current_stream(int device_index) {
+  PyObject* index = PyLong_FromLong(device_index);
+  PyObject* stream = PyObject_CallOneArg(raw_stream, index);
+  Py_DECREF(index);
+  if (stream == nullptr) throw Raised{};
+  void* handle = PyLong_AsVoidPtr(stream);
+  Py_DECREF(stream);
+  return handle;
+}
+
+// ---------------------------------------------------------------------------- plans
+
+struct Launch {
+  bool cuda = false;
+  int device_index = 0;
+  void* function = nullptr;  // CUfunction, or const char* (*)(void**)
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+
+  void run(void** parameters, bool release_gil) const {
+    if (cuda) {
+      run_cuda(parameters);
+    } else {
+      run_cpu(parameters, release_gil);
+    }
+  }
+
+ private:
+  void run_cuda(void** parameters) const {
+    void* stream = current_stream(device_index);
+    int status;
+    {
+      ContextGuard guard(device_index);
+      status = Driver::instance().launch(function, grid[0], grid[1], grid[2], block[0], block[1],
+                                         block[2], shared_bytes, stream, parameters, nullptr);
+    }
+    if (status != 0) {
+      Py_XDECREF(PyObject_CallFunction(raise_launch_error, "i(III)(III)I", status, grid[0], grid[1],
+                                       grid[2], block[0], block[1], block[2], shared_bytes));
+      throw Raised{};
+    }
+  }
+
+  void run_cpu(void** parameters, bool release_gil) const {
+    // Sets OpenMP's thread count in a thread that has not run a torch operator yet.
+    at::get_num_threads();
+    auto entry = reinterpret_cast<const char* (*)(void**)>(function);
+    PyThreadState* state = release_gil ? PyEval_SaveThread() : nullptr;
+    const char* message = entry(parameters);
+    if (state != nullptr) PyEval_RestoreThread(state);
+    if (message != nullptr) {
+      Py_XDECREF(PyObject_CallFunction(raise_kernel_error, "s", message));
+      throw Raised{};
+    }
+  }
+};
+
+struct Parameter {
+  enum class Source : uint8_t { constant, argument, output };
+  char code;
+  Source source;
+  uint8_t index;  // of the argument or output
+  uint64_t bits;  // of the constant
+};
+
+struct Output {
+  bool present;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  c10::TensorOptions options;
+};
+
+struct Plan {
+  Launch launch;
+  std::vector<Parameter> parameters;
+  std::vector<Output> outputs;
+  bool is_tuple = false;
+  bool release_gil = false;
+};
+
+using Key = std::vector<int64_t>;
+using Words = std::span<const int64_t>;
+
+struct Hash {
+  using is_transparent = void;
+  std::size_t operator()(Words words) const {
+    uint64_t hash = words.size();
+    for (int64_t word : words) {
+      hash = (hash ^ static_cast<uint64_t>(word)) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+struct Equal {
+  using is_transparent = void;
+  bool operator()(Words left, Words right) const {
+    return left.size() == right.size() &&
+           std::memcmp(left.data(), right.data(), left.size_bytes()) == 0;
+  }
+};
+
+template <typename Value>
+using Table = std::unordered_map<Key, Value, Hash, Equal>;
+
+// What is known for one key: one plan for all values of the floats, or one per value, or that there
+// can be none.
+struct Entry {
+  bool rejected = false;
+  std::shared_ptr<const Plan> plan;
+  Table<std::shared_ptr<const Plan>> by_value;
+};
+
+struct Operator {
+  std::string name;
+  uint64_t float_arguments = 0;  // arguments once seen as a float: an int there means its float
+  Table<Entry> entries;
+};
+
+std::vector<std::unique_ptr<Operator>> operators;
+
+// ---------------------------------------------------------------------------- keys
+
+// Everything that a plan may depend on, as words. Float values are kept apart: most plans hold for
+// all of them.
+class KeyBuilder {
+ public:
+  // Whether the arguments can have a plan at all.
+  bool build(const Operator& op, PyObject* implementation, PyObject* args) {
+    const bool grad_mode = c10::GradMode::is_enabled();
+    push(at::globalContext().deterministicAlgorithms() ? 1 : 0);
+    if (!add_string(implementation)) return false;
+    const Py_ssize_t count = PyTuple_GET_SIZE(args);
+    for (Py_ssize_t index = 0; index < count; ++index) {
+      PyObject* arg = PyTuple_GET_ITEM(args, index);
+      const bool is_float = index < 64 && (op.float_arguments >> index & 1) != 0;
+      if (is_float && PyLong_CheckExact(arg)) {
+        add_float(PyLong_AsDouble(arg));
+        if (PyErr_Occurred() != nullptr) return PyErr_Clear(), false;
+      } else if (!add(arg, grad_mode)) {
+        return false;
+      }
+    }
+    if (!device_.has_value()) return false;
+    if (device_->is_cpu()) push(at::get_num_threads());
+    return words_ <= max_key_words;
+  }
+
+  Words words() const { return {key_, words_}; }
+  Words float_bits() const { return {floats_, float_count_}; }
+
+ private:
+  enum Tag : int64_t { tensor = 1, none, boolean, integer, real, string, dtype, sequence };
+
+  void push(int64_t word) {
+    if (words_ < max_key_words) key_[words_] = word;
+    ++words_;
+  }
+
+  bool add(PyObject* arg, bool grad_mode) {
+    if (is_plain_tensor(arg)) return add_tensor(tensor_of(arg), grad_mode);
+    if (arg == Py_None) return push(Tag::none), true;
+    if (arg == Py_True || arg == Py_False) {
+      return push(Tag::boolean | (arg == Py_True ? 1 << 8 : 0)), true;
+    }
+    if (PyFloat_Check(arg)) return add_float(PyFloat_AS_DOUBLE(arg)), true;
+    if (PyLong_CheckExact(arg)) return add_integer(arg);
+    if (PyUnicode_CheckExact(arg)) return add_string(arg);
+    if (Py_TYPE(arg) == dtype_type) {  // one object per dtype, alive as long as torch
+      push(Tag::dtype);
+      return push(reinterpret_cast<intptr_t>(arg)), true;
+    }
+    if (PyTuple_CheckExact(arg) || PyList_CheckExact(arg)) return add_sequence(arg);
+    return false;
+  }
+
+  bool add_tensor(const at::Tensor& value, bool grad_mode) {
+    // Backends and keys of a plain strided tensor. Whatever else a tensor can be (sparse, quantised,
+    // conjugate, negative, named, functorch's, fake) shows as another key.
+    constexpr c10::DispatchKeySet plain =
+        c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA,
+                             c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
+                             c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA,
+                             c10::DispatchKey::ADInplaceOrView});
+    if (!value.defined()) return false;
+    const c10::TensorImpl* impl = value.unsafeGetTensorImpl();
+    if ((impl->key_set().raw_repr() & ~plain.raw_repr()) != 0) return false;
+    if (grad_mode && impl->requires_grad()) return false;
+    if (value._fw_grad(0).defined()) return false;  // a dual tensor of forward-mode differentiation
+    const c10::Device device = value.device();
+    if (device_.has_value() && *device_ != device) return false;
+    device_ = device;
+    const auto address = reinterpret_cast<uintptr_t>(value.const_data_ptr());
+    const int64_t aligned = (address & 15) == 0 ? 1 : 0;
+    const int64_t rank = value.dim();
+    push(Tag::tensor | static_cast<int64_t>(value.scalar_type()) << 8 | aligned << 16 |
+         static_cast<int64_t>(device.is_cuda()) << 17 |
+         static_cast<int64_t>(static_cast<uint8_t>(device.index())) << 24 | rank << 32);
+    for (int64_t size : value.sizes()) push(size);
+    for (int64_t stride : value.strides()) push(stride);
+    return true;
+  }
+
+  bool add_integer(PyObject* arg) {
+    int overflow = 0;
+    push(Tag::integer);
+    push(PyLong_AsLongLongAndOverflow(arg, &overflow));
+    return overflow == 0;
+  }
+
+  void add_float(double value) {
+    push(Tag::real);
+    if (float_count_ < max_parameters) floats_[float_count_++] = std::bit_cast<int64_t>(value);
+  }
+
+  bool add_string(PyObject* arg) {
+    Py_ssize_t length = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(arg, &length);
+    if (text == nullptr) return PyErr_Clear(), false;
+    push(Tag::string | static_cast<int64_t>(length) << 8);
+    for (Py_ssize_t offset = 0; offset < length; offset += 8) {
+      int64_t word = 0;
+      std::memcpy(&word, text + offset, std::min<Py_ssize_t>(8, length - offset));
+      push(word);
+    }
+    return true;
+  }
+
+  bool add_sequence(PyObject* arg) {  // of ints, bools and None; a list and a tuple are the same
+    const Py_ssize_t length = PySequence_Fast_GET_SIZE(arg);
+    push(Tag::sequence | static_cast<int64_t>(length) << 8);
+    for (Py_ssize_t index = 0; index < length; ++index) {
+      PyObject* item = PySequence_Fast_GET_ITEM(arg, index);
+      if (item == Py_None || PyBool_Check(item) || PyLong_CheckExact(item)) {
+        if (!add(item, false)) return false;
+      } else {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  int64_t key_[max_key_words];
+  std::size_t words_ = 0;
+  int64_t floats_[max_parameters];
+  std::size_t float_count_ = 0;
+  std::optional<c10::Device> device_;
+};
+
+// Whether nothing in this thread wants to see the operator call: no mode, no functorch layer, no
+// tracer, no autocast.
+bool nobody_watches() {
+  static const uint64_t autocast =
+      c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})
+          .raw_repr();
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  return (local.included_.raw_repr() & ~c10::default_included_set.raw_repr()) == 0 &&
+         (~local.excluded_.raw_repr() & autocast) == 0 && !c10::impl::dispatch_mode_enabled() &&
+         !at::impl::torch_function_mode_enabled();
+}
+
+// ---------------------------------------------------------------------------- running a plan
+
+std::vector<c10::IValue> profiled_inputs(PyObject* args) {
+  std::vector<c10::IValue> inputs;
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(args); ++index) {
+    PyObject* arg = PyTuple_GET_ITEM(args, index);
+    if (is_plain_tensor(arg)) {
+      inputs.emplace_back(tensor_of(arg));
+    } else if (PyFloat_Check(arg)) {
+      inputs.emplace_back(PyFloat_AS_DOUBLE(arg));
+    } else if (PyBool_Check(arg)) {
+      inputs.emplace_back(arg == Py_True);
+    } else {
+      inputs.emplace_back();
+    }
+  }
+  return inputs;
+}
+
+uint64_t float_bits(char code, double value) {
+  return code == 'f' ? std::bit_cast<uint32_t>(static_cast<float>(value))
+                     : std::bit_cast<uint64_t>(value);
+}
+
+double as_double(PyObject* number) {
+  return PyFloat_Check(number) ? PyFloat_AS_DOUBLE(number) : PyLong_AsDouble(number);
+}
+
+PyObject* run(const Plan& plan, PyObject* args) {
+  c10::SmallVector<at::Tensor, 4> outputs;
+  for (const Output& output : plan.outputs) {
+    outputs.push_back(output.present
+                          ? at::empty_strided(output.sizes, output.strides, output.options)
+                          : at::Tensor());
+  }
+  uint64_t values[max_parameters];
+  void* pointers[max_parameters];
+  std::size_t count = 0;
+  for (const Parameter& parameter : plan.parameters) {
+    uint64_t& value = values[count];
+    pointers[count++] = &value;
+    if (parameter.source == Parameter::Source::constant) {
+      value = parameter.bits;
+    } else if (parameter.source == Parameter::Source::output) {
+      value = reinterpret_cast<uintptr_t>(outputs[parameter.index].mutable_data_ptr());
+    } else {
+      PyObject* arg = PyTuple_GET_ITEM(args, parameter.index);
+      value = parameter.code == 't'
+                  ? reinterpret_cast<uintptr_t>(tensor_of(arg).const_data_ptr())
+                  : float_bits(parameter.code, as_double(arg));
+    }
+  }
+  plan.launch.run(pointers, plan.release_gil);
+  if (!plan.is_tuple) return THPVariable_Wrap(std::move(outputs[0]));
+  PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(outputs.size()));
+  for (std::size_t index = 0; index < outputs.size(); ++index) {
+    PyObject* item = outputs[index].defined() ? THPVariable_Wrap(std::move(outputs[index]))
+                                              : Py_NewRef(Py_None);
+    PyTuple_SET_ITEM(result, static_cast<Py_ssize_t>(index), item);
+  }
+  return result;
+}
+
+// ---------------------------------------------------------------------------- Python functions
+
+bool arguments_are(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted) {
+  if (count == wanted && PyLong_Check(args[0]) &&
+      static_cast<std::size_t>(PyLong_AsLong(args[0])) < operators.size() &&
+      PyUnicode_Check(args[1]) && PyTuple_Check(args[2])) {
+    return true;
+  }
+  PyErr_SetString(PyExc_TypeError, "expected (operator id, implementation, argument tuple, ...)");
+  return false;
+}
+
+Operator& operator_of(PyObject* id) { return *operators[PyLong_AsLong(id)]; }
+
+// lookup(id, implementation, args): the output from a plan, else None.
+PyObject* lookup(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!arguments_are(args, count, 3)) return nullptr;
+  return translated([&]() -> PyObject* {
+  Operator& op = operator_of(args[0]);
+  if (op.entries.empty() || !nobody_watches()) Py_RETURN_NONE;
+  KeyBuilder key;
+  if (!key.build(op, args[1], args[2])) Py_RETURN_NONE;
+  const auto found = op.entries.find(key.words());
+  if (found == op.entries.end()) Py_RETURN_NONE;
+  std::shared_ptr<const Plan> plan = found->second.plan;  // outlives the GIL's release
+  if (plan == nullptr) {
+    const auto& by_value = found->second.by_value;
+    const auto value = by_value.find(key.float_bits());
+    if (value == by_value.end()) Py_RETURN_NONE;
+    plan = value->second;
+  }
+  std::vector<c10::IValue> inputs;  // outlives the guard
+  at::RecordFunction guard(at::RecordScope::FUNCTION);
+  if (guard.isActive()) {
+    if (guard.needsInputs()) {
+      inputs = profiled_inputs(args[2]);
+      guard.before(op.name.c_str(), c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+    } else {
+      guard.before(op.name.c_str());
+    }
+  }
+  return run(*plan, args[2]);
+  });
+}
+
+// wanted(id, implementation, args): whether a plan could be kept for these arguments and is not.
+PyObject* wanted(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!arguments_are(args, count, 3)) return nullptr;
+  return translated([&]() -> PyObject* {
+  Operator& op = operator_of(args[0]);
+  KeyBuilder key;
+  if (!nobody_watches() || !key.build(op, args[1], args[2])) Py_RETURN_FALSE;
+  const auto found = op.entries.find(key.words());
+  return PyBool_FromLong(found == op.entries.end() || !found->second.rejected);
+  });
+}
+
+// reject(id, implementation, args): there is no plan for these arguments, whatever the floats.
+PyObject* reject(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!arguments_are(args, count, 3)) return nullptr;
+  return translated([&]() -> PyObject* {
+  Operator& op = operator_of(args[0]);
+  KeyBuilder key;
+  if (key.build(op, args[1], args[2])) {
+    if (op.entries.size() >= max_plans) op.entries.clear();
+    op.entries[Key(key.words().begin(), key.words().end())] = Entry{.rejected = true};
+  }
+  Py_RETURN_NONE;
+  });
+}
+
+uint64_t scalar_bits(char code, PyObject* value) {
+  switch (code) {
+    case 'i':
+      return static_cast<uint32_t>(PyLong_AsLong(value));
+    case 'l':
+      return static_cast<uint64_t>(PyLong_AsLongLong(value));
+    case 'n':
+      return 0;
+    default:
+      return float_bits(code, as_double(value));
+  }
+}
+
+bool read_launch(PyObject* described, Launch& launch) {
+  unsigned long long function = 0;
+  int cuda = 0;
+  if (PyArg_ParseTuple(described, "pKi(III)(III)I", &cuda, &function, &launch.device_index,
+                       &launch.grid[0], &launch.grid[1], &launch.grid[2], &launch.block[0],
+                       &launch.block[1], &launch.block[2], &launch.shared_bytes) == 0) {
+    return false;
+  }
+  launch.cuda = cuda != 0;
+  launch.function = reinterpret_cast<void*>(static_cast<uintptr_t>(function));
+  return true;
+}
+
+// keep(id, implementation, args, launch, parameters, outputs, is_tuple, by_value, bytes)
+//   launch: (cuda, function, device index, grid, block, shared bytes)
+//   parameters: [(code, source, index, constant)]; source 0 constant, 1 argument, 2 output
+//   outputs: [a tensor of that shape, strides and dtype, or None]
+PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!arguments_are(args, count, 9)) return nullptr;
+  return translated([&]() -> PyObject* {
+  Operator& op = operator_of(args[0]);
+  for (Py_ssize_t index = 0; index < std::min<Py_ssize_t>(64, PyTuple_GET_SIZE(args[2])); ++index) {
+    if (PyFloat_Check(PyTuple_GET_ITEM(args[2], index))) op.float_arguments |= uint64_t{1} << index;
+  }
+  KeyBuilder key;
+  const Py_ssize_t parameter_count = PyList_GET_SIZE(args[4]);
+  if (!key.build(op, args[1], args[2]) ||
+      parameter_count > static_cast<Py_ssize_t>(max_parameters)) {
+    Py_RETURN_FALSE;
+  }
+  auto plan = std::make_shared<Plan>();
+  if (!read_launch(args[3], plan->launch)) return nullptr;
+  for (Py_ssize_t place = 0; place < parameter_count; ++place) {
+    int code = 0, source = 0, index = 0;
+    PyObject* constant = nullptr;
+    if (PyArg_ParseTuple(PyList_GET_ITEM(args[4], place), "CiiO", &code, &source, &index,
+                         &constant) == 0) {
+      return nullptr;
+    }
+    const auto from = static_cast<Parameter::Source>(source);
+    const uint64_t bits = from == Parameter::Source::constant
+                              ? scalar_bits(static_cast<char>(code), constant)
+                              : 0;
+    plan->parameters.push_back(
+        {static_cast<char>(code), from, static_cast<uint8_t>(index), bits});
+  }
+  for (Py_ssize_t place = 0; place < PyList_GET_SIZE(args[5]); ++place) {
+    PyObject* item = PyList_GET_ITEM(args[5], place);
+    Output output{item != Py_None, {}, {}, {}};
+    if (output.present) {
+      const at::Tensor& sample = tensor_of(item);
+      output.sizes = sample.sizes().vec();
+      output.strides = sample.strides().vec();
+      output.options = sample.options();
+    }
+    plan->outputs.push_back(std::move(output));
+  }
+  plan->is_tuple = args[6] == Py_True;
+  plan->release_gil = !plan->launch.cuda && PyLong_AsLongLong(args[8]) >= release_gil_bytes;
+  if (PyErr_Occurred() != nullptr) return nullptr;
+
+  if (op.entries.size() >= max_plans) op.entries.clear();
+  Entry& entry = op.entries[Key(key.words().begin(), key.words().end())];
+  if (args[7] != Py_True && entry.by_value.empty()) {
+    entry.plan = std::move(plan);
+  } else if (entry.by_value.size() < max_values) {
+    entry.by_value[Key(key.float_bits().begin(), key.float_bits().end())] = std::move(plan);
+  } else {
+    entry = Entry{.rejected = true};  // a new value in every call: recording would cost more
+  }
+  Py_RETURN_TRUE;
+  });
+}
+
+// launch(described, codes, values, release_gil): launch once, no plan.
+PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4 || !PyTuple_Check(args[0]) || !PyUnicode_Check(args[1]) || !PyList_Check(args[2])) {
+    PyErr_SetString(PyExc_TypeError, "expected (launch, codes, values, release_gil)");
+    return nullptr;
+  }
+  return translated([&]() -> PyObject* {
+  Launch launch;
+  Py_ssize_t length = 0;
+  const char* codes = PyUnicode_AsUTF8AndSize(args[1], &length);
+  if (codes == nullptr || !read_launch(args[0], launch)) return nullptr;
+  c10::SmallVector<uint64_t, 32> values(length, 0);
+  c10::SmallVector<void*, 32> pointers(length, nullptr);
+  for (Py_ssize_t index = 0; index < length; ++index) {
+    PyObject* value = PyList_GET_ITEM(args[2], index);
+    values[index] =
+        codes[index] == 't'
+            ? reinterpret_cast<uintptr_t>(tensor_of(value).const_data_ptr())
+            : scalar_bits(codes[index], value);
+    pointers[index] = &values[index];
+  }
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  launch.run(pointers.data(), args[3] == Py_True);
+  Py_RETURN_NONE;
+  });
+}
+
+PyObject* add_operator(PyObject*, PyObject* name) {
+  const char* text = PyUnicode_AsUTF8(name);
+  if (text == nullptr) return nullptr;
+  operators.push_back(std::make_unique<Operator>());
+  operators.back()->name = text;
+  return PyLong_FromSize_t(operators.size() - 1);
+}
+
+PyObject* forget(PyObject*, PyObject* id) {
+  const auto index = static_cast<std::size_t>(PyLong_AsLong(id));
+  if (index < operators.size()) operators[index]->entries.clear();
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  Py_RETURN_NONE;
+}
+
+// count(id): how many keys have a plan (or are known to have none).
+PyObject* count_entries(PyObject*, PyObject* id) {
+  const auto index = static_cast<std::size_t>(PyLong_AsLong(id));
+  return PyLong_FromSize_t(index < operators.size() ? operators[index]->entries.size() : 0);
+}
+
+// probe(tensor): (data pointer, number of elements), to check that torch is laid out as expected.
+PyObject* probe(PyObject*, PyObject* object) {
+  const at::Tensor& tensor = tensor_of(object);
+  return Py_BuildValue("(KL)", reinterpret_cast<unsigned long long>(tensor.const_data_ptr()),
+                       static_cast<long long>(tensor.numel()));
+}
+
+// start(raise_launch_error, raise_kernel_error, raw_stream, torch.dtype, torch.OutOfMemoryError)
+PyObject* start(PyObject*, PyObject* args) {
+  PyObject *launch = nullptr, *kernel = nullptr, *stream = nullptr, *type = nullptr;
+  PyObject* memory = nullptr;
+  if (PyArg_ParseTuple(args, "OOOOO", &launch, &kernel, &stream, &type, &memory) == 0) {
+    return nullptr;
+  }
+  out_of_memory = Py_NewRef(memory);
+  raise_launch_error = Py_NewRef(launch);
+  raise_kernel_error = Py_NewRef(kernel);
+  raw_stream = Py_NewRef(stream);
+  dtype_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type));
+  Py_RETURN_NONE;
+}
+
+template <typename Function>
+PyCFunction fast(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"lookup", fast(lookup), METH_FASTCALL, nullptr},
+    {"wanted", fast(wanted), METH_FASTCALL, nullptr},
+    {"reject", fast(reject), METH_FASTCALL, nullptr},
+    {"keep", fast(keep), METH_FASTCALL, nullptr},
+    {"launch", fast(launch_once), METH_FASTCALL, nullptr},
+    {"add_operator", add_operator, METH_O, nullptr},
+    {"forget", forget, METH_O, nullptr},
+    {"count", count_entries, METH_O, nullptr},
+    {"probe", probe, METH_O, nullptr},
+    {"start", start, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "fuselab_launcher", nullptr, -1, methods};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit_fuselab_launcher() {
+  return PyModule_Create(&module);
+}
