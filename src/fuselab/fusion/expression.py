@@ -262,7 +262,7 @@ def _contains_node(value: Any) -> bool:
 
 def of_pattern(pattern: Callable[..., Any]) -> Expression:
     """The expression of a rewrite's pattern, a plain function of tensors and values."""
-    graph = fx.Tracer().trace(pattern)  # type: ignore[arg-type]
+    graph = fx.Tracer().trace(pattern)
     return Expression(graph)
 
 

@@ -128,9 +128,7 @@ def trace_forward(path: str, module: nn.Module, call: Call) -> Traced:
     if any(name.startswith("_tensor_constant") for name in changed):
         raise NotTraceableError("its forward builds a tensor, which a trace would freeze")
     if changed:
-        raise NotTraceableError(
-            f"its forward sets self.{changed[0]}, which a trace would leave out"
-        )
+        raise NotTraceableError(f"its forward sets self.{changed[0]}, which a trace leaves out")
     _check_reproduces(module, graph, call)
     return Traced(path, module, graph, call)
 

@@ -2,8 +2,8 @@
 
 For an operator ``ns::name`` two raw operators are registered, ``ns::name`` and
 ``ns::name_backward``, each with a fake implementation and a vmap rule and without autograd. The
-public function asks the launcher for a held launch plan first (about 3 us on a hit), then calls the
-raw operator where no gradient is needed and an ``autograd.Function`` over the raw ones where one is:
+public function asks the launcher for a held launch plan first (about 3 us on a hit). Past that it
+calls the raw operator where no gradient is needed, else an ``autograd.Function`` over the raw ones:
 ``torch.library.register_autograd`` would add 4.5 us to every call, and ``torch.func.grad`` refuses
 operators made with it (measured with torch 2.11 and 2.13).
 
@@ -451,7 +451,7 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
                 grads = gradient.reference(ctx.needs, *filled)
                 return tuple(grad for grad in grads if grad is not None)
 
-            _, pullback = torch.func.vjp(formula, *(values[place] for place in places))
+            pullback = torch.func.vjp(formula, *(values[place] for place in places))[1]
             wanted = tuple(grad for grad, need in zip(grad_grads, ctx.needs, strict=True) if need)
             result: list[Tensor | None] = [None] * (2 + len(values))
             for place, grad in zip(places, pullback(wanted), strict=True):
@@ -530,7 +530,6 @@ def _public_function(registration: _Registration) -> Callable[..., Tensor]:
     arity = len(names)
     short = registration.op.short_name
     forward_id = registration.forward_id
-    lookup = launcher.lookup
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if len(args) > arity:
@@ -551,7 +550,7 @@ def _public_function(registration: _Registration) -> Callable[..., Tensor]:
         if kwargs or len(args) != arity:
             args = bind(args, kwargs)
         if not torch.compiler.is_compiling():
-            held = lookup(forward_id, implementation, args)
+            held = launcher.lookup(forward_id, implementation, args)
             if held is not None:
                 return held
         return _call(registration, args, implementation)

@@ -1,0 +1,306 @@
+"""The public function and raw operators: autograd, torch.func, compile, fakes, choice, refusals."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+import fuselab
+from fuselab.errors import (
+    ArgumentError,
+    BuildError,
+    ContractError,
+    DeviceError,
+    DifferentiationError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
+from fuselab.runtime import fallback
+from fuselab.runtime.dispatch import choose
+
+
+def reference(
+    input: Tensor, update: Tensor, bias: Tensor | None = None, scale: float = 1.0, power: int = 1
+) -> Tensor:
+    """tanh(input + scale * update + bias) ** power."""
+    total = input + scale * update
+    if bias is not None:
+        total = total + bias
+    return torch.tanh(total) ** power
+
+
+def gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    input: Tensor,
+    update: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    power: int,
+) -> tuple[Tensor | None, ...]:
+    value = torch.tanh(input + scale * update + (0 if bias is None else bias))
+    grad = grad_output * power * value ** (power - 1) * (1 - value * value)
+    rows = grad.reshape(-1, grad.shape[-1])
+    return (
+        grad if needs[0] else None,
+        grad * scale if needs[1] else None,
+        rows.sum(0) if needs[2] else None,
+    )
+
+
+CALLS: list[str] = []
+
+
+def forward(*args: Any) -> Tensor:
+    CALLS.append("forward")
+    return reference(*args)
+
+
+def backward(*args: Any) -> tuple[Tensor | None, ...]:
+    CALLS.append("backward")
+    return gradient(*args)
+
+
+def make_op(name: str, **changes: Any) -> FusedOp:
+    fields: dict[str, Any] = {
+        "reference": reference,
+        "implementations": {"cpp": Implementation("cpu", forward, backward)},
+        "cost": lambda *args: Cost(1, 1, 1),
+        "cases": [Case("one", lambda device, dtype, generator: Inputs((torch.ones(1),) * 2))],
+        "gradient": Gradient(save=lambda output, *args: args, reference=gradient),
+    }
+    return FusedOp(name=name, **{**fields, **changes})
+
+
+tanh_op = fuselab.operator(make_op("dispatchtest::tanh_op"))
+
+
+@pytest.fixture(autouse=True)
+def _no_calls_yet() -> None:
+    CALLS.clear()
+
+
+def _inputs(*, grad: bool, dtype: torch.dtype = torch.float64, rows: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    shapes = ((rows, 4), (rows, 4), (4,))
+    return [
+        torch.randn(shape, dtype=dtype, generator=generator).requires_grad_(grad)
+        for shape in shapes
+    ]
+
+
+def test_forward_and_backward_run_the_implementation() -> None:
+    args = _inputs(grad=True)
+    output = tanh_op(*args, scale=0.5, power=2)
+    torch.testing.assert_close(output, reference(*args, 0.5, 2))
+    assert CALLS == ["forward"]
+    upstream = torch.randn_like(output)
+    actual = torch.autograd.grad(output, args, upstream)
+    expected = torch.autograd.grad(reference(*args, 0.5, 2), args, upstream)
+    torch.testing.assert_close(actual, expected)
+    assert CALLS == ["forward", "backward"]
+
+
+def test_gradients_only_where_needed() -> None:
+    input, update, bias = _inputs(grad=False)
+    bias.requires_grad_()
+    (grad,) = torch.autograd.grad(tanh_op(input, update, bias).sum(), [bias])
+    (expected,) = torch.autograd.grad(reference(input, update, bias).sum(), [bias])
+    torch.testing.assert_close(grad, expected)
+
+
+def test_gradcheck_and_gradgradcheck() -> None:
+    args = _inputs(grad=True)
+    assert torch.autograd.gradcheck(lambda *tensors: tanh_op(*tensors, 0.5, 2), args)
+    assert torch.autograd.gradgradcheck(lambda *tensors: tanh_op(*tensors, 0.5, 2), args)
+
+
+def test_torch_func() -> None:
+    input, update, bias = _inputs(grad=False)
+    batch = torch.randn(5, 3, 4, dtype=torch.float64)
+
+    def with_(function: Callable[..., Tensor]) -> list[Any]:
+        def loss(input: Tensor, bias: Tensor) -> Tensor:
+            return function(input, update, bias, 0.5, 2).sum()
+
+        def penalty(input: Tensor) -> Tensor:
+            return torch.func.grad(loss)(input, bias).square().sum()
+
+        return [
+            torch.func.grad(loss)(input, bias),
+            torch.func.grad(penalty)(input),
+            torch.func.vmap(loss, in_dims=(0, None))(batch, bias),
+            torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(batch, bias),
+            torch.func.jvp(lambda value: loss(value, bias), (input,), (update,)),
+            torch.func.jacfwd(lambda value: function(input, update, value))(bias),
+        ]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*performance drop.*")  # no vmap fallback
+        torch.testing.assert_close(with_(tanh_op), with_(reference))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_compile_whole_and_dynamic_without_a_graph_per_scale(grad: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda *args: tanh_op(*args) * 2, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    for rows, scale in ((3, 0.5), (4, 0.25), (7, 1.5), (9, -2.0)):
+        args = _inputs(grad=grad, rows=rows)
+        output, expected = compiled(*args, scale), reference(*args, scale) * 2
+        torch.testing.assert_close(output, expected)
+        if grad:
+            torch.testing.assert_close(
+                torch.autograd.grad(output.sum(), args), torch.autograd.grad(expected.sum(), args)
+            )
+    assert graphs["unique_graphs"] - before == 1
+
+
+def test_opcheck_of_the_raw_operators() -> None:
+    args = _inputs(grad=False)
+    raw = torch.ops.dispatchtest
+    opcheck(raw.tanh_op.default, (*args, 0.5, 2, "auto"))
+    scale = torch.tensor(0.5, dtype=torch.float64)
+    opcheck(raw.tanh_op.scalar_tensor, (*args, scale, 2, "auto"))
+    needs = [True, False, True]
+    opcheck(raw.tanh_op_backward.default, (needs, args[0], *args, 0.5, 2, "auto"))
+
+
+def test_the_raw_operators_refuse_gradients_instead_of_dropping_them() -> None:
+    args = _inputs(grad=True)
+    with pytest.raises(DifferentiationError, match="call the public function tanh_op"):
+        torch.ops.dispatchtest.tanh_op(*args, 0.5, 2, "auto")
+    with torch.no_grad():
+        torch.ops.dispatchtest.tanh_op(*args, 0.5, 2, "auto")
+
+
+def test_an_operator_without_gradient_refuses_one() -> None:
+    plain = fuselab.operator(make_op("dispatchtest::plain", gradient=None))
+    args = _inputs(grad=True)
+    with pytest.raises(DifferentiationError, match="defines no gradient"):
+        plain(*args)
+    torch.testing.assert_close(plain(*(arg.detach() for arg in args)), reference(*args).detach())
+
+
+def test_the_reference_is_an_implementation() -> None:
+    args = _inputs(grad=True)
+    output = tanh_op(*args, implementation="reference")
+    torch.testing.assert_close(output, reference(*args))
+    assert CALLS == []
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda a, b: tanh_op(a, b, implementation="cude"), UnknownNameError, "auto, cpp"),
+        (lambda a, b: tanh_op(3, b), ArgumentError, "'input' must be a Tensor, got int"),
+        (lambda a, b: tanh_op(a), ArgumentError, "'update' is missing"),
+        (lambda a, b: tanh_op(a, b, None, 1.0, 1, 2), ArgumentError, "takes 5 arguments, got 6"),
+        (lambda a, b: tanh_op(a, b, scael=2.0), ArgumentError, "unexpected argument 'scael'"),
+        (lambda a, b: tanh_op(a, b.to("meta")), DeviceError, "'update' is on meta"),
+    ],
+)
+def test_wrong_calls_name_the_argument(
+    call: Callable[..., Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        call(torch.ones(2, 2), torch.ones(2, 2))
+
+
+def test_auto_takes_the_first_that_can_and_says_why_another_cannot() -> None:
+    op = make_op(
+        "dispatchtest::choosy",
+        implementations={
+            "triton": Implementation("cuda", forward, backward),
+            "first": Implementation("cpu", forward, backward, lambda *args: "too small"),
+            "second": Implementation("cpu", forward, backward),
+        },
+    )
+    choosy = fuselab.operator(op)
+    args = _inputs(grad=False)
+    assert choose(op, (*args, 1.0, 1)) == "second"
+    with pytest.raises(UnsupportedError, match="'first' cannot run these inputs: too small"):
+        choosy(*args, implementation="first")
+    with pytest.raises(UnsupportedError, match="it runs on cuda, the inputs are on cpu"):
+        choosy(*args, implementation="triton")
+
+
+def test_a_failed_build_falls_back_once_and_is_a_failure_where_it_counts() -> None:
+    def broken(*args: Any) -> Tensor:
+        raise BuildError("no compiler")
+
+    op = make_op(
+        "dispatchtest::broken", implementations={"cpp": Implementation("cpu", broken, backward)}
+    )
+    function = fuselab.operator(op)
+    args = _inputs(grad=False)
+    with fallback.strict(), pytest.raises(BuildError, match="no compiler"):
+        function(*args)
+    with pytest.warns(fallback.FallbackWarning, match="no compiler") as caught:
+        for _ in range(3):
+            torch.testing.assert_close(function(*args), reference(*args))
+    assert len(caught) == 1
+
+
+def test_registering_again_replaces_and_another_signature_is_refused() -> None:
+    op = make_op("dispatchtest::again")
+    function = fuselab.operator(op)
+    assert fuselab.operator(op) is function
+    doubled = make_op(
+        "dispatchtest::again",
+        implementations={"cpp": Implementation("cpu", lambda *args: reference(*args) * 2)},
+    )
+    fuselab.operator(doubled)
+    args = _inputs(grad=False)
+    torch.testing.assert_close(function(*args), reference(*args) * 2)
+
+    def other(input: Tensor) -> Tensor:
+        return input * 2
+
+    with pytest.raises(ContractError, match="registered with another signature"):
+        fuselab.operator(make_op("dispatchtest::again", reference=other, gradient=None))
+
+
+def test_a_reference_the_schema_cannot_express_is_refused() -> None:
+    def untyped(input: Tensor, other) -> Tensor:  # type: ignore[no-untyped-def]
+        return input
+
+    with pytest.raises(ContractError, match="parameter 'other'"):
+        fuselab.operator(make_op("dispatchtest::untyped", reference=untyped, gradient=None))
+
+
+def test_an_alias_of_an_input_leaves_as_a_copy() -> None:
+    def identity(input: Tensor) -> Tensor:
+        return input
+
+    function = fuselab.operator(
+        make_op("dispatchtest::identity", reference=identity, gradient=None, implementations={})
+    )
+    input = torch.randn(3)
+    raw = torch.ops.dispatchtest.identity(input, "auto")
+    assert raw.data_ptr() != input.data_ptr()
+    torch.testing.assert_close(function(input), input)
+
+
+def test_autocast_arguments_come_from_the_contract() -> None:
+    op = make_op(
+        "dispatchtest::autocasts",
+        autocast=lambda dtype, *args: tuple(
+            value.float() if isinstance(value, Tensor) else value for value in args
+        ),
+    )
+    function = fuselab.operator(op)
+    args = _inputs(grad=False, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert function(*args).dtype == torch.float32
+    assert function(*args).dtype == torch.bfloat16
