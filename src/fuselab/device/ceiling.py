@@ -7,17 +7,17 @@ as the kernels that are held against it.
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 
 import torch
 
+from fuselab.device.environment import cpu_model, driver_version
 from fuselab.device.streaming import Streaming, variants
 from fuselab.measure.host import host_latency_samples_us
+from fuselab.measure.statistics import significant
 from fuselab.measure.timer import timer
 from fuselab.runtime import cache
 
@@ -69,12 +69,7 @@ def device_name(device: torch.device) -> str:
     """The GPU's name, or the CPU's model with torch's number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    return f"{model}, {torch.get_num_threads()} threads"
+    return f"{cpu_model()}, {torch.get_num_threads()} threads"
 
 
 def measured_ceilings(device: torch.device, refresh: bool = False) -> Ceilings:
@@ -121,17 +116,12 @@ def streaming_ceiling(
 
 
 def _driver(device: torch.device) -> str:
-    return str(torch._C._cuda_getDriverVersion()) if device.type == "cuda" else "none"
+    return (driver_version() or "unknown") if device.type == "cuda" else "none"
 
 
 def _median_us(call, device: torch.device, cold: bool = True, samples: int = SAMPLES) -> float:  # type: ignore[no-untyped-def]
     clock = timer(call, device, cold=cold)
     return median(clock.sample() for _ in range(samples))
-
-
-def _significant(value: float) -> float:
-    """Four significant digits: as many as a measurement carries."""
-    return float(f"{value:.4g}")
 
 
 def _copy_gbps(device: torch.device) -> dict[str, float]:
@@ -140,9 +130,7 @@ def _copy_gbps(device: torch.device) -> dict[str, float]:
         if device.type == "cuda" and bytes_moved > torch.cuda.mem_get_info(device)[0] // 4:
             continue
         fastest = streaming_ceiling(bytes_moved // 2, bytes_moved // 2, device, best=1)[0]
-        rates[str(bytes_moved)] = _significant(
-            bytes_moved / _median_us(fastest.call, device) / 1000
-        )
+        rates[str(bytes_moved)] = significant(bytes_moved / _median_us(fastest.call, device) / 1000)
     return rates
 
 
@@ -159,7 +147,7 @@ def _matmul_tflops(device: torch.device) -> dict[str, float]:
                 for _ in range(2)
             )
             elapsed_us = _median_us(lambda: left @ right, device, cold=False, samples=5)  # noqa: B023
-            rates[unit] = _significant(2 * size**3 / elapsed_us / 1e6)
+            rates[unit] = significant(2 * size**3 / elapsed_us / 1e6)
     finally:
         torch.set_float32_matmul_precision(before)
     return rates
@@ -168,4 +156,4 @@ def _matmul_tflops(device: torch.device) -> dict[str, float]:
 def _launch_us(device: torch.device) -> float:
     small = torch.zeros(16, 16, device=device)
     samples, _ = host_latency_samples_us(lambda: torch.relu(small), device)
-    return _significant(median(samples))
+    return significant(median(samples))

@@ -33,7 +33,7 @@ CUDA_EXPRESSIONS = tuple(
 
 @dataclass(frozen=True)
 class Streams:
-    """Traffic as equal streams: ``reads`` of ``read_lines`` lines, ``writes`` of ``write_lines``."""
+    """Traffic as streams: ``reads`` of ``read_lines`` lines each, ``writes`` of ``write_lines``."""
 
     reads: int
     writes: int

@@ -1,10 +1,10 @@
 """Device time of a call on CUDA, by events: the time the device works, without launch gaps.
 
 The device is first held by a spinning kernel while the host enqueues a whole batch, so that the
-host's own speed stays out of the figure (``measure.host`` reports that apart). A cold call finds the
-L2 evicted: a buffer of twice its size is written before each call, outside the two events. Events
-resolve about 0.5 us (CUDA runtime API, event management): one reading of a 5 us kernel is off by up
-to 10 %, so a sample is the mean of as many calls as bring the resolution's part under 0.5 %.
+host's own speed stays out of the figure (``measure.host`` reports that apart). A cold call finds
+the L2 evicted: a buffer of twice its size is written before each call, outside the two events.
+Events resolve about 0.5 us (CUDA runtime API, event management): one reading of a 5 us kernel is
+off by up to 10 %, so a sample is the mean of as many calls as bring that under 0.5 %.
 """
 
 from __future__ import annotations
@@ -82,13 +82,10 @@ class CudaTimer:
 
     def _calls_for(self, estimate_us: float) -> int:
         wanted_us = RESOLUTION_US / RELATIVE_RESOLUTION
-        if self._cold:
-            # Every call has its own pair of events, whose errors are independent with a standard
-            # deviation of resolution / sqrt(12) at each end: their mean's falls by sqrt(calls).
-            wanted_calls = (wanted_us / estimate_us) ** 2 / 6
-        else:
-            wanted_calls = wanted_us / estimate_us
-        return max(1, min(MOST_CALLS, round(wanted_calls)))
+        # A cold call has its own pair of events, whose errors are independent with a standard
+        # deviation of resolution / sqrt(12) at each end: their mean's falls by sqrt(calls).
+        calls = wanted_us / estimate_us
+        return max(1, min(MOST_CALLS, round(calls**2 / 6 if self._cold else calls)))
 
     @property
     def method(self) -> str:
@@ -111,11 +108,11 @@ class CudaTimer:
         third such sample counts as it is, and ``method`` says so.
         """
         with torch.cuda.device(self._device):
-            for attempt in range(3):
+            for _ in range(3):
                 elapsed_us, held = self._held_sample()
                 if held or self._launch_gaps:
                     return elapsed_us
-            self._launch_gaps = attempt == 2
+            self._launch_gaps = True
             return elapsed_us
 
     def _held_sample(self) -> tuple[float, bool]:

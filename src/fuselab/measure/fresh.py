@@ -1,8 +1,8 @@
 """Fresh processes whose allocator keeps its memory, since page faults bias timings on the CPU.
 
-With glibc's defaults a tensor above 128 KiB may be mapped afresh by every call: the page faults make
-one process 4 to 6 times slower than another (measured on 2 cores, 4096 x 1024 float32). With both
-thresholds out of reach, freed memory is kept and handed out again.
+With glibc's defaults a tensor above 128 KiB may be mapped afresh by every call: the page faults
+make one process 4 to 6 times slower than another (measured on 2 cores, 4096 x 1024 float32). With
+both thresholds out of reach, freed memory is kept and handed out again.
 """
 
 from __future__ import annotations

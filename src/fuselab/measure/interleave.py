@@ -18,13 +18,14 @@ FEWEST_ROUNDS = 6  # the fewest whose range covers the median with 95 %
 
 @dataclass(frozen=True)
 class Candidate:
-    """One callable among several. ``verify`` runs before and after the timing and returns None, or
-    in a few words why the candidate's result is wrong; it should poison free memory first, so that
-    an output left unwritten shows. A wrong candidate has no samples."""
+    """One callable among several. ``verify(after)`` runs before the timing with False and after it
+    with True, and returns None, or in a few words why the candidate's result is wrong; it should
+    poison free memory first, so that an output left unwritten shows. A wrong candidate has no
+    samples."""
 
     name: str
     call: Call
-    verify: Callable[[], str | None] = lambda: None
+    verify: Callable[[bool], str | None] = lambda after: None
 
 
 @dataclass
@@ -86,9 +87,9 @@ def interleave(
 def _ready(
     candidate: Candidate, device: torch.device, cold: bool, graph: bool, result: Samples
 ) -> Timer | None:
-    """A warm timer of a candidate that runs and is right, else None with the reason in ``result``."""
+    """A warm timer of a candidate that runs and is right; else None, the reason in ``result``."""
     try:
-        result.wrong = candidate.verify()
+        result.wrong = candidate.verify(False)
         return None if result.wrong else timer(candidate.call, device, cold=cold, graph=graph)
     except Exception as error:  # a candidate may raise anything; the others are still timed
         result.failed = _first_line(error)
@@ -98,9 +99,11 @@ def _ready(
 def _finish(candidate: Candidate, clock: Timer, result: Samples) -> None:
     result.calls_per_sample, result.method = clock.calls, clock.method
     result.page_faults_per_call = clock.page_faults_per_call
-    result.wrong = candidate.verify()
-    if result.wrong:
-        result.wrong = f"after timing: {result.wrong}"
+    try:
+        result.wrong = candidate.verify(True)
+    except Exception as error:
+        result.failed = _first_line(error)
+    if result.wrong or result.failed:
         result.times_us.clear()
 
 

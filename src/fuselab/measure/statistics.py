@@ -40,7 +40,7 @@ def median_interval(
 
 
 def quantile(samples: Sequence[float], fraction: float) -> float:
-    """Quantile of ``samples`` by linear interpolation between order statistics (numpy's default)."""
+    """Quantile of ``samples``, linear between order statistics (numpy's default)."""
     ordered = sorted(samples)
     position = fraction * (len(ordered) - 1)
     below = int(position)
@@ -51,3 +51,9 @@ def quantile(samples: Sequence[float], fraction: float) -> float:
 def quantiles(samples: Sequence[float]) -> dict[str, float]:
     """The quantiles that results carry, keyed ``p05``, ``p25``, ``p75``, ``p95``."""
     return {f"p{round(100 * fraction):02d}": quantile(samples, fraction) for fraction in QUANTILES}
+
+
+def significant(value: float, digits: int = 4) -> float:
+    """``value`` rounded to significant digits: what results carry, so that every view of a result
+    shows the same digits. Four are as many as a timing deserves."""
+    return float(f"{value:.{digits}g}")

@@ -48,8 +48,8 @@ class Timing:
     def __str__(self) -> str:
         text = (
             f"{self.median_us:.2f} us ({self.low_us:.2f} to {self.high_us:.2f}), "
-            f"host {self.host_us:.2f} us; median of {self.repeats} x {self.calls_per_repeat} calls, "
-            f"{self.method}, {self.device}"
+            f"host {self.host_us:.2f} us; median of {self.repeats} x {self.calls_per_repeat} "
+            f"calls, {self.method}, {self.device}"
         )
         if self.page_faults_per_call and self.page_faults_per_call >= 1:
             text += (

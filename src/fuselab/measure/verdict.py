@@ -1,12 +1,11 @@
 """Faster, slower, the same or unclear: a verdict from paired rounds that a rerun would repeat.
 
 Two candidates are timed in the same rounds, so clock drift and neighbours hit both. The verdict
-looks at the median of the per-round speedups and at its 99 % interval. Only an interval that lies
-wholly outside the band of +-2 % is FASTER or SLOWER, only one wholly inside is SAME; everything
-else is UNCLEAR and asks for more rounds. Because looking again and again at growing data finds a
-difference sooner or later, a sequence of looks is taken at doubling counts only (``LOOKS``), each at
-a confidence that leaves the whole sequence under 1 % false verdicts (simulated in
-tests/measure/test_verdict.py).
+looks at the median of the per-round speedups and at its 99.8 % interval. Only an interval wholly
+outside the band of +-2 % is FASTER or SLOWER, only one wholly inside is SAME; everything else is
+UNCLEAR and asks for more rounds. Looking again and again at growing data finds a difference sooner
+or later: looks are taken at doubling counts only (``LOOKS``), and the confidence leaves all of them
+together under 1 % false verdicts (counted in tests/measure/test_verdict.py).
 """
 
 from __future__ import annotations

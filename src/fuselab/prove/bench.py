@@ -1,0 +1,185 @@
+"""``fuselab.bench``: how fast every provider of an operator is, and how far from the ceiling."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fuselab.device.ceiling import measured_ceilings
+from fuselab.device.environment import describe
+from fuselab.device.select import select as select_device
+from fuselab.errors import ArgumentError, FuselabError, UnknownNameError
+from fuselab.measure.fresh import allocation_is_pinned
+from fuselab.op import Case, FusedOp
+from fuselab.prove.bench_providers import select
+from fuselab.prove.bench_result import Bench
+from fuselab.prove.bench_run import Run
+from fuselab.prove.bench_work import PHASES, SEED, Work
+from fuselab.runtime import fallback
+
+BUDGET_S = 3.0
+QUICK_BUDGET_S = 0.6
+QUICK_CASES = 3
+# A case needs its bytes about ten times over: inputs, a second set, float64 and its intermediates.
+MEMORY_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked of a benchmark; stands in its JSON."""
+
+    providers: Sequence[str] | None
+    cases: Sequence[str] | None
+    dtypes: Sequence[str]
+    backward: bool
+    quick: bool
+    budget_s: float
+    seed: int
+
+
+def bench(
+    op: FusedOp,
+    *,
+    providers: Sequence[str] | None = None,
+    cases: Sequence[str] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    backward: bool = False,
+    device: torch.device | str = "auto",
+    budget_s: float | None = None,
+    quick: bool = False,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Bench:
+    """Time every provider of ``op`` on its cases: cold-cache device time, interleaved, verified.
+
+    ``cases`` are names; by default those tagged ``bench`` that fit this device, with ``quick``
+    three of them. ``dtypes`` defaults to the first of ``op.dtypes``. ``backward`` adds the backward
+    alone and forward+backward. ``budget_s`` is the time for one case and phase (3 s; quick 0.6 s);
+    verdicts that need more rounds than that are UNCLEAR. Energy is measured on CUDA, not when
+    quick. ``progress`` is called with a line of text before each group.
+
+    On the CPU allocation biases timings unless the process was started with the allocator's
+    thresholds pinned (``fuselab.measure.fresh``); the command line does so, and a result made
+    without says so in its notes.
+
+    Raises UnknownNameError for a provider or case that does not exist, DeviceError, ArgumentError.
+    """
+    where = device if isinstance(device, torch.device) else select_device(device)
+    chosen = select(op, providers)
+    if backward and op.gradient is None:
+        raise ArgumentError(f"{op.short_name} defines no gradient; leave out the backward.")
+    budget_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else BUDGET_S
+    if budget_s <= 0:
+        raise ArgumentError(f"the budget is {budget_s} s; it must be above 0.")
+    dtypes = tuple(dtypes or op.dtypes[:1])
+    skipped: list[str] = []
+    groups = []
+    ceilings = measured_ceilings(where)
+    for dtype in dtypes:
+        for case in _cases(op, cases, where, dtype, quick, skipped):
+            for phase in PHASES if backward else PHASES[:1]:
+                progress(f"{op.short_name}: {case.name}, {_text(dtype)}, {phase}")
+                with fallback.strict():
+                    work = Work(op, case, where, dtype, phase)
+                    groups.append(
+                        Run(work, chosen, ceilings, budget_s, seed, energy=not quick).group()
+                    )
+                del work
+    return Bench(
+        operator=op.name,
+        environment=describe(where),
+        settings=asdict(
+            Settings(
+                providers,
+                cases,
+                [_text(dtype) for dtype in dtypes],
+                backward,
+                quick,
+                budget_s,
+                seed,
+            )
+        ),
+        ceilings=asdict(ceilings),
+        groups=groups,
+        skipped=skipped,
+        notes=_notes(where),
+    )
+
+
+def _notes(device: torch.device) -> list[str]:
+    """What a reader of CPU times must know about this process and machine."""
+    notes = []
+    if device.type == "cpu" and not allocation_is_pinned():
+        notes.append(
+            "allocation was not pinned, so page faults of fresh memory are part of the times; "
+            "`fuselab bench` pins it, in Python start with "
+            "MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296."
+        )
+    load, threads = os.getloadavg()[0], torch.get_num_threads()
+    if device.type == "cpu" and load > threads + 1:
+        notes.append(
+            f"the machine was busy (load {load:.1f}, {threads} threads of ours): times are too long"
+        )
+    return notes
+
+
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _cases(
+    op: FusedOp,
+    names: Sequence[str] | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    quick: bool,
+    skipped: list[str],
+) -> list[Case]:
+    """The cases to time, those without room on this device left out with a line in ``skipped``."""
+    known = {case.name: case for case in op.cases}
+    for name in names or ():
+        if name not in known:
+            raise UnknownNameError("case", name, known)
+    if names is not None:
+        wanted = [known[name] for name in names]
+    else:
+        wanted = [case for case in op.cases if "bench" in case.tags] or [op.cases[0]]
+    fitting = []
+    for case in wanted:
+        reason = _no_room(op, case, device, dtype)
+        if reason is None:
+            fitting.append(case)
+        else:
+            skipped.append(f"{case.name}, {_text(dtype)}: {reason}")
+    if quick and names is None and len(fitting) > QUICK_CASES:
+        step = (len(fitting) - 1) / (QUICK_CASES - 1)
+        fitting = [fitting[round(index * step)] for index in range(QUICK_CASES)]
+    return fitting
+
+
+def _no_room(op: FusedOp, case: Case, device: torch.device, dtype: torch.dtype) -> str | None:
+    if "huge" in case.tags and device.type != "cuda":
+        return "a huge case, timed on CUDA only"
+    generator = torch.Generator().manual_seed(SEED)
+    try:
+        with FakeTensorMode():
+            needed = op.cost(*op.bind(case.make(device, dtype, generator))).bytes_moved
+    except FuselabError:
+        raise
+    except Exception:  # a case whose making looks at values cannot be sized without making it
+        return None
+    room = (
+        torch.cuda.mem_get_info(device)[0]
+        if device.type == "cuda"
+        else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    )
+    if MEMORY_FACTOR * needed <= room:
+        return None
+    return (
+        f"needs about {MEMORY_FACTOR * needed / 2**30:.1f} GiB to be timed and verified, "
+        f"{room / 2**30:.1f} GiB are free for it"
+    )

@@ -1,0 +1,131 @@
+"""All that can run an operator's call: eager, its peers, TorchScript, torch.compile, ours."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import UnknownNameError
+from fuselab.op import FusedOp
+from fuselab.runtime import dispatch
+
+Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One way to run the call. ``prepare(args)`` returns the function and the arguments to call it
+    with; it may compile, and raises whatever stands in the way. ``refuses(args)`` says in a few
+    words why an implementation does not take these arguments, ``note(args)`` what a reader of its
+    row must know."""
+
+    name: str
+    kind: str
+    prepare: Callable[[Arguments], tuple[Function, Arguments]]
+    refuses: Callable[[Arguments], str | None] = lambda args: None
+    note: Callable[[Arguments], str | None] = lambda args: None
+    asked_only: bool = False
+
+
+def providers(op: FusedOp) -> dict[str, Provider]:
+    """Every provider of ``op``, by name, in the order of the tables."""
+    spellings = {"eager": op.reference, **op.peers}
+    found = [
+        _plain(name, "eager" if name == "eager" else "peer", spelling)
+        for name, spelling in spellings.items()
+    ]
+    found.append(Provider("torchscript", "torchscript", functools.partial(_torchscript, op)))
+    for name, spelling in spellings.items():
+        title = "compile" if name == "eager" else f"compile({name})"
+        found.append(_compiled(title, spelling, None))
+    found.append(_compiled("compile-max-autotune", op.reference, "max-autotune-no-cudagraphs"))
+    found += [_implementation(op, name) for name in op.implementations]
+    found.append(_auto(op))
+    return {provider.name: provider for provider in found}
+
+
+def select(op: FusedOp, names: Sequence[str] | None) -> list[Provider]:
+    """The providers asked for, ``eager`` always among them; without names all but those that only
+    run when asked (max-autotune compiles for minutes).
+
+    Raises UnknownNameError.
+    """
+    known = providers(op)
+    if names is None:
+        return [provider for provider in known.values() if not provider.asked_only]
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("provider", name, known)
+    return [provider for name, provider in known.items() if name == "eager" or name in names]
+
+
+def _plain(name: str, kind: str, function: Function) -> Provider:
+    return Provider(name, kind, lambda args: (function, args))
+
+
+def _compiled(name: str, function: Function, mode: str | None) -> Provider:
+    def prepare(args: Arguments) -> tuple[Function, Arguments]:
+        # Static shapes: every case is compiled for its own sizes, as a user's fixed batch would be.
+        return torch.compile(function, dynamic=False, mode=mode), args
+
+    return Provider(name, "compile", prepare, asked_only=mode is not None)
+
+
+def _torchscript(op: FusedOp, args: Arguments) -> tuple[Function, Arguments]:
+    """The scripted reference; where its Python does not script, a trace for these arguments."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, and says so on every use
+        try:
+            scripted = torch.jit.script(op.reference)
+            scripted(*args)
+            return scripted, args
+        except Exception:  # whatever the script compiler cannot take
+            tensors = tuple(value for value in args if isinstance(value, Tensor))
+            traced = torch.jit.trace(
+                functools.partial(_with_tensors, op.reference, args),
+                tuple(value.detach() for value in tensors),
+                check_trace=False,
+            )
+            return traced, tensors
+
+
+def _with_tensors(function: Function, args: Arguments, *tensors: Tensor) -> Any:
+    """``function`` on ``args`` with its tensors replaced, in order: what a trace needs."""
+    following = iter(tensors)
+    return function(*(next(following) if isinstance(value, Tensor) else value for value in args))
+
+
+def _implementation(op: FusedOp, name: str) -> Provider:
+    return Provider(
+        name,
+        "implementation",
+        lambda args: (functools.partial(dispatch.operator(op), implementation=name), args),
+        refuses=lambda args: dispatch.why_not(op, name, args),
+    )
+
+
+def _auto(op: FusedOp) -> Provider:
+    def note(args: Arguments) -> str:
+        chosen = dispatch.choose(op, args)
+        if chosen == "reference":
+            return "auto runs the reference, PyTorch's own kernels: not a result of ours"
+        return f"auto takes {chosen}"
+
+    return Provider("auto", "auto", lambda args: (dispatch.operator(op), args), note=note)
+
+
+def best_peer(medians: Mapping[str, float], kinds: Mapping[str, str]) -> str | None:
+    """The fastest provider that is not ours, by median; None when there is none."""
+    others = {
+        name: median
+        for name, median in medians.items()
+        if kinds.get(name) in ("eager", "peer", "torchscript", "compile")
+    }
+    return min(others, key=others.__getitem__) if others else None

@@ -1,0 +1,265 @@
+"""One case, dtype and phase of a benchmark: every provider and the ceiling in one interleaved run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
+
+import torch
+
+from fuselab.device.ceiling import HIGHEST_PLAUSIBLE_SHARE, Ceilings, streaming_ceiling
+from fuselab.measure.energy import joules_per_call
+from fuselab.measure.host import host_latency_samples_us
+from fuselab.measure.interleave import Candidate, Samples, interleave
+from fuselab.measure.memory import peak_bytes
+from fuselab.measure.statistics import median_interval, quantiles, significant
+from fuselab.measure.timer import Call
+from fuselab.measure.verdict import Outcome, verdict
+from fuselab.op import Cost
+from fuselab.prove.bench_providers import Provider, best_peer
+from fuselab.prove.bench_result import OURS, Ceiling, Comparison, Group, Record
+from fuselab.prove.bench_work import Work
+
+CEILING = "ceiling: "
+
+
+class Run:
+    """All providers on one piece of work."""
+
+    def __init__(
+        self,
+        work: Work,
+        providers: Sequence[Provider],
+        ceilings: Ceilings,
+        budget_s: float,
+        seed: int,
+        energy: bool,
+    ) -> None:
+        self.work, self.providers, self.ceilings = work, providers, ceilings
+        self.budget_s, self.seed, self.energy = budget_s, seed, energy
+        self.costs = _costs(work)
+        self.calls: dict[str, Call] = {}
+        self.unmeasured: dict[str, Record] = {}
+        self.kinds = {provider.name: provider.kind for provider in providers}
+        self.renewed = False
+
+    def group(self) -> Group:
+        with _compile_settings(self.work.phase, self.providers):
+            self._prepare()
+            candidates = [
+                Candidate(name, call, functools.partial(self._verify, call))
+                for name, call in self.calls.items()
+            ]
+            samples = interleave(
+                [*candidates, *self._streaming()],
+                self.work.device,
+                budget_s=self.budget_s,
+                seed=self.seed,
+                decided=self._decided,
+            )
+            ceiling = self._ceiling(samples)
+            records = [self._record(provider, samples, ceiling) for provider in self.providers]
+        total = _total(self.costs)
+        return Group(
+            case=self.work.case.name,
+            dtype=str(self.work.dtype).removeprefix("torch."),
+            phase=self.work.phase,
+            bytes_read=total.bytes_read if total else None,
+            bytes_written=total.bytes_written if total else None,
+            flops=total.flops if total else None,
+            unit=total.unit if total else None,
+            ceiling=ceiling,
+            records=records,
+        )
+
+    def _prepare(self) -> None:
+        for provider in self.providers:
+            refusal = provider.refuses(self.work.args)
+            if refusal is not None:
+                self.unmeasured[provider.name] = Record(
+                    provider.name, provider.kind, "unsupported", refusal
+                )
+                continue
+            try:
+                self.calls[provider.name] = self.work.call(*provider.prepare(self.work.args))
+            except Exception as error:  # the compilers of others may raise anything
+                ours = provider.kind in OURS
+                first = (str(error).strip().splitlines() or [""])[0]
+                self.unmeasured[provider.name] = Record(
+                    provider.name,
+                    provider.kind,
+                    "failed" if ours else "unavailable",
+                    f"{type(error).__name__}: {first}",
+                )
+
+    def _verify(self, call: Call, after: bool) -> str | None:
+        if after and not self.renewed:
+            self.work.renew()
+            self.renewed = True
+        problem = self.work.problem(call)
+        return f"after timing: {problem}" if problem and after else problem
+
+    def _streaming(self) -> list[Candidate]:
+        """The size-matched ceiling's candidates; forward+backward runs one after the other."""
+        ways = [
+            streaming_ceiling(cost.bytes_read, cost.bytes_written, self.work.device)
+            for cost in self.costs
+        ]
+        ways = [way for way in ways if way]
+        if not ways:
+            return []
+        if len(ways) == 1:
+            return [Candidate(CEILING + way.name, way.call) for way in ways[0]]
+        first, second = (way[0] for way in ways)
+
+        def both() -> None:
+            first.call()
+            second.call()
+
+        return [Candidate(f"{CEILING}{first.name}, then {second.name}", both)]
+
+    def _decided(self, times: Mapping[str, Sequence[float]]) -> bool:
+        """Whether every verdict on an implementation of ours is clear."""
+        medians = {name: median(values) for name, values in times.items() if name in self.kinds}
+        peer = best_peer(medians, self.kinds)
+        ours = [name for name in medians if self.kinds[name] in OURS]
+        return all(
+            verdict(times[name], times[other]).outcome is not Outcome.UNCLEAR
+            for name in ours or medians
+            for other in {"eager", peer} & set(medians) - {name}
+            if other is not None
+        )
+
+    def _ceiling(self, samples: Mapping[str, Samples]) -> Ceiling | None:
+        streamed = {
+            name.removeprefix(CEILING): median(found.times_us)
+            for name, found in samples.items()
+            if name.startswith(CEILING) and found.times_us
+        }
+        total = _total(self.costs)
+        if not streamed or total is None:
+            return None
+        kernel = min(streamed, key=streamed.__getitem__)
+        stream_us = streamed[kernel]
+        rates = self.ceilings.matmul_tflops
+        compute_us = sum(
+            cost.flops / rates[cost.unit] / 1e6 for cost in self.costs if cost.unit in rates
+        )
+        if compute_us > stream_us:
+            return Ceiling("compute", f"{total.unit} matrix product", significant(compute_us), None)
+        return Ceiling(
+            "memory",
+            kernel,
+            significant(stream_us),
+            significant(total.bytes_moved / stream_us / 1000),
+        )
+
+    def _record(
+        self, provider: Provider, samples: Mapping[str, Samples], ceiling: Ceiling | None
+    ) -> Record:
+        name = provider.name
+        if name in self.unmeasured:
+            return self.unmeasured[name]
+        found = samples[name]
+        if not found.times_us:
+            status = "wrong" if found.wrong else "failed"
+            if status == "failed" and provider.kind not in OURS:
+                status = "unavailable"
+            return Record(name, provider.kind, status, found.wrong or found.failed)
+        middle, low, high = (significant(value) for value in median_interval(found.times_us))
+        host, _ = host_latency_samples_us(self.calls[name], self.work.device)
+        total = _total(self.costs)
+        share = significant(ceiling.median_us / middle) if ceiling else None
+        joules = joules_per_call(self.calls[name], self.work.device) if self.energy else None
+        medians = {
+            other: median(samples[other].times_us)
+            for other in self.calls
+            if samples[other].times_us
+        }
+        return Record(
+            provider=name,
+            kind=provider.kind,
+            status="ok",
+            note=provider.note(self.work.args),
+            median_us=middle,
+            low_us=low,
+            high_us=high,
+            quantiles_us={
+                key: significant(value) for key, value in quantiles(found.times_us).items()
+            },
+            rounds=len(found.times_us),
+            calls_per_round=found.calls_per_sample,
+            method=found.method,
+            host_us=significant(median(host)),
+            gbps=significant(total.bytes_moved / middle / 1000) if total else None,
+            tflops=significant(total.flops / middle / 1e6) if total else None,
+            ceiling_share=share,
+            explain=_explain(share),
+            peak_bytes=peak_bytes(self.calls[name], self.work.device),
+            joules=significant(joules) if joules is not None else None,
+            page_faults_per_call=(
+                significant(found.page_faults_per_call)
+                if found.page_faults_per_call is not None
+                else None
+            ),
+            vs_eager=_compare(name, "eager", samples),
+            vs_best_peer=_compare(name, best_peer(medians, self.kinds), samples),
+        )
+
+
+def _explain(share: float | None) -> str | None:
+    if share is None or share <= HIGHEST_PLAUSIBLE_SHARE:
+        return None
+    return (
+        f"{share:.0%} of the ceiling: more than the device can stream; a cache kept some of the "
+        "bytes, or the operator's cost counts bytes that need not move"
+    )
+
+
+def _compare(name: str, other: str | None, samples: Mapping[str, Samples]) -> Comparison | None:
+    if other is None or other == name or not samples[other].times_us:
+        return None
+    found = verdict(samples[name].times_us, samples[other].times_us)
+    return Comparison(
+        other,
+        str(found.outcome),
+        significant(found.speedup),
+        significant(found.low),
+        significant(found.high),
+    )
+
+
+def _costs(work: Work) -> list[Cost]:
+    """What the phase must at least do: one cost per pass that it makes."""
+    op, costs = work.op, []
+    if "forward" in work.phase:
+        costs.append(op.cost(*work.args))
+    if "backward" in work.phase:
+        if op.cost_backward is None:
+            return []
+        costs.append(op.cost_backward(*work.args))
+    return costs
+
+
+def _total(costs: Sequence[Cost]) -> Cost | None:
+    if not costs:
+        return None
+    return Cost(
+        sum(cost.bytes_read for cost in costs),
+        sum(cost.bytes_written for cost in costs),
+        sum(cost.flops for cost in costs),
+        costs[0].unit,
+    )
+
+
+def _compile_settings(phase: str, providers: Sequence[Provider]) -> AbstractContextManager[None]:
+    """A clean slate for torch.compile, whose limit of 8 recompiles per function would make later
+    cases run eagerly; and no donated buffers where a compiled backward runs again and again."""
+    if not any(provider.kind == "compile" for provider in providers):
+        return nullcontext()
+    import torch._functorch.config as functorch_config
+
+    torch._dynamo.reset()
+    return functorch_config.patch(donated_buffer=phase != "backward")
