@@ -22,7 +22,7 @@ export DATA
 install:
 	@test -n "$(PYTHON)" || { echo "install: no Python 3.11 or newer found; install one, or call \
 	make PYTHON=/path/to/python3." >&2; exit 1; }
-	@$(PYTHON) tools/install.py $(PIP_ARGS)
+	@"$(PYTHON)" tools/install.py $(PIP_ARGS)
 
 demo: install
 	@.venv/bin/python -m fuselab study dlrm -o $(REPORT) $${DATA:+--data "$$DATA"}

@@ -118,8 +118,8 @@ def run(command: list) -> None:
         status = 130
     if status != 0:
         sys.exit(
-            f"install: '{command[0]} -m {command[2]}' ended with status {status}; .venv is "
-            "incomplete, and the next make starts it anew."
+            f"install: '{' '.join(command)}' ended with status {status}; .venv is incomplete, and "
+            "the next make starts it anew."
         )
 
 

@@ -39,4 +39,8 @@ def why_no_cuda() -> str:
     """In a few words, why ``torch.cuda`` has no device here."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
-    return f"torch {torch.__version__} finds no NVIDIA GPU or driver"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:  # no driver, or one that is too old; torch says which
+        return str(error).split(". ")[0].rstrip(".")
+    return f"torch {torch.__version__} finds no NVIDIA GPU"

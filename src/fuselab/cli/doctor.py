@@ -1,0 +1,285 @@
+"""``fuselab doctor``: what works here, what is missing and how to get it; measured ceilings."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fuselab.errors import FuselabError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fuselab.device.ceiling import Ceilings
+
+Status = Literal["works", "missing", "absent"]
+
+# What pyproject.toml allows; outside it nothing is known.
+TORCH = ((2, 11), (2, 14))
+TRITON = ((3, 6), (3, 10))
+TUNED_CAPABILITY = (8, 0)
+# Compiled kernels take a few MB; a report and its trace some hundred.
+NEEDED_DISK_BYTES = 1 << 30
+
+OPTIONAL_PACKAGES = {
+    "nvidia-ml-py": "joules per call in bench",
+    "tensorboard": "profile --tensorboard",
+    "liger-kernel": "a peer to time in bench",
+}
+
+_OTHER_CACHE = "set FUSELAB_CACHE to a folder on another disk"
+_PROBE_CPP = "#include <cmath>\ntemplate <typename T> T twice(T value) { return value + value; }\n"
+_PROBE_CU = (
+    "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cstdint>\n"
+    "template <typename T> __global__ void probe(T* output, int64_t numel) {\n"
+    "  if (threadIdx.x < numel) output[threadIdx.x] = T(1.0f);\n}\n"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at. ``works``; ``missing`` is essential and fails the verb; ``absent`` is
+    something that fuselab does without. ``mend`` is the command or step that gets it."""
+
+    name: str
+    status: Status
+    detail: str
+    mend: str | None = None
+
+
+def add(app: typer.Typer) -> None:
+    """Registers the verb."""
+    app.command()(doctor)
+
+
+def doctor(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the ceilings again, not from the cache.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> None:
+    """Say what works here, what is missing and how to get it; measured ceilings."""
+    from fuselab.device.select import select
+    from fuselab.report import files
+    from fuselab.report.result import result
+
+    chosen = select(device)
+    checks = []
+    for check in examine(chosen):
+        checks.append(check)
+        show(check)
+    missing = [check for check in checks if check.status == "missing"]
+    ceilings = None if missing else measured(chosen, measure)
+    if ceilings is not None:
+        show_ceilings(ceilings)
+    print()
+    print(verdict(missing, chosen))
+    if json is not None:
+        facts = {
+            "checks": [asdict(check) for check in checks],
+            "ceilings": None if ceilings is None else asdict(ceilings),
+        }
+        files.write_json(json, result("doctor", facts, chosen))
+    if missing:
+        raise typer.Exit(1)
+
+
+def examine(device: torch.device) -> Iterator[Check]:
+    """Every check, in the order in which one thing stands on another."""
+    yield Check("Python", "works", f"{platform.python_version()} at {sys.executable}")
+    yield from _packages()
+    yield _cache_folder()
+    yield _compiler()
+    yield _python_headers()
+    yield _nvrtc(device)
+    yield _gpu(device)
+    for distribution, purpose in OPTIONAL_PACKAGES.items():
+        yield _optional(distribution, purpose)
+
+
+def _packages() -> Iterator[Check]:
+    import torch
+
+    yield _in_range(
+        "torch", TORCH, f"built for {_torch_build()}, {torch.get_num_threads()} threads"
+    )
+    yield _in_range("triton", TRITON, "Triton kernels, and assembly without a GPU")
+
+
+def _torch_build() -> str:
+    import torch
+
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda}"
+    return f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
+
+
+def _in_range(distribution: str, span: tuple[tuple[int, int], tuple[int, int]], use: str) -> Check:
+    from fuselab.device.environment import version
+
+    low, high = (".".join(map(str, end)) for end in span)
+    mend = f"pip install '{distribution}>={low},<{high}'"
+    found = version(distribution)
+    if found is None:
+        return Check(distribution, "missing", "not installed", mend)
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    if not span[0] <= numbers < span[1]:
+        return Check(distribution, "absent", f"{found} was not tried with fuselab", mend)
+    return Check(distribution, "works", f"{found}, {use}")
+
+
+def _compiler() -> Check:
+    """A compile with the options that kernels get: a compiler may be there and lack OpenMP."""
+    from fuselab.runtime import cpp_source
+
+    mend = "sudo apt install g++, or sudo dnf install gcc-c++, or set CXX"
+    with tempfile.TemporaryDirectory(prefix="fuselab-doctor-") as folder:
+        library = Path(folder) / "probe.so"
+        built = _why_not(
+            lambda: cpp_source.compile_library(_PROBE_CPP, library, cpp_source.OPTIONS, "a probe")
+        )
+    if built is not None:
+        return Check("C++ compiler", "missing", built, mend)
+    return Check("C++ compiler", "works", cpp_source.compiler_version())
+
+
+def _python_headers() -> Check:
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if header.is_file():
+        return Check("Python.h", "works", str(header))
+    return Check(
+        "Python.h",
+        "missing",
+        f"{header} is not there; torch.compile and the launcher are built with it",
+        "sudo apt install python3-dev, or sudo dnf install python3-devel",
+    )
+
+
+def _nvrtc(device: torch.device) -> Check:
+    """A compile to a cubin for Hopper, with the 16-bit headers: needs no GPU."""
+    from fuselab.runtime import cuda_source
+
+    mend = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
+    with tempfile.TemporaryDirectory(prefix="fuselab-doctor-") as folder:
+        file = Path(folder) / "probe.cu"
+        file.write_text(_PROBE_CU)
+        source = cuda_source.CudaSource(file)
+        failed = _why_not(lambda: source.compile("probe<__half>", "sm_90"))
+    if failed is not None:
+        return Check("NVRTC", "missing" if device.type == "cuda" else "absent", failed, mend)
+    headers = cuda_source.header_folders()[0]
+    with contextlib.suppress(ValueError):
+        headers = headers.relative_to(Path(sysconfig.get_path("purelib")).parent)
+    return Check("NVRTC", "works", f"compiles CUDA C++ for sm_90; headers in {headers}")
+
+
+def _gpu(device: torch.device) -> Check:
+    from fuselab.device import environment
+    from fuselab.device.select import why_no_cuda
+
+    if device.type != "cuda":
+        import torch
+
+        if torch.cuda.is_available():
+            return Check("GPU", "absent", f"not looked at: --device {device}")
+        return Check(
+            "GPU",
+            "absent",
+            f"{why_no_cuda()}; kernels for it are compiled and disassembled, not run",
+            None if torch.version.cuda else "a CUDA build of torch: see pytorch.org/get-started",
+        )
+    facts = environment.describe(device)
+    memory = facts["device_memory_bytes"] / 2**30
+    detail = (
+        f"{facts['device_name']}, capability {facts['cuda_capability']}, {memory:.0f} GiB, "
+        f"driver {facts['driver'] or 'unknown'}"
+    )
+    capability = tuple(int(part) for part in facts["cuda_capability"].split("."))
+    if capability < TUNED_CAPABILITY:
+        detail += "; older than 8.0: kernels run but are not tuned for it"
+    return Check("GPU", "works", detail)
+
+
+def _cache_folder() -> Check:
+    """Where compiled kernels are kept, written to for a moment."""
+    from fuselab.runtime import cache
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folder = cache.folder()
+    if caught:
+        return Check("cache folder", "missing", str(caught[0].message))
+    free = shutil.disk_usage(folder).free
+    detail = f"{folder}, {free / 2**30:.1f} GiB free"
+    if free < NEEDED_DISK_BYTES:
+        return Check("cache folder", "missing", f"{detail}; 1 GiB is needed", _OTHER_CACHE)
+    return Check("cache folder", "works", detail)
+
+
+def _optional(distribution: str, purpose: str) -> Check:
+    from fuselab.device.environment import version
+
+    found = version(distribution)
+    if found is None:
+        return Check(distribution, "absent", purpose, f"pip install {distribution}")
+    return Check(distribution, "works", f"{found}, {purpose}")
+
+
+def _why_not(probe: Callable[[], object]) -> str | None:
+    """None when the probe runs, else what the typed error says."""
+    try:
+        probe()
+    except FuselabError as error:
+        return str(error).removesuffix(".")
+    return None
+
+
+def measured(device: torch.device, refresh: bool) -> Ceilings:
+    from fuselab.device.ceiling import measured_ceilings
+
+    print("doctor: ceilings, measured once (some ten seconds) and kept", file=sys.stderr)
+    return measured_ceilings(device, refresh=refresh)
+
+
+def show(check: Check) -> None:
+    print(f"{check.status:8} {check.name:14}", end="")
+    print(_folded(check.detail))
+    if check.mend and check.status != "works":
+        print(" " * 23 + _folded(f"get it: {check.mend}"))
+
+
+def _folded(text: str) -> str:
+    """``text`` in the 57 columns right of the names; a long path is not broken."""
+    lines = textwrap.wrap(text, 57, break_long_words=False, break_on_hyphens=False)
+    return ("\n" + " " * 23).join(lines)
+
+
+def show_ceilings(ceilings: Ceilings) -> None:
+    print(f"\nceilings of {ceilings.device}, measured {ceilings.measured}")
+    for moved, rate in ceilings.copy_gbps.items():
+        print(f"{'':9}{f'copy, {int(moved) >> 20} MiB moved':24}{rate:>10g} GB/s")
+    for unit, rate in ceilings.matmul_tflops.items():
+        print(f"{'':9}{f'matmul, {unit}':24}{rate:>10g} TFLOP/s")
+    print(f"{'':9}{'one small operator':24}{ceilings.launch_us:>10g} us on the host")
+
+
+def verdict(missing: list[Check], device: torch.device) -> str:
+    if missing:
+        names = ", ".join(check.name for check in missing)
+        return f"Something essential is missing: {names}."
+    return f"All that is essential works on {device}."

@@ -1,0 +1,193 @@
+"""``fuselab list``: operators, which implementation runs here, and the built-in models."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from fuselab.op import Case, FusedOp
+
+
+@dataclass(frozen=True)
+class ImplementationRow:
+    """One implementation; ``why_not`` is None where it runs the operator's cases on this device."""
+
+    name: str
+    device: str
+    backward: bool
+    why_not: str | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What ``implementation="auto"`` takes for a case that moves ``bytes_moved`` bytes."""
+
+    case: str
+    bytes_moved: int
+    implementation: str
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator of the library."""
+
+    name: str
+    call: str
+    formula: str
+    dtypes: tuple[str, ...]
+    implementations: tuple[ImplementationRow, ...]
+    auto: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One built-in model: a TARGET for every verb."""
+
+    name: str
+    target: str
+    about: str
+
+
+def add(app: typer.Typer) -> None:
+    """Registers the verb."""
+    app.command("list")(list_library)
+
+
+def list_library(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> None:
+    """List operators, their implementations, what runs here, and built-in models."""
+    from fuselab import ops
+    from fuselab.device.select import select
+    from fuselab.report import files
+    from fuselab.report.result import result
+
+    chosen = select(device)
+    operators = [operator_row(ops.contract(name), chosen) for name in ops.packages()]
+    models = list(model_rows())
+    for row in operators:
+        show_operator(row, chosen)
+    print("built-in models, for TARGET")
+    for model in models:
+        print(_folded(f"  {model.name:12}", model.about))
+    if json is not None:
+        facts = {
+            "operators": [asdict(row) for row in operators],
+            "models": [asdict(model) for model in models],
+        }
+        files.write_json(json, result("list", facts, chosen))
+
+
+def operator_row(op: FusedOp, device: torch.device) -> OperatorRow:
+    """What ``op`` is and which of its implementations run on ``device``; allocates no tensor."""
+    from fuselab.runtime import dispatch
+
+    extremes = smallest_and_largest(op, device)
+    implementations = []
+    for name, implementation in op.implementations.items():
+        reasons = [dispatch.why_not(op, name, args) for _, _, args in extremes]
+        implementations.append(
+            ImplementationRow(
+                name,
+                implementation.device,
+                implementation.backward is not None,
+                next((reason for reason in reasons if reason), None),
+            )
+        )
+    return OperatorRow(
+        op.name,
+        call_of(op),
+        inspect.cleandoc(op.reference.__doc__ or op.short_name).splitlines()[0],
+        tuple(str(dtype).removeprefix("torch.") for dtype in op.dtypes),
+        tuple(implementations),
+        tuple(
+            Choice(case.name, bytes_moved, dispatch.choose(op, args))
+            for case, bytes_moved, args in extremes
+        ),
+    )
+
+
+def smallest_and_largest(op: FusedOp, device: torch.device) -> list[tuple[Case, int, tuple]]:
+    """The benchmark cases that move the fewest and the most bytes, with arguments that hold no
+    memory (the largest case may not fit here), in the operator's first dtype."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    cases = [case for case in op.cases if "bench" in case.tags] or list(op.cases)
+    made = []
+    with FakeTensorMode():
+        for case in cases:
+            args = op.bind(case.make(device, op.dtypes[0], torch.Generator()))
+            made.append((case, op.cost(*args).bytes_moved, args))
+    made.sort(key=lambda entry: entry[1])
+    return [made[0], made[-1]]
+
+
+def call_of(op: FusedOp) -> str:
+    """The public function's call as the user writes it, without annotations."""
+    parameters = (
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in op.signature.parameters.values()
+    )
+    return f"{op.short_name}{inspect.Signature(list(parameters))}"
+
+
+def model_rows() -> Iterator[ModelRow]:
+    """The built-in models, with the first line of each one's docstring."""
+    from fuselab.models import BUILT_IN
+
+    for name, target in BUILT_IN.items():
+        module, _, attribute = target.partition(":")
+        model = getattr(importlib.import_module(module), attribute)
+        yield ModelRow(name, target, inspect.cleandoc(model.__doc__ or name).splitlines()[0])
+
+
+def show_operator(row: OperatorRow, device: torch.device) -> None:
+    print(row.call)
+    print(_folded("  ", row.formula))
+    for implementation in row.implementations:
+        state = "runs here" if implementation.why_not is None else implementation.why_not
+        gradient = "forward, backward" if implementation.backward else "forward"
+        print(_folded(f"  {implementation.name:12}", f"{gradient}; {state}"))
+    taken = ", ".join(
+        f"{choice.implementation} for {choice.case} ({_bytes(choice.bytes_moved)})"
+        for choice in row.auto
+    )
+    print(_folded(f"  {'auto':12}", f"on {device} takes {taken}"))
+    print(_folded(f"  {'dtypes':12}", ", ".join(row.dtypes)))
+    print()
+
+
+def _bytes(count: int) -> str:
+    """``count`` in the largest binary unit that leaves at least one whole one."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.3g} {unit}"
+
+
+def _folded(head: str, text: str) -> str:
+    """``head`` and ``text`` in 80 columns, later lines indented like the first."""
+    return textwrap.fill(
+        text,
+        80,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,147 @@
+"""``fuselab doctor``: each thing that can be missing is noticed and its mend is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fuselab.cli import doctor
+from fuselab.cli.main import run
+from fuselab.device import ceiling, environment
+from fuselab.device.ceiling import Ceilings
+from fuselab.errors import BuildError, MissingDependencyError
+from fuselab.runtime import cpp_source, cuda_source
+
+CEILINGS = Ceilings(
+    device="a device",
+    torch=torch.__version__,
+    driver="none",
+    measured="2026-01-01T00:00:00+00:00",
+    copy_gbps={"1048576": 31.25, "268435456": 40.5},
+    matmul_tflops={"fp32": 0.1976},
+    launch_us=1.198,
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Ceilings come from here; whether each request asked to measure again is kept."""
+    requests: list[bool] = []
+
+    def measured_ceilings(device: torch.device, refresh: bool = False) -> Ceilings:
+        requests.append(refresh)
+        return CEILINGS
+
+    monkeypatch.setattr(ceiling, "measured_ceilings", measured_ceilings)
+    return requests
+
+
+def checks_on_cpu() -> dict[str, doctor.Check]:
+    return {check.name: check for check in doctor.examine(torch.device("cpu"))}
+
+
+def test_this_machine_has_what_is_essential(
+    asked: list[bool], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["doctor", "--device", "cpu", "--json", str(tmp_path / "doctor.json")]
+    assert run(command) == 0
+    screen = capsys.readouterr().out
+    written = json.loads((tmp_path / "doctor.json").read_text())
+    works = {check["name"] for check in written["checks"] if check["status"] == "works"}
+    assert works >= {"Python", "torch", "triton", "C++ compiler", "Python.h", "cache folder"}
+    assert written["ceilings"]["copy_gbps"] == dict(CEILINGS.copy_gbps)
+    for text in ("31.25 GB/s", "40.5 GB/s", "0.1976 TFLOP/s", "1.198 us", "a device"):
+        assert text in screen
+    assert screen.endswith("All that is essential works on cpu.\n")
+    assert run([*command, "--measure"]) == 0
+    assert asked == [False, True]
+
+
+def test_something_essential_missing_is_status_1_and_measures_nothing(
+    asked: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: object) -> None:
+        raise BuildError("no C++ compiler was found.")
+
+    monkeypatch.setattr(cpp_source, "compile_library", refuse)
+    assert run(["doctor", "--device", "cpu"]) == 1
+    screen = capsys.readouterr().out
+    assert "missing  C++ compiler  no C++ compiler was found\n" in screen
+    assert "get it: sudo apt install g++" in screen
+    assert screen.endswith("Something essential is missing: C++ compiler.\n")
+    assert asked == []
+
+
+def test_nvrtc_is_essential_only_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise MissingDependencyError("CUDA C++ needs NVRTC.")
+
+    monkeypatch.setattr(cuda_source.CudaSource, "compile", refuse)
+    assert doctor._nvrtc(torch.device("cpu")).status == "absent"
+    found = doctor._nvrtc(torch.device("cuda", 0))
+    assert found.status == "missing"
+    assert found.mend is not None
+    assert found.mend.startswith("pip install cuda-bindings nvidia-cuda-nvrtc")
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "detail"),
+    [
+        (None, "missing", "not installed"),
+        ("3.5.1", "absent", "3.5.1 was not tried with fuselab"),
+        ("3.6.0", "works", "3.6.0, "),
+        ("3.9.0+git1a2b", "works", "3.9.0+git1a2b, "),
+        ("3.10.0", "absent", "3.10.0 was not tried with fuselab"),
+    ],
+)
+def test_versions_outside_the_range(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, status: str, detail: str
+) -> None:
+    monkeypatch.setattr(
+        environment,
+        "version",
+        lambda distribution: version if distribution == "triton" else torch.__version__,
+    )
+    check = checks_on_cpu()["triton"]
+    assert check.status == status
+    assert check.detail.startswith(detail)
+    assert check.mend == (None if status == "works" else "pip install 'triton>=3.6,<3.10'")
+
+
+def test_missing_headers_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    check = doctor._python_headers()
+    assert (check.status, check.mend) == (
+        "missing",
+        "sudo apt install python3-dev, or sudo dnf install python3-devel",
+    )
+
+
+def test_a_cache_folder_that_cannot_be_written_or_is_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path / "file" / "cache"))
+    check = doctor._cache_folder()
+    assert check.status == "missing"
+    assert "cannot be written" in check.detail
+
+    monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path / "cache"))
+    assert doctor._cache_folder().status == "works"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**29))
+    check = doctor._cache_folder()
+    assert check.status == "missing"
+    assert check.detail.endswith("0.5 GiB free; 1 GiB is needed")
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_described() -> None:
+    check = doctor._gpu(torch.device("cuda", 0))
+    assert check.status == "works"
+    assert torch.cuda.get_device_name(0) in check.detail
