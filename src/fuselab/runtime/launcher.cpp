@@ -553,7 +553,7 @@ uint64_t scalar_bits(char code, PyObject* value) {
     case 'i':
       return static_cast<uint32_t>(PyLong_AsLong(value));
     case 'l':
-      return static_cast<uint64_t>(PyLong_AsLongLong(value));
+      return PyLong_AsUnsignedLongLongMask(value);
     case 'n':
       return 0;
     default:

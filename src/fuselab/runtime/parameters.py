@@ -56,6 +56,11 @@ for _read in (*(f"__{name}__" for name in _READS), "as_integer_ratio", "hex", "i
     setattr(TracedFloat, _read, _noticed(_read))
 
 
+def plain(value: Any) -> Any:
+    """``value``; a TracedFloat as the float it is, without counting as a look at it."""
+    return float.__float__(value) if type(value) is TracedFloat else value
+
+
 class Scalar:
     """A number with the width the kernel declares for it; ``code`` names that width."""
 
