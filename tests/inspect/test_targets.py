@@ -57,7 +57,9 @@ def test_loading_twice_gives_the_same_weights_and_inputs_and_leaves_the_callers_
 
 
 def test_the_only_public_callable_is_taken_and_imported_ones_do_not_count(write):
-    file = write("from torch.nn.functional import relu\ndef double(x):\n    return x * 2\n" + INPUTS)
+    file = write(
+        "from torch.nn.functional import relu\ndef double(x):\n    return x * 2\n" + INPUTS
+    )
     target = targets.load(file)
     assert target.name == "double" and not target.is_module
     assert torch.equal(target.run(), torch.full((2,), 2.0))
@@ -113,7 +115,9 @@ def test_the_forms_of_get_init_inputs(write, offer, shape):
     assert targets.load(file).callable.linear.weight.shape == shape
 
 
-@pytest.mark.parametrize("offer", ["[torch.ones(2)]", "(torch.ones(2),)", "torch.ones(2)", "{'x': torch.ones(2)}"])
+@pytest.mark.parametrize(
+    "offer", ["[torch.ones(2)]", "(torch.ones(2),)", "torch.ones(2)", "{'x': torch.ones(2)}"]
+)
 def test_the_forms_of_get_inputs(write, offer):
     file = write(
         f"import torch\ndef f(x, y=1.0):\n    return x + y\ndef get_inputs():\n    return {offer}\n"
@@ -123,7 +127,8 @@ def test_the_forms_of_get_inputs(write, offer):
 
 def test_inputs_keep_requires_grad_and_containers(write):
     file = write(
-        "import torch\nfrom collections import namedtuple\nPair = namedtuple('Pair', 'left right')\n"
+        "import torch\nfrom collections import namedtuple\n"
+        "Pair = namedtuple('Pair', 'left right')\n"
         "def f(pair, table):\n    return pair.left * table['w']\n"
         "def get_inputs():\n    w = torch.ones(2, requires_grad=True)\n"
         "    return [Pair(torch.ones(2), 3), {'w': w}]\n"
@@ -158,7 +163,9 @@ def test_mistakes_in_the_file(write):
     assert "'Plain' in mine.py is a class that is no nn.Module" in refused(f"{file}:Plain")
     assert "'x' in mine.py is a int" in refused(f"{file}:x")
     raising = write("y = 1\n\nz = y / 0\n")
-    assert "importing mine.py raised ZeroDivisionError: division by zero (mine.py:3)" in refused(raising)
+    assert "importing mine.py raised ZeroDivisionError: division by zero (mine.py:3)" in refused(
+        raising
+    )
     assert "SyntaxError" in refused(write("def f(:\n    pass\n"))
     assert "(mine.py:1)" in refused(write("def f(:\n    pass\n"))
     assert "SystemExit: 3" in refused(write("import sys\nsys.exit(3)\n"))
@@ -196,10 +203,10 @@ def test_hostile_text_stays_one_plain_line(write):
 
 
 def test_devices():
-    with pytest.raises(DeviceError, match="'warp' is not a device"):
+    with pytest.raises(DeviceError, match="'warp' is no device"):
         targets.load(str(TARGETS / "linear_relu.py"), "warp")
     if not torch.cuda.is_available():
-        with pytest.raises(DeviceError, match="sees no GPU"):
+        with pytest.raises(DeviceError, match="'cuda' is not there"):
             targets.load(str(TARGETS / "linear_relu.py"), "cuda")
 
 

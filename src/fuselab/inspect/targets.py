@@ -21,15 +21,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
 from torch import Tensor, nn
 
 import fuselab.models
-from fuselab.errors import DeviceError, FuselabError, TargetError
-from fuselab.inspect.user_code import describe_error, plain
+from fuselab.device.select import select
+from fuselab.errors import FuselabError, TargetError
+from fuselab.inspect.user_code import claim_file, describe_error, plain
 
 SEED = 0
 
@@ -78,9 +79,10 @@ def load(target: str, device: str | torch.device = "cpu", data: str | None = Non
     ``data`` is a path that the file's ``get_inputs(data=...)`` reads. Nothing of the caller's
     random state changes. Raises TargetError, DeviceError, or what the data's reader raises.
     """
-    device = _existing_device(device)
+    device = select(str(device))
     with _seeded(device):
         module, name = _resolve(target)
+        claim_file(_file_of(module))
         found = getattr(module, name) if name else _only_callable(module, target)
         name = name or _callable_name(module, found)
         label = name if target not in fuselab.models.BUILT_IN else target
@@ -101,18 +103,18 @@ def load(target: str, device: str | torch.device = "cpu", data: str | None = Non
     )
 
 
-def _existing_device(device: str | torch.device) -> torch.device:
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise DeviceError(f"'{plain(device)}' is not a device; use cpu or cuda.") from error
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("device 'cuda' was asked for, but torch sees no GPU here; use cpu.")
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(
-            f"device '{wanted}' is not there; torch sees {torch.cuda.device_count()} GPU(s)."
-        )
-    return wanted
+def on_host(target: Target) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A target's arguments on the host, in pinned memory when its device is a GPU."""
+    host = torch.device("cpu")
+    args, kwargs = _move(target.args, host), _move(target.kwargs, host)
+    return (_pin(args), _pin(kwargs)) if target.device.type == "cuda" else (args, kwargs)
+
+
+def to_device(
+    arguments: tuple[tuple[Any, ...], dict[str, Any]], device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What ``on_host`` returned, on ``device``; the copies do not wait."""
+    return _move(arguments[0], device), _move(arguments[1], device)
 
 
 @contextmanager
@@ -283,7 +285,7 @@ def _file_of(module: ModuleType) -> str:
 
 def _instantiate(found: Any, name: str, module: ModuleType) -> Callable[..., Any]:
     if not inspect.isclass(found):
-        return found
+        return cast(Callable[..., Any], found)
     offered = callable(getattr(module, "get_init_inputs", None))
     args, kwargs = _init_arguments(_call_offer(module, "get_init_inputs") if offered else ())
     _bind(
@@ -375,15 +377,34 @@ def _bind(
 
 
 def _move(value: Any, device: torch.device) -> Any:
-    """Tensors and modules on ``device``, in containers of the same type; leaves stay leaves."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device).requires_grad_(value.requires_grad)
-    if isinstance(value, nn.Module):
-        return value.to(device)
+    """Tensors and modules on ``device``; leaves stay leaves."""
+
+    def move(leaf: Tensor | nn.Module) -> Any:
+        if isinstance(leaf, nn.Module):
+            return leaf.to(device)
+        moved = leaf.detach().to(device, non_blocking=True)
+        return moved.requires_grad_(leaf.requires_grad)
+
+    return _map(value, move)
+
+
+def _pin(value: Any) -> Any:
+    def pin(leaf: Tensor | nn.Module) -> Any:
+        if isinstance(leaf, nn.Module):
+            return leaf
+        return leaf.detach().pin_memory().requires_grad_(leaf.requires_grad)
+
+    return _map(value, pin)
+
+
+def _map(value: Any, function: Callable[[Any], Any]) -> Any:
+    """``function`` of every tensor and module, in containers of the same type."""
+    if isinstance(value, Tensor | nn.Module):
+        return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_move(item, device) for item in value))
+        return type(value)(*(_map(item, function) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(_move(item, device) for item in value)
+        return type(value)(_map(item, function) for item in value)
     if isinstance(value, Mapping):
-        return {key: _move(item, device) for key, item in value.items()}
+        return {key: _map(item, function) for key, item in value.items()}
     return value

@@ -1,4 +1,4 @@
-"""The user's code seen from outside: which source lines are theirs, and their words as plain text."""
+"""The user's code seen from outside: which lines are theirs, and their words as plain text."""
 
 from __future__ import annotations
 
@@ -45,18 +45,31 @@ class SourceLine:
         return plain(linecache.getline(self.file, self.line))
 
 
+# Whoever runs a TARGET stands between it and the caller: above this file nothing is the user's.
+_RUNS_TARGETS = f"{_FUSELAB}/inspect/profile.py"
+
+_claimed: set[str] = set()
+
+
+def claim_file(path: str) -> None:
+    """A TARGET's file is the user's wherever it lies, in an installed package for example."""
+    _claimed.add(path)
+    is_user_file.cache_clear()
+
+
 @functools.cache
 def is_user_file(path: str) -> bool:
     """Whether a source file is the user's: not the standard library, not an installed package,
     not torch, and of fuselab only its models and modules."""
     if not path or path.startswith("<"):
         return False
-    return path.startswith(_SHOWN_FUSELAB) or not path.startswith(_FOREIGN)
+    shown = path.startswith(_SHOWN_FUSELAB) or path in _claimed
+    return shown or not path.startswith(_FOREIGN)
 
 
 def user_line(frame: FrameType | None) -> SourceLine | None:
     """The innermost line of the user's on the stack that ends in ``frame``."""
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _RUNS_TARGETS:
         if is_user_file(frame.f_code.co_filename):
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back

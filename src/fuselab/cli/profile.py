@@ -1,0 +1,112 @@
+"""``fuselab profile``: where the time and memory of a TARGET, or of a script, go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fuselab.inspect.profile import Profile
+
+
+def add(app: typer.Typer) -> None:
+    """Registers the verb."""
+    app.command(
+        "profile", context_settings={"allow_extra_args": True, "ignore_unknown_options": False}
+    )(profile)
+
+
+def profile(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET | -- python script.py ARGS",
+            help="file.py, file.py:name, package.module:name, a built-in model; or a script.",
+        ),
+    ],
+    data: Annotated[
+        str | None, typer.Option(metavar="PATH", help="What the file's get_inputs(data=...) reads.")
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="Loss and backward too.")] = False,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="W,W,A,R", help="Steps: wait, warm-up, active, repeat."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Chrome (Perfetto) trace.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write for TensorBoard's profiler.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compare with an earlier --json FILE.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> None:
+    """Show where the time goes: split, findings with source lines, tables, memory.
+
+    A script is started behind two dashes: fuselab profile -- python train.py --epochs 1. Its
+    optimizer steps are the steps; a script without an optimizer is one step as a whole.
+    """
+    from fuselab.device.select import select
+    from fuselab.errors import ArgumentError
+    from fuselab.inspect import compare
+    from fuselab.report import files
+    from fuselab.report.compare_text import compare_text
+    from fuselab.report.profile_text import profile_text
+    from fuselab.report.result import result
+
+    before = compare.read(against) if against is not None else None
+    chosen = select(device)
+    if target == "python":
+        if data is not None or backward:
+            raise ArgumentError("--data and --backward belong to a TARGET; a script has its own.")
+        profiled = _script(context.args, schedule)
+        called: dict[str, Any] = {"script": context.args[0], "arguments": context.args[1:]}
+    elif context.args:
+        raise ArgumentError(
+            f"unexpected '{context.args[0]}' behind the TARGET; a script is started as "
+            "'fuselab profile -- python script.py'."
+        )
+    else:
+        profiled = _target(target, chosen, data, backward, schedule)
+        called = {"target": target, "data": data, "backward": backward}
+    facts = {**called, **profiled.describe()}
+    print(profile_text(facts))
+    if before is not None:
+        facts["against"] = compare.compare(before, facts)
+        print()
+        print(compare_text(facts["against"], str(against)))
+    if trace is not None:
+        profiled.save_trace(trace)
+    if tensorboard is not None:
+        profiled.save_tensorboard(tensorboard)
+    if json is not None:
+        files.write_json(json, result("profile", facts, chosen))
+
+
+def _target(
+    target: str, device: Any, data: str | None, backward: bool, schedule: str | None
+) -> Profile:
+    from fuselab.inspect import targets
+    from fuselab.inspect.profile import parse_schedule, profile_target
+
+    steps = {} if schedule is None else {"schedule": parse_schedule(schedule)}
+    return profile_target(targets.load(target, device, data), backward=backward, **steps)
+
+
+def _script(command: list[str], schedule: str | None) -> Profile:
+    from fuselab.errors import ArgumentError
+    from fuselab.inspect.profile import parse_schedule
+    from fuselab.inspect.script import profile_script
+
+    if not command:
+        raise ArgumentError("name the script: fuselab profile -- python script.py ARGS.")
+    steps = {} if schedule is None else {"schedule": parse_schedule(schedule)}
+    return profile_script(command[0], command[1:], **steps)

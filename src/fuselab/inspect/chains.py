@@ -1,0 +1,182 @@
+"""Chains of memory-bound operators that one kernel could compute, from the watched step's tensors.
+
+Two operators belong to one chain when the second reads what the first wrote, both are pointwise or
+reductions, both belong to the same pass, and no operator outside the chain stands between them in
+the data flow (else the one kernel would have to run before and after it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fuselab.inspect.kineto import Detail
+from fuselab.inspect.user_code import SourceLine
+from fuselab.inspect.work_kinds import DISPATCH_BYTES, is_fusible, is_reduction, is_work
+
+Storage = tuple[int, int]
+
+
+@dataclass(eq=False)
+class Call:
+    """A primitive operator: what it reads and writes, in bytes per storage."""
+
+    op: Detail
+    reads: dict[Storage, int]
+    writes: dict[Storage, int]
+    numel: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.reads.values()) + sum(self.writes.values())
+
+    @property
+    def written_numel(self) -> int:
+        """Elements of its result, by the dtype of its first input."""
+        size = max(self.writes.values(), default=0)
+        return size // self.op.inputs[0].dtype.itemsize if self.op.inputs else size
+
+
+@dataclass(eq=False)
+class Chain:
+    """Two or more calls that could be one. ``fused_bytes`` is what one kernel must still move."""
+
+    calls: list[Call]
+    fused_bytes: int = 0
+    separate_bytes: int = 0
+    written: set[Storage] = field(default_factory=set)
+    behind: set[Storage] = field(default_factory=set)  # made by others out of what it wrote
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(call.op.name for call in self.calls)
+
+    @property
+    def lines(self) -> tuple[SourceLine, ...]:
+        return tuple(dict.fromkeys(call.op.line for call in self.calls if call.op.line))
+
+    @property
+    def backward(self) -> bool:
+        return self.calls[0].op.backward
+
+    @property
+    def bytes_saved(self) -> int:
+        return self.separate_bytes - self.fused_bytes
+
+    def saved_us(self, cost: Mapping[int, float]) -> float:
+        """Of what the members cost (microseconds by ``id`` of the operator), what one kernel
+        would save: the traffic's share for large members, all dispatches but one for small."""
+        kept = self.fused_bytes / self.separate_bytes
+        saved = 0.0
+        for call in self.calls:
+            large = call.bytes > DISPATCH_BYTES
+            saved += cost.get(id(call.op), 0.0) * (1 - (kept if large else 1 / len(self.calls)))
+        return saved
+
+
+def find_chains(ops: Sequence[Detail]) -> list[Chain]:
+    """The chains of a step, in order of their first call."""
+    calls = primitive_calls(ops)
+    chains: list[Chain] = []
+    for call in calls:
+        fusible = is_fusible(call.op.name) and call.op.line is not None
+        chain = _chain_for(call, chains) if fusible else None
+        for other in chains:
+            if other is not chain and call.reads.keys() & (other.written | other.behind):
+                other.behind |= call.writes.keys()
+        if chain is not None:
+            chain.calls.append(call)
+            chain.written |= call.writes.keys()
+        elif fusible:
+            chains.append(Chain([call], written=set(call.writes)))
+    found = [chain for chain in chains if len(chain.calls) > 1]
+    for chain in found:
+        _count_traffic(chain, calls)
+    return [chain for chain in found if chain.bytes_saved > 0]
+
+
+def _chain_for(call: Call, chains: Sequence[Chain]) -> Chain | None:
+    """The latest chain that ``call`` continues."""
+    for chain in reversed(chains):
+        if (
+            chain.backward == call.op.backward
+            and call.reads.keys() & chain.written
+            and not call.reads.keys() & chain.behind
+            and _same_iteration(chain, call)
+        ):
+            return chain
+    return None
+
+
+def _same_iteration(chain: Chain, call: Call) -> bool:
+    """One kernel walks one space of elements: after a reduction a chain goes on over what the
+    reduction left, or, as softmax does, over the full rows again."""
+    return any(
+        call.numel == member.numel
+        or (is_reduction(member.op.name) and call.numel == member.written_numel)
+        for member in chain.calls
+    )
+
+
+def primitive_calls(ops: Sequence[Detail]) -> list[Call]:
+    """The operators that touch elements, without wrappers around them and workings below them."""
+    return [call for op in ops if op.parent is None for call in _primitives(op)]
+
+
+def _primitives(op: Detail) -> list[Call]:
+    in_place = is_fusible(op.name) and op.name.endswith("_")
+    own = in_place or any(a.bytes > 0 for a in op.allocations)
+    if not own and any(_does_work(deeper) for child in op.children for deeper in child.walk()):
+        below = [call for child in op.children for call in _primitives(child)]
+        if len(below) == 1 and is_fusible(op.name):  # relu around clamp_min: keep the user's word
+            below[0].op = op
+        return below
+    return [_call(op)] if _does_work(op) else []
+
+
+def _does_work(op: Detail) -> bool:
+    return is_work(op.name) or (not op.name.startswith("aten::") and bool(op.allocations))
+
+
+def _call(op: Detail) -> Call:
+    changes = [allocation for deeper in op.walk() for allocation in deeper.allocations]
+    freed = {change.storage for change in changes if change.bytes < 0}  # its own workspace
+    writes = {
+        change.storage: change.bytes
+        for change in changes
+        if change.bytes > 0 and change.storage not in freed
+    }
+    reads = {use.storage: use.bytes for use in op.inputs if use.storage not in writes}
+    if op.name.endswith("_") and op.inputs:
+        target = op.inputs[0]
+        writes[target.storage] = target.bytes
+        if op.name in ("aten::copy_", "aten::fill_", "aten::zero_"):
+            reads.pop(target.storage, None)
+    numel = max([use.numel for use in op.inputs] or [0])
+    if not is_reduction(op.name) and op.inputs:
+        numel = max(numel, max(writes.values(), default=0) // op.inputs[0].dtype.itemsize)
+    return Call(op, reads, writes, numel)
+
+
+def _count_traffic(chain: Chain, calls: Sequence[Call]) -> None:
+    members = set(map(id, chain.calls))
+    last = next(i for i in range(len(calls) - 1, -1, -1) if calls[i] is chain.calls[-1])
+    read_by_others = {
+        storage for call in calls if id(call) not in members for storage in call.reads
+    }
+    read_inside = {storage for call in chain.calls for storage in call.reads}
+    external: dict[Storage, int] = {}
+    kept: dict[Storage, int] = {}
+    written: set[Storage] = set()
+    for call in chain.calls:
+        for storage, size in call.reads.items():
+            if storage not in written:
+                external[storage] = max(size, external.get(storage, 0))
+        for storage, size in call.writes.items():
+            written.add(storage)
+            if storage in read_by_others or storage not in read_inside:
+                kept[storage] = max(size, kept.get(storage, 0))
+    for storage, size in calls[last].writes.items():
+        kept[storage] = max(size, kept.get(storage, 0))
+    chain.separate_bytes = sum(call.bytes for call in chain.calls)
+    chain.fused_bytes = sum(external.values()) + sum(kept.values())

@@ -1,0 +1,324 @@
+"""The tables of a profile: by operator, kernel, module, line and range; call tree; memory.
+
+Every figure is per step. ``share`` is the share of the step's wall time: on a GPU of device time,
+on a CPU of self time, so that a table's shares add up to at most 1 (ranges and the totals of
+modules nest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fuselab.inspect.kineto import Details, Kernel, Span, Window, short_kernel_name
+from fuselab.inspect.step_split import union
+from fuselab.inspect.user_code import SourceLine, plain
+
+TIMELINE_POINTS = 200
+SHAPES_KEPT = 4
+
+
+@dataclass
+class OperatorRow:
+    name: str
+    calls: float = 0.0
+    self_cpu_us: float = 0.0
+    cpu_us: float = 0.0
+    self_device_us: float = 0.0
+    device_us: float = 0.0
+    share: float = 0.0
+    allocated_bytes: int = 0
+    shapes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class KernelRow:
+    name: str
+    short_name: str
+    kind: str
+    calls: float = 0.0
+    device_us: float = 0.0
+    share: float = 0.0
+    grid: tuple[int, ...] | None = None
+    block: tuple[int, ...] | None = None
+
+
+@dataclass
+class PlaceRow:
+    """A module, a source line or a range. ``cpu_us`` of a range is wall time on the host, of a
+    module or line its operators' self time. ``total_us`` of a module includes those inside."""
+
+    name: str
+    calls: float = 0.0
+    cpu_us: float = 0.0
+    device_us: float = 0.0
+    total_us: float = 0.0
+    backward_us: float = 0.0
+    share: float = 0.0
+    text: str = ""
+
+
+@dataclass
+class TreeNode:
+    """Calls of one name below the same parent, merged; ``kernels`` are what they launched."""
+
+    name: str
+    kind: str
+    calls: float = 0.0
+    cpu_us: float = 0.0
+    device_us: float = 0.0
+    kernels: list[KernelRow] = field(default_factory=list)
+    children: list[TreeNode] = field(default_factory=list)
+
+
+@dataclass
+class Memory:
+    """Of the watched step. ``peak_bytes`` counts from its start; ``start_bytes`` was allocated
+    before (known on a GPU); ``timeline`` is (microseconds, bytes above the start)."""
+
+    device: str
+    peak_bytes: int
+    start_bytes: int | None
+    allocated_bytes: int
+    timeline: list[tuple[float, int]]
+
+
+@dataclass
+class Tables:
+    operators: list[OperatorRow]
+    kernels: list[KernelRow]
+    modules: list[PlaceRow]
+    lines: list[PlaceRow]
+    ranges: list[PlaceRow]
+    tree: list[TreeNode]
+    memory: Memory | None
+    busy_share: float | None  # of the device; None without a GPU
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def tabulate(windows: Sequence[Window], details: Details, on_gpu: bool) -> Tables:
+    """All tables of the recorded windows and the watched step."""
+    steps = sum(window.steps for window in windows)
+    step_us = sum(window.duration_us for window in windows) / steps
+    tables = Tables(
+        operators=_operators(windows, on_gpu),
+        kernels=_kernels(kernel for window in windows for kernel in window.kernels),
+        modules=_modules(windows, on_gpu),
+        lines=_lines(windows, on_gpu),
+        ranges=_ranges(windows, on_gpu),
+        tree=_tree([s for w in windows for s in w.spans if s.parent is None], steps),
+        memory=_memory(details, "cuda" if on_gpu else "cpu"),
+        busy_share=_busy_share(windows) if on_gpu else None,
+    )
+    for rows in (tables.operators, tables.kernels, tables.modules, tables.lines, tables.ranges):
+        for row in rows:
+            _per_step(row, steps, step_us)
+    return tables
+
+
+def _per_step(row: Any, steps: int, step_us: float) -> None:
+    """Sums become averages; ``share`` holds microseconds until here."""
+    for name, value in vars(row).items():
+        if isinstance(value, float):
+            setattr(row, name, value / steps)
+    row.share = row.share / step_us
+
+
+def self_device_us(span: Span) -> float:
+    """Device time of the kernels that a call launched itself, not through calls below it."""
+    return sum(k.duration_us for k in span.kernels) + sum(
+        self_device_us(child) for child in span.children if child.kind == "runtime"
+    )
+
+
+def self_charged_us(span: Span, on_gpu: bool) -> float:
+    """What a call costs by itself: device time on a GPU, self time on a CPU."""
+    return self_device_us(span) if on_gpu else span.self_us
+
+
+def device_us(span: Span) -> float:
+    return sum(kernel.duration_us for below in span.walk() for kernel in below.kernels)
+
+
+def _by_cost(rows: Iterable[Any]) -> list[Any]:
+    return sorted(rows, key=lambda row: (-row.share, row.name))
+
+
+def _operators(windows: Sequence[Window], on_gpu: bool) -> list[OperatorRow]:
+    rows: dict[str, OperatorRow] = {}
+    for window in windows:
+        for span in window.ops():
+            row = rows.setdefault(span.name, OperatorRow(plain(span.name)))
+            row.calls += 1
+            row.self_cpu_us += span.self_us
+            row.self_device_us += self_device_us(span)
+            row.share += self_charged_us(span, on_gpu)
+            if all(above.name != span.name for above in span.ancestors()):  # a total counts once
+                row.cpu_us += span.duration_us
+                row.device_us += device_us(span)
+            _shape_and_memory(row, span)
+    for row in rows.values():
+        row.allocated_bytes //= sum(window.steps for window in windows)
+    return _by_cost(rows.values())
+
+
+def _shape_and_memory(row: OperatorRow, span: Span) -> None:
+    if span.detail is None:
+        return
+    shape = " ".join("x".join(map(str, use.sizes)) or "()" for use in span.detail.inputs)
+    if shape and shape not in row.shapes and len(row.shapes) < SHAPES_KEPT:
+        row.shapes.append(shape)
+    row.allocated_bytes += sum(
+        a.bytes for op in span.detail.walk() for a in op.allocations if a.bytes > 0
+    )
+
+
+def _kernels(kernels: Iterable[Kernel]) -> list[KernelRow]:
+    rows: dict[tuple[Any, ...], KernelRow] = {}
+    for kernel in kernels:
+        key = (kernel.name, kernel.grid, kernel.block)
+        row = rows.setdefault(key, _kernel_row(kernel))
+        row.calls += 1
+        row.device_us += kernel.duration_us
+        row.share += kernel.duration_us
+    return _by_cost(rows.values())
+
+
+def _kernel_row(kernel: Kernel) -> KernelRow:
+    short = plain(short_kernel_name(kernel.name))
+    return KernelRow(
+        plain(kernel.name, 400), short, kernel.kind, grid=kernel.grid, block=kernel.block
+    )
+
+
+def _places(
+    windows: Sequence[Window], on_gpu: bool, names_of: Callable[[Span], Sequence[str]]
+) -> dict[str, PlaceRow]:
+    """Rows of what each operator call belongs to; the first name owns it, the others contain it."""
+    rows: dict[str, PlaceRow] = {}
+    for window in windows:
+        for span in window.ops():
+            for position, name in enumerate(names_of(span)):
+                row = rows.setdefault(name, PlaceRow(name))
+                charged = self_charged_us(span, on_gpu)
+                row.total_us += charged
+                if position == 0:
+                    row.calls += 1
+                    row.cpu_us += span.self_us
+                    row.device_us += self_device_us(span)
+                    row.share += charged
+                    if span.detail is not None and span.detail.backward:
+                        row.backward_us += charged
+    return rows
+
+
+def _modules(windows: Sequence[Window], on_gpu: bool) -> list[PlaceRow]:
+    def names(span: Span) -> list[str]:
+        if span.detail is None or span.detail.module is None:
+            return []
+        parts = span.detail.module.split(".")
+        return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+    return _by_cost(_places(windows, on_gpu, names).values())
+
+
+def _lines(windows: Sequence[Window], on_gpu: bool) -> list[PlaceRow]:
+    known: dict[str, SourceLine] = {}
+
+    def names(span: Span) -> list[str]:
+        if span.detail is None or span.detail.line is None:
+            return []
+        known[str(span.detail.line)] = span.detail.line
+        return [str(span.detail.line)]
+
+    rows = _places(windows, on_gpu, names)
+    for name, row in rows.items():
+        row.text = known[name].text
+        row.name = plain(name)
+    return _by_cost(rows.values())
+
+
+def _ranges(windows: Sequence[Window], on_gpu: bool) -> list[PlaceRow]:
+    """Named ranges, by wall time on the host, and the device time launched while they were open."""
+    rows: dict[str, PlaceRow] = {}
+    for window in windows:
+        launches = [(_launch_us(kernel), kernel.duration_us) for kernel in window.kernels]
+        for span in window.spans:
+            if span.kind != "range":
+                continue
+            row = rows.setdefault(span.name, PlaceRow(plain(span.name)))
+            inside = sum(us for at, us in launches if span.start_us <= at < span.end_us)
+            row.calls += 1
+            row.cpu_us += span.duration_us
+            row.device_us += inside
+            row.share += inside if on_gpu else span.duration_us
+    return _by_cost(rows.values())
+
+
+def _launch_us(kernel: Kernel) -> float:
+    return kernel.span.start_us if kernel.span is not None else kernel.start_us
+
+
+def _tree(spans: Sequence[Span], steps: int) -> list[TreeNode]:
+    """Siblings of one name merged, most expensive first."""
+    groups: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        groups.setdefault((span.name, span.kind), []).append(span)
+    nodes = []
+    for (name, kind), members in groups.items():
+        kernels = _kernels(kernel for span in members for kernel in span.kernels)
+        for row in kernels:
+            row.calls, row.device_us, row.share = row.calls / steps, row.device_us / steps, 0.0
+        nodes.append(
+            TreeNode(
+                name=plain(name),
+                kind=kind,
+                calls=len(members) / steps,
+                cpu_us=sum(span.duration_us for span in members) / steps,
+                device_us=sum(device_us(span) for span in members) / steps,
+                kernels=kernels,
+                children=_tree([child for span in members for child in span.children], steps),
+            )
+        )
+    return sorted(nodes, key=lambda node: (-node.cpu_us, node.name))
+
+
+def _memory(details: Details, device: str) -> Memory | None:
+    changes = [a for a in details.allocations if a.device == device]
+    if not changes:
+        return None
+    level = peak = 0
+    timeline: list[tuple[float, int]] = [(0.0, 0)]
+    for change in changes:
+        level += change.bytes
+        peak = max(peak, level)
+        timeline.append((change.time_us - changes[0].time_us, level))
+    return Memory(
+        device=device,
+        peak_bytes=peak,
+        start_bytes=changes[0].total_bytes - changes[0].bytes if device == "cuda" else None,
+        allocated_bytes=sum(change.bytes for change in changes if change.bytes > 0),
+        timeline=_thin(timeline),
+    )
+
+
+def _thin(timeline: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """At most TIMELINE_POINTS points; of every stretch the highest, so that the peak survives."""
+    stretch = -(-len(timeline) // TIMELINE_POINTS)
+    return [
+        max(timeline[start : start + stretch], key=lambda point: point[1])
+        for start in range(0, len(timeline), stretch)
+    ]
+
+
+def _busy_share(windows: Sequence[Window]) -> float:
+    """Share of the time in which the device ran anything."""
+    busy = sum(
+        end - start
+        for window in windows
+        for start, end in union([(k.start_us, k.end_us) for k in window.kernels])
+    )
+    return busy / sum(window.duration_us for window in windows)

@@ -1,0 +1,207 @@
+"""A profile as text of 80 columns, from the same facts that its JSON holds."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fuselab.report.numbers import NONE, byte_count, count, duration, share
+from fuselab.report.text_table import WIDTH, bar, cut, table
+
+ROWS = 12  # of each table on the screen; the JSON holds all
+FINDINGS = 10
+TREE_LINES = 24
+TREE_SHARE = 0.01  # of the step, for a call to appear in the tree
+
+_SPLIT = {
+    "compute": "matrix products, convolutions, attention",
+    "memory": {
+        "cuda": "other kernels, copies within the device",
+        "cpu": "other operators of 32 KiB and more",
+    },
+    "overhead": {
+        "cuda": "the device waits for the host",
+        "cpu": "Python, dispatch, allocation, small operators",
+    },
+    "data": "copies between host and device, loader",
+}
+
+Facts = Mapping[str, Any]
+
+
+def profile_text(facts: Facts) -> str:
+    """The screen of ``fuselab profile``."""
+    lines = [*_head(facts), "", *_split(facts), "", *_findings(facts)]
+    for title, rows in (
+        ("By range", _ranges(facts)),
+        ("By operator", _operators(facts)),
+        ("By kernel", _kernels(facts)),
+        ("By module", _modules(facts)),
+        ("By source line", _lines(facts)),
+        ("Call tree", _tree(facts)),
+    ):
+        if rows:
+            lines += ["", title, *rows]
+    return "\n".join(lines)
+
+
+def _head(facts: Facts) -> Iterator[str]:
+    steps = facts["steps"]
+    yield cut(
+        f"{facts['name']} on {facts['device']}: {duration(facts['step_us'])} per step, "
+        f"average of {steps} step{'s' if steps != 1 else ''}",
+        WIDTH,
+    )
+    memory = facts["memory"]
+    if memory is not None:
+        start = memory["start_bytes"]
+        yield (
+            f" peak memory {byte_count(memory['peak_bytes'])} above the step's start"
+            + (f" ({byte_count(start)})" if start is not None else "")
+            + f", {byte_count(memory['allocated_bytes'])} allocated"
+        )
+    if facts["busy_share"] is not None:
+        yield f" the GPU is busy {share(facts['busy_share'])} of the time"
+
+
+def _split(facts: Facts) -> Iterator[str]:
+    for kind, meaning in _SPLIT.items():
+        us = facts["split"][f"{kind}_us"]
+        part = us / facts["step_us"] if facts["step_us"] else 0.0
+        words = meaning[facts["device"]] if isinstance(meaning, dict) else meaning
+        yield (f" {kind:9}{duration(us):>9} {share(part):>8} {bar(part, 10):10} {words}".rstrip())
+
+
+def _findings(facts: Facts) -> Iterator[str]:
+    findings = facts["findings"]
+    if not findings:
+        yield "No findings worth 0.2 % of the step."
+        return
+    yield "Findings, by the time they would save"
+    for number, finding in enumerate(findings[:FINDINGS], 1):
+        where = f", {finding['line']}" if finding["line"] else ""
+        yield cut(
+            f"{number:2}  {duration(finding['saved_us']):>9} {share(finding['share']):>8}  "
+            f"{finding['kind']}{where}",
+            WIDTH,
+        )
+        if finding["source"]:
+            yield cut(f"    | {finding['source']}", WIDTH)
+        yield from _folded("    ", f"{finding['title']}.")
+        yield from _folded("    → ", finding["advice"])
+    if len(findings) > FINDINGS:
+        yield f"    and {len(findings) - FINDINGS} smaller ones in --json"
+
+
+def _folded(head: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+    )
+
+
+def _on_gpu(facts: Facts) -> bool:
+    return facts["device"] == "cuda"
+
+
+def _ranges(facts: Facts) -> list[str]:
+    rows = [
+        [
+            row["name"],
+            count(row["calls"]),
+            duration(row["cpu_us"]),
+            *([duration(row["device_us"])] if _on_gpu(facts) else []),
+            share(row["share"]),
+        ]
+        for row in facts["ranges"][:ROWS]
+    ]
+    device = ["device"] if _on_gpu(facts) else []
+    return _table(["range", "calls", "wall", *device, "share"], rows)
+
+
+def _operators(facts: Facts) -> list[str]:
+    rows = [
+        [
+            row["name"],
+            (row["shapes"] or [""])[0],
+            count(row["calls"]),
+            duration(row["self_device_us" if _on_gpu(facts) else "self_cpu_us"]),
+            duration(row["device_us" if _on_gpu(facts) else "cpu_us"]),
+            byte_count(row["allocated_bytes"]) if row["allocated_bytes"] else NONE,
+            share(row["share"]),
+        ]
+        for row in facts["operators"][:ROWS]
+    ]
+    return _table(["operator", "shapes", "calls", "self", "total", "memory", "share"], rows, left=2)
+
+
+def _kernels(facts: Facts) -> list[str]:
+    rows = [
+        [
+            row["short_name"],
+            count(row["calls"]),
+            duration(row["device_us"]),
+            "x".join(map(str, row["grid"])) if row["grid"] else NONE,
+            "x".join(map(str, row["block"])) if row["block"] else NONE,
+            share(row["share"]),
+        ]
+        for row in facts["kernels"][:ROWS]
+    ]
+    return _table(["kernel", "calls", "device", "grid", "block", "share"], rows)
+
+
+def _modules(facts: Facts) -> list[str]:
+    rows = [
+        [
+            row["name"],
+            duration(row["share"] * facts["step_us"]),
+            duration(row["total_us"]),
+            share(row["share"]),
+        ]
+        for row in facts["modules"][:ROWS]
+    ]
+    return _table(["module", "self", "total", "share"], rows)
+
+
+def _lines(facts: Facts) -> list[str]:
+    rows = [
+        [
+            row["name"],
+            row["text"],
+            count(row["calls"]),
+            duration(row["backward_us"]) if row["backward_us"] else NONE,
+            duration(row["total_us"]),
+            share(row["share"]),
+        ]
+        for row in facts["lines"][:ROWS]
+    ]
+    return _table(["line", "", "ops", "backward", "all", "share"], rows, left=2)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    if not rows:
+        return []
+    return table(columns, rows, right=range(left, len(columns)))
+
+
+def _tree(facts: Facts) -> list[str]:
+    """The most expensive calls, with what they call; time is the host's, or the device's."""
+    key = "device_us" if _on_gpu(facts) else "cpu_us"
+    found: list[str] = []
+
+    def show(nodes: Sequence[Facts], depth: int) -> None:
+        for node in nodes:
+            if node[key] < TREE_SHARE * facts["step_us"] or len(found) >= TREE_LINES:
+                continue
+            calls = f" x {count(node['calls'])}" if node["calls"] != 1 else ""
+            name = cut(" " * (1 + 2 * depth) + node["name"] + calls, 66)
+            found.append(f"{name:66} {duration(node[key]):>12}")
+            for kernel in node["kernels"]:
+                launch = "x".join(map(str, kernel["grid"] or ())) or "-"
+                block = "x".join(map(str, kernel["block"] or ())) or "-"
+                text = " " * (3 + 2 * depth) + f"▸ {kernel['short_name']} <<<{launch}, {block}>>>"
+                found.append(f"{cut(text, 66):66} {duration(kernel['device_us']):>12}")
+            show(node["children"], depth + 1)
+
+    show(facts["tree"], 0)
+    return found
