@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class FuselabError(Exception):
@@ -40,6 +41,9 @@ class UnknownNameError(FuselabError, LookupError):
         super().__init__(
             f"unknown {kind} '{name}'; known: {', '.join(self.known) or 'none'}.{hint}"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle would pass the finished sentence alone
+        return type(self), (self.kind, self.name, self.known)
 
 
 class UnsupportedError(FuselabError, RuntimeError):

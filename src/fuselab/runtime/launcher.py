@@ -7,8 +7,8 @@ exactly one launch, of arguments and fresh outputs only, that launch is kept as 
 finds the plan of a later call by an exact key and runs it in C++ (``launcher.cpp``), 1 to 3 us.
 
 What makes a plan right: while an implementation is watched, every PyTorch operator it calls is
-seen. Anything but an allocation or a view (a copy, a fill, ``.item()``) means that the launch is not
-all that happens, and there is no plan for those arguments.
+seen. Anything but an allocation or a view (a copy, a fill, ``.item()``) means that the launch is
+not all that happens, and there is no plan for those arguments.
 
 Without a C++ compiler everything still works, through ctypes and without plans; a warning says so.
 """

@@ -1,8 +1,8 @@
 """Launching Triton kernels: compiled by Triton once per specialisation, launched by us.
 
-Triton's own launch takes 8 to 10 us of host time, most of it finding the compiled kernel again. Here
-the compiled kernel is held under a shorter key, and its CUfunction goes through ``launcher``, which
-also keeps it as a launch plan.
+Triton's own launch takes 8 to 10 us of host time, most of it finding the compiled kernel again.
+Here the compiled kernel is held under a shorter key, and its CUfunction goes through ``launcher``,
+which also keeps it as a launch plan.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def launch(
     """Launch a ``@triton.jit`` kernel on the current stream of the tensors' device.
 
     A Python float is a 32-bit parameter, as always in Triton; a kernel that needs all 53 bits
-    annotates the parameter (``scale: tl.float64``). An empty grid launches nothing. Under the Triton
-    interpreter tensors are on the CPU. Raises BuildError with the compiler's words, LaunchError,
-    DeviceError.
+    annotates the parameter (``scale: tl.float64``). An empty grid launches nothing. Under the
+    Triton interpreter tensors are on the CPU, and a float stays a Python float inside the kernel.
+    Raises BuildError with the compiler's words, LaunchError, DeviceError.
     """
     options: dict[str, Any] = {"num_warps": num_warps}
     if num_stages is not None:
@@ -87,14 +87,14 @@ def launch(
         return
     values = [args[place] if isinstance(place, int) else constexprs[place] for place in held.places]
     values += (None, None)  # the two scratch pointers at the end of every Triton kernel
-    blocks = (*grid, 1, 1)[:3]
+    x, y, z, *_ = (*grid, 1, 1)
     launcher.launch_cuda(
-        held.function, device.index, blocks, held.block, held.shared_bytes, held.codes, values
+        held.function, device.index, (x, y, z), held.block, held.shared_bytes, held.codes, values
     )
 
 
 @functools.cache
-def _is_jit_function(kind: type) -> bool:
+def _is_jit_function(kind: Any) -> bool:
     from triton.runtime.jit import JITFunction
 
     return issubclass(kind, JITFunction)
@@ -160,7 +160,7 @@ def parameter_layout(
 ) -> tuple[str, tuple[int | str, ...]] | None:
     """The code letter and the place of every parameter of the compiled kernel, in its order.
 
-    Triton drops constexprs, None and integers that are 1: its signature calls all of them constexpr.
+    Triton drops constexprs, None and integers that are 1: its signature calls them all constexpr.
     None where a parameter or the launch is of a kind that only Triton launches (tuples, tensor
     descriptors, clusters, cooperative grids, scratch memory).
     """
@@ -190,12 +190,15 @@ def parameter_layout(
 
 
 def _built(kernel: Any, step: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """``step``, whose failures are BuildErrors. A wrong call (TypeError, KeyError) stays one."""
+    """``step``, whose failures are BuildErrors; a wrong call (TypeError, KeyError) and what a
+    kernel raises under the interpreter stay what they are."""
     try:
         return step(*args, **keywords)
     except (TypeError, KeyError):
         raise
     except Exception as error:
+        if type(error).__name__ == "InterpreterError":
+            raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[-1] if lines else type(error).__name__
         raise BuildError(

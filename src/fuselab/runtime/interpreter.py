@@ -1,0 +1,244 @@
+"""The Triton interpreter, in a child process: kernels run on the CPU, line by line, as Python.
+
+``TRITON_INTERPRET=1`` decides when a kernel is decorated and holds for a whole process, so nothing
+but this file sets it, and only for a child. One child serves many calls: its start takes 2 s.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import importlib.util
+import io
+import os
+import pickle
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import torch
+
+from fuselab.errors import FuselabError, TargetError
+
+_LENGTH = struct.Struct("<Q")
+_READY = b"ready"
+_START_S = 120.0  # importing torch takes 2 s, more on a busy machine
+
+
+def run(function: str, *args: Any, timeout_s: float = 120.0, **kwargs: Any) -> Any:
+    """Call ``function`` in the interpreter's process and return what it returns.
+
+    ``function`` is ``package.module:name`` or ``path/file.py:name``; the name may have dots.
+    Arguments and result travel by pickle: tensors (strides and shared storage kept), plain values,
+    containers; a function returns what it computed, for changes to its arguments stay in the child.
+    One process serves all calls of this process, one at a time.
+
+    Raises:
+        FuselabError: as the function raised it.
+        TargetError: the function raised something else, took longer than ``timeout_s`` seconds, or
+            its process died.
+    """
+    return _shared().call(function, *args, timeout_s=timeout_s, **kwargs)
+
+
+class Interpreter:
+    """A child process with ``TRITON_INTERPRET=1``. A context manager; ``run`` shares one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Interpreter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, function: str, *args: Any, timeout_s: float = 120.0, **kwargs: Any) -> Any:
+        """As ``run``, in this child."""
+        payload = _packed((function, args, kwargs))
+        with self._lock:
+            try:
+                reply = self._exchange(payload, timeout_s)
+            except TimeoutError:
+                self.close()
+                raise TargetError(
+                    f"{function} took longer than {timeout_s:g} s in the Triton interpreter (about "
+                    "0.6 ms per program); use smaller tensors or larger blocks."
+                ) from None
+            except (EOFError, OSError):
+                status = self.close()
+                raise TargetError(
+                    f"the Triton interpreter's process died in {function} (exit status {status})."
+                ) from None
+        error, value = _unpacked(reply)
+        if error is None:
+            return value
+        if isinstance(error, FuselabError):
+            raise error
+        raise TargetError(f"{function} raised in the Triton interpreter: {value}") from error
+
+    def close(self) -> int | None:
+        """End the child; its exit status (negative: the signal that ended it)."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        for stream in (process.stdin, self._replies):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        try:
+            return process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def _exchange(self, payload: bytes, timeout_s: float) -> bytes:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+            self._read(len(_READY), time.monotonic() + _START_S)
+        deadline = time.monotonic() + timeout_s
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(_LENGTH.pack(len(payload)) + payload)
+        self._process.stdin.flush()
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        return self._read(length, deadline)
+
+    def _start(self) -> None:
+        # Replies have a pipe of their own: a kernel's print() must not end up between them.
+        receiving, sending = os.pipe()
+        environment = {
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(sending)],
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+            env=environment,
+            pass_fds=(sending,),
+        )
+        os.close(sending)
+        self._replies: BinaryIO = os.fdopen(receiving, "rb", buffering=0)
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        received = bytearray()
+        while len(received) < count:
+            ready, _, _ = select.select(
+                [self._replies], [], [], max(0.0, deadline - time.monotonic())
+            )
+            if not ready:
+                raise TimeoutError
+            piece = self._replies.read(min(count - len(received), 1 << 20))
+            if not piece:
+                raise EOFError
+            received += piece
+        return bytes(received)
+
+
+@functools.cache
+def _shared() -> Interpreter:
+    interpreter = Interpreter()
+    atexit.register(interpreter.close)
+    return interpreter
+
+
+def _has_descriptor(stream: Any) -> bool:
+    try:
+        return isinstance(stream.fileno(), int)
+    except (AttributeError, OSError):
+        return False
+
+
+def _packed(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(payload: bytes) -> Any:
+    return torch.load(io.BytesIO(payload), weights_only=False)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function that ``run`` was asked for. Raises TargetError."""
+    where, separator, attribute = name.rpartition(":")
+    if not separator:
+        raise TargetError(f"'{name}' names no function; write module:function or file.py:function.")
+    try:
+        module: Any = (
+            _module_of_file(Path(where))
+            if where.endswith(".py")
+            else importlib.import_module(where)
+        )
+        return functools.reduce(getattr, attribute.split("."), module)
+    except (ImportError, OSError, AttributeError) as error:
+        raise TargetError(f"'{name}' cannot be loaded: {error}.") from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """A user's file as a module; as part of its package where its folder is one. Loaded anew when
+    the file has changed."""
+    path = path.resolve()
+    changed = path.stat().st_mtime_ns
+    package = (path.parent / "__init__.py").exists()
+    name = f"{path.parent.name}.{path.stem}" if package else path.stem
+    if package and str(path.parent.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent.parent))
+    elif not package and str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "_fuselab_loaded", None) == (path, changed):
+        return known
+    if package:
+        importlib.import_module(path.parent.name)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    module._fuselab_loaded = path, changed  # type: ignore[attr-defined]
+    return module
+
+
+def _reply(payload: bytes) -> bytes:
+    """(error or None, result or the error's text) of one call."""
+    try:
+        name, args, kwargs = _unpacked(payload)
+        return _packed((None, _function(name)(*args, **kwargs)))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an exception that does not travel
+            error = RuntimeError(text)
+        error.__cause__ = RuntimeError(traceback.format_exc())
+        return _packed((error, text))
+
+
+def _serve(descriptor: int) -> None:
+    requests = sys.stdin.buffer
+    with os.fdopen(descriptor, "wb") as replies:
+        replies.write(_READY)
+        replies.flush()
+        while head := requests.read(_LENGTH.size):
+            reply = _reply(requests.read(_LENGTH.unpack(head)[0]))
+            replies.write(_LENGTH.pack(len(reply)) + reply)
+            replies.flush()
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
