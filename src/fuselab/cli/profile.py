@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +55,9 @@ def profile(
     A script is started behind two dashes: fuselab profile -- python train.py --epochs 1. Its
     optimizer steps are the steps; a script without an optimizer is one step as a whole.
     """
+    # Read when torch is imported: its profiler warns of memory allocated before it started.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
     from fuselab.inspect import compare

@@ -406,11 +406,14 @@ class _Search:
             short = ", ".join(name.removeprefix("aten::") for name in names[:6])
             more = f" and {len(names) - 6} more" if len(names) > 6 else ""
             times = f", {len(chains)} times" if len(chains) > 1 else ""
+            in_optimizer = any("ptimizer" in name for name in chains[0].calls[0].op.ranges)
             yield self.finding(
                 "chain",
                 f"{len(names)} {'backward ' if backward else ''}operators could be one kernel"
                 f"{times}: {short}{more}; {bytes_saved / 1e6:.2f} MB less to move",
-                "fuselab.fuse(model) replaces it where the library has the operator; fuselab "
+                "give the optimizer fused=True: one kernel updates every parameter."
+                if in_optimizer
+                else "fuselab.fuse(model) replaces it where the library has the operator; fuselab "
                 "explain shows whether torch.compile fuses it.",
                 lines[0] if lines else None,
                 saved,

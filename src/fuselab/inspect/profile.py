@@ -182,8 +182,8 @@ class Recorder:
         if not self._windows:
             wait, warmup, _, _ = self.schedule
             raise TargetError(
-                f"nothing was recorded: p.step() was called {self._step} times, and this schedule "
-                f"times its first step after {wait + warmup}; call it at the end of every step."
+                f"nothing was recorded: the loop made {self._step} steps, and this schedule needs "
+                f"{wait + warmup + 1} (p.step() ends each); make more, or change the schedule."
             )
         return summarize(self.name, self._windows, self._details, self._traces)
 

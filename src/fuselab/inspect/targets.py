@@ -296,7 +296,7 @@ def _instantiate(found: Any, name: str, module: ModuleType) -> Callable[..., Any
         kwargs,
     )
     try:
-        return found(*args, **kwargs)
+        return cast(Callable[..., Any], found(*args, **kwargs))
     except Exception as error:
         raise TargetError(f"building {plain(name)} raised {describe_error(error)}.") from error
 

@@ -1,0 +1,57 @@
+"""Profile a user's script: it runs as it would alone, in a child process with the profiler in it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import fuselab
+from fuselab.errors import TargetError
+from fuselab.inspect.profile import Profile, Schedule
+from fuselab.inspect.user_code import plain
+
+
+def profile_script(
+    script: str, arguments: Sequence[str], schedule: Schedule = (1, 1, 3, 1)
+) -> Profile:
+    """Runs ``script`` once and profiles its steps, or all of it where it has none.
+
+    Every ``step()`` of the first optimizer that makes one ends a step. A script without an
+    optimizer is one step from its first line to its last, without source lines and shapes. What it
+    prints goes to stderr. Raises TargetError where the file is missing or the script fails.
+    """
+    if not Path(script).is_file():
+        raise TargetError(f"no file '{plain(script)}'; name the script behind python.")
+    with tempfile.TemporaryDirectory(prefix="fuselab-") as folder:
+        answer = Path(folder) / "answer"
+        steps = ",".join(map(str, schedule))
+        command = [sys.executable, "-m", "fuselab.inspect.script_runner", str(answer), steps]
+        sys.stderr.flush()
+        done = subprocess.run([*command, script, *arguments], env=_environment(), stdout=2)
+        if not answer.is_file():
+            raise TargetError(
+                f"{plain(Path(script).name)} ended the process itself (exit status "
+                f"{done.returncode}) before its profile was written; let it return."
+            )
+        outcome = pickle.loads(answer.read_bytes())  # written by our own child just now
+    if isinstance(outcome, str):
+        raise TargetError(outcome)
+    assert isinstance(outcome, Profile)
+    return outcome
+
+
+def _environment() -> dict[str, str]:
+    """The child imports this very fuselab, installed or not; the profiler's C++ part keeps quiet
+    about memory that was allocated before it started."""
+    source = str(Path(fuselab.__file__).resolve().parent.parent)
+    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }

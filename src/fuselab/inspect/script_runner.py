@@ -1,0 +1,75 @@
+"""The child process of ``profile_script``: runs a script as ``__main__`` under a recorder.
+
+    python -m fuselab.inspect.script_runner ANSWER W,W,A,R script.py ARGS
+
+ANSWER receives a pickled ``Profile``, or the sentence that says why there is none.
+"""
+
+from __future__ import annotations
+
+import pickle
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from fuselab.errors import FuselabError
+from fuselab.inspect.profile import Profile, Recorder, Schedule, parse_schedule
+from fuselab.inspect.user_code import claim_file, describe_error, plain
+
+WHOLE: Schedule = (0, 0, 1, 1)  # one timed step, nothing watched
+
+
+class _Steps:
+    """The whole script is one step until an optimizer steps; from then on its steps count."""
+
+    def __init__(self, name: str, schedule: Schedule) -> None:
+        self.name, self.schedule = name, schedule
+        self.optimizer: Optimizer | None = None
+        self.recorder = Recorder(WHOLE, name).__enter__()
+
+    def on_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.optimizer is None:
+            self.recorder.__exit__(None, None, None)
+            self.optimizer = optimizer
+            self.recorder = Recorder(self.schedule, self.name).__enter__()
+        elif optimizer is self.optimizer:
+            self.recorder.step()
+
+    def finish(self) -> Profile:
+        if self.optimizer is None:
+            self.recorder.step()
+        self.recorder.__exit__(None, None, None)
+        return self.recorder.result
+
+
+def run(script: str, arguments: list[str], schedule: Schedule) -> Profile | str:
+    """The profile of ``script``, or one sentence."""
+    name = plain(Path(script).name)
+    path = str(Path(script).resolve())
+    claim_file(path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    steps = _Steps(name, schedule)
+    hook = register_optimizer_step_post_hook(steps.on_optimizer_step)
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            return f"{name} exited with {plain(error.code)}; it must succeed to be profiled."
+    except Exception as error:
+        return f"{name} raised {describe_error(error)}."
+    finally:
+        hook.remove()
+    try:
+        return steps.finish()
+    except FuselabError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    answer, steps_text, script_path, *script_arguments = sys.argv[1:]
+    outcome = run(script_path, script_arguments, parse_schedule(steps_text))
+    Path(answer).write_bytes(pickle.dumps(outcome))
