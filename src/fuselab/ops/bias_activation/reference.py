@@ -1,0 +1,43 @@
+"""act(input + bias) in plain PyTorch: the definition of what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.ops import activations
+
+
+def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
+    """See ``fuselab.ops.bias_activation``."""
+    return activations.activation(activation).function(input + bias)
+
+
+def gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    input: Tensor | None,
+    bias: Tensor | None,
+    activation: str,
+    input_dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of input and bias.
+
+    ``output`` is there for the activations whose derivative is a function of it, ``input`` and
+    ``bias`` for those that need the pre-activation; identity needs neither. Arithmetic is in
+    float32, in float64 where the output is.
+    """
+    arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
+    saved = output.to(arithmetic) if output is not None else grad_output
+    if input is not None and bias is not None:
+        saved = input.to(arithmetic) + bias.to(arithmetic)
+    upstream = grad_output.to(arithmetic)
+    total = activations.activation(activation).pullback(upstream, saved)
+    return (
+        total.to(input_dtype) if needs[0] else None,
+        total.sum_to_size(total.shape[-1:]).to(bias_dtype) if needs[1] else None,
+    )
