@@ -1,0 +1,149 @@
+"""Plots as inline SVG that follows the page's colours: the roofline of a study.
+
+Everything drawn is classed, never coloured: the style sheet colours it, in light and in dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
+
+from markupsafe import Markup, escape
+
+from fuselab.report.numbers import digits
+
+WIDTH, HEIGHT = 720, 400
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 18, 48
+
+
+@dataclass(frozen=True)
+class Point:
+    """A piece of work in a roofline: ``intensity`` in flop per byte, ``gflops`` in GFLOP/s.
+
+    ``kind`` is the class it is drawn with: before or after.
+    """
+
+    label: str
+    kind: str
+    intensity: float
+    gflops: float
+
+
+def roofline(points: Sequence[Point], gbps: float, peak_gflops: float) -> Markup:
+    """Log-log: the slope is what ``gbps`` feeds, the flat roof what arithmetic allows.
+
+    Points of no arithmetic have no place here and are left out; an empty plot is an empty string.
+    """
+    points = [point for point in points if point.intensity > 0 and point.gflops > 0]
+    if not points or gbps <= 0 or peak_gflops <= 0:
+        return Markup()
+    ridge = peak_gflops / gbps
+    frame = _Frame(
+        [*(point.intensity for point in points), ridge / 4, ridge * 4],
+        [*(point.gflops for point in points), peak_gflops * 2],
+    )
+    left, right = frame.x_limits
+    low_roof = max(gbps * left, frame.y_limits[0])
+    roof = [(low_roof / gbps, low_roof), (ridge, peak_gflops), (right, peak_gflops)]
+    parts = [frame.axes("arithmetic per byte moved (flop/byte, log)", "GFLOP/s (log)")]
+    line = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in roof)
+    parts.append(Markup('<polyline class="roof" points="{}"/>').format(line))
+    parts.append(_roof_label(frame, gbps, peak_gflops, ridge))
+    parts += [_dot(frame, point, gbps, peak_gflops) for point in points]
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="Roofline">{}</svg>'
+    ).format(WIDTH, HEIGHT, Markup().join(parts))
+
+
+class _Frame:
+    """Log-log axes over whole decades that hold every value."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        self.x_limits, self.y_limits = _decades(xs), _decades(ys)
+
+    def x(self, value: float) -> float:
+        return LEFT + _position(value, self.x_limits) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - _position(value, self.y_limits) * (HEIGHT - TOP - BOTTOM)
+
+    def axes(self, x_title: str, y_title: str) -> Markup:
+        parts = []
+        bottom = HEIGHT - BOTTOM
+        for value in _powers(self.x_limits):
+            parts.append(
+                Markup(
+                    '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>'
+                    '<text x="{0:.1f}" y="{3}" text-anchor="middle">{4}</text>'
+                ).format(self.x(value), TOP, bottom, bottom + 18, _power(value))
+            )
+        for value in _powers(self.y_limits):
+            parts.append(
+                Markup(
+                    '<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>'
+                    '<text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>'
+                ).format(
+                    LEFT, WIDTH - RIGHT, self.y(value), LEFT - 8, self.y(value) + 4, _power(value)
+                )
+            )
+        parts.append(
+            Markup(
+                '<text class="title" x="{}" y="{}" text-anchor="end">{}</text>'
+                '<text class="title" x="{}" y="{}">{}</text>'
+            ).format(WIDTH - RIGHT, HEIGHT - 8, x_title, LEFT + 8, TOP + 14, y_title)
+        )
+        return Markup().join(parts)
+
+
+def _roof_label(frame: _Frame, gbps: float, peak_gflops: float, ridge: float) -> Markup:
+    right = frame.x_limits[1]
+    middle = (max(gbps * frame.x_limits[0], frame.y_limits[0]) / gbps * ridge) ** 0.5
+    return Markup(
+        '<text class="roof-label" x="{:.1f}" y="{:.1f}" text-anchor="end">{} GFLOP/s</text>'
+        '<text class="roof-label" x="{:.1f}" y="{:.1f}" text-anchor="end">{} GB/s</text>'
+    ).format(
+        frame.x(right) - 6,
+        frame.y(peak_gflops) - 8,
+        digits(peak_gflops),
+        frame.x(middle) - 10,
+        frame.y(middle * gbps) - 4,
+        digits(gbps),
+    )
+
+
+def _dot(frame: _Frame, point: Point, gbps: float, peak_gflops: float) -> Markup:
+    limit = min(peak_gflops, point.intensity * gbps)
+    x, y = frame.x(point.intensity), frame.y(point.gflops)
+    return Markup(
+        '<g class="point {kind}"><title>{label}: {gflops} GFLOP/s, {of} % of its limit</title>'
+        '<line x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{top:.1f}"/>'
+        '<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/></g>'
+    ).format(
+        kind=escape(point.kind),
+        label=point.label,
+        gflops=digits(point.gflops),
+        of=digits(100 * point.gflops / limit),
+        x=x,
+        y=y,
+        top=frame.y(limit),
+    )
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    low, high = floor(log10(min(values))), ceil(log10(max(values)))
+    return 10.0**low, 10.0 ** max(high, low + 1)
+
+
+def _position(value: float, limits: tuple[float, float]) -> float:
+    low, high = map(log10, limits)
+    return (log10(value) - low) / (high - low)
+
+
+def _powers(limits: tuple[float, float]) -> list[float]:
+    low, high = (round(log10(limit)) for limit in limits)
+    return [10.0**exponent for exponent in range(low, high + 1)]
+
+
+def _power(value: float) -> str:
+    return f"{value:g}" if 0.001 <= value < 10_000 else f"1e{round(log10(value))}"

@@ -1,0 +1,70 @@
+"""A study's JSON as one page that opens offline: styles, script and plots stand inside it.
+
+The page is a pure function of the JSON. Every value goes through jinja2's escaping, so that text
+from the user's code stays text; only what ``charts`` builds, escaped itself, is let through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jinja2
+
+from fuselab.report import numbers
+from fuselab.report.charts import Point, roofline
+
+_PAGES = jinja2.Environment(
+    loader=jinja2.PackageLoader("fuselab.report", "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def _unbroken(text: str) -> str:
+    """No line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=[^\W\d]|%)", "\u00a0", text)
+
+
+def _filter(spell: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: _unbroken(spell(value))
+
+
+_SPELLINGS = ("duration", "share", "ratio", "byte_count", "rate", "tflops", "ulp", "count")
+_PAGES.filters |= {name: _filter(getattr(numbers, name)) for name in _SPELLINGS}
+_PAGES.filters["unbroken"] = _unbroken
+
+
+def study_page(facts: Mapping[str, Any]) -> str:
+    """The page of a study's JSON, as HTML text."""
+    return _PAGES.get_template("study.html.jinja").render(study=facts, roofline=_roofline(facts))
+
+
+def _roofline(facts: Mapping[str, Any]) -> object:
+    """The whole model before and after, and every operator at the sizes found in it."""
+    limit = facts["limit"]
+    if limit is None:
+        return ""
+    points = []
+    measured = [way for way in facts["ways"] if way["us"] is not None]
+    intensity = limit["flops"] / limit["bytes"] if limit["bytes"] else 0.0
+    for way in measured:
+        kind = "before" if way["name"] == "eager" else "after"
+        points.append(
+            Point(f"whole model, {way['title']}", kind, intensity, limit["flops"] / way["us"] / 1e3)
+        )
+    for bench in facts["benches"]:
+        for record in bench["records"]:
+            if bench["bytes"] and bench["flops"] and record["us"] is not None:
+                points.append(
+                    Point(
+                        f"{bench['operator']} {bench['case']}, {record['provider']}",
+                        "after" if record["ours"] else "before",
+                        bench["flops"] / bench["bytes"],
+                        bench["flops"] / record["us"] / 1e3,
+                    )
+                )
+    return roofline(points, limit["gbps"], limit["tflops"] * 1e3)

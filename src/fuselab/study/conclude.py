@@ -1,0 +1,130 @@
+"""The first screen's words: what was slow, what changed, what is left, whether compile alone does.
+
+Every number in them is spelt by ``report.numbers`` from the rounded facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuselab.measure.verdict import BAND, Outcome
+from fuselab.report.numbers import duration, ratio, share
+from fuselab.study.facts import Headline, Replaced, Study, Way
+
+_PARTS = {
+    "compute_us": "arithmetic",
+    "memory_us": "moving data through memory",
+    "overhead_us": "overhead: Python, dispatch and waiting, not work",
+    "data_us": "waiting for input data",
+}
+# Above this share of the limit the caches must have held what the limit reads from memory.
+_PLAUSIBLE_SHARE = 1.03
+
+
+def conclude(study: Study) -> Headline:
+    """The headline of a study whose other facts are complete."""
+    return Headline(
+        sentence=_sentence(study),
+        slow=_slow(study),
+        changed=_changed(study),
+        limit=_limit(study),
+        compile=_compile(study),
+    )
+
+
+def fastest(study: Study) -> Way:
+    """The measured way with the least time; of two within the noise the simpler one."""
+    measured = [way for way in study.ways if way.us is not None]
+    least = min(way.us for way in measured if way.us is not None)
+    return next(way for way in measured if way.us is not None and way.us <= least * (1 + BAND))
+
+
+def _sentence(study: Study) -> str:
+    name, eager, best = study.subject.name, study.way("eager"), fastest(study)
+    if best.name == "eager" or best.outcome != Outcome.FASTER:
+        return (
+            f"{name} is as fast as it gets here without new kernels: "
+            f"no way tried beats eager's {duration(eager.us)}."
+        )
+    how = {
+        "fused": f"fuselab.fuse makes {name}",
+        "compiled": f"torch.compile alone makes {name}",
+        "compiled_fused": f"Fused kernels and torch.compile together make {name}",
+    }[best.name]
+    return f"{how} {ratio(best.speedup)} as fast: {duration(eager.us)} becomes {duration(best.us)}."
+
+
+def _slow(study: Study) -> str:
+    split, whole = study.profile["split"], study.profile["step_us"]
+    part = max(_PARTS, key=lambda key: split[key])
+    text = f"{share(split[part] / whole)} of a call is {_PARTS[part]}."
+    lines = study.profile["lines"]
+    if lines:
+        top = max(lines, key=lambda row: row["share"])
+        text += f" The costliest line is {top['name']}, with {share(top['share'])} of the time."
+    return text
+
+
+def _changed(study: Study) -> str:
+    kept = [row for row in study.replaced if row.decision == "kept"]
+    if kept:
+        one = len(kept) == 1
+        chains = (
+            "One chain is now one kernel" if one else f"{len(kept)} chains are now one kernel each"
+        )
+        return (
+            f"{chains}: {_named(kept)}. Same parameters, same state_dict; "
+            "outputs and gradients were proved before anything was timed."
+        )
+    if study.replaced:
+        tried = (
+            "One chain was" if len(study.replaced) == 1 else f"{len(study.replaced)} chains were"
+        )
+        return (
+            f"Nothing. {tried} tried with a fused kernel, and the measurement kept none: "
+            "a replacement stays only where it is faster."
+        )
+    return "Nothing. No chain in it is one that an operator of the library computes."
+
+
+def _named(kept: Sequence[Replaced]) -> str:
+    names = [
+        f"{row.operator} in {row.module or 'the model'} ({ratio(row.speedup)})" for row in kept
+    ]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _limit(study: Study) -> str:
+    if study.limit is None:
+        return "Not known: this target's arithmetic and bytes could not be counted."
+    eager, best = study.way("eager"), fastest(study)
+    text = (
+        f"No way of running this work here takes less than about {duration(study.limit.us)}, "
+        f"the time of its {study.limit.bound}. Eager reaches {share(eager.limit_share)} of that limit"
+    )
+    if best.name != "eager":
+        text += f", the fastest way {share(best.limit_share)}"
+    if best.limit_share is not None and best.limit_share > _PLAUSIBLE_SHARE:
+        text += "; above 100 % because its data stays in the cache from call to call"
+    return f"{text}."
+
+
+def _compile(study: Study) -> str:
+    eager, compiled, best = study.way("eager"), study.way("compiled"), fastest(study)
+    if compiled.us is None:
+        return f"No: it does not run this target ({compiled.reason})."
+    alone = f"torch.compile alone takes {duration(compiled.us)}, {ratio(compiled.speedup)} eager's speed"
+    cost = (
+        ""
+        if compiled.prepare_s is None
+        else f" Compiling took {duration(1e6 * compiled.prepare_s)}."
+    )
+    if compiled.outcome != Outcome.FASTER:
+        return f"No: {alone}, which is no gain.{cost}"
+    if best.name == "compiled":
+        return f"Yes: {alone}, and nothing tried is faster.{cost}"
+    together = f"{best.title} takes {duration(best.us)}, {ratio(best.speedup)}"
+    if eager.us is not None and best.us is not None and compiled.us is not None:
+        gained = (eager.us - compiled.us) / (eager.us - best.us)
+        return f"Not quite: {alone}, {share(gained)} of the gain; {together}.{cost}"
+    return f"Not quite: {alone}; {together}.{cost}"

@@ -1,0 +1,210 @@
+"""What a study knows, rounded once: ``report.json``, ``report.html`` and the screen show these.
+
+Times are microseconds per call, bandwidths GB/s (1e9 bytes), shares and ratios plain numbers.
+None means that there is no such figure; a ``reason`` beside it says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor that the target is called with."""
+
+    name: str
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was studied. ``phase`` is what one call is: forward, or forward and backward."""
+
+    name: str
+    spec: str
+    file: str
+    data: str | None
+    phase: str
+    parameters: int
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run the whole target: as it is, fused, compiled, or both.
+
+    ``speedup`` is against eager, from interleaved rounds, with its ``outcome``. ``limit_share`` is
+    the limit's time over this one's. ``prepare_s`` is what the first call cost. ``same_as`` names
+    the way that this one would repeat (nothing was replaced), so that it was not timed again.
+    """
+
+    name: str
+    title: str
+    us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    speedup: float | None = None
+    outcome: str | None = None
+    limit_share: float | None = None
+    peak_bytes: int | None = None
+    prepare_s: float | None = None
+    same_as: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The least time of the whole target on this device: its arithmetic at the best matmul's rate,
+    or its inputs, used parameters and outputs moved once at the best copy's, whichever is more."""
+
+    us: float
+    bound: str
+    bytes: int
+    flops: int
+    gbps: float
+    tflops: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Lead:
+    """One finding of the profile and what became of it.
+
+    ``state`` is ``replaced`` (by an operator that was kept), ``compiled`` (torch.compile fuses it),
+    ``tried`` (a replacement was tried and not kept) or ``open``.
+    """
+
+    title: str
+    advice: str
+    line: str | None
+    source: str
+    saved_us: float
+    share: float
+    state: str
+    done: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel or library call of the compiled target."""
+
+    name: str
+    kind: str
+    operators: str
+    lines: str
+    bytes: int | None
+    us: float | None
+    gbps: float | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What torch.compile makes of the target; ``failed`` says why it makes nothing."""
+
+    graphs: int
+    breaks: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One chain of the model and what became of the operator that was tried in its place."""
+
+    operator: str
+    module: str
+    chain: str
+    line: str
+    decision: str
+    reason: str
+    implementation: str | None
+    before_us: float | None
+    after_us: float | None
+    speedup: float | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One implementation and dtype of an operator against its reference in float64."""
+
+    operator: str
+    implementation: str
+    dtype: str
+    where: str
+    verdict: str
+    trials: int
+    ours_ulp: float | None
+    eager_ulp: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One provider on one case; ``ours`` is one of fuselab's implementations."""
+
+    provider: str
+    ours: bool
+    us: float | None
+    gbps: float | None
+    limit_share: float | None
+    speedup: float | None
+    outcome: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An operator at one size found in the target, every provider in one interleaved run."""
+
+    operator: str
+    case: str
+    phase: str
+    dtype: str
+    bytes: int | None
+    flops: int | None
+    ceiling_us: float | None
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The first screen: one sentence, and four answers for someone who reads no tables."""
+
+    sentence: str
+    slow: str
+    changed: str
+    limit: str
+    compile: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything. ``profile`` is what ``fuselab profile --json`` says of the eager target."""
+
+    subject: Subject
+    environment: Mapping[str, Any]
+    ways: tuple[Way, ...]
+    limit: Limit | None
+    profile: Mapping[str, Any]
+    leads: tuple[Lead, ...]
+    compiler: Compiler
+    replaced: tuple[Replaced, ...]
+    left: tuple[str, ...]
+    proof: str
+    checks: tuple[Check, ...]
+    benches: tuple[Bench, ...]
+    seconds: float
+    headline: Headline = field(default=Headline("", "", "", "", ""))
+
+    def describe(self) -> dict[str, Any]:
+        """The facts as plain values; ``report.result`` adds schema and verb."""
+        return asdict(self)
+
+    def way(self, name: str) -> Way:
+        """The way of that name: eager, fused, compiled, compiled_fused."""
+        return next(way for way in self.ways if way.name == name)
