@@ -1,7 +1,8 @@
-"""Small operators for the benchmark's tests: an honest one, and ones that a benchmark must reject."""
+"""Small operators for the benchmark's tests: honest ones, and ones that it must reject."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ def scaled_relu(input: Tensor, scale: float = 2.0) -> Tensor:
 
 
 def scaled_relu_backward(
-    needs: Any, grad_output: Tensor, input: Tensor, scale: float
+    needs: Sequence[bool], grad_output: Tensor, input: Tensor, scale: float
 ) -> tuple[Tensor | None, ...]:
     return (grad_output * scale * (input > 0) if needs[0] else None,)
 
@@ -65,10 +66,6 @@ def clamped(input: Tensor, scale: float) -> Tensor:
 
 def operator(name: str, **forwards: Any) -> FusedOp:
     """``scaled_relu`` under ``bench_tests::name`` with these CPU implementations."""
-    import inspect
-
-    signature = inspect.signature(scaled_relu_backward)
-    assert list(signature.parameters)[0] == "needs"
     return FusedOp(
         name=f"bench_tests::{name}",
         reference=scaled_relu,
@@ -85,16 +82,7 @@ def operator(name: str, **forwards: Any) -> FusedOp:
             case(1 << 20, 1024, "bench", "huge"),
         ),
         gradient=Gradient(
-            save=lambda output, input, scale: (input, scale), reference=_gradient_reference
+            save=lambda output, input, scale: (input, scale), reference=scaled_relu_backward
         ),
         peers={"clamp": lambda input, scale=2.0: input.clamp(min=0) * scale},
     )
-
-
-from collections.abc import Sequence  # noqa: E402
-
-
-def _gradient_reference(
-    needs: Sequence[bool], grad_output: Tensor, input: Tensor, scale: float
-) -> tuple[Tensor | None, ...]:
-    return scaled_relu_backward(needs, grad_output, input, scale)

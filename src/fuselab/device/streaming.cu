@@ -43,8 +43,11 @@ __global__ void stream(const uint4* input, uint4* output, int64_t read_words, in
       }
     }
     // Without streams to write, a store that the inputs (all ones) never ask for keeps the loads.
-    if (WRITES == 0 && sums[step].x == 0x9e3779b9u) {
-      output[0] = sums[step];
+    if (WRITES == 0) {
+      const uint4& sum = sums[step];
+      if ((sum.x ^ sum.y ^ sum.z ^ sum.w) == 0x1e3779b9u) {
+        output[0] = sum;
+      }
     }
   }
 }

@@ -127,6 +127,14 @@ def _notes(device: torch.device) -> list[str]:
     return notes
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """``float32``, ``bfloat16``, ... as a dtype. Raises UnknownNameError."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnknownNameError("dtype", name, ["float16", "bfloat16", "float32", "float64"])
+    return dtype
+
+
 def _text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -64,7 +64,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The least time for a case's work: streaming exactly its bytes (``bound`` is ``memory``), or its
+    """The least time for a case's work: streaming just its bytes (``bound`` is ``memory``), or its
     arithmetic at the rate of the library's matrix product (``compute``), whichever is more."""
 
     bound: str

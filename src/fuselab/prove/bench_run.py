@@ -1,4 +1,4 @@
-"""One case, dtype and phase of a benchmark: every provider and the ceiling in one interleaved run."""
+"""One case, dtype and phase of a benchmark: all providers and the ceiling, interleaved."""
 
 from __future__ import annotations
 
@@ -225,10 +225,13 @@ def _compare(name: str, other: str | None, samples: Mapping[str, Samples]) -> Co
     return Comparison(
         other,
         str(found.outcome),
-        significant(found.speedup),
-        significant(found.low),
-        significant(found.high),
+        *(_ratio(value) for value in (found.speedup, found.low, found.high)),
     )
+
+
+def _ratio(value: float) -> float:
+    """Three decimals, four digits from 10 on."""
+    return round(value, 3) if value < 10 else significant(value)
 
 
 def _costs(work: Work) -> list[Cost]:

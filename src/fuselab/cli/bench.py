@@ -1,0 +1,108 @@
+"""``fuselab bench``: how fast every provider of an operator is, and how far from the ceiling."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def add(app: typer.Typer) -> None:
+    """Registers the verb."""
+    app.command()(bench)
+
+
+def bench(
+    op: Annotated[
+        str, typer.Argument(metavar="OP|FILE|DIR", help="An operator's name, file or package.")
+    ],
+    provider: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Time these (and eager); default all.")
+    ] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(metavar="CASE", help="Time this case; may be repeated.")
+    ] = None,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Time the backward and forward+backward too.")
+    ] = False,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, ...; repeatable.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Three cases, a short budget, no energy.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds of timing per case and phase.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Order of the rounds.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Latency, bandwidth, roofline; .png, .svg.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An earlier --json; say what got slower.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> None:
+    """Time every provider of an operator, interleaved and verified, against eager and the limit.
+
+    Exit status 1: one of our implementations is wrong or failed, or something became slower.
+    """
+    from fuselab.device.select import select
+    from fuselab.measure.fresh import allocation_is_pinned, run_pinned
+
+    where = select(device)
+    if where.type == "cpu" and not allocation_is_pinned():
+        raise typer.Exit(run_pinned("fuselab", _command_line(locals())))
+
+    import fuselab.prove.bench as benchmark
+    from fuselab.prove import bench_against
+    from fuselab.prove.load import load_op
+    from fuselab.report import files, plots, tables
+
+    if plot is not None:
+        plots.check_suffix(plot)
+    earlier = bench_against.read(against) if against is not None else None
+    result = benchmark.bench(
+        load_op(op),
+        providers=provider.split(",") if provider is not None else None,
+        cases=case,
+        dtypes=[benchmark.dtype_of(name) for name in dtype] if dtype else None,
+        backward=backward,
+        device=where,
+        budget_s=budget,
+        quick=quick,
+        seed=seed,
+        progress=lambda text: print(text, file=sys.stderr),
+    )
+    screen = tables.console()
+    screen.print(tables.bench_table(result))
+    payload = result.to_json()
+    compared = None
+    if earlier is not None:
+        compared = bench_against.compare(result, earlier)
+        screen.print(tables.against_table(compared))
+        payload["against"] = compared
+    if json is not None:
+        files.write_json(json, payload)
+    if plot is not None:
+        with files.replacing(plot) as temporary:
+            plots.bench_plot(result, temporary)
+    if result.failures or (compared is not None and compared.slower):
+        raise typer.Exit(1)
+
+
+def _command_line(given: dict[str, object]) -> list[str]:
+    """The options of this call again, for the fresh process that does the work."""
+    words = ["bench", str(given["op"])]
+    for name in ("provider", "case", "dtype", "budget", "seed", "plot", "against", "json"):
+        value = given[name]
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                words += [f"--{name}", str(each)]
+    words += [f"--{name}" for name in ("backward", "quick") if given[name]]
+    return [*words, "--device", str(given["device"])]

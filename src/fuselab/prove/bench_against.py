@@ -1,0 +1,150 @@
+"""What became slower since an earlier benchmark: two JSON files, provider by provider.
+
+On the same device and versions times are compared, else shares of the ceiling: a faster card does
+not make a kernel better. Two runs are not interleaved, so a difference counts only where the 95 %
+intervals lie more than 5 % apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuselab.errors import DataError
+from fuselab.measure.verdict import Outcome
+from fuselab.prove.bench_result import SCHEMA, Bench
+
+BAND = 0.05
+ENVIRONMENT = ("device_name", "driver", "cpu", "threads", "python", "torch", "triton", "cuda")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One provider on one case, then and now. ``speedup`` above 1 is faster now; ``before`` and
+    ``after`` are microseconds, or shares of the ceiling."""
+
+    case: str
+    dtype: str
+    phase: str
+    provider: str
+    before: float
+    after: float
+    speedup: float
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Against:
+    """A benchmark against an earlier one. ``by`` says what was compared (``time`` or ``share of
+    the ceiling``), ``differences`` what differs between the environments, ``unmatched`` what only
+    one of the two has."""
+
+    operator: str
+    by: str
+    differences: Sequence[str]
+    changes: Sequence[Change]
+    unmatched: Sequence[str]
+
+    @property
+    def slower(self) -> list[Change]:
+        return [change for change in self.changes if change.outcome == Outcome.SLOWER]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The payload of ``bench --json``.
+
+    Raises DataError in one sentence when the file cannot be read or is none of those.
+    """
+    try:
+        payload = json.loads(path.read_text())
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); give a file written by bench --json."
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON; give a file written by bench --json.") from error
+    if not isinstance(payload, dict) or payload.get("verb") != "bench":
+        raise DataError(f"{path}: was not written by bench --json.")
+    if payload.get("schema") != SCHEMA:
+        raise DataError(
+            f"{path}: has schema {payload.get('schema')}, this fuselab reads {SCHEMA}; "
+            "run the benchmark again."
+        )
+    return payload
+
+
+def compare(now: Bench, before: Mapping[str, Any]) -> Against:
+    """``now`` against the payload of an earlier benchmark of the same operator.
+
+    Raises DataError when the payload is of another operator or lacks what it should have.
+    """
+    try:
+        if before["operator"] != now.operator:
+            raise DataError(
+                f"the earlier benchmark is of {before['operator']}, this one of {now.operator}."
+            )
+        differences = [
+            f"{key}: {before['environment'].get(key)} then, {now.environment.get(key)} now"
+            for key in ENVIRONMENT
+            if before["environment"].get(key) != now.environment.get(key)
+        ]
+        then = dict(_records(before["groups"]))
+        here = dict(_records(now.to_json()["groups"]))
+        by_share = bool(differences)
+        changes = [
+            change
+            for key in here
+            if key in then and (change := _change(key, then[key], here[key], by_share))
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"the earlier benchmark's file lacks {error}; run that benchmark again."
+        ) from error
+    return Against(
+        operator=now.operator,
+        by="share of the ceiling" if by_share else "time",
+        differences=differences,
+        changes=changes,
+        unmatched=[", ".join(key) for key in sorted(set(then) ^ set(here))],
+    )
+
+
+Key = tuple[str, str, str, str]
+
+
+def _records(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Key, Mapping[str, Any]]]:
+    for group in groups:
+        for record in group["records"]:
+            if record["status"] == "ok":
+                key = group["case"], group["dtype"], group["phase"], record["provider"]
+                yield key, record
+
+
+def _change(
+    key: Key, before: Mapping[str, Any], after: Mapping[str, Any], by_share: bool
+) -> Change | None:
+    if by_share and (before["ceiling_share"] is None or after["ceiling_share"] is None):
+        return None
+    # Shares rise and times fall as things get better; both speedups are above 1 then.
+    value = "ceiling_share" if by_share else "median_us"
+    speedup = before[value] / after[value]
+    if by_share:
+        speedup = 1 / speedup
+    low = (
+        speedup * (before["low_us"] / before["median_us"]) / (after["high_us"] / after["median_us"])
+    )
+    high = (
+        speedup * (before["high_us"] / before["median_us"]) / (after["low_us"] / after["median_us"])
+    )
+    if high < 1 / (1 + BAND):
+        outcome = Outcome.SLOWER
+    elif low > 1 + BAND:
+        outcome = Outcome.FASTER
+    elif low >= 1 / (1 + BAND) and high <= 1 + BAND:
+        outcome = Outcome.SAME
+    else:
+        outcome = Outcome.UNCLEAR
+    return Change(*key, before[value], after[value], round(speedup, 3), str(outcome))

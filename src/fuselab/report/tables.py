@@ -1,0 +1,182 @@
+"""Benchmarks as tables of 80 columns; every number is the JSON's, digit by digit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console, RenderableType
+from rich.console import Group as Lines
+from rich.table import Table
+from rich.text import Text
+
+from fuselab.measure.verdict import Outcome
+from fuselab.prove.bench_against import Against, Change
+from fuselab.prove.bench_result import Bench, Comparison, Group, Record
+from fuselab.report.numbers import NONE, byte_count, digits, rate
+
+WIDTH = 80
+NAME_WIDTH = 16
+STYLES = {Outcome.FASTER: "green", Outcome.SLOWER: "red", Outcome.UNCLEAR: "yellow"}
+
+
+def console(color: bool | None = None) -> Console:
+    """A console of 80 columns on stdout; colours only on a terminal."""
+    return Console(width=WIDTH, highlight=False, no_color=color is False, soft_wrap=False)
+
+
+def bench_table(bench: Bench) -> RenderableType:
+    """Everything a benchmark found, group by group, with what was skipped and what to know."""
+    environment = bench.environment
+    parts: list[RenderableType] = [
+        Text(
+            f"{bench.operator} on {environment['device_name']}, torch {environment['torch']}, "
+            f"triton {environment['triton']}"
+        )
+    ]
+    for group in bench.groups:
+        parts += [Text(), Text(_title(group), style="bold"), _group_table(group)]
+        parts += [Text(line) for line in _remarks(group)]
+    parts += [Text(f"skipped {line}") for line in bench.skipped]
+    parts += [Text(f"note: {line}") for line in bench.notes]
+    return Lines(*parts)
+
+
+def against_table(against: Against) -> RenderableType:
+    """What changed since an earlier benchmark, the slowest first; all else is one line."""
+    parts: list[RenderableType] = [Text(), Text(f"against the earlier run, by {against.by}")]
+    parts += [Text(f"  {line}") for line in against.differences]
+    moved = [
+        change for change in against.changes if change.outcome in (Outcome.SLOWER, Outcome.FASTER)
+    ]
+    if moved:
+        table = _new_table()
+        table.add_column("case", width=32)
+        table.add_column("provider", width=NAME_WIDTH)
+        for heading in ("then", "now"):
+            table.add_column(heading, justify="right", min_width=6)
+        table.add_column("verdict")
+        for change in sorted(moved, key=lambda change: change.speedup):
+            table.add_row(
+                f"{change.case}, {change.dtype}, {change.phase}",
+                change.provider,
+                digits(change.before),
+                digits(change.after),
+                _verdict(change),
+            )
+        parts.append(table)
+    parts.append(Text(_summary(against)))
+    return Lines(*parts)
+
+
+def _summary(against: Against) -> str:
+    counts = {
+        outcome: sum(change.outcome == outcome for change in against.changes) for outcome in Outcome
+    }
+    text = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
+    unmatched = len(against.unmatched)
+    only = f"; {unmatched} only in one of the two" if unmatched else ""
+    return f"{text or 'nothing in common to compare'}{only}"
+
+
+def _new_table() -> Table:
+    return Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+
+
+def _title(group: Group) -> str:
+    parts = [group.title]
+    if group.bytes_moved:
+        parts.append(f"{byte_count(group.bytes_moved)} moved")
+    return ", ".join(parts)
+
+
+def _group_table(group: Group) -> Table:
+    compute = group.ceiling is not None and group.ceiling.bound == "compute"
+    table = _new_table()
+    table.add_column("provider", width=NAME_WIDTH, overflow="fold")
+    columns: list[tuple[str, int, Callable[[Record], str]]] = [
+        ("us", 7, lambda record: _digits(record.median_us)),
+        ("+-%", 5, _spread),
+        ("host us", 7, lambda record: _digits(record.host_us)),
+        ("TFLOP/s", 7, lambda record: _digits(record.tflops))
+        if compute
+        else ("GB/s", 7, lambda record: _digits(record.gbps)),
+        ("%lim", 5, _share),
+    ]
+    for heading, width, _ in columns:
+        table.add_column(heading, justify="right", width=width, overflow="fold")
+    for heading in ("vs eager", "vs peer"):
+        table.add_column(heading, width=13, overflow="fold")
+    for record in group.records:
+        if record.status != "ok":
+            table.add_row(record.provider, Text(record.status.upper(), style="red"))
+            continue
+        table.add_row(
+            Text(record.provider, style="bold" if record.is_ours else ""),
+            *(value(record) for _, _, value in columns),
+            _comparison(record.vs_eager),
+            _comparison(record.vs_best_peer),
+        )
+    return table
+
+
+def _digits(value: float | None) -> str:
+    return NONE if value is None else digits(value)
+
+
+def _spread(record: Record) -> str:
+    """Half the interval of the median, in percent of it."""
+    assert record.median_us is not None and record.low_us is not None
+    assert record.high_us is not None
+    half = 50 * (record.high_us - record.low_us) / record.median_us
+    return f"{half:.1f}" if half < 100 else ">99"
+
+
+def _share(record: Record) -> str:
+    if record.ceiling_share is None:
+        return NONE
+    return digits(100 * record.ceiling_share)
+
+
+def _comparison(comparison: Comparison | None) -> Text:
+    if comparison is None:
+        return Text(NONE)
+    return _verdict(comparison)
+
+
+def _verdict(found: Comparison | Change) -> Text:
+    outcome = Outcome(found.outcome)
+    return Text(f"{found.speedup:.5g} {outcome}", style=STYLES.get(outcome, ""))
+
+
+def _remarks(group: Group) -> list[str]:
+    """Lines under a table: the ceiling, the best peer, what is wrong, what a row needs to be read
+    with, memory and energy."""
+    lines = []
+    ceiling = group.ceiling
+    if ceiling is not None:
+        speed = f", {rate(ceiling.gbps)}" if ceiling.gbps is not None else ""
+        lines.append(f"limit {digits(ceiling.median_us)} us{speed}: {ceiling.kernel}")
+    peer = next((r.vs_best_peer.against for r in group.records if r.vs_best_peer), None)
+    if peer is not None:
+        lines.append(f"best peer: {peer}")
+    lines += [
+        f"{record.provider}: {remark}"
+        for record in group.records
+        for remark in (record.reason, record.note, record.explain)
+        if remark
+    ]
+    lines.append(
+        "peak above the inputs: "
+        + ", ".join(
+            f"{record.provider} {byte_count(record.peak_bytes)}"
+            for record in group.records
+            if record.peak_bytes is not None
+        )
+    )
+    energy = [record for record in group.records if record.joules is not None]
+    if energy:
+        lines.append(
+            "mJ per call: "
+            + ", ".join(f"{record.provider} {digits(1000 * record.joules)}" for record in energy)  # type: ignore[operator]
+        )
+    return lines

@@ -1,0 +1,155 @@
+"""Streaming kernels move what they claim; ceilings are measured once and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselab.device import ceiling
+from fuselab.device.ceiling import measured_ceilings, streaming_ceiling
+from fuselab.device.streaming import CUDA_EXPRESSIONS, CUDA_SOURCE, Streams, variants
+from fuselab.runtime import cache
+
+CPU = torch.device("cpu")
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("bytes_read", "bytes_written", "reads", "writes"),
+    [
+        (64 * KIB, 64 * KIB, 1, 1),
+        (128 * KIB, 64 * KIB, 2, 1),
+        (128 * KIB + 512, 64 * KIB, 2, 1),  # a bias beside the two large inputs
+        (192 * KIB, 128 * KIB, 3, 2),
+        (64 * KIB, 128 * KIB, 1, 2),
+        (1024 * KIB, 64, 4, 1),  # a reduction
+        (64 * KIB, 0, 1, 0),
+        (0, 64 * KIB, 0, 1),
+    ],
+)
+@pytest.mark.parametrize("line_bytes", [16, 64])
+def test_streams_have_the_ratio_and_the_bytes(
+    bytes_read: int, bytes_written: int, reads: int, writes: int, line_bytes: int
+) -> None:
+    streams = Streams.of(bytes_read, bytes_written, line_bytes)
+    assert (streams.reads, streams.writes) == (reads, writes)
+    wanted = bytes_read + bytes_written
+    assert wanted <= streams.bytes_moved < wanted + line_bytes * (reads + writes)
+
+
+MIXES = [(64, 64), (4096, 4096), (8192, 4096), (4096, 8192), (12288, 8192), (1040, 4096), (0, 4096)]
+
+
+def check_every_variant_overwrites_all_of_its_output(device: torch.device) -> None:
+    for bytes_read, bytes_written in MIXES:
+        streams = Streams.of(bytes_read, bytes_written, 16 if device.type == "cuda" else 64)
+        for way in variants(bytes_read, bytes_written, device):
+            way.outputs.fill_(-1)
+            way.call()
+            end = streams.line_bytes // 4 * streams.writes * streams.write_lines
+            written = way.outputs[:end]
+            assert written.nbytes >= bytes_written
+            assert not bool((written == -1).any()), (way.name, bytes_read, bytes_written)
+            assert bool((way.outputs[end:] == -1).all()), (way.name, bytes_read, bytes_written)
+
+
+def test_every_variant_overwrites_all_of_its_output_on_the_cpu() -> None:
+    check_every_variant_overwrites_all_of_its_output(CPU)
+
+
+def test_what_is_read_reaches_what_is_written() -> None:
+    way = variants(8192, 4096, CPU)[0]
+    way.inputs[: 4096 // 4] = torch.arange(1024, dtype=torch.int32)
+    way.call()
+    assert torch.equal(way.outputs[:1024], torch.arange(1024, dtype=torch.int32) ^ 1)
+
+
+def test_a_pure_read_reads_all_of_it() -> None:
+    way = variants(1 << 20, 0, CPU)[0]
+    for place in (0, 15, (1 << 17) + 3, (1 << 18) - 1):
+        way.inputs.fill_(1)
+        way.outputs.fill_(7)
+        way.call()
+        assert int(way.outputs[0]) == 7
+        # A line of 15 ones and this folds to the value that makes the kernel leave a trace.
+        way.inputs[place] = 0x1E3779B9 ^ 1
+        way.call()
+        assert int(way.outputs[0]) == 1
+
+
+def test_the_best_ways_come_back_and_nothing_to_move_has_none() -> None:
+    assert streaming_ceiling(0, 0, CPU) == []
+    best = streaming_ceiling(4096, 4096, CPU)
+    assert len(best) == 2
+    assert {way.name for way in best} <= {"stream", "stream, non-temporal", "torch copy"}
+
+
+def test_cuda_kernels_compile_for_every_architecture() -> None:
+    for arch in ("sm_80", "sm_90"):
+        assert CUDA_SOURCE.compile_many(CUDA_EXPRESSIONS, arch).startswith(b"\x7fELF")
+
+
+def test_ceilings_are_measured_once_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setitem(ceiling.COPY_BYTES, "cpu", (1 << 16, 1 << 20))
+    monkeypatch.setitem(ceiling.MATMUL_SIZE, "cpu", 64)
+    first = measured_ceilings(CPU)
+    assert set(first.copy_gbps) == {"65536", "1048576"}
+    assert set(first.matmul_tflops) == {"fp32", "bf16", "fp64"}
+    assert first.best_gbps == max(first.copy_gbps.values()) > 0
+    assert 0.1 < first.launch_us < 1000
+    (kept,) = (tmp_path / "ceilings").glob("*.json")
+    assert json.loads(kept.read_text())["copy_gbps"] == first.copy_gbps
+
+    monkeypatch.setattr(ceiling, "_copy_gbps", lambda device: pytest.fail("measured again"))
+    assert measured_ceilings(CPU) == first
+    monkeypatch.setattr(ceiling, "_copy_gbps", lambda device: {"1": 5.0})
+    assert measured_ceilings(CPU, refresh=True).copy_gbps == {"1": 5.0}
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"device": 1'])
+def test_a_damaged_file_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
+) -> None:
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    for name, value in (("_copy_gbps", {"1": 5.0}), ("_matmul_tflops", {}), ("_launch_us", 1.0)):
+        monkeypatch.setattr(ceiling, name, lambda device, value=value: value)
+    measured_ceilings(CPU)
+    (kept,) = (tmp_path / "ceilings").glob("*.json")
+    kept.write_text(damage)
+    assert measured_ceilings(CPU).copy_gbps == {"1": 5.0}
+
+
+@pytest.mark.gpu
+def test_every_variant_overwrites_all_of_its_output_on_cuda() -> None:
+    check_every_variant_overwrites_all_of_its_output(torch.device("cuda", 0))
+
+
+@pytest.mark.gpu
+def test_measured_ceilings_of_a_gpu_are_plausible() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    found = measured_ceilings(device, refresh=True)
+    sizes = sorted(found.copy_gbps, key=int)
+    assert found.copy_gbps[sizes[0]] < found.copy_gbps[sizes[-1]]
+    assert 100 < found.best_gbps < 10_000
+    rates = found.matmul_tflops
+    assert rates["fp32"] < rates["bf16"] and rates["tf32"] < 1.1 * rates["bf16"]
+    assert 1 < found.launch_us < 100
+
+
+@pytest.mark.gpu
+def test_streaming_beats_or_meets_pytorch_on_a_gpu() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    for bytes_read, bytes_written in ((1 << 28, 1 << 28), (1 << 29, 1 << 28)):
+        ways = variants(bytes_read, bytes_written, device)
+        times = {way.name: ceiling._median_us(way.call, device) for way in ways}
+        library = min(time for name, time in times.items() if name.startswith("torch"))
+        assert min(times.values()) <= library
+        assert (
+            min(time for name, time in times.items() if name.startswith("stream")) < 1.05 * library
+        )
