@@ -38,12 +38,11 @@ _BITS |= {torch.float64: torch.int64}
 
 @dataclass(frozen=True)
 class Judgement:
-    """One tensor against the bar: worst errors in ulp of their row, and what is wrong, if anything."""
+    """One tensor against the bar: worst errors in ulp of their row, and what is wrong, if any."""
 
     ours_ulp: float
     eager_ulp: float
     problem: str | None = None
-    rows: Tensor | None = None  # which rows miss the bar, by more than eager's luck may explain
     curable: bool = False  # a larger error of eager would pass it
 
 
@@ -105,20 +104,17 @@ def judge(
         return Judgement(worst, worst_eager)
     row = int((error / (FACTOR * allowance + ULPS * ulp)).argmax())
     column = int(_error(ours[row], exact[row]).argmax())
+    off, eager_off = (f"{float(value[row] / ulp[row]):.3g}" for value in (error, allowance))
     problem = (
-        f"row {row} of {len(ours)} is off by {_ulps(error[row] / ulp[row])} ulp where eager is off "
-        f"by {_ulps(allowance[row] / ulp[row])}: column {column} is {float(ours[row, column]):.9g}, "
+        f"row {row} of {len(ours)} is off by {off} ulp where eager is off by {eager_off}: "
+        f"column {column} is {float(ours[row, column]):.9g}, "
         f"float64 says {float(exact[row, column]):.9g}"
     )
-    return Judgement(worst, worst_eager, problem, bad, curable=True)
+    return Judgement(worst, worst_eager, problem, curable=True)
 
 
 def _error(ours: Tensor, exact: Tensor) -> Tensor:
     return torch.nan_to_num((ours.double() - exact).abs(), nan=0.0, posinf=0.0)
-
-
-def _ulps(value: Tensor) -> str:
-    return f"{float(value):.3g}"
 
 
 def _misplaced(ours: Tensor, eager: Tensor, exact: Tensor) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -25,6 +25,7 @@ from fuselab.prove.trials import Check, run_check
 from fuselab.runtime import fallback
 
 CHECKS: tuple[Check, ...] = (
+    *check_memory.STATE_CHECKS,  # before anything else has called the implementation
     *check_values.CHECKS,
     *check_memory.CHECKS,
     *check_gradients.CHECKS,
@@ -46,7 +47,7 @@ def check(
     progress: Progress = lambda line: None,
 ) -> CheckReport:
     """Check an operator against its reference in float64, and against everything else that can be
-    wrong with a kernel; ``docs`` and DESIGN call it the meaning of "right".
+    wrong with a kernel. ``fuselab.prove.accuracy`` says what the bar is.
 
     Args:
         op: a FusedOp, or what ``load_op`` takes (a library name, a file, a folder).
@@ -62,8 +63,9 @@ def check(
         UnknownNameError, TargetError: nothing of that name; says what there is.
         DeviceError: the device is not there.
     """
-    spec = op if isinstance(op, str) else None
+    given = op if isinstance(op, str) else None
     op = load_op(op) if isinstance(op, str) else op
+    spec = given or spec_of(op) or op.name
     place = select(str(device) if device is not None else "auto")
     if implementation is not None and implementation not in op.implementations:
         raise UnknownNameError("implementation", implementation, op.implementations)
@@ -76,9 +78,11 @@ def check(
         progress(f"{op.name}: {name}")
         if runs_on == "cpu" or place.type == "cuda":
             where = place if runs_on == "cuda" else torch.device("cpu")
-            groups += run_groups(
-                op, name, where, dtypes, quick, seed, case, spec=spec, progress=progress
-            )
+            for number, wanted in enumerate(dtypes):
+                subject = Subject(
+                    op, name, where, wanted, seed, quick, first=number == 0, spec=spec
+                )
+                groups.append(run_group(subject, case))
         elif is_triton(name):
             groups += interpreted_groups(op, name, dtypes, quick, seed, case)
         else:
@@ -91,44 +95,22 @@ def is_triton(implementation: str) -> bool:
     return implementation.startswith("triton")
 
 
-def run_groups(
-    op: FusedOp,
-    implementation: str,
-    device: torch.device,
-    dtypes: Sequence[torch.dtype],
-    quick: bool,
-    seed: int,
-    case: str | None,
-    where: str | None = None,
-    spec: str | None = None,
-    progress: Progress = lambda line: None,
-) -> list[Group]:
-    """The groups of one implementation that runs in this process, on ``device``."""
-    groups = []
-    broken = False
-    spec = spec or spec_of(op) or op.name
-    for number, dtype in enumerate(dtypes):
-        subject = Subject(
-            op, implementation, device, dtype, seed, quick, where == "interpreter", spec
-        )
-        progress(f"{op.name}: {implementation} {subject.dtype_name}")
-        results: list[Result] = []
-        for known in _chosen(case):
-            if broken:
-                reason = "an earlier kernel broke the CUDA context"
-                results.append(Result(known.name, Verdict.NOT_JUDGED, reason))
-                continue
-            if known.once and quick and number > 0 and case is None:
-                reason = "with --quick made in the first dtype only"
-                results.append(Result(known.name, Verdict.SKIPPED, reason))
-                continue
+def run_group(subject: Subject, case: str | None) -> Group:
+    """All checks of one implementation and dtype, in this process; or the one trial ``case``."""
+    results: list[Result] = []
+    for known in CHECKS if case is None else (_find(case),):
+        if any("CUDA error" in (result.reason or "") for result in results):
+            reason = "an earlier kernel broke the CUDA context"
+            results.append(Result(known.name, Verdict.NOT_JUDGED, reason))
+        elif known.once and subject.quick and not subject.first and case is None:
+            reason = "with --quick made in the first dtype only"
+            results.append(Result(known.name, Verdict.SKIPPED, reason))
+        else:
             results.append(_run(subject, known, case))
-            broken = "CUDA error" in (results[-1].reason or "")
-        if case is None and not quick and not broken:
-            results.append(check_device.huge_cases(subject))
-        shown = where or device.type
-        groups.append(Group(implementation, subject.dtype_name, shown, tuple(results)))
-    return groups
+    if case is None and not subject.quick:
+        results.append(check_device.huge_cases(subject))
+    where = "interpreter" if subject.interpreted else subject.device.type
+    return Group(subject.implementation, subject.dtype_name, where, tuple(results))
 
 
 def _run(subject: Subject, known: Check, case: str | None) -> Result:
@@ -146,7 +128,3 @@ def _find(case: str) -> Check:
     if wanted not in names:
         raise UnknownNameError("check", wanted, names)
     return names[wanted]
-
-
-def _chosen(case: str | None) -> Sequence[Check]:
-    return CHECKS if case is None else (_find(case),)

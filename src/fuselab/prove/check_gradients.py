@@ -113,9 +113,10 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
         name = list(subject.op.signature.parameters)[place]
         if (first is None) != (second is None):
             return Outcome(f"the gradient of {name} is there in one backward only")
-        if first is not None and second is not None:
-            if not torch.equal(storage_like(first), storage_like(second)):
-                return Outcome(f"two backward calls give two gradients of {name}")
+        if first is None or second is None:
+            continue
+        if not torch.equal(storage_like(first), storage_like(second)):
+            return Outcome(f"two backward calls give two gradients of {name}")
     return Outcome()
 
 
@@ -270,8 +271,9 @@ CHECKS = (
         gradients_are_right,
         values=("normal", "wide", "zeros", "equal", "large negative", "infinities", "NaN"),
         quick=24,
-        full=100,
+        full=144,
         max_numel=4096,
+        turns=True,
         applies=_has_gradient,
     ),
     Check(

@@ -232,13 +232,13 @@ _TINY = torch.tensor([1e-310], dtype=torch.float64)
 # What a kernel's launcher must leave as it found it. The functions are those that measure and
 # judge: an implementation that replaces one of them is not to be trusted with the others.
 _STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("the random number generator", lambda: torch.get_rng_state().sum().item()),
+    ("the random number generator", lambda: torch.get_rng_state().tolist()),
     ("the number of threads", torch.get_num_threads),
     ("the default dtype", torch.get_default_dtype),
     ("grad mode", torch.is_grad_enabled),
     ("deterministic mode", torch.are_deterministic_algorithms_enabled),
     ("float32 matmul precision", torch.get_float32_matmul_precision),
-    ("flush-to-zero of subnormals", lambda: _TINY.mul(1.0).item()),
+    ("flush-to-zero of subnormals", lambda: _TINY.mul(1.0).view(torch.int64).item()),
     ("the CUDA stream", lambda: torch.cuda.current_stream() if torch.cuda.is_available() else None),
     ("the CUDA device", lambda: torch.cuda.current_device() if torch.cuda.is_available() else None),
     ("time.perf_counter", lambda: time.perf_counter),
@@ -268,6 +268,10 @@ def _deterministic(subject: Subject) -> tuple[Verdict, str] | None:
 def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
     return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
 
+
+STATE_CHECKS = (
+    Check("global state", "a call changes nothing outside", nothing_else_changes, quick=2, full=4),
+)
 
 CHECKS = (
     Check(
@@ -319,5 +323,4 @@ CHECKS = (
         full=12,
         max_numel=4096,
     ),
-    Check("global state", "a call changes nothing outside", nothing_else_changes, quick=2, full=4),
 )

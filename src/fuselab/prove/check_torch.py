@@ -21,7 +21,7 @@ _OPCHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
-    """torch.library.opcheck of the raw forward and of the raw backward with what it really saves."""
+    """torch.library.opcheck of the raw forward, and of the raw backward with what it saves."""
     packet = getattr(getattr(torch.ops, subject.op.namespace), subject.op.short_name)
     for overload in packet.overloads():
         args = trial.args

@@ -1,4 +1,4 @@
-"""Generated inputs: drawn from a seed, replayed from a list of small integers, shrunk when they fail.
+"""Generated inputs: drawn from a seed, replayed from a list of integers, shrunk when they fail.
 
 Every decision (a size, a layout, a kind of values, the seed of the values) is one integer below a
 bound. The list of those integers is the case: replaying it gives the same tensors, and lowering
@@ -78,9 +78,11 @@ class RecordedDraw:
     """The ``Draw`` of ``fuselab.op``, replayable.
 
     ``replay`` is a recorded list of choices (missing ones are 0), ``source`` draws them when
-    ``replay`` is None. At most one tensor of a case takes special values, since the order of
+    ``replay`` is None. At most one tensor of a case holds a largest number, since the order of
     additions decides where two of them overflow or cancel, and any order is right. ``max_numel``
-    bounds the product of the drawn sizes.
+    bounds the product of the drawn sizes. ``turn`` replaces chance for layouts and values: turn by
+    turn each but the first is given to the first tensor alone, then to the second, the third, and
+    to all of them, so that a few dozen turns leave nothing out.
     """
 
     device: torch.device
@@ -90,10 +92,12 @@ class RecordedDraw:
     layouts: Sequence[str] = LAYOUTS
     values: Sequence[str] = VALUES
     max_numel: int = 1 << 14
+    turn: int | None = None
     choices: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _product: int = 1
-    _special_taken: bool = False
+    _max_taken: bool = False
+    _tensors: int = 0
 
     def below(self, bound: int) -> int:
         """An integer in [0, bound), recorded; 0 is the simplest."""
@@ -131,20 +135,31 @@ class RecordedDraw:
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A floating tensor of that shape with drawn values and a drawn layout."""
         dtype = dtype or self.dtype
-        layout = self.choice(self.layouts)
-        kind = self.choice(self.values)
+        layout = self._in_turn(self.layouts)
+        kind = self._in_turn(self.values)
+        self._tensors += 1
         seed = self.below(1 << 16)
-        if kind not in ("normal", "wide") and self._special_taken:
+        if kind == "one max" and self._max_taken:
             kind = "normal"
-        self._special_taken |= kind not in ("normal", "wide")
+        self._max_taken |= kind == "one max"
         values = make_values(kind, shape, dtype, seed)
         tensor = lay_out(values, layout, self.device)
         self.notes.append(f"{describe(tensor)} {kind}")
         return tensor
 
+    def _in_turn(self, options: Sequence[str]) -> str:
+        others = len(options) - 1
+        if self.turn is None or self.replay is not None or others == 0:
+            return self.choice(options)
+        turn_of = self.turn // others % 4
+        mine = turn_of in (self._tensors, 3)
+        place = 1 + self.turn % others if mine else 0
+        self.choices.append(place)
+        return options[place]
+
 
 def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
-    """A contiguous CPU tensor of ``kind`` (one of ``VALUES``) that depends on nothing but ``seed``."""
+    """A contiguous CPU tensor of ``kind`` (one of ``VALUES``); equal seeds give equal values."""
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     limits = torch.finfo(dtype)
@@ -187,8 +202,8 @@ def lay_out(values: Tensor, layout: str, device: torch.device) -> Tensor:
     """``values`` (contiguous, on the CPU) in one of ``LAYOUTS`` on ``device``.
 
     Memory between and around the elements holds NaN, so that reading a neighbour shows. The
-    expanded layouts repeat the first slice or element, so there the values change. A layout that the shape
-    cannot have is the contiguous one.
+    expanded layouts repeat the first slice or element, so there the values change. A layout that
+    the shape cannot have is the contiguous one.
     """
     shape = values.shape
     if layout == "expanded" and values.ndim and values.numel():

@@ -17,9 +17,9 @@ from fuselab.op import FusedOp
 def load_op(spec: str) -> FusedOp:
     """The FusedOp that ``spec`` names.
 
-    ``softmax`` or ``fuselab::softmax`` is an operator of the library. ``FILE.py`` is a file with one
-    public FusedOp at module level, and ``FILE.py:NAME`` picks one of several. ``DIR`` is a kernel
-    package: a folder with ``op.py`` or ``__init__.py``, whose relative imports work.
+    ``softmax`` or ``fuselab::softmax`` is an operator of the library. ``FILE.py`` is a file with
+    one public FusedOp at module level, and ``FILE.py:NAME`` picks one of several. ``DIR`` is a
+    kernel package: a folder with ``op.py`` or ``__init__.py``, whose relative imports work.
 
     Raises:
         UnknownNameError: no operator of the library has that name.

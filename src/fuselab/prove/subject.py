@@ -45,7 +45,8 @@ class Trial:
 class Subject:
     """One implementation, dtype and device, and where its inputs come from.
 
-    ``spec`` is what the user types for the operator; a failure's command repeats it.
+    ``first`` marks the first of the dtypes under check. ``spec`` is what the user types for the
+    operator; a failure's command repeats it.
     """
 
     op: FusedOp
@@ -55,6 +56,7 @@ class Subject:
     seed: int = 0
     quick: bool = False
     interpreted: bool = False
+    first: bool = True
     spec: str = ""
     public: Callable[..., Any] = field(init=False)
 
@@ -88,6 +90,7 @@ class Subject:
         values: Sequence[str] = VALUES,
         replay: Sequence[int] | None = None,
         max_numel: int | None = None,
+        turn: int | None = None,
     ) -> Trial | None:
         """One drawn trial, or None where the reference or the implementation refuses it."""
         draw = RecordedDraw(
@@ -98,6 +101,7 @@ class Subject:
             layouts=layouts,
             values=values,
             max_numel=min(max_numel or self.max_numel, self.max_numel),
+            turn=turn,
         )
         inputs = self.op.draw(draw) if self.op.draw is not None else self._vary_a_case(draw)
         return self._accepted(inputs, draw, "drawn")

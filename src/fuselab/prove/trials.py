@@ -1,4 +1,4 @@
-"""How one check runs: trials over cases or draws, the smallest failing one, and how to repeat it."""
+"""How one check runs: trials over cases or draws, the smallest failing one, how to repeat it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fuselab.prove.subject import Subject, Trial
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one trial says: a problem, or none; ``refused`` is a clear refusal, which is no failure."""
+    """What one trial says: a problem, or none; ``refused`` is a clear refusal and no failure."""
 
     problem: str | None = None
     ours_ulp: float = 0.0
@@ -34,7 +34,8 @@ class Check:
     ``layouts`` and ``values`` are what its draws may choose from; ``quick`` and ``full`` count the
     trials; ``applies(subject)`` returns None, or why the check cannot be made, as the verdict and
     its reason. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the
-    smallest failing case. ``once`` marks what --quick makes in the first dtype only.
+    smallest failing case. ``once`` marks what --quick makes in the first dtype only,
+    ``turns`` what goes through layouts and values in turn instead of by chance.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Check:
     applies: Callable[[Subject], tuple[Verdict, str] | None] = lambda subject: None
     shrink_tries: int = 60
     once: bool = False
+    turns: bool = False
 
 
 def run_check(subject: Subject, check: Check, case: str | None = None) -> Result:
@@ -103,11 +105,19 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
     if case is not None:
         yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
         return
-    for index in range(check.quick if subject.quick else check.full):
-        trial = subject.draw(
-            check.name, index, check.layouts, check.values, max_numel=check.max_numel
+    count = check.quick if subject.quick else check.full
+    for index in range((count + 2) // 3 if subject.interpreted else count):
+        yield (
+            None,
+            subject.draw(
+                check.name,
+                index,
+                check.layouts,
+                check.values,
+                max_numel=check.max_numel,
+                turn=index if check.turns else None,
+            ),
         )
-        yield None, trial
 
 
 def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:
@@ -184,7 +194,7 @@ def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
 def with_gradients(
     function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Output and the gradients of the arguments at ``places``; ``values`` ends with the upstream."""
+    """Output and gradients of the arguments at ``places``; ``values`` ends with the upstream."""
     *args, upstream = values
     leaves = as_leaves(args, places)
     output = function(*leaves)

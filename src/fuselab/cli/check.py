@@ -1,0 +1,140 @@
+"""``fuselab check``: is an operator right, in everything that can be wrong with it?"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fuselab.device.select import select
+from fuselab.errors import UnknownNameError
+from fuselab.prove.check import check as run_check
+from fuselab.prove.result import CheckReport, Group, Result, Verdict
+from fuselab.report.files import write_json
+from fuselab.report.result import result
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+WIDTH = 80
+
+
+def add(app: typer.Typer) -> None:
+    """Registers the verb."""
+    app.command()(check)
+
+
+def check(
+    op: Annotated[
+        str,
+        typer.Argument(metavar="OP|FILE|DIR", help="An operator, or a file or folder with one."),
+    ],
+    implementation: Annotated[
+        str | None, typer.Option(help="Only this one; all of the operator's by default.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Only this one: float32, float16, bfloat16, float64.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials.")] = False,
+    seed: Annotated[int, typer.Option(help="Equal seeds try the same and say the same.")] = 0,
+    case: Annotated[
+        str | None, typer.Option(metavar="CHECK@CASE", help="One trial, as a failure prints it.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Prove an operator right: values, gradients, memory, PyTorch; exit status 1 if it is not."""
+    if dtype is not None and dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, DTYPES)
+    place = select(device)
+    report = run_check(
+        op,
+        implementation,
+        None if dtype is None else DTYPES[dtype],
+        quick,
+        seed,
+        place,
+        case,
+        progress=lambda line: print(line, file=sys.stderr),
+    )
+    show(report, Console(width=WIDTH, highlight=False))
+    if json is not None:
+        write_json(json, result("check", report.facts(), place))
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def show(report: CheckReport, console: Console) -> None:
+    """The table, then every failure with its smallest case, then what was not judged and why."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=report.op, title_justify="left")
+    for name in ("implementation", "dtype", "where"):
+        table.add_column(name)
+    for name in ("trials", "worst ulp", "eager's"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for group in report.groups:
+        judged = group.verdict in (Verdict.PASS, Verdict.FAIL)
+        table.add_row(
+            group.implementation,
+            group.dtype,
+            group.where,
+            str(group.trials) if judged else "",
+            ulps(group.ours_ulp) if judged else "",
+            ulps(group.eager_ulp) if judged else "",
+            str(group.verdict),
+        )
+    console.print(table)
+    for group in report.groups:
+        for failure in group.failures:
+            show_failure(group, failure, console)
+    for line in notes(report):
+        console.print(line, style="dim", soft_wrap=False)
+    trials = sum(group.trials for group in report.groups)
+    failures = sum(len(group.failures) for group in report.groups)
+    verdict = "PASS" if report.passed else f"FAIL: {failures} checks"
+    console.print(f"{verdict} ({trials} trials, seed {report.seed})")
+
+
+def ulps(value: float) -> str:
+    """An error in ulp of its row, three digits."""
+    return f"{value:.3g}" if math.isfinite(value) else "inf"
+
+
+def show_failure(group: Group, failure: Result, console: Console) -> None:
+    """One failure: what is wrong, the smallest case found, and what repeats it, unwrapped."""
+    console.print(f"FAIL {failure.check}: {group.implementation} {group.dtype} ({group.where})")
+    console.print(f"  {failure.reason}", markup=False)
+    for line in failure.case:
+        console.print(f"    {line}", markup=False)
+    for line in (failure.repeat_command, failure.repeat_call):
+        if line is not None:
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+    console.print()
+
+
+def notes(report: CheckReport) -> list[str]:
+    """What was not judged and what was refused, each reason once, with where it holds."""
+    held: dict[str, list[str]] = {}
+    for group in report.groups:
+        for entry in group.results:
+            if entry.reason is None or entry.verdict is Verdict.FAIL:
+                continue
+            if entry.verdict is Verdict.SKIPPED:
+                continue
+            label = f"{group.implementation} {group.dtype}"
+            names = held.setdefault(f"{entry.verdict} {entry.check}: {entry.reason}", [])
+            if label not in names:
+                names.append(label)
+    return [f"{text} ({', '.join(names)})" for text, names in held.items()]

@@ -1,0 +1,71 @@
+"""The referee: the right check catches every wrong operator of the gallery; honest ones pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from gallery import honest
+from gallery.wrong import EXHIBITS, Exhibit
+
+from fuselab.prove import accuracy
+from fuselab.prove import check as checking
+from fuselab.prove.check import check
+from fuselab.prove.result import CheckReport
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SLOW = {"operator", "compile", "compiled gradients", "torch.func"}  # a second each; cost nothing
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_changed() -> Iterator[None]:
+    """Some exhibits change global state on purpose."""
+    stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+    random_state = torch.get_rng_state()
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_rng_state(random_state)
+    if stream is not None:
+        torch.cuda.set_stream(stream)
+
+
+def run(exhibit: Exhibit, device: str, monkeypatch: pytest.MonkeyPatch, seed: int) -> CheckReport:
+    # How failures shrink is tested elsewhere; here a short search and few copies save a minute.
+    monkeypatch.setattr(accuracy, "COPIES", 4)
+    wanted = [
+        replace(known, shrink_tries=4)
+        for known in checking.CHECKS
+        if known.name not in SLOW or known.name == exhibit.caught_by
+    ]
+    monkeypatch.setattr(checking, "CHECKS", tuple(wanted))
+    op = exhibit.build(device)
+    return check(op, dtype=exhibit.dtype, quick=True, seed=seed, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
+def test_wrong_operator_is_caught(
+    exhibit: Exhibit, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if exhibit.gpu_only and device == "cpu":
+        pytest.skip("there are no streams on a CPU")
+    report = run(exhibit, device, monkeypatch, seed=0)
+    assert exhibit.caught_by in report.failed_checks(), report
+    if exhibit.passes_its_cases:
+        assert "cases" not in report.failed_checks()
+    (failure, *_) = report.groups[0].failures
+    assert failure.reason and failure.case
+    assert failure.repeat_command and "--seed 0" in failure.repeat_command
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_honest_operator_passes(device: str) -> None:
+    report = check(
+        honest.make_op("honest" if device == "cpu" else "honest_cuda", device),
+        quick=True,
+        device=device,
+    )
+    assert report.passed, [failure for group in report.groups for failure in group.failures]
+    assert {group.dtype for group in report.groups} == {"float32", "float16", "bfloat16", "float64"}
