@@ -81,15 +81,6 @@ FUSELAB_INLINE Real exponential(Real y) {
   return (scale * parts.fraction + scale) * power_of_two<Real>(parts.exponent - half);
 }
 
-// exp(y) - 1 for y <= 0.
-template <class Real>
-FUSELAB_INLINE Real exponential_minus_one(Real y) {
-  const Real lowest = constant<Real>(is_single<Real> ? -30.0 : -60.0);
-  const Exponential<Real> parts = reduced_exponential<Real>(choose(y < lowest, lowest, y));
-  const Real scale = power_of_two<Real>(parts.exponent);
-  return scale * parts.fraction + (scale - constant<Real>(1.0));
-}
-
 template <class Real>
 FUSELAB_INLINE Real absolute(Real x) {
   return from_bits<Real>(bits_of(x) & ~bits_of(constant<Real>(-0.0)));
@@ -255,12 +246,23 @@ struct Sigmoid {
   }
 };
 
+// With e = exp(-2 |x|): 1 - 2 e / (1 + e) where that is above a half, since the rounding error of
+// the quotient then weighs little and 1 - output^2 is as good as the output's last bit; else
+// (1 - e) / (1 + e), with 1 - e from expm1.
 struct Tanh {
   static constexpr Saved derivative_of = Saved::output;
   template <class Real>
   static FUSELAB_INLINE Real forward(Real x) {
-    const Real m = exponential_minus_one<Real>(absolute(x) * constant<Real>(-2.0));
-    return with_sign_of(x, quotient(m, m + constant<Real>(2.0)));
+    const Real one = constant<Real>(1.0), two = constant<Real>(2.0);
+    const Real lowest = constant<Real>(is_single<Real> ? -30.0 : -60.0);
+    const Real y = absolute(x) * constant<Real>(-2.0);
+    const Exponential<Real> parts = reduced_exponential<Real>(choose(y < lowest, lowest, y));
+    const Real scale = power_of_two<Real>(parts.exponent);
+    const Real e = scale * parts.fraction + scale;
+    const Real one_minus_e = (one - scale) - scale * parts.fraction;
+    const auto saturating = e < constant<Real>(1.0 / 3.0);
+    const Real ratio = quotient(choose(saturating, two * e, one_minus_e), one + e);
+    return with_sign_of(x, choose(saturating, one - ratio, ratio));
   }
   template <class Real>
   static FUSELAB_INLINE Real pullback(Real grad, Real output) {

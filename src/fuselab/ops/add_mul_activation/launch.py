@@ -6,9 +6,11 @@ launcher takes the kernels' source first, so that a package passes its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import MAX_RANK, Nest, nest, promoted, row_strides
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.parameters import Scalar, f32, f64, i64
+from fuselab.runtime.triton_launch import launch as launch_triton
 
 _CPP_NAMES = {
     torch.float32: "float",
@@ -154,11 +157,7 @@ def backward_cpp(
     operands = [grad_output, saved.first, saved.update, saved.bias]
     loops = _backward_nest(template, operands)
     if len(loops.sizes) > MAX_RANK:
-        operands[:3] = [
-            operand if operand is None else torch.empty_like(template, dtype=operand.dtype)
-            .copy_(operand)
-            for operand in operands[:3]
-        ]
+        operands = _dense_operands(template, operands)
         loops = _backward_nest(template, operands)
     loops = loops.padded()
     source.launch(
@@ -200,43 +199,311 @@ def _backward_types(grad_output: Tensor, saved: Saved) -> str:
     return f"{functor}, {terms}, {', '.join(_CPP_NAMES[dtype] for dtype in dtypes)}"
 
 
-def _matrix(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.reshape(-1, tensor.shape[-1])
+class _Matrices:
+    """The operands of a backward with bias as matrices (rows, columns), and where it writes."""
+
+    def __init__(self, grad_output: Tensor, saved: Saved, grads: Gradients) -> None:
+        def matrix(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.reshape(-1, tensor.shape[-1])
+
+        upstream = matrix(grad_output)
+        assert upstream is not None
+        self.rows, self.columns = upstream.shape
+        self.operands = (upstream, matrix(saved.first), matrix(saved.update))
+        self.grads = grads
+        self.written = tuple(
+            grad
+            if grad is None or grad.is_contiguous()
+            else torch.empty_like(grad, memory_format=torch.contiguous_format)
+            for grad in grads
+        )
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Row and column stride of each operand."""
+        pairs = (
+            (0, 0) if operand is None else row_strides(self.rows, self.columns, operand)
+            for operand in self.operands
+        )
+        return tuple(stride for pair in pairs for stride in pair)
+
+    def needs_64_bit_offsets(self) -> bool:
+        # The margin: a tile's offsets are computed before they are masked.
+        furthest = (
+            (self.rows + 2048) * row + (self.columns + 2048) * column
+            for row, column in (
+                (self.columns, 1),
+                *zip(self.strides[::2], self.strides[1::2], strict=True),
+            )
+        )
+        return max(furthest) > 2**31 - 1
+
+    def empty_sums(self, blocks: int) -> Tensor:
+        """Where the blocks' column sums go: the bias's gradient itself if there is one block."""
+        grad_bias = self.grads[2]
+        assert grad_bias is not None
+        if blocks == 1:
+            return grad_bias
+        return grad_bias.new_empty((blocks, self.columns), dtype=torch.float64)
+
+    def finished(self) -> Gradients:
+        """The gradients, filled from the tensors that were written in their place."""
+        for grad, source in zip(self.grads, self.written, strict=True):
+            if grad is not None and source is not None and grad is not source:
+                grad.copy_(source)
+        return self.grads
 
 
 def _backward_with_bias_cpp(
     source: CppSource, grad_output: Tensor, saved: Saved, grads: Gradients
 ) -> Gradients:
-    written = [
-        grad if grad is None or grad.is_contiguous() else torch.empty_like(
-            grad, memory_format=torch.contiguous_format
-        )
-        for grad in grads
-    ]
-    upstream = _matrix(grad_output)
-    assert upstream is not None
-    rows, columns = upstream.shape
-    operands = [upstream, _matrix(saved.first), _matrix(saved.update)]
-    strides = [
-        (0, 0) if operand is None else row_strides(rows, columns, operand) for operand in operands
-    ]
+    matrices = _Matrices(grad_output, saved, grads)
     source.launch(
         f"backward_with_bias<{_backward_types(grad_output, saved)}>",
         args=(
-            *operands,
+            *matrices.operands,
             saved.bias,
-            *written,
+            *matrices.written,
             _cpp_scale(saved.scale, grad_output.dtype),
-            *_numbers((rows, columns), *strides),
+            *_numbers((matrices.rows, matrices.columns), matrices.strides),
             i64(0 if saved.bias is None else saved.bias.stride(0)),
         ),
     )
-    return _copied(grads, written)
+    return matrices.finished()
 
 
-def _copied(grads: Gradients, written: Sequence[Tensor | None]) -> Gradients:
-    """``grads``, filled from the tensors that were written in their place."""
-    for grad, source in zip(grads, written, strict=True):
-        if grad is not None and source is not None and grad is not source:
-            grad.copy_(source)
+# Triton. Threads of a program: 4 warps.
+
+_TRITON_BLOCK_BYTES = 4096  # of the output in a tile: two 16-byte stores per thread
+_TRITON_TILE = 1024  # elements of a tile of the strided kernels
+_TRITON_REDUCE_TILE = 2048  # elements that backward_with_bias handles at a time
+_PROGRAMS_PER_MULTIPROCESSOR = 8
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    """1 under the Triton interpreter, whose programs run one after the other."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _arithmetic(dtype: torch.dtype) -> Any:
+    import triton.language as tl
+
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def _triton_scale(scale: float | Tensor) -> tuple[Tensor | None, float]:
+    return (scale, 0.0) if isinstance(scale, Tensor) else (None, scale)
+
+
+def _flat_columns(loops: Nest, bias_place: int | None, read: Sequence[int]) -> tuple[int, int] | None:
+    """(columns, stride of the bias) where a flat kernel can walk the nest, else None.
+
+    ``read`` are the places of the operands that must count up like the output; the bias repeats
+    every ``columns`` elements.
+    """
+    linear = [1] * len(loops.sizes)
+    for dim in range(len(linear) - 1, 0, -1):
+        linear[dim - 1] = linear[dim] * loops.sizes[dim]
+    if any(loops.strides[place] != tuple(linear) for place in read):
+        return None
+    if bias_place is None:
+        return 1, 0
+    *outer, inner = loops.strides[bias_place]
+    if any(outer):
+        return None
+    return loops.sizes[-1] if inner else 1, inner
+
+
+def _flat_constants(numel: int, columns: int, output_dtype: torch.dtype) -> dict[str, Any]:
+    block = _TRITON_BLOCK_BYTES // output_dtype.itemsize
+    return {
+        "VECTOR": math.gcd(columns, 8),
+        "WRAPS_ONCE": block <= columns,
+        "WIDE": numel + block > 2**31 - 1,
+        "BLOCK": block,
+    }
+
+
+def _tile_constants(loops: Nest) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and tile shape of a strided kernel: square tiles where an operand is transposed, so that
+    the lines it touches are used while they are in L1."""
+    rows, columns = math.prod(loops.sizes[:-1]), loops.sizes[-1]
+    transposed = any(strides[-1] > 1 for strides in loops.strides)
+    across = min(32 if transposed else _TRITON_TILE, _power_of_two(columns))
+    down = min(_TRITON_TILE // across, _power_of_two(rows))
+    constants = {
+        "MATRIX": math.prod(loops.sizes[:-2]) == 1,
+        "WIDE": loops.needs_64_bit_offsets() or loops.numel + 2 * _TRITON_TILE > 2**31 - 1,
+        "BLOCK_ROWS": down,
+        "BLOCK_COLUMNS": across,
+    }
+    return (_ceil_div(rows, down) * _ceil_div(columns, across),), constants
+
+
+def forward_triton(
+    input: Tensor,
+    update: Tensor | None,
+    bias: Tensor | None,
+    scale: float | Tensor,
+    activation: str,
+) -> Tensor:
+    """One launch of ``forward`` where all tensors are dense alike, else of ``forward_strided``."""
+    from fuselab.ops.add_mul_activation import triton_kernels as kernels
+
+    output = empty_output(input, update, bias)
+    numel = output.numel()
+    if numel == 0:
+        return output
+    loops, input, update = _forward_nest(output, input, update, bias)
+    constants = {"ACTIVATION": activation, "COMPUTE": _arithmetic(output.dtype)}
+    flat = _flat_columns(loops, None if bias is None else 2, (0, 1))
+    if flat is not None:
+        constants |= _flat_constants(numel, flat[0], output.dtype)
+        grid: tuple[int, ...] = (_ceil_div(numel, constants["BLOCK"]),)
+        numbers = (numel, *flat)
+        kernel = kernels.forward
+    else:
+        grid, tile = _tile_constants(loops)
+        constants |= tile
+        numbers = _nest_numbers(loops)
+        kernel = kernels.forward_strided
+    launch_triton(
+        kernel, grid, input, update, bias, output, *_triton_scale(scale), *numbers, **constants
+    )
+    return output
+
+
+def _nest_numbers(loops: Nest) -> tuple[int, ...]:
+    """rows, the inner four sizes, and five strides per operand."""
+    padded = loops.padded()
+    rows = math.prod(padded.sizes[:-1])
+    strides = (stride for strides in padded.strides for stride in strides)
+    return (rows, *padded.sizes[1:], *strides)
+
+
+def _dense_operands(template: Tensor, operands: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The operands but the last, the bias, copied to the template's layout."""
+    *dense, bias = operands
+    return [
+        operand
+        if operand is None
+        else torch.empty_like(template, dtype=operand.dtype).copy_(operand)
+        for operand in dense
+    ] + [bias]
+
+
+def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradients:
+    """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
+    ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
+
+    The latter's workspace is (row blocks, columns) in float64: 8 programs of up to 256 columns per
+    multiprocessor, so at most 2 MB on 132 of them. It writes row-major gradients, so a
+    gradient whose strides are others is copied once more, and an operand whose rows have no common
+    stride is copied first. The order of the sums depends on shape and device only.
+    """
+    from fuselab.ops.add_mul_activation import triton_kernels as kernels
+
+    grads = saved.empty_gradients(needs, grad_output)
+    numel = grad_output.numel()
+    if numel == 0:
+        return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
+    constants = {
+        "ACTIVATION": saved.activation,
+        "COMPUTE": _arithmetic(grad_output.dtype),
+        "FROM_OUTPUT": saved.output is not None,
+    }
+    if needs[2]:
+        return _backward_with_bias_triton(grad_output, saved, grads, constants)
+    grad_input, grad_update, _ = grads
+    template = grad_input if grad_input is not None else grad_update
+    if template is None:
+        return grads
+    operands = [grad_output, saved.first, saved.update, saved.bias]
+    loops = _backward_nest(template, operands)
+    if len(loops.sizes) > MAX_RANK:
+        operands = _dense_operands(template, operands)
+        loops = _backward_nest(template, operands)
+    flat = _flat_columns(loops, None if saved.bias is None else 3, (0, 1, 2))
+    if flat is not None:
+        constants |= _flat_constants(numel, flat[0], grad_output.dtype)
+        grid: tuple[int, ...] = (_ceil_div(numel, constants["BLOCK"]),)
+        numbers = (numel, *flat)
+        kernel = kernels.backward
+    else:
+        grid, tile = _tile_constants(loops)
+        constants |= tile
+        numbers = _nest_numbers(loops)
+        kernel = kernels.backward_strided
+    launch_triton(
+        kernel,
+        grid,
+        *operands,
+        grad_input,
+        grad_update,
+        *_triton_scale(saved.scale),
+        *numbers,
+        **constants,
+    )
     return grads
+
+
+def _backward_with_bias_triton(
+    grad_output: Tensor, saved: Saved, grads: Gradients, constants: dict[str, Any]
+) -> Gradients:
+    from fuselab.ops.add_mul_activation import triton_kernels as kernels
+
+    matrices = _Matrices(grad_output, saved, grads)
+    rows, columns = matrices.rows, matrices.columns
+    across = min(_power_of_two(columns), 256)
+    down = min(_TRITON_REDUCE_TILE // across, _power_of_two(rows))
+    blocks, rows_per_block = _row_blocks(grad_output.device, rows, down, _ceil_div(columns, across))
+    sums = matrices.empty_sums(blocks)
+    launch_triton(
+        kernels.backward_with_bias,
+        (blocks * _ceil_div(columns, across),),
+        *matrices.operands,
+        saved.bias,
+        *matrices.written[:2],
+        sums,
+        *_triton_scale(saved.scale),
+        rows,
+        columns,
+        rows_per_block,
+        *matrices.strides,
+        0 if saved.bias is None else saved.bias.stride(0),
+        **constants,
+        WIDE=matrices.needs_64_bit_offsets(),
+        BLOCK_ROWS=down,
+        BLOCK_COLUMNS=across,
+    )
+    if blocks > 1:
+        launch_triton(
+            kernels.column_sums,
+            (_ceil_div(columns, 16),),
+            sums,
+            grads[2],
+            blocks,
+            columns,
+            BLOCK_ROWS=min(_power_of_two(blocks), 256),
+            BLOCK_COLUMNS=16,
+        )
+    return matrices.finished()
+
+
+def _row_blocks(device: torch.device, rows: int, step: int, column_tiles: int) -> tuple[int, int]:
+    """(blocks, rows per block): as many blocks as fill the device, each a multiple of ``step``."""
+    programs = _multiprocessors(device) * _PROGRAMS_PER_MULTIPROCESSOR
+    blocks = max(1, min(_ceil_div(rows, step), programs // column_tiles))
+    rows_per_block = _ceil_div(_ceil_div(rows, blocks), step) * step
+    return _ceil_div(rows, rows_per_block), rows_per_block

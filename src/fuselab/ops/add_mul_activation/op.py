@@ -110,6 +110,18 @@ def _backward_cpp(
     return launch.backward_cpp(CPP, needs, grad_output, _saved(*saved))
 
 
+def _forward_triton(
+    input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str
+) -> Tensor:
+    return launch.forward_triton(input, update, bias, scale, activation)
+
+
+def _backward_triton(
+    needs: Sequence[bool], grad_output: Tensor, *saved: Any
+) -> tuple[Tensor | None, ...]:
+    return launch.backward_triton(needs, grad_output, _saved(*saved))
+
+
 def _bytes(tensor: Tensor | None) -> int:
     """Bytes behind a tensor: an expanded dimension is read once."""
     if tensor is None or tensor.numel() == 0:
@@ -171,7 +183,7 @@ def _case_inputs(rows: int, columns: int):
 OP = FusedOp(
     name="fuselab::add_mul_activation",
     reference=reference,
-    implementations={"cpp": Implementation("cpu", _forward_cpp, _backward_cpp)},
+    implementations={"triton": Implementation("cuda", _forward_triton, _backward_triton), "cpp": Implementation("cpu", _forward_cpp, _backward_cpp)},
     cost=cost,
     cost_backward=cost_backward,
     cases=[Case("4x4", _case_inputs(4, 4))],

@@ -1,0 +1,190 @@
+"""The activations as Triton device functions; ``functions.h`` says the same in C++.
+
+All of it is arithmetic and ``tl.fma``: no libdevice, so that the interpreter and other vendors'
+GPUs compute the same. ``x`` is float32 or float64; polynomials, reductions and their sources are
+those of ``functions.h``. ``ACTIVATION`` is a name of ``fuselab.ops.activations.ACTIVATIONS``; an
+unknown one does not compile.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _power_of_two(exponent, x):
+    """2^exponent in the dtype of ``x``."""
+    if x.dtype == tl.float64:
+        return ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+    else:
+        return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _reduced_exponential(y):
+    """(n, expm1(y - n ln 2)) with n the integer nearest to y / ln 2; ln 2 in two parts."""
+    n = tl.floor(y * 1.4426950408889634 + 0.5)
+    if y.dtype == tl.float64:
+        r = (y - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
+        s = r * 1.608717723438078228e-10 + 2.091896183779577806e-9
+        s = s * r + 2.505206959479568481e-8
+        s = s * r + 2.755726102934376868e-7
+        s = s * r + 2.755731924863382554e-6
+        s = s * r + 2.480158733856534555e-5
+        s = s * r + 0.0001984126984126276255
+        s = s * r + 0.001388888888887826895
+        s = s * r + 0.008333333333333334077
+        s = s * r + 0.04166666666666667782
+        s = s * r + 0.1666666666666666667
+        s = s * r + 0.5
+    else:
+        r = (y - n * 0.693359375) - n * -2.12194440054690583e-4
+        s = r * 0.0001989198131397770 + 0.001393454192827026
+        s = s * r + 0.008333310024225292
+        s = s * r + 0.04166645680967788
+        s = s * r + 0.1666666668253436
+        s = s * r + 0.5000000014286223
+    return n.to(tl.int32), r * r * s + r
+
+
+@triton.jit
+def _exponential(y):
+    """exp(y) for y <= 0, subnormal results included."""
+    lowest = -746.0 if y.dtype == tl.float64 else -104.0
+    exponent, fraction = _reduced_exponential(tl.where(y < lowest, lowest, y))
+    half = exponent >> 1
+    scale = _power_of_two(half, y)
+    return (scale * fraction + scale) * _power_of_two(exponent - half, y)
+
+
+@triton.jit
+def _logistic(x):
+    """sigmoid(x) and 1 - sigmoid(x), both to full relative precision."""
+    small = _exponential(-tl.abs(x))
+    below = small / (1.0 + small)
+    above = 1.0 / (1.0 + small)
+    return tl.where(x < 0, below, above), tl.where(x < 0, above, below)
+
+
+@triton.jit
+def _normal(x):
+    """The standard normal distribution and density at x."""
+    last = 39.0 if x.dtype == tl.float64 else 14.5
+    a = tl.abs(x)
+    a = tl.where(a > last, last, a)
+    square = a * a
+    density = _exponential(-0.5 * square)
+    # Without fused arithmetic, as in the interpreter, the square's rounding error reads as 0.
+    density -= density * (0.5 * tl.fma(a, a, -square))
+    if x.dtype == tl.float64:
+        t = (a - 5.0) / (a + 5.0)
+        p = t * -2.32680238858283768e-10 + -5.71149353021902937e-10
+        p = p * t + 1.82756401794652064e-9
+        p = p * t + 5.69304849415747454e-9
+        p = p * t + -1.09960253089622625e-8
+        p = p * t + -3.91718338898170037e-8
+        p = p * t + 7.71067086734422732e-8
+        p = p * t + 2.43348400480409556e-7
+        p = p * t + -6.75077565371341937e-7
+        p = p * t + -1.27007590938227019e-6
+        p = p * t + 6.64442065958085039e-6
+        p = p * t + 9.61305968607503882e-7
+        p = p * t + -6.0427482631307459e-5
+        p = p * t + 0.000134276843393246534
+        p = p * t + 0.000219550737596144771
+        p = p * t + -0.00237884435668834706
+        p = p * t + 0.00899137055059229452
+        p = p * t + -0.0234139004876924815
+        p = p * t + 0.047855352284169919
+        p = p * t + -0.0808838772641274064
+        p = p * t + 0.116068811886003296
+        p = p * t + -0.143457555264011972
+        p = p * t + 0.0769193049750062959
+    else:
+        t = (a - 4.0) / (a + 4.0)
+        p = t * 7.095604523e-6 + -5.630033547e-5
+        p = p * t + -0.0001739593553
+        p = p * t + 0.000648930871
+        p = p * t + 0.000504815184
+        p = p * t + -0.008494938757
+        p = p * t + 0.03086500733
+        p = p * t + -0.07170711166
+        p = p * t + 0.1243792506
+        p = p * t + -0.17039773
+        p = p * t + 0.09441064134
+    tail = density * p
+    return tl.where(x < 0, tail, 1.0 - tail), density * 0.39894228040143268
+
+
+@triton.jit
+def _hyperbolic_tangent(x):
+    lowest = -60.0 if x.dtype == tl.float64 else -30.0
+    y = -2.0 * tl.abs(x)
+    exponent, fraction = _reduced_exponential(tl.where(y < lowest, lowest, y))
+    scale = _power_of_two(exponent, x)
+    e = scale * fraction + scale
+    one_minus_e = (1.0 - scale) - scale * fraction
+    saturating = e < 0.3333333333333333
+    ratio = tl.where(saturating, 2.0 * e, one_minus_e) / (1.0 + e)
+    magnitude = tl.where(saturating, 1.0 - ratio, ratio)
+    # A zero keeps its sign: x itself is what is returned there.
+    return tl.where(x < 0, -magnitude, tl.where(x == 0, x, magnitude))
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """The activation of ``x``."""
+    tl.static_assert(
+        ACTIVATION == "identity"
+        or ACTIVATION == "relu"
+        or ACTIVATION == "leaky_relu"
+        or ACTIVATION == "gelu"
+        or ACTIVATION == "gelu_tanh"
+        or ACTIVATION == "silu"
+        or ACTIVATION == "sigmoid"
+        or ACTIVATION == "tanh"
+    )
+    if ACTIVATION == "relu":
+        # NaN compares false and stays, as in PyTorch; tl.maximum would drop it.
+        x = tl.where(x < 0, 0.0, x)
+    elif ACTIVATION == "leaky_relu":
+        x = tl.where(x > 0, x, x * 0.01)
+    elif ACTIVATION == "gelu":
+        distribution, density = _normal(x)
+        x = x * distribution
+    elif ACTIVATION == "gelu_tanh":
+        gate, complement = _logistic(x * (x * x * 0.07135481627260025 + 1.5957691216057308))
+        x = x * gate
+    elif ACTIVATION == "silu":
+        gate, complement = _logistic(x)
+        x = x * gate
+    elif ACTIVATION == "sigmoid":
+        x, complement = _logistic(x)
+    elif ACTIVATION == "tanh":
+        x = _hyperbolic_tangent(x)
+    return x
+
+
+@triton.jit
+def pull_back(grad, saved, ACTIVATION: tl.constexpr):
+    """The gradient of the pre-activation. ``saved`` is the output for relu, leaky_relu, sigmoid and
+    tanh, the pre-activation for gelu, gelu_tanh and silu, and not looked at for identity."""
+    if ACTIVATION == "relu":
+        grad = tl.where(saved <= 0, 0.0, grad)
+    elif ACTIVATION == "leaky_relu":
+        grad = tl.where(saved > 0, grad, grad * 0.01)
+    elif ACTIVATION == "gelu":
+        distribution, density = _normal(saved)
+        grad = grad * (distribution + saved * density)
+    elif ACTIVATION == "gelu_tanh":
+        square = saved * saved
+        gate, complement = _logistic(saved * (square * 0.07135481627260025 + 1.5957691216057308))
+        slope = square * 0.21406444881780074 + 1.5957691216057308
+        grad = grad * (gate + saved * gate * complement * slope)
+    elif ACTIVATION == "silu":
+        gate, complement = _logistic(saved)
+        grad = grad * (gate * (saved * complement + 1.0))
+    elif ACTIVATION == "sigmoid":
+        grad = grad * (saved * (1.0 - saved))
+    elif ACTIVATION == "tanh":
+        grad = grad * (1.0 - saved * saved)
+    return grad
