@@ -1,0 +1,389 @@
+"""``fuselab.bench``: who is timed, who is rejected, and what every view of a result says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench_operators import Remembering, case, clamped, lazy, operator, raising
+from torch import Tensor
+
+import fuselab
+from fuselab.cli.main import run
+from fuselab.device.ceiling import Ceilings
+from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.measure import cpu_timer
+from fuselab.op import FusedOp, Implementation
+from fuselab.prove import bench as bench_module
+from fuselab.prove.bench import bench
+from fuselab.prove.bench_result import Bench, Group, Record
+from fuselab.report import tables
+
+CEILINGS = Ceilings(
+    device="test",
+    torch="test",
+    driver="none",
+    measured="2026-01-01T00:00:00+00:00",
+    copy_gbps={"1048576": 20.0},
+    matmul_tflops={"fp32": 0.2},
+    launch_us=1.0,
+)
+FAST: dict[str, Any] = {"device": "cpu", "budget_s": 0.02, "quick": True}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known ceilings, and no flush of the cache (5 ms per call): these tests look at results."""
+    monkeypatch.setattr(bench_module, "measured_ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(cpu_timer, "flush_cache", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def honest() -> FusedOp:
+    return operator("honest", clamped=clamped)
+
+
+def rows(group: Group) -> dict[str, Record]:
+    return {record.provider: record for record in group.records}
+
+
+def only_group(op: FusedOp, **options: Any) -> Group:
+    (group,) = bench(op, cases=["64x64"], **FAST, **options).groups
+    return group
+
+
+def test_every_row_of_an_honest_operator_is_whole(honest: FusedOp) -> None:
+    group = only_group(honest, providers=["clamp", "clamped", "auto"])
+    assert (group.case, group.dtype, group.phase) == ("64x64", "float32", "forward")
+    assert group.bytes_moved == 2 * 64 * 64 * 4
+    assert group.ceiling is not None and group.ceiling.bound == "memory"
+    assert list(rows(group)) == ["eager", "clamp", "clamped", "auto"]
+    for record in group.records:
+        assert record.status == "ok" and record.reason is None
+        assert record.median_us and record.low_us and record.high_us and record.host_us
+        assert 0 < record.low_us <= record.median_us <= record.high_us
+        assert record.rounds >= 6 and record.calls_per_round >= 1
+        assert record.gbps == pytest.approx(2 * 64 * 64 * 4 / record.median_us / 1000, rel=1e-3)
+        assert record.tflops == pytest.approx(2 * 64 * 64 / record.median_us / 1e6, rel=1e-3)
+        assert record.ceiling_share == pytest.approx(
+            group.ceiling.median_us / record.median_us, rel=2e-3
+        )
+        assert record.peak_bytes is not None and record.peak_bytes >= 64 * 64 * 4
+        assert record.joules is None
+    assert rows(group)["eager"].vs_eager is None
+    against = rows(group)["clamped"].vs_best_peer
+    assert against is not None and against.against in ("eager", "clamp")
+    assert rows(group)["auto"].note == "auto takes clamped"
+
+
+def test_wrong_lazy_and_broken_implementations_are_never_timed() -> None:
+    op = operator(
+        "rejected", clamped=clamped, lazy=lazy, remembering=Remembering(), raising=raising
+    )
+    result = bench(op, cases=["64x64"], providers=[*op.implementations], **FAST)
+    found = rows(result.groups[0])
+    assert {name: record.status for name, record in found.items()} == {
+        "eager": "ok",
+        "clamped": "ok",
+        "lazy": "wrong",
+        "remembering": "wrong",
+        "raising": "failed",
+    }
+    assert "after timing: output row" in (found["remembering"].reason or "")
+    assert found["raising"].reason == "RuntimeError: out of registers"
+    assert all(found[name].median_us is None for name in ("lazy", "remembering", "raising"))
+    assert [line.split(": ")[1] for line in result.failures] == [
+        "lazy wrong",
+        "remembering wrong",
+        "raising failed",
+    ]
+
+
+def test_a_wrong_forward_does_not_win_forward_and_backward() -> None:
+    op = operator("lazy_forward", lazy=lazy)
+    result = bench(op, cases=["64x64"], providers=["lazy"], backward=True, **FAST)
+    assert [group.phase for group in result.groups] == ["forward", "backward", "forward+backward"]
+    assert [rows(group)["lazy"].status for group in result.groups] == ["wrong"] * 3
+
+
+def halved_gradient(
+    needs: Sequence[bool], grad_output: Tensor, input: Tensor, scale: float
+) -> tuple[Tensor | None, ...]:
+    return (grad_output * scale * (input > 0) / 2,)
+
+
+def test_a_wrong_gradient_is_found_and_named() -> None:
+    honest = operator("halved", clamped=clamped)
+    op = replace(
+        honest, implementations={"halved": Implementation("cpu", clamped, halved_gradient)}
+    )
+    result = bench(op, cases=["64x64"], providers=["halved"], backward=True, **FAST)
+    forward, backward, both = (rows(group)["halved"] for group in result.groups)
+    assert forward.status == "ok"
+    assert backward.status == both.status == "wrong"
+    assert (both.reason or "").startswith("gradient 0 row")
+
+
+def test_backward_phases_carry_their_own_cost(honest: FusedOp) -> None:
+    result = bench(honest, cases=["64x64"], providers=["clamped"], backward=True, **FAST)
+    size = 64 * 64 * 4
+    assert [group.bytes_moved for group in result.groups] == [2 * size, 3 * size, 5 * size]
+    assert all(rows(group)["clamped"].status == "ok" for group in result.groups)
+
+
+def test_an_implementation_that_refuses_is_unsupported_not_failed(honest: FusedOp) -> None:
+    picky = Implementation("cpu", clamped, None, supports=lambda *args: "needs a multiple of 128")
+    elsewhere = Implementation("cuda", clamped)
+    op = replace(honest, implementations={"picky": picky, "elsewhere": elsewhere})
+    result = bench(op, cases=["64x64"], providers=["picky", "elsewhere", "auto"], **FAST)
+    found = rows(result.groups[0])
+    assert (found["picky"].status, found["picky"].reason) == (
+        "unsupported",
+        "needs a multiple of 128",
+    )
+    assert found["elsewhere"].status == "unsupported"
+    assert "not a result of ours" in (found["auto"].note or "")
+    assert result.failures == []
+
+
+def test_torchscript_and_compile_are_verified_like_everyone(honest: FusedOp) -> None:
+    group = only_group(honest, providers=["torchscript", "compile"])
+    assert {record.provider: record.status for record in group.records} == {
+        "eager": "ok",
+        "torchscript": "ok",
+        "compile": "ok",
+    }
+
+
+def test_more_than_the_ceiling_is_explained() -> None:
+    from fuselab.prove.bench_run import _explain
+
+    assert _explain(1.03) is None and _explain(None) is None
+    assert "104% of the ceiling" in (_explain(1.04) or "")
+
+
+def test_default_cases_are_those_that_fit_and_quick_takes_three(honest: FusedOp) -> None:
+    more = replace(honest, cases=[*(case(size, 8, "bench") for size in range(1, 8)), *honest.cases])
+    result = bench(more, providers=["eager"], **FAST)
+    assert [group.case for group in result.groups] == ["1x8", "5x8", "2048x1024"]
+    assert result.skipped == ["1048576x1024, float32: a huge case, timed on CUDA only"]
+
+
+def test_a_case_without_room_is_skipped_and_said_so(
+    honest: FusedOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module.os, "sysconf", lambda name: 1 << 12)  # 16 MiB, half of it ours
+    result = bench(honest, providers=["eager"], cases=["512x512", "64x64"], **FAST)
+    assert [group.case for group in result.groups] == ["64x64"]
+    assert result.skipped == [
+        "512x512, float32: needs about 0.0 GiB to be timed and verified, 0.0 GiB are free for it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"providers": ["clampd"]}, UnknownNameError, "unknown provider 'clampd'.*'clamped'"),
+        ({"cases": ["64x65"]}, UnknownNameError, "unknown case '64x65'.*'64x64'"),
+        ({"budget_s": 0.0}, ArgumentError, "must be above 0"),
+    ],
+)
+def test_names_and_numbers_that_cannot_be_are_refused(
+    honest: FusedOp, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        bench(honest, device="cpu", **options)
+
+
+def test_a_backward_without_a_gradient_is_refused(honest: FusedOp) -> None:
+    with pytest.raises(ArgumentError, match="defines no gradient"):
+        bench(replace(honest, gradient=None), device="cpu", backward=True)
+
+
+def test_the_public_name_is_this_function() -> None:
+    assert fuselab.bench is bench
+
+
+OPERATOR_FILE = """
+import sys
+sys.path.insert(0, {folder!r})
+from bench_operators import clamped, lazy, operator
+OP = operator({name!r}, {implementation}={implementation})
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs ``fuselab bench`` on an operator file, in this process."""
+    monkeypatch.setattr("fuselab.measure.fresh.allocation_is_pinned", lambda: True)
+
+    def execute(implementation: str, *words: str) -> int:
+        file = tmp_path / f"{implementation}.py"
+        name = f"cli_{implementation}"
+        folder = str(Path(__file__).parent)
+        file.write_text(
+            OPERATOR_FILE.format(folder=folder, name=name, implementation=implementation)
+        )
+        fixed = ("--device", "cpu", "--case", "64x64", "--budget", "0.02", "--quick")
+        return run(["bench", str(file), *fixed, "--provider", implementation, *words])
+
+    return execute
+
+
+def test_screen_and_json_agree_to_the_digit(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "result.json"
+    assert command("clamped", "--json", str(written)) == 0
+    screen, progress = capsys.readouterr()
+    assert progress == "cli_clamped: 64x64, float32, forward\n"
+    assert max(len(line) for line in screen.splitlines()) <= 80
+    payload = json.loads(written.read_text())
+    assert (payload["schema"], payload["verb"]) == (1, "bench")
+    assert payload["operator"] == "bench_tests::cli_clamped"
+    assert payload["environment"]["torch"] == torch.__version__
+    (group,) = payload["groups"]
+    assert [record["provider"] for record in group["records"]] == ["eager", "clamped"]
+    for record in group["records"]:
+        line = next(
+            line.split() for line in screen.splitlines() if line.split()[:1] == [record["provider"]]
+        )
+        shown = [float(word) for word in (line[1], line[3], line[4])]
+        assert shown == [record["median_us"], record["host_us"], record["gbps"]]
+        assert math.isclose(float(line[5]), 100 * record["ceiling_share"], rel_tol=1e-12)
+        if record["vs_eager"]:
+            assert line[6:8] == [
+                f"{record['vs_eager']['speedup']:.5g}",
+                record["vs_eager"]["outcome"],
+            ]
+
+
+def test_a_wrong_implementation_makes_the_status_1(
+    command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("lazy") == 1
+    screen = capsys.readouterr().out
+    assert "WRONG" in screen and "lazy: output row" in screen
+
+
+def test_a_plot_is_written_and_a_wrong_suffix_refused_before_anything_runs(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = tmp_path / "plot.svg"
+    assert command("clamped", "--plot", str(drawn)) == 0
+    assert "<svg" in drawn.read_text()
+    capsys.readouterr()
+    assert command("clamped", "--plot", str(tmp_path / "plot.jpeg")) == 2
+    screen = capsys.readouterr()
+    assert screen.err.count("\n") == 1 and ".png, .svg" in screen.err and screen.out == ""
+
+
+def test_against_an_earlier_result_says_what_became_slower(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = tmp_path / "earlier.json"
+    assert command("clamped", "--json", str(earlier)) == 0
+    payload = json.loads(earlier.read_text())
+    for record in payload["groups"][0]["records"]:
+        for key in ("median_us", "low_us", "high_us"):
+            record[key] /= 1000 if record["provider"] == "clamped" else 0.001
+    earlier.write_text(json.dumps(payload))
+    capsys.readouterr()
+    after = tmp_path / "after.json"
+    assert command("clamped", "--against", str(earlier), "--json", str(after)) == 1
+    assert "1 FASTER, 1 SLOWER" in capsys.readouterr().out
+    changes = json.loads(after.read_text())["against"]["changes"]
+    assert {change["provider"]: change["outcome"] for change in changes} == {
+        "eager": "FASTER",
+        "clamped": "SLOWER",
+    }
+
+
+@pytest.mark.parametrize("text", [None, "not json", "[]", '{"verb": "check"}'])
+def test_an_unreadable_earlier_result_is_one_sentence(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    earlier = tmp_path / "earlier.json"
+    if text is not None:
+        earlier.write_text(text)
+    assert command("clamped", "--against", str(earlier)) == 2
+    screen = capsys.readouterr()
+    assert screen.out == "" and screen.err.count("\n") == 1
+    assert "earlier.json" in screen.err and "bench --json" in screen.err
+
+
+def test_without_pinned_allocation_the_verb_runs_in_a_fresh_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+
+    def run_pinned(module: str, arguments: Sequence[str]) -> int:
+        asked.append((module, list(arguments)))
+        return 1
+
+    monkeypatch.setattr("fuselab.measure.fresh.allocation_is_pinned", lambda: False)
+    monkeypatch.setattr("fuselab.measure.fresh.run_pinned", run_pinned)
+    words = [
+        "bench",
+        "softmax",
+        "--provider",
+        "eager,auto",
+        "--case",
+        "a",
+        "--case",
+        "b",
+        "--quick",
+    ]
+    assert run([*words, "--device", "cpu", "--budget", "0.5"]) == 1
+    ((module, arguments),) = asked
+    assert module == "fuselab"
+    assert arguments == [
+        *("bench", "softmax", "--provider", "eager,auto", "--case", "a", "--case", "b"),
+        *("--budget", "0.5", "--seed", "0", "--quick", "--device", "cpu"),
+    ]
+
+
+def test_the_table_of_a_gpu_fits_80_columns() -> None:
+    record = Record(
+        provider="compile-max-autotune",
+        kind="compile",
+        status="ok",
+        median_us=123400.0,
+        low_us=0.01234,
+        high_us=999900.0,
+        host_us=1234.0,
+        gbps=0.001234,
+        tflops=0.0001234,
+        ceiling_share=1.234,
+        explain="123% of the ceiling: more than the device can stream",
+        peak_bytes=123456789,
+        joules=0.1234,
+    )
+    group = Group("262144x1024", "bfloat16", "forward+backward", 1, 1, 1, "fp32", None, [record])
+    environment = {"device_name": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0"}
+    result = Bench("a::b", environment, {}, {}, [group], [], ["busy " * 40])
+    screen = tables.console()
+    with screen.capture() as captured:
+        screen.print(tables.bench_table(result))
+    assert max(len(line) for line in captured.get().splitlines()) <= 80
+    assert "mJ per call: compile-max-autotune 123.4" in captured.get()
+
+
+@pytest.mark.gpu
+def test_bench_on_cuda_measures_what_the_cpu_cannot(honest: FusedOp) -> None:
+    (group,) = bench(
+        honest, cases=["2048x1024"], providers=["clamp", "compile"], device="cuda", budget_s=0.5
+    ).groups
+    found = rows(group)
+    assert all(record.status == "ok" for record in group.records)
+    assert all(record.ceiling_share and record.ceiling_share < 1.03 for record in group.records)
+    assert found["eager"].peak_bytes == 2 * 2048 * 1024 * 4
+    assert found["eager"].method == "CUDA events, cold L2"
+    faster = found["compile"].vs_eager
+    assert faster is not None and faster.outcome == "FASTER"  # one kernel instead of two

@@ -1,0 +1,78 @@
+"""Plots hold every provider and the ceilings, whatever was timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fuselab.errors import ArgumentError
+from fuselab.prove.bench_result import Bench, Ceiling, Group, Record
+from fuselab.report.plots import bench_plot, check_suffix
+
+CEILINGS = {"copy_gbps": {"1": 4280.0}, "matmul_tflops": {"fp32": 51.0}}
+
+
+def record(provider: str, median_us: float, size: int, status: str = "ok") -> Record:
+    kind = "implementation" if provider in ("triton", "cuda") else "peer"
+    return Record(
+        provider,
+        kind,
+        status,
+        median_us=median_us,
+        gbps=size / median_us / 1000,
+        tflops=size / median_us / 1e6,
+    )
+
+
+def sweep(phase: str, flops: int | None = 1) -> list[Group]:
+    groups = []
+    for exponent in (10, 16, 22, 28):
+        size = 1 << exponent
+        limit = 2 + size / 4.2e6
+        records = [
+            record("eager", 6 + 3 * limit, size),
+            record("compile(naive)", 3 + limit, size),
+            record("triton", 1 + 1.1 * limit, size),
+            record("cuda", limit, size, status="wrong" if exponent == 10 else "ok"),
+        ]
+        ceiling = Ceiling("memory", "stream", limit, size / limit / 1000)
+        work = size // 4 if flops else 0
+        groups.append(
+            Group(str(size), "float32", phase, size // 2, size // 2, work, "fp32", ceiling, records)
+        )
+    return groups
+
+
+def result(groups: list[Group]) -> Bench:
+    environment = {"device_name": "NVIDIA H200", "torch": "2.11.0"}
+    return Bench("fuselab::softmax", environment, {}, CEILINGS, groups, [], [])
+
+
+@pytest.mark.parametrize("flops", [1, None])
+def test_a_plot_names_every_provider_and_both_ceilings(tmp_path: Path, flops: int | None) -> None:
+    import matplotlib
+
+    file = tmp_path / "plot.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        bench_plot(result([*sweep("forward", flops), *sweep("backward", flops)]), file)
+    text = file.read_text()
+    for name in ("eager", "compile(naive)", "triton", "cuda", "size-matched limit"):
+        assert text.count(f">{name}<") == 1  # one legend
+    assert "fuselab::softmax on NVIDIA H200, torch 2.11.0" in text
+    assert "Latency: float32, backward" in text
+    assert ("fp32 51000 GFLOP/s" in text and "copy 4280 GB/s" in text) == bool(flops)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pdf"])
+def test_other_formats(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"plot{suffix}"
+    bench_plot(result(sweep("forward")[:1]), file)
+    assert file.read_bytes()[:4] in (b"\x89PNG", b"%PDF")
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"plot.jpg: a plot is written as .png"):
+        check_suffix(Path("plot.jpg"))
+    with pytest.raises(ArgumentError, match="nothing to plot"):
+        bench_plot(result([]), Path("plot.png"))
