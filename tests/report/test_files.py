@@ -151,3 +151,30 @@ def test_replacing_keeps_the_suffix_and_drops_the_file_when_the_block_raises(
         raise KeyboardInterrupt
     assert target.read_bytes() == b"png"
     assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
+
+
+def test_a_folder_for_results_goes_again_when_nothing_came_of_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), files.folder_for_results(tmp_path / "a" / "b"):
+        raise ValueError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError), files.folder_for_results(tmp_path / "a" / "b") as folder:
+        (folder / "kept").write_text("")
+        raise ValueError
+    assert (tmp_path / "a" / "b" / "kept").exists()
+    with files.folder_for_results(tmp_path / "c"):
+        pass
+    assert (tmp_path / "c").is_dir()
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(OutputError, match="is a file; give a folder"),
+        files.folder_for_results(tmp_path / "file"),
+    ):
+        pass
+    with (
+        pytest.raises(OutputError, match="is not a folder"),
+        files.folder_for_results(tmp_path / "file" / "below"),
+    ):
+        pass

@@ -69,31 +69,26 @@ class _Frame:
         return HEIGHT - BOTTOM - _position(value, self.y_limits) * (HEIGHT - TOP - BOTTOM)
 
     def axes(self, x_title: str, y_title: str) -> Markup:
-        parts = []
         bottom = HEIGHT - BOTTOM
-        for value in _powers(self.x_limits):
-            parts.append(
-                Markup(
-                    '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>'
-                    '<text x="{0:.1f}" y="{3}" text-anchor="middle">{4}</text>'
-                ).format(self.x(value), TOP, bottom, bottom + 18, _power(value))
-            )
-        for value in _powers(self.y_limits):
-            parts.append(
-                Markup(
-                    '<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>'
-                    '<text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>'
-                ).format(
-                    LEFT, WIDTH - RIGHT, self.y(value), LEFT - 8, self.y(value) + 4, _power(value)
-                )
-            )
-        parts.append(
+        columns = [
             Markup(
-                '<text class="title" x="{}" y="{}" text-anchor="end">{}</text>'
-                '<text class="title" x="{}" y="{}">{}</text>'
-            ).format(WIDTH - RIGHT, HEIGHT - 8, x_title, LEFT + 8, TOP + 14, y_title)
-        )
-        return Markup().join(parts)
+                '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>'
+                '<text x="{0:.1f}" y="{3}" text-anchor="middle">{4}</text>'
+            ).format(self.x(value), TOP, bottom, bottom + 18, _power(value))
+            for value in _powers(self.x_limits)
+        ]
+        lines = [
+            Markup(
+                '<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>'
+                '<text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>'
+            ).format(LEFT, WIDTH - RIGHT, self.y(value), LEFT - 8, self.y(value) + 4, _power(value))
+            for value in _powers(self.y_limits)
+        ]
+        titles = Markup(
+            '<text class="title" x="{}" y="{}" text-anchor="end">{}</text>'
+            '<text class="title" x="{}" y="{}">{}</text>'
+        ).format(WIDTH - RIGHT, HEIGHT - 8, x_title, LEFT + 8, TOP + 14, y_title)
+        return Markup().join([*columns, *lines, titles])
 
 
 def _roof_label(frame: _Frame, gbps: float, peak_gflops: float, ridge: float) -> Markup:

@@ -16,6 +16,7 @@ import math
 import numbers
 import os
 import secrets
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,29 @@ def _plain_float(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+@contextlib.contextmanager
+def folder_for_results(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The folder, made with those above it and found writable: asked before minutes of work, not
+    after. When the block raises, the folders made here go again if they are empty. Raises
+    OutputError."""
+    folder = Path(path)
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except FileExistsError as error:
+        raise OutputError(f"{folder} is a file; give a folder.") from error
+    except OSError as error:
+        raise OutputError(f"cannot write in {folder}: {_reason(error, folder / '_')}") from error
+    try:
+        yield folder
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for each in made:
+                each.rmdir()
+        raise
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from the user's code stays text; only what ``charts`` builds, escaped itself, is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jinja2
@@ -43,28 +43,35 @@ def study_page(facts: Mapping[str, Any]) -> str:
     return _PAGES.get_template("study.html.jinja").render(study=facts, roofline=_roofline(facts))
 
 
-def _roofline(facts: Mapping[str, Any]) -> object:
-    """The whole model before and after, and every operator at the sizes found in it."""
+def _roofline(facts: Mapping[str, Any]) -> str:
+    """The whole model each way, and every operator at the sizes found in it."""
     limit = facts["limit"]
     if limit is None:
         return ""
-    points = []
-    measured = [way for way in facts["ways"] if way["us"] is not None]
-    intensity = limit["flops"] / limit["bytes"] if limit["bytes"] else 0.0
-    for way in measured:
-        kind = "before" if way["name"] == "eager" else "after"
-        points.append(
-            Point(f"whole model, {way['title']}", kind, intensity, limit["flops"] / way["us"] / 1e3)
-        )
+    return roofline(
+        [*_model_points(facts), *_operator_points(facts)], limit["gbps"], limit["tflops"] * 1e3
+    )
+
+
+def _model_points(facts: Mapping[str, Any]) -> Iterator[Point]:
+    limit = facts["limit"]
+    for way in facts["ways"]:
+        if way["us"] is not None:
+            yield Point(
+                f"whole model, {way['title']}",
+                "before" if way["name"] == "eager" else "after",
+                limit["flops"] / limit["bytes"],
+                limit["flops"] / way["us"] / 1e3,
+            )
+
+
+def _operator_points(facts: Mapping[str, Any]) -> Iterator[Point]:
     for bench in facts["benches"]:
         for record in bench["records"]:
             if bench["bytes"] and bench["flops"] and record["us"] is not None:
-                points.append(
-                    Point(
-                        f"{bench['operator']} {bench['case']}, {record['provider']}",
-                        "after" if record["ours"] else "before",
-                        bench["flops"] / bench["bytes"],
-                        bench["flops"] / record["us"] / 1e3,
-                    )
+                yield Point(
+                    f"{bench['operator']} {bench['case']}, {record['provider']}",
+                    "after" if record["ours"] else "before",
+                    bench["flops"] / bench["bytes"],
+                    bench["flops"] / record["us"] / 1e3,
                 )
-    return roofline(points, limit["gbps"], limit["tflops"] * 1e3)

@@ -99,8 +99,8 @@ def _limit(study: Study) -> str:
         return "Not known: this target's arithmetic and bytes could not be counted."
     eager, best = study.way("eager"), fastest(study)
     text = (
-        f"No way of running this work here takes less than about {duration(study.limit.us)}, "
-        f"the time of its {study.limit.bound}. Eager reaches {share(eager.limit_share)} of that limit"
+        f"No way of running this work here takes less than about {duration(study.limit.us)}, the "
+        f"time of its {study.limit.bound}. Eager reaches {share(eager.limit_share)} of that limit"
     )
     if best.name != "eager":
         text += f", the fastest way {share(best.limit_share)}"
@@ -113,12 +113,8 @@ def _compile(study: Study) -> str:
     eager, compiled, best = study.way("eager"), study.way("compiled"), fastest(study)
     if compiled.us is None:
         return f"No: it does not run this target ({compiled.reason})."
-    alone = f"torch.compile alone takes {duration(compiled.us)}, {ratio(compiled.speedup)} eager's speed"
-    cost = (
-        ""
-        if compiled.prepare_s is None
-        else f" Compiling took {duration(1e6 * compiled.prepare_s)}."
-    )
+    alone = f"torch.compile alone takes {duration(compiled.us)}, {ratio(compiled.speedup)} as fast"
+    cost = f" Its first call took {duration(1e6 * (compiled.prepare_s or 0.0))}."
     if compiled.outcome != Outcome.FASTER:
         return f"No: {alone}, which is no gain.{cost}"
     if best.name == "compiled":

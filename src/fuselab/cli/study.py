@@ -1,0 +1,82 @@
+"""``fuselab study``: the whole loop for one target, and one report of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def add(app: typer.Typer) -> None:
+    """Registers the verb."""
+    app.command()(study)
+
+
+def study(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="file.py, file.py:name, package.module:name, a built-in model."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the report goes.")
+    ],
+    data: Annotated[
+        str | None, typer.Option(metavar="PATH", help="What the file's get_inputs(data=...) reads.")
+    ] = None,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Study forward and backward, not the forward alone.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Time for a quarter as long.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the result there too, as JSON."),
+    ] = None,
+) -> None:
+    """Profile, explain, fuse, check and bench a TARGET; leave DIR/report.html and report.json.
+
+    Exit status 1: an operator that was tried in the target fails its check.
+    """
+    from fuselab.device.select import select
+    from fuselab.measure.fresh import allocation_is_pinned, run_pinned
+
+    where = select(device)
+    if where.type == "cpu" and not allocation_is_pinned():
+        words = ["study", target, "-o", str(output), "--device", device]
+        words += [] if data is None else ["--data", data]
+        words += [] if json is None else ["--json", str(json)]
+        words += [
+            f"--{name}" for name, given in (("backward", backward), ("quick", quick)) if given
+        ]
+        raise typer.Exit(run_pinned("fuselab", words))
+
+    from fuselab.report import files
+    from fuselab.report.html import study_page
+    from fuselab.report.result import result
+    from fuselab.report.study_text import study_text
+    from fuselab.study.run import study as run
+
+    start = time.monotonic()
+
+    def progress(text: str) -> None:
+        print(f"{time.monotonic() - start:6.1f} s  {text}", file=sys.stderr)
+
+    with files.folder_for_results(output):
+        found = run(
+            target, data=data, device=where, backward=backward, quick=quick, progress=progress
+        )
+        facts = result("study", found.describe(), where)
+        page = output / "report.html"
+        files.write_json(output / "report.json", facts)
+        files.write_text(page, study_page(facts))
+    if json is not None:
+        files.write_json(json, facts)
+    print(study_text(facts))
+    print(f"\nreport: {page}")
+    if any(check.verdict == "FAIL" for check in found.checks):
+        raise typer.Exit(1)

@@ -1,0 +1,60 @@
+"""What became of each finding: replaced, fused by torch.compile, tried and not kept, or open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fuselab.report.numbers import ratio
+from fuselab.study.facts import Kernel, Lead, Replaced
+
+_MOST = 12  # findings of a study; the rest stands in `fuselab profile`
+
+
+def leads_of(
+    findings: Sequence[Mapping[str, Any]], replaced: Sequence[Replaced], kernels: Sequence[Kernel]
+) -> tuple[Lead, ...]:
+    """The profile's findings, in their order, each with what was done about it."""
+    found = []
+    for finding in findings[:_MOST]:
+        state, done = _outcome(finding, replaced, kernels)
+        found.append(
+            Lead(
+                title=finding["title"],
+                advice=finding["advice"],
+                line=finding["line"],
+                source=finding["source"],
+                saved_us=finding["saved_us"],
+                share=finding["share"],
+                state=state,
+                done=done,
+            )
+        )
+    return tuple(found)
+
+
+def _outcome(
+    finding: Mapping[str, Any], replaced: Sequence[Replaced], kernels: Sequence[Kernel]
+) -> tuple[str, str]:
+    line = finding["line"]
+    tried = [row for row in replaced if line is not None and short_line(row.line) == line]
+    kept = next((row for row in tried if row.decision == "kept"), None)
+    if kept is not None:
+        return "replaced", f"Replaced by {kept.operator}: {ratio(kept.speedup)} as fast there."
+    fusing = [row for row in kernels if line in row.lines.split(", ") and row.kind == "generated"]
+    if fusing:
+        names = ", ".join(row.name for row in fusing[:2])
+        more = f" and {len(fusing) - 2} more" if len(fusing) > 2 else ""
+        return "compiled", f"torch.compile fuses this line: it becomes part of {names}{more}."
+    if tried:
+        return "tried", f"{tried[0].operator} was tried here and not kept: {tried[0].reason}."
+    return (
+        "open",
+        "Left as it is: no operator of the library computes this, nor does a fused kernel.",
+    )
+
+
+def short_line(source: str) -> str:
+    """``/path/model.py:12`` as ``model.py:12``."""
+    return Path(source).name

@@ -1,0 +1,120 @@
+"""The least time that a whole target can take: its arithmetic, or the bytes it cannot avoid.
+
+What is counted is what any way of running it must do: every input, output and used parameter moved
+once (of a table only the rows looked up), and the matrix products' operations. The device does them
+at its measured best rates. A step with backward moves every gradient of a parameter once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from fuselab.device.ceiling import Ceilings, measured_ceilings
+from fuselab.measure.statistics import significant
+from fuselab.study.facts import Limit
+
+_UNITS = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+}
+_LOOK_UPS = (torch.ops.aten.embedding.default, torch.ops.aten.index_select.default)
+
+
+def limit_of(
+    call: Callable[[], Any],
+    args: Sequence[Any],
+    parameters: Sequence[Tensor],
+    device: torch.device,
+    backward: bool,
+) -> Limit | None:
+    """The limit of one ``call``, which is made once; None where nothing is moved."""
+    touched = _Touched(parameters)
+    with FlopCounterMode(display=False) as counter, touched:
+        output = call()
+    flops = counter.get_total_flops()
+    state = touched.bytes * (2 if backward else 1)
+    moved = state + sum(_bytes(value) for value in pytree.tree_leaves((args, output)))
+    if not moved:
+        return None
+    ceilings = measured_ceilings(device)
+    unit = _unit([*parameters, *pytree.tree_leaves(args)], device)
+    gbps, tflops = _copy_rate(ceilings, moved), ceilings.matmul_tflops.get(unit)
+    if tflops is None:
+        unit, tflops = "fp32", ceilings.matmul_tflops["fp32"]
+    times = {
+        "arithmetic": flops / (tflops * 1e6),
+        "memory traffic": moved / (gbps * 1e3),
+        "launch": ceilings.launch_us,
+    }
+    bound = max(times, key=lambda name: times[name])
+    return Limit(significant(times[bound]), bound, moved, flops, gbps, tflops, unit)
+
+
+class _Touched(TorchDispatchMode):
+    """Counts the bytes of parameters that operators read, look-ups by their rows."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.sizes = {_storage(value): _bytes(value) for value in parameters}
+        self.read: dict[int, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(min(read, self.sizes[storage]) for storage, read in self.read.items())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _LOOK_UPS and _storage(args[0]) in self.sizes:
+            self._count(args[0], _bytes(result))
+        elif not func.is_view:
+            for value in pytree.tree_leaves((args, kwargs)):
+                if isinstance(value, Tensor):
+                    self._count(value, self.sizes.get(_storage(value), 0))
+        return result
+
+    def _count(self, value: Tensor, count: int) -> None:
+        storage = _storage(value)
+        if storage in self.sizes:
+            self.read[storage] = self.read.get(storage, 0) + count
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def _bytes(value: Any) -> int:
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+
+
+def _copy_rate(ceilings: Ceilings, moved: int) -> float:
+    """GB/s of the measured copy whose size is nearest."""
+    nearest = min(ceilings.copy_gbps, key=lambda size: abs(log(int(size) / moved)))
+    return ceilings.copy_gbps[nearest]
+
+
+def _unit(values: Sequence[Any], device: torch.device) -> str:
+    """The first floating tensor's arithmetic; fp32 products on a GPU may be asked to use tf32."""
+    dtype = next(
+        (v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()), torch.float32
+    )
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    unit = _UNITS.get(dtype, "fp32")
+    fast = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if unit == "fp32" and fast else unit

@@ -1,0 +1,169 @@
+"""``study``: profile, fuse, time, explain, check and bench one target, in that order, as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fuselab.device import environment
+from fuselab.fusion.fuse import FuseResult, Replacement, fuse_with_report
+from fuselab.inspect import targets
+from fuselab.inspect.profile import profile_target
+from fuselab.inspect.targets import Target
+from fuselab.inspect.user_code import plain
+from fuselab.measure.statistics import significant
+from fuselab.study.compiler import compiler_of
+from fuselab.study.conclude import conclude
+from fuselab.study.facts import Argument, Replaced, Study, Subject
+from fuselab.study.leads import leads_of, short_line
+from fuselab.study.limit import limit_of
+from fuselab.study.operators import bench_found, check_found, found_in
+from fuselab.study.ways import parameters_of, step_of, time_ways
+
+WAYS_BUDGET_S = 12.0
+FUSE_BUDGET_S = 1.0
+BENCH_BUDGET_S = 1.5
+QUICKER = 0.25  # what --quick leaves of every budget
+
+Progress = Callable[[str], None]
+
+
+def study(
+    spec: str,
+    *,
+    data: str | None = None,
+    device: torch.device | str = "cpu",
+    backward: bool = False,
+    quick: bool = False,
+    progress: Progress = lambda text: None,
+) -> Study:
+    """Studies a TARGET: what is slow, what a fused operator or torch.compile makes of it, how far
+    the fastest way is from the device's limit, and the proof.
+
+    ``data`` is what the file's ``get_inputs(data=...)`` reads. ``backward`` studies forward and
+    backward, else the forward without gradients, in evaluation mode. ``quick`` times for a quarter
+    as long. ``progress`` is called with a line before each step. On the CPU allocation biases
+    timings unless it was pinned (``fuselab.measure.fresh``); the command line pins it.
+
+    Raises TargetError, DeviceError, DataError, or what else loading the target raises.
+    """
+    start = perf_counter()
+    scale = QUICKER if quick else 1.0
+    target = targets.load(spec, device, data)
+    if isinstance(target.callable, nn.Module):
+        target.callable.train(backward)
+    progress("profile")
+    profiled = profile_target(target, backward=backward).describe()
+    eager = step_of(target, target.callable, backward)
+    progress("limit of the device")
+    limit = limit_of(eager, target.args, parameters_of(target), target.device, backward)
+    progress("fuse: every chain that an operator could replace")
+    fused = _fuse(target, FUSE_BUDGET_S * scale)
+    rows = tuple(map(_replaced, fused.replacements))
+    ways = time_ways(
+        target,
+        fused.model if fused.kept else None,
+        limit,
+        backward=backward,
+        budget_s=WAYS_BUDGET_S * scale,
+        progress=progress,
+    )
+    progress("explain: what torch.compile makes of it")
+    compiler = compiler_of(target, backward)
+    found = found_in(fused.replacements)
+    progress("check and bench the operators at the sizes found")
+    done = Study(
+        subject=_subject(target, data, backward),
+        environment=environment.describe(target.device),
+        ways=ways,
+        limit=limit,
+        profile=_profile_facts(profiled),
+        leads=leads_of(profiled["findings"], rows, compiler.kernels),
+        compiler=compiler,
+        replaced=rows,
+        left=tuple(_left(fused)),
+        proof=f"{fused.proof[:1].upper()}{fused.proof[1:]}.",
+        checks=check_found(found, target.device, progress),
+        benches=bench_found(
+            found,
+            target.device,
+            backward=backward,
+            budget_s=BENCH_BUDGET_S * scale,
+            progress=progress,
+        ),
+        seconds=significant(perf_counter() - start),
+    )
+    return replace(done, headline=conclude(done))
+
+
+def _fuse(target: Target, budget_s: float) -> FuseResult:
+    return fuse_with_report(target.callable, target.args, target.kwargs, budget_s=budget_s)
+
+
+def _replaced(row: Replacement) -> Replaced:
+    return Replaced(
+        operator=row.op.short_name,
+        module=plain(row.module),
+        chain=plain(row.chain),
+        line=plain(short_line(row.source)),
+        decision=str(row.decision),
+        reason=plain(row.reason),
+        implementation=row.implementation,
+        before_us=None if row.before_us is None else significant(row.before_us),
+        after_us=None if row.after_us is None else significant(row.after_us),
+        speedup=None if row.verdict is None else significant(row.verdict.speedup),
+    )
+
+
+def _left(fused: FuseResult) -> Sequence[str]:
+    return [f"{plain(row.module) or 'the model'}: {plain(row.reason)}" for row in fused.left]
+
+
+def _subject(target: Target, data: str | None, backward: bool) -> Subject:
+    tensors = [(name, value) for name, value in _named(target) if isinstance(value, Tensor)]
+    return Subject(
+        name=target.name,
+        spec=target.spec,
+        file=target.file,
+        data=data,
+        phase="forward and backward" if backward else "forward",
+        parameters=sum(value.numel() for value in parameters_of(target)),
+        arguments=tuple(
+            Argument(
+                name,
+                ", ".join(map(str, value.shape)),
+                str(value.dtype).removeprefix("torch."),
+            )
+            for name, value in tensors
+        ),
+    )
+
+
+def _named(target: Target) -> Sequence[tuple[str, Any]]:
+    """Every leaf of the arguments, named by its place: [0], ['mask'], [1][0]."""
+    paths, _ = pytree.tree_flatten_with_path((list(target.args), dict(target.kwargs)))
+    return [(pytree.keystr(path[1:]), value) for path, value in paths]
+
+
+def _profile_facts(profiled: Mapping[str, Any]) -> dict[str, Any]:
+    """What the report shows of a profile; ``fuselab profile`` shows all of it."""
+    on_gpu = profiled["device"].startswith("cuda")
+    time = "device_us" if on_gpu else "cpu_us"
+    self_time = "self_device_us" if on_gpu else "self_cpu_us"
+    return {
+        **{key: profiled[key] for key in ("name", "device", "steps", "step_us", "split")},
+        "lines": [
+            {key: row[key] for key in ("name", "text", "calls", "share")} | {"us": row[time]}
+            for row in profiled["lines"]
+        ],
+        "operators": [
+            {key: row[key] for key in ("name", "shapes", "calls", "share")} | {"us": row[self_time]}
+            for row in profiled["operators"]
+        ],
+    }

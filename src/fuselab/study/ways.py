@@ -1,0 +1,147 @@
+"""The whole target each way, in one interleaved run: eager, fused, compiled, fused and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuselab.inspect.targets import Target
+from fuselab.inspect.user_code import plain
+from fuselab.measure.interleave import Candidate, Samples, interleave
+from fuselab.measure.memory import peak_bytes
+from fuselab.measure.statistics import median_interval, significant
+from fuselab.measure.steady_step import steady, step
+from fuselab.measure.verdict import Outcome, verdict
+from fuselab.study.facts import Limit, Way
+
+TITLES = {
+    "eager": "eager",
+    "fused": "fuselab.fuse",
+    "compiled": "torch.compile",
+    "compiled_fused": "torch.compile of fused",
+}
+_SAME_AS = {"fused": "eager", "compiled_fused": "compiled"}
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A way whose first call is made."""
+
+    call: Callable[[], Any]
+    prepare_s: float
+
+
+def time_ways(
+    target: Target,
+    fused: Callable[..., Any] | None,
+    limit: Limit | None,
+    *,
+    backward: bool,
+    budget_s: float,
+    progress: Callable[[str], None],
+) -> tuple[Way, ...]:
+    """The four ways, in the order of ``TITLES``. ``fused`` is None where nothing was replaced.
+
+    A way that raises, torch.compile for example, has the reason in place of times.
+    """
+    functions = {"eager": target.callable, "compiled": torch.compile(target.callable)}
+    if fused is not None:
+        functions |= {"fused": fused, "compiled_fused": torch.compile(fused)}
+    ways = {name: Way(name, title) for name, title in TITLES.items()}
+    ready: dict[str, _Ready] = {}
+    torch._dynamo.reset()
+    for name, function in functions.items():
+        progress(f"{TITLES[name]}: first call")
+        made = _prepare(function, target, backward)
+        if isinstance(made, _Ready):
+            ready[name] = made
+        else:
+            ways[name] = replace(ways[name], reason=made)
+    progress(f"timing {len(ready)} ways, interleaved")
+    timed, calls = _interleave(ready, target.device, budget_s)
+    for name, made in ready.items():
+        ways[name] = _way(ways[name], made, timed, calls, limit, target.device)
+    if fused is None:
+        for name, same in _SAME_AS.items():
+            reason = f"nothing was replaced, so this is {TITLES[same]}"
+            ways[name] = replace(ways[name], same_as=same, reason=reason)
+    return tuple(ways.values())
+
+
+def step_of(target: Target, function: Callable[..., Any], backward: bool) -> Callable[[], Any]:
+    """One step of ``function`` on the target's inputs and parameters."""
+    return step(function, target.args, target.kwargs, parameters_of(target), backward=backward)
+
+
+def parameters_of(target: Target) -> list[Tensor]:
+    """The module's parameters; a function has none."""
+    return list(target.callable.parameters()) if isinstance(target.callable, nn.Module) else []
+
+
+def _prepare(function: Callable[..., Any], target: Target, backward: bool) -> _Ready | str:
+    call = step_of(target, function, backward)
+    start = perf_counter()
+    try:
+        call()
+    except Exception as error:  # torch.compile raises many kinds for code that it does not take
+        return plain(f"{type(error).__name__}: {error}", 160).rstrip(".")
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
+    return _Ready(call, perf_counter() - start)
+
+
+def _interleave(
+    ready: dict[str, _Ready], device: torch.device, budget_s: float
+) -> tuple[dict[str, Samples], int]:
+    """Samples per way by the wall clock, and how many calls each sample holds."""
+    calls = {name: steady(made.call, device) for name, made in ready.items()}
+
+    def decided(times: Any) -> bool:
+        return all(
+            verdict(times[name], times["eager"]).outcome is not Outcome.UNCLEAR
+            for name in times
+            if name != "eager"
+        )
+
+    timed = interleave(
+        [Candidate(name, call) for name, (call, _) in calls.items()],
+        torch.device("cpu"),
+        cold=False,
+        budget_s=budget_s,
+        decided=decided,
+    )
+    return timed, next(iter(calls.values()))[1]
+
+
+def _way(
+    way: Way,
+    made: _Ready,
+    timed: dict[str, Samples],
+    calls: int,
+    limit: Limit | None,
+    device: torch.device,
+) -> Way:
+    samples = timed[way.name]
+    if not samples.times_us:
+        return replace(way, reason=plain(samples.failed or samples.wrong, 160))
+    times = [us / calls for us in samples.times_us]
+    _, low, high = median_interval(times)
+    found = verdict(samples.times_us, timed["eager"].times_us)
+    us = significant(median(times))
+    return replace(
+        way,
+        us=us,
+        low_us=significant(low),
+        high_us=significant(high),
+        speedup=significant(found.speedup),
+        outcome=None if way.name == "eager" else str(found.outcome),
+        limit_share=significant(limit.us / us) if limit is not None else None,
+        peak_bytes=peak_bytes(made.call, device),
+        prepare_s=significant(made.prepare_s),
+    )

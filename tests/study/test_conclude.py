@@ -1,0 +1,94 @@
+"""The first screen's sentences, branch by branch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sample_study import WAYS, sample_study, way
+
+from fuselab.study.conclude import conclude, fastest
+from fuselab.study.facts import Headline, Study, Way
+
+EAGER, FUSED, COMPILED, BOTH = WAYS
+NO_FUSED = Way("fused", "fuselab.fuse", same_as="eager", reason="nothing was replaced")
+NO_BOTH = Way("compiled_fused", "both", same_as="compiled", reason="nothing was replaced")
+NO_COMPILED = Way("compiled", "torch.compile", reason="Unsupported: generator")
+
+
+def study_of(*ways: Way) -> Study:
+    return replace(sample_study(), ways=ways)
+
+
+def test_both_together() -> None:
+    found = conclude(study_of(EAGER, FUSED, COMPILED, BOTH))
+    assert found == Headline(
+        sentence="Fused kernels and torch.compile together make dlrm 2.175× as fast: "
+        "41.23 ms becomes 18.96 ms.",
+        slow="53.04 % of a call is moving data through memory. "
+        "The costliest line is dlrm.py:116, with 50.65 % of the time.",
+        changed="One chain is now one kernel: bias_activation in dense_mlp (1.310×). Same "
+        "parameters, same state_dict; outputs and gradients were proved before anything was timed.",
+        limit="No way of running this work here takes less than about 13.02 ms, the time of its "
+        "arithmetic. Eager reaches 31.58 % of that limit, the fastest way 68.67 %.",
+        compile="Not quite: torch.compile alone takes 19.87 ms, 2.075× as fast, 95.91 % of the "
+        "gain; torch.compile of fused takes 18.96 ms, 2.175×. Its first call took 14.31 s.",
+    )
+
+
+def test_compile_alone_is_enough() -> None:
+    found = conclude(study_of(EAGER, NO_FUSED, COMPILED, NO_BOTH))
+    assert found.sentence == (
+        "torch.compile alone makes dlrm 2.075× as fast: 41.23 ms becomes 19.87 ms."
+    )
+    assert found.compile.startswith("Yes: torch.compile alone takes 19.87 ms, 2.075× as fast, and")
+
+
+def test_within_the_noise_the_simpler_way_counts() -> None:
+    close = way("compiled_fused", "both", 19700.0, 2.093, "FASTER")
+    study = study_of(EAGER, FUSED, COMPILED, close)
+    assert fastest(study) is COMPILED
+    assert conclude(study).compile.startswith("Yes: ")
+
+
+def test_compile_does_not_help() -> None:
+    slower = way("compiled", "torch.compile", 43000.0, 0.9588, "SLOWER")
+    found = conclude(study_of(EAGER, FUSED, slower, slower))
+    assert found.sentence.startswith("fuselab.fuse makes dlrm 1.062× as fast")
+    assert found.compile.startswith("No: torch.compile alone takes 43.00 ms, 0.9588× as fast, ")
+
+
+def test_compile_does_not_run() -> None:
+    found = conclude(study_of(EAGER, FUSED, NO_COMPILED, NO_COMPILED))
+    assert found.compile == "No: it does not run this target (Unsupported: generator)."
+
+
+def test_nothing_helps() -> None:
+    same = way("compiled", "torch.compile", 41100.0, 1.003, "SAME")
+    study = replace(study_of(EAGER, NO_FUSED, same, NO_BOTH), replaced=())
+    found = conclude(study)
+    assert found.sentence.endswith("no way tried beats eager's 41.23 ms.")
+    assert (
+        found.changed == "Nothing. No chain in it is one that an operator of the library computes."
+    )
+    assert "the fastest way" not in found.limit
+    unclear = way("compiled", "torch.compile", 30000.0, 1.37, "UNCLEAR")
+    found = conclude(study_of(EAGER, NO_FUSED, unclear, NO_BOTH))
+    assert "no way tried beats" in found.sentence
+
+
+def test_tried_and_not_kept() -> None:
+    study = sample_study()
+    found = conclude(replace(study, replaced=(study.replaced[1],)))
+    assert found.changed.startswith("Nothing. One chain was tried with a fused kernel")
+
+
+@pytest.mark.parametrize("share", [1.02, 1.2])
+def test_beyond_the_limit_says_why(share: float) -> None:
+    best = replace(BOTH, limit_share=share)
+    found = conclude(study_of(EAGER, FUSED, COMPILED, best))
+    assert ("stays in the cache" in found.limit) == (share > 1.03)
+
+
+def test_without_a_limit() -> None:
+    assert conclude(replace(sample_study(), limit=None)).limit.startswith("Not known")

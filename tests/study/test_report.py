@@ -1,0 +1,172 @@
+"""The page: one file, nothing from outside, user text as text, every number the JSON's."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from sample_study import HOSTILE, sample_study
+
+from fuselab.report import numbers
+from fuselab.report.files import json_text
+from fuselab.report.html import study_page
+from fuselab.report.study_text import study_text
+from fuselab.study.facts import Study
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, text outside scripts and styles, and cells with their values."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).replace("\u00a0", " ").split())
+
+
+def facts_of(study: Study) -> dict[str, Any]:
+    """As ``report.json`` has them."""
+    return json.loads(json_text({"schema": 1, "verb": "study", **study.describe()}))
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    return facts_of(sample_study())
+
+
+@pytest.fixture(scope="module")
+def page(facts: dict[str, Any]) -> Page:
+    return Page(study_page(facts))
+
+
+def test_every_tag_is_closed_and_the_page_is_whole(page: Page) -> None:
+    assert page.open == []
+    assert [tag for tag, _ in page.tags].count("h1") == 1
+
+
+def test_nothing_is_loaded_from_outside(facts: dict[str, Any], page: Page) -> None:
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        for name in ("src", "srcset", "action", "xlink:href"):
+            assert name not in attributes
+        assert attributes.get("href", "#").startswith("#")
+        assert not [name for name in attributes if name.startswith("on")]
+    text = study_page(facts)
+    assert "://" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_text_from_the_users_code_stays_text(page: Page, facts: dict[str, Any]) -> None:
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert page.text.count(HOSTILE) >= 4  # a source line twice, a break, a module left alone
+    hostile = sample_study(f"{HOSTILE}\"'><img src=x onerror=alert(1)>")
+    escaped = Page(study_page(facts_of(hostile)))
+    assert [tag for tag, _ in escaped.tags] == [tag for tag, _ in page.tags]
+    assert "{{ 7 * 7 }}" in Page(study_page(facts_of(sample_study("{{ 7 * 7 }}")))).text
+    assert all(tag != "img" for tag, _ in escaped.tags)
+
+
+def test_hostile_labels_do_not_leave_the_plot() -> None:
+    study = sample_study()
+    bench = replace(study.benches[0], case=f"</title>{HOSTILE}")
+    text = study_page(facts_of(replace(study, benches=(bench,))))
+    assert html.escape(f"</title>{HOSTILE}") in text
+    assert text.count("<script") == 1
+
+
+def test_the_first_screen_answers_in_the_jsons_words(page: Page, facts: dict[str, Any]) -> None:
+    first = page.text.split("Findings, and what was done")[0]
+    for sentence in facts["headline"].values():
+        assert sentence in first
+    for way in facts["ways"]:
+        assert f"{way['title']} {numbers.duration(way['us'])}" in first
+
+
+def test_page_screen_and_json_agree_to_the_digit(page: Page, facts: dict[str, Any]) -> None:
+    screen = " ".join(study_text(facts).split())
+    for way in facts["ways"]:
+        for text in (page.text, screen):
+            assert numbers.duration(way["us"]) in text
+            assert numbers.ratio(way["speedup"]) in text
+        assert numbers.share(way["limit_share"]) in screen
+    for lead in facts["leads"]:
+        for text in (page.text, screen):
+            assert numbers.duration(lead["saved_us"]) in text
+            assert numbers.share(lead["share"]) in text
+    for row in facts["replaced"]:
+        assert numbers.duration(row["before_us"]) in page.text
+    for record in facts["benches"][0]["records"]:
+        assert numbers.duration(record["us"]) in page.text
+        assert numbers.rate(record["gbps"]) in page.text
+
+
+def test_four_digits_are_all_that_the_json_holds(facts: dict[str, Any]) -> None:
+    def values(fact: Any) -> list[float]:
+        if isinstance(fact, dict):
+            return [value for item in fact.values() for value in values(item)]
+        if isinstance(fact, list):
+            return [value for item in fact for value in values(item)]
+        return [fact] if isinstance(fact, float) else []
+
+    assert values(facts)
+    for value in values(facts["ways"]) + values(facts["profile"]):
+        if value not in (way["low_us"] for way in facts["ways"]):
+            assert float(numbers.digits(value)) == value
+
+
+def test_sort_keys_are_the_numbers_shown(page: Page, facts: dict[str, Any]) -> None:
+    keys = [attributes["data-value"] for tag, attributes in page.tags if "data-value" in attributes]
+    assert str(facts["replaced"][0]["before_us"]) in keys
+    assert "None" in keys
+    assert all(key == "None" or float(key) is not None for key in keys if key is not None)
+
+
+def test_what_is_missing_is_said(facts: dict[str, Any]) -> None:
+    study = sample_study()
+    bare = replace(study, leads=(), replaced=(), left=(), checks=(), benches=(), limit=None)
+    page = Page(study_page(facts_of(bare)))
+    for sentence in (
+        "The profile found nothing worth a line",
+        "No chain of this target is one that an operator of the library computes.",
+        "No operator was tried, so there was nothing to prove.",
+        "No operator was tried, so none was timed alone.",
+    ):
+        assert sentence in page.text
+    assert all(tag != "svg" for tag, _ in page.tags)
+    assert study_text(facts_of(bare))
+
+
+def test_the_screen_has_80_columns(facts: dict[str, Any]) -> None:
+    lines = study_text(facts).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert re.search(
+        r"torch\.compile of fused +18\.96 ms +2\.175× +FASTER +68\.67 %", "\n".join(lines)
+    )
