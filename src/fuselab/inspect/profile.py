@@ -143,7 +143,7 @@ class Recorder:
         self._timer: torch.profiler.profile | None = None
         self._range: record_function | None = None
         self._details: Details | None = None
-        self._windows: list[Window] = []
+        self.windows: list[Window] = []  # one per recorded repeat
         self._traces: list[str] = []
         self._whole_steps = 0
 
@@ -175,17 +175,17 @@ class Recorder:
     @property
     def recorded(self) -> bool:
         """Whether at least one whole step has been timed."""
-        return bool(self._windows)
+        return bool(self.windows)
 
     @property
     def result(self) -> Profile:
-        if not self._windows:
+        if not self.windows:
             wait, warmup, _, _ = self.schedule
             raise TargetError(
                 f"nothing was recorded: the loop made {self._step} steps, and this schedule needs "
                 f"{wait + warmup + 1} (p.step() ends each); make more, or change the schedule."
             )
-        return summarize(self.name, self._windows, self._details, self._traces)
+        return summarize(self.name, self.windows, self._details, self._traces)
 
     def _begin_step(self) -> None:
         wait, warmup, active, repeat = self.schedule
@@ -236,7 +236,7 @@ class Recorder:
         self._timer.stop()
         if self._whole_steps:
             trace = _chrome_trace(self._timer)
-            self._windows.append(read_window(json.loads(trace), self._whole_steps))
+            self.windows.append(read_window(json.loads(trace), self._whole_steps))
             self._traces.append(trace)
         self._timer = None
 

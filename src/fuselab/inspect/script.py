@@ -1,4 +1,4 @@
-"""Profile a user's script: it runs as it would alone, in a child process with the profiler in it."""
+"""Profile a user's script: it runs as it would alone, in a child with the profiler in it."""
 
 from __future__ import annotations
 

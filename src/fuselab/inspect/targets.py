@@ -54,6 +54,7 @@ class Target:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     device: torch.device
+    data: str | None = None
     loss: Callable[[Any], Tensor] | None = None
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
 
@@ -98,9 +99,37 @@ def load(target: str, device: str | torch.device = "cpu", data: str | None = Non
         args=_move(args, device),
         kwargs=_move(kwargs, device),
         device=device,
+        data=data,
         loss=getattr(module, "get_loss", None),
         optimizer=getattr(module, "get_optimizer", None),
     )
+
+
+def with_batch(target: Target, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with ``batch`` rows where the target's own have as many as its first tensor: rows
+    are repeated or left out. Tensors of another first size stay as they are."""
+    rows = batch_size(target)
+
+    def resize(leaf: Tensor | nn.Module) -> Any:
+        if isinstance(leaf, nn.Module) or leaf.dim() == 0 or leaf.shape[0] != rows or rows == 0:
+            return leaf
+        repeats = (-(-batch // rows), *[1] * (leaf.dim() - 1))
+        return leaf.detach().repeat(repeats)[:batch].requires_grad_(leaf.requires_grad)
+
+    return _map(target.args, resize), _map(dict(target.kwargs), resize)
+
+
+def batch_size(target: Target) -> int:
+    """Rows of the first tensor argument; 0 where there is none."""
+    found: list[int] = []
+
+    def note(leaf: Tensor | nn.Module) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            found.append(leaf.shape[0])
+        return leaf
+
+    _map([*target.args, *target.kwargs.values()], note)
+    return found[0] if found else 0
 
 
 def on_host(target: Target) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,0 +1,125 @@
+"""Explain: what torch.compile makes of a TARGET, and what that is worth.
+
+Everything runs in child processes with an inductor cache of their own: the compile is really cold,
+the user's process keeps its own caches, and a compile that hangs can be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fuselab
+from fuselab.errors import ArgumentError, FuselabError, TargetError
+from fuselab.inspect.profile import significant_everywhere
+from fuselab.inspect.targets import Target
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the child processes are asked."""
+
+    target: str
+    device: str
+    data: str | None
+    backward: bool
+    dynamic: bool
+    mode: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``facts`` are what the JSON holds; ``files`` are the generated sources, by file name."""
+
+    facts: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        return self.facts
+
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Writes every graph's wrapper with its kernels and the FX graphs. Raises OutputError."""
+        from fuselab.report.files import write_text
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        paths = [Path(folder) / name for name in self.files]
+        for path in paths:
+            write_text(path, self.files[path.name])
+        return paths
+
+
+def explain_target(
+    target: Target,
+    *,
+    backward: bool = False,
+    dynamic: bool = False,
+    mode: str = "default",
+    progress: Callable[[str], None] = lambda words: None,
+) -> Explanation:
+    """Compiles a TARGET in a fresh process and says what came out.
+
+    ``backward`` compiles and times the backward too (loss as in ``profile_target``); ``dynamic``
+    also calls it with other batch sizes and tells what recompiled; ``mode`` is ``torch.compile``'s.
+    Raises ArgumentError for an unknown mode, TargetError where the target or its compile fails or
+    takes longer than 15 minutes (naming the stage it was in).
+    """
+    if mode not in MODES:
+        raise ArgumentError(f"mode '{mode}' is unknown; torch.compile has {', '.join(MODES)}.")
+    request = Request(target.spec, str(target.device), target.data, backward, dynamic, mode)
+    with tempfile.TemporaryDirectory(prefix="fuselab-explain-") as folder:
+        progress("compiling with an empty cache")
+        explanation = _ask("explain", request, Path(folder))
+        progress("compiling again with the cache on disk")
+        warm = _ask("warm", request, Path(folder))
+    explanation.facts["compile"]["warm_s"] = warm
+    return Explanation(significant_everywhere(explanation.facts), explanation.files)
+
+
+def _ask(what: str, request: Request, folder: Path) -> Any:
+    """Runs one child; its answer, or the error it met."""
+    asked, answer, stage = folder / "request", folder / f"{what}-answer", folder / "stage"
+    asked.write_bytes(pickle.dumps(request))
+    command = [sys.executable, "-m", "fuselab.inspect.explain_runner", what, str(folder)]
+    try:
+        done = subprocess.run(
+            command, env=_environment(folder), stdout=2, stderr=subprocess.PIPE, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        reached = stage.read_text() if stage.is_file() else "starting"
+        raise TargetError(
+            f"explaining {request.target} took longer than {TIMEOUT_S} s while {reached}; "
+            "try a smaller input or another --mode."
+        ) from error
+    if not answer.is_file():
+        words = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        raise TargetError(
+            f"the process that compiled {request.target} ended with status {done.returncode} "
+            f"while {stage.read_text() if stage.is_file() else 'starting'}: {words[0][:200]}."
+        )
+    outcome = pickle.loads(answer.read_bytes())  # written by our own child just now
+    if isinstance(outcome, FuselabError):
+        raise outcome
+    return outcome
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    source = str(Path(fuselab.__file__).resolve().parent.parent)
+    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "KINETO_LOG_LEVEL": "99",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }

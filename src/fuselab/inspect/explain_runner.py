@@ -1,0 +1,241 @@
+"""The child process of ``explain_target``.
+
+    python -m fuselab.inspect.explain_runner explain|warm FOLDER
+
+FOLDER holds the pickled request; the answer, an ``Explanation``, seconds or an error, goes there.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuselab.device.ceiling import measured_ceilings
+from fuselab.errors import FuselabError, TargetError
+from fuselab.inspect import inductor_capture, targets
+from fuselab.inspect.explain import Explanation, Request
+from fuselab.inspect.inductor_capture import CompiledGraph, GraphBreak, Launch
+from fuselab.inspect.kernel_times import times_of_launches
+from fuselab.inspect.profile import target_step
+from fuselab.inspect.user_code import SourceLine, describe_error, plain
+from fuselab.measure import time as time_call
+from fuselab.measure.memory import peak_bytes
+
+STEPS_PROFILED = 5
+TIMING_BUDGET_S = 1.0
+
+Stage = Callable[[str], None]
+
+
+def explain(request: Request, stage: Stage) -> Explanation:
+    """All facts about one target, but its warm compile time."""
+    stage("running the target once")
+    target = targets.load(request.target, request.device, request.data)
+    with _refusing(target.name):
+        target_step(target, request.backward)()
+    stage("tracing with Dynamo")
+    with torch.set_grad_enabled(request.backward or not target.is_module):
+        count, breaks, dynamo_graphs = inductor_capture.graph_breaks(
+            target.callable, *target.args, **target.kwargs
+        )
+    inductor_capture.forget_compilations()
+    stage("compiling with Inductor")
+    with inductor_capture.named_kernels(), inductor_capture.capture() as captured:
+        compiled = _compiled(target, request)
+        step = target_step(compiled, request.backward)
+        with _refusing(target.name):
+            cold_s = _seconds(step, target.device)
+        compilations = inductor_capture.compilations()
+        stage("timing eager and compiled")
+        speed = _speed(target, compiled, request.backward)
+        stage("timing the kernels")
+        kernel_us = times_of_launches(step, captured.graphs, STEPS_PROFILED)
+        kernels = _kernels(captured.graphs, kernel_us, target.device)
+        files = _files(captured.graphs, dynamo_graphs)
+        recompiles = []
+        if request.dynamic:
+            stage("calling it with other batch sizes")
+            recompiles = _other_batches(target, compiled, request)
+    facts = {
+        "name": target.name,
+        "device": target.device.type,
+        "mode": request.mode,
+        "backward": request.backward,
+        "graphs": count,
+        "guards": sum(c.guards or 0 for c in compilations),
+        "breaks": [_break_row(b) for b in breaks],
+        "compile": {
+            "cold_s": cold_s,
+            "dynamo_s": sum((c.seconds or 0) - (c.backend_seconds or 0) for c in compilations),
+            "backend_s": sum(c.backend_seconds or 0 for c in compilations),
+        },
+        "failures": [c.failure for c in compilations if c.failure],
+        "dynamic": request.dynamic,
+        "batches": recompiles,
+        **speed,
+        "kernels": kernels,
+        "ceiling": "cold copy of as many bytes" if any(k["share"] for k in kernels) else None,
+    }
+    return Explanation(facts, files)
+
+
+def warm_seconds(request: Request, stage: Stage) -> float:
+    """The first call's time when everything compiled lies in the cache on disk."""
+    target = targets.load(request.target, request.device, request.data)
+    stage("compiling with the cache on disk")
+    with inductor_capture.named_kernels():
+        step = target_step(_compiled(target, request), request.backward)
+        return _seconds(step, target.device)
+
+
+def _compiled(target: targets.Target, request: Request) -> targets.Target:
+    mode = None if request.mode == "default" else request.mode
+    return replace(target, callable=torch.compile(target.callable, mode=mode))
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FuselabError:
+        raise
+    except Exception as error:
+        raise TargetError(f"{name} raised when it ran: {describe_error(error)}.") from error
+
+
+def _seconds(step: Callable[[], Any], device: torch.device) -> float:
+    start = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _speed(eager: targets.Target, compiled: targets.Target, backward: bool) -> dict[str, Any]:
+    """Time and peak memory of a step before and after, caches warm as in a loop."""
+    facts: dict[str, Any] = {}
+    for name, target in (("eager", eager), ("compiled", compiled)):
+        step = target_step(target, backward)
+        timing = time_call(step, device=target.device, cold=False, budget_s=TIMING_BUDGET_S)
+        facts[name] = {
+            "us": timing.median_us,
+            "low_us": timing.low_us,
+            "high_us": timing.high_us,
+            "peak_bytes": peak_bytes(step, target.device),
+        }
+    facts["speedup"] = facts["eager"]["us"] / facts["compiled"]["us"]
+    return facts
+
+
+def _kernels(
+    graphs: Sequence[CompiledGraph],
+    kernel_us: dict[tuple[int, int], float],
+    device: torch.device,
+) -> list[dict[str, Any]]:
+    """One row per launch, in launch order."""
+    ceiling = measured_ceilings(device).copy_gbps if kernel_us else {}
+    rows = []
+    for position, graph in enumerate(graphs):
+        for order, launch in enumerate(graph.launches):
+            us = kernel_us.get((position, order))
+            moved = _bytes_moved(launch)
+            gbps = moved / us / 1e3 if us and moved else None
+            limit = _ceiling_gbps(ceiling, moved)
+            rows.append(
+                {
+                    "graph": graph.index,
+                    "phase": graph.phase,
+                    "name": launch.name,
+                    "kind": launch.kind,
+                    "operators": list(launch.operators),
+                    "lines": [_line_row(line) for line in launch.lines],
+                    "bytes": moved,
+                    "us": us,
+                    "gbps": gbps if launch.kind == "fused" else None,
+                    "ceiling_gbps": limit if launch.kind == "fused" else None,
+                    "share": gbps / limit if gbps and limit and launch.kind == "fused" else None,
+                }
+            )
+    return rows
+
+
+def _bytes_moved(launch: Launch) -> int | None:
+    if launch.bytes_read is None or launch.bytes_written is None:
+        return None
+    return launch.bytes_read + launch.bytes_written
+
+
+def _ceiling_gbps(copy_gbps: Any, moved: int | None) -> float | None:
+    """Bandwidth of the measured copy nearest in size; below half the smallest none is comparable:
+    such a kernel costs its launch."""
+    sizes = sorted(map(int, copy_gbps))
+    if not sizes or moved is None or moved < sizes[0] / 2:
+        return None
+    nearest = min(sizes, key=lambda size: abs(size - moved))
+    return float(copy_gbps[str(nearest)])
+
+
+def _other_batches(
+    target: targets.Target, compiled: targets.Target, request: Request
+) -> list[dict[str, Any]]:
+    """The compiled target called with other batch sizes: what compiled again, why, how long."""
+    rows = []
+    own = targets.batch_size(target)
+    for batch in dict.fromkeys((max(own // 2, 2), max(own // 3, 3), own + 1)):
+        inductor_capture.forget_metrics()
+        args, kwargs = targets.with_batch(compiled, batch)
+        step = target_step(replace(compiled, args=args, kwargs=kwargs), request.backward)
+        seconds = _seconds(step, target.device)
+        new = inductor_capture.compilations()
+        rows.append(
+            {
+                "batch": batch,
+                "compiled": len(new),
+                "first_call_s": seconds,
+                "reasons": [c.recompile_reason for c in new if c.recompile_reason],
+            }
+        )
+    return rows
+
+
+def _break_row(found: GraphBreak) -> dict[str, Any]:
+    return {"reason": found.reason, **(_line_row(found.line) if found.line else {})}
+
+
+def _line_row(line: SourceLine) -> dict[str, Any]:
+    return {"line": plain(line), "file": line.file, "line_number": line.line, "source": line.text}
+
+
+def _files(graphs: Sequence[CompiledGraph], dynamo_graphs: Sequence[str]) -> dict[str, str]:
+    files = {f"dynamo_graph_{i}.py": text for i, text in enumerate(dynamo_graphs)}
+    for graph in graphs:
+        files[f"graph_{graph.index}_{graph.phase}.py"] = graph.code
+        files[f"graph_{graph.index}_{graph.phase}.fx.py"] = graph.fx_graph
+    return files
+
+
+def main(what: str, folder: Path) -> None:
+    request: Request = pickle.loads((folder / "request").read_bytes())
+
+    def stage(words: str) -> None:
+        (folder / "stage").write_text(words)
+
+    outcome: Any
+    try:
+        outcome = explain(request, stage) if what == "explain" else warm_seconds(request, stage)
+    except FuselabError as error:
+        outcome = error.with_traceback(None)
+        outcome.__cause__ = outcome.__context__ = None
+    (folder / f"{what}-answer").write_bytes(pickle.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,281 @@
+"""What Dynamo and Inductor did: the one file that reads their private parts.
+
+Tried with torch 2.11 and 2.13. Where a torch has moved a part away, ``capture`` raises
+UnsupportedError that names it, instead of an AttributeError somewhere inside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fuselab.errors import UnsupportedError
+from fuselab.inspect.user_code import SourceLine, is_user_file, plain
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_LAUNCH = re.compile(
+    r"^\s*(?:(?P<result>\w+) = )?(?P<callee>"
+    r"extern_kernels\.\w+|torch\.ops\.[\w.]+|aten\.[\w.]+|(?:cpp|triton)_\w+(?:\.run)?"
+    r")\((?P<arguments>.*)\)"
+)
+_AOT_ID = re.compile(r"# AOT ID: \['(\d+)_(\w+)'\]")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of Inductor's schedule after fusion: a loop nest, or a call it left to a library."""
+
+    buffers: tuple[str, ...]  # names of what it writes
+    operators: tuple[str, ...]  # the ATen operators it came from
+    lines: tuple[SourceLine, ...]
+    bytes_read: int | None
+    bytes_written: int | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel or library call, in launch order."""
+
+    name: str
+    kind: str  # fused, or extern: a library call
+    operators: tuple[str, ...]
+    lines: tuple[SourceLine, ...]
+    bytes_read: int | None
+    bytes_written: int | None
+
+
+@dataclass
+class CompiledGraph:
+    """One graph that Inductor compiled."""
+
+    index: int
+    phase: str  # forward, backward, inference
+    code: str  # the wrapper with the source of every kernel
+    fx_graph: str
+    launches: list[Launch]
+
+
+@dataclass
+class Capture:
+    """Everything compiled while ``capture`` was open."""
+
+    graphs: list[CompiledGraph] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where Dynamo cut the graph, and why."""
+
+    reason: str
+    line: SourceLine | None
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One frame that Dynamo compiled."""
+
+    function: str
+    line: SourceLine | None
+    guards: int | None
+    operators: int | None
+    seconds: float | None
+    backend_seconds: float | None
+    recompile_reason: str | None
+    failure: str | None
+
+
+@contextmanager
+def capture() -> Iterator[Capture]:
+    """Records every graph that Inductor compiles inside; nothing of what it makes changes, so its
+    caches stay valid. A graph that comes from a cache is not seen: start from an empty one."""
+    try:
+        from torch._inductor.graph import GraphLowering
+        from torch._inductor.scheduler import Scheduler
+        from torch._inductor.virtualized import V
+
+        codegen: Any = Scheduler.codegen
+        save: Any = GraphLowering.save_output_code
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"torch {torch.__version__} keeps Inductor's scheduler elsewhere ({plain(error)}); "
+            "explain works with torch 2.11 to 2.13."
+        ) from error
+    found = Capture()
+    pending: list[tuple[list[Node], str]] = []
+
+    def recorded_codegen(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        nodes = [_read_node(node) for node in scheduler.nodes]
+        module: Any = V.graph.module
+        pending.append((nodes, module.print_readable(print_output=False)))
+        return codegen(scheduler, *args, **kwargs)
+
+    def recorded_save(code: str) -> None:
+        nodes, fx_graph = pending.pop() if pending else ([], "")
+        index, phase = _identify(code, len(found.graphs))
+        found.graphs.append(CompiledGraph(index, phase, code, fx_graph, launches(code, nodes)))
+        if save is not None:
+            save(code)
+
+    with (
+        mock.patch.object(Scheduler, "codegen", recorded_codegen),
+        mock.patch.object(GraphLowering, "save_output_code", staticmethod(recorded_save)),
+    ):
+        yield found
+
+
+def _identify(code: str, default: int) -> tuple[int, str]:
+    match = _AOT_ID.search(code)
+    return (int(match[1]), match[2]) if match else (default, "graph")
+
+
+def _read_node(node: Any) -> Node:
+    origins = [
+        origin for part in node.get_nodes() if part.node is not None for origin in part.node.origins
+    ]
+    origins.sort(key=lambda origin: getattr(origin, "_sort_key", ()) or ())
+    return Node(
+        buffers=tuple(node.get_buffer_names()),
+        operators=tuple(dict.fromkeys(filter(None, map(_aten_name, origins)))),
+        lines=tuple(dict.fromkeys(line for origin in origins for line in _user_lines(origin))),
+        bytes_read=_size(node, "get_read_buffer_sizes"),
+        bytes_written=_size(node, "get_write_buffer_sizes"),
+    )
+
+
+def _size(node: Any, method: str) -> int | None:
+    """Inductor's own count of the bytes a node must move; None where it has none (fallbacks)."""
+    try:
+        return int(getattr(node, method)())
+    except Exception:  # symbolic sizes and opaque layouts raise whatever they like
+        return None
+
+
+def _aten_name(origin: Any) -> str | None:
+    original = origin.meta.get("original_aten")
+    target = original if original is not None else origin.target
+    name = getattr(target, "_overloadpacket", None)
+    return str(name) if name is not None else None
+
+
+def _user_lines(origin: Any) -> list[SourceLine]:
+    """The innermost line of the user's in a node's stack trace."""
+    lines = [
+        SourceLine(match["file"], int(match["line"]))
+        for match in _FRAME.finditer(origin.meta.get("stack_trace") or "")
+    ]
+    return [line for line in lines if is_user_file(line.file)][-1:]
+
+
+def launches(code: str, nodes: Sequence[Node]) -> list[Launch]:
+    """The calls of a wrapper in order, each with the schedule's nodes that it runs: those that
+    write a buffer it is given. A C++ kernel may run several nodes."""
+    found = []
+    left = list(nodes)
+    for callee, words in _calls(code):
+        mine = [node for node in left if words.intersection(node.buffers)]
+        left = [node for node in left if node not in mine]
+        extern = callee.startswith(("extern_kernels.", "torch.ops.", "aten."))
+        name = callee.removeprefix("extern_kernels.").removesuffix(".run")
+        found.append(
+            Launch(
+                name=name.removeprefix("torch.ops."),
+                kind="extern" if extern else "fused",
+                operators=_merged(node.operators for node in mine),
+                lines=_merged(node.lines for node in mine),
+                bytes_read=_total(node.bytes_read for node in mine),
+                bytes_written=_total(node.bytes_written for node in mine),
+            )
+        )
+    return found
+
+
+def _calls(code: str) -> Iterator[tuple[str, set[str]]]:
+    """Callee and the names on the line of every launch in a wrapper's ``call``."""
+    body = code.partition("def call(")[2].partition("\ndef ")[0]
+    for line in body.splitlines():
+        match = _LAUNCH.match(line)
+        if match:
+            words = set(re.findall(r"\w+", match["arguments"]))
+            yield match["callee"], words | {match["result"] or ""}
+
+
+def _merged(parts: Any) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(item for part in parts for item in part))
+
+
+def _total(sizes: Any) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
+# --- Dynamo --------------------------------------------------------------------------------------
+
+
+def graph_breaks(
+    function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> tuple[int, list[GraphBreak], list[str]]:
+    """How many graphs Dynamo makes of a call, where it breaks them, and the graphs as Python."""
+    found = torch._dynamo.explain(function)(*args, **kwargs)
+    breaks = [
+        GraphBreak(_first_sentence(reason.reason), _line_of(reason.user_stack))
+        for reason in found.break_reasons
+        if getattr(reason, "graph_break", True)
+    ]
+    graphs = [graph.print_readable(print_output=False) for graph in found.graphs]
+    return found.graph_count, breaks, graphs
+
+
+def _first_sentence(reason: str) -> str:
+    """Dynamo's reasons run over many lines; explanation and hint follow the first."""
+    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
+    head = lines[0] if lines else "no reason given"
+    explanation = next((line for line in lines if line.startswith("Explanation:")), "")
+    explanation = explanation.removeprefix("Explanation:").strip()
+    return plain(f"{head}: {explanation}" if explanation else head)
+
+
+def _line_of(stack: Sequence[Any]) -> SourceLine | None:
+    own = [frame for frame in stack if is_user_file(frame.filename)]
+    return SourceLine(own[-1].filename, own[-1].lineno) if own else None
+
+
+def forget_compilations() -> None:
+    """Dynamo's caches and its record of compilations, emptied."""
+    torch._dynamo.reset()
+    forget_metrics()
+
+
+def forget_metrics() -> None:
+    """Dynamo's record of compilations, emptied; what it compiled stays."""
+    torch._dynamo.utils.clear_compilation_metrics()
+
+
+def compilations() -> list[Compilation]:
+    """What Dynamo compiled since ``forget_compilations``, backward graphs aside."""
+    return [
+        Compilation(
+            function=plain(metrics.co_name),
+            line=SourceLine(metrics.co_filename, metrics.co_firstlineno or 1),
+            guards=metrics.guard_count,
+            operators=metrics.graph_op_count,
+            seconds=metrics.entire_frame_compile_time_s,
+            backend_seconds=metrics.backend_compile_time_s,
+            recompile_reason=plain(metrics.recompile_reason) if metrics.recompile_reason else None,
+            failure=plain(metrics.fail_reason) if metrics.fail_reason else None,
+        )
+        for metrics in torch._dynamo.utils.get_compilation_metrics()
+        if metrics.co_name is not None and metrics.co_filename is not None
+    ]
+
+
+@contextmanager
+def named_kernels() -> Iterator[None]:
+    """C++ kernels compiled inside announce themselves to the profiler by name, as Triton's do."""
+    with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}):
+        yield

@@ -1,0 +1,120 @@
+"""What torch.compile does, as text of 80 columns, from the same facts that the JSON holds."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fuselab.report.numbers import NONE, byte_count, count, duration, rate, ratio, share
+from fuselab.report.text_table import WIDTH, cut, table
+
+ROWS = 30  # kernels on the screen; the JSON holds all
+
+Facts = Mapping[str, Any]
+
+
+def explain_text(facts: Facts) -> str:
+    """The screen of ``fuselab explain``."""
+    lines = [*_head(facts), "", *_speed(facts), "", *_graphs(facts)]
+    if facts["dynamic"]:
+        lines += ["", *_batches(facts)]
+    lines += ["", *_kernels(facts)]
+    return "\n".join(lines)
+
+
+def _head(facts: Facts) -> Iterator[str]:
+    passes = "forward and backward" if facts["backward"] else "forward"
+    mode = "" if facts["mode"] == "default" else f", mode {facts['mode']}"
+    yield cut(f"{facts['name']} on {facts['device']}, {passes}, torch.compile{mode}", WIDTH)
+
+
+def _speed(facts: Facts) -> Iterator[str]:
+    rows = [
+        [
+            name,
+            duration(facts[name]["us"]),
+            f"{duration(facts[name]['low_us'])} to {duration(facts[name]['high_us'])}",
+            byte_count(facts[name]["peak_bytes"]),
+        ]
+        for name in ("eager", "compiled")
+    ]
+    yield from table(["one step", "median", "95 % interval", "peak memory"], rows, right=(1, 2, 3))
+    yield f" compiled is {ratio(facts['speedup'])} as fast"
+    compiled = facts["compile"]
+    yield (
+        f" compile: {_seconds(compiled['cold_s'])} with empty caches "
+        f"(Inductor {_seconds(compiled['backend_s'])}), "
+        f"{_seconds(compiled['warm_s'])} from the cache on disk"
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return duration(seconds * 1e6)
+
+
+def _graphs(facts: Facts) -> Iterator[str]:
+    graphs, breaks = facts["graphs"], facts["breaks"]
+    yield (
+        f"{count(graphs)} graph{'s' if graphs != 1 else ''}, {count(len(breaks))} graph "
+        f"break{'s' if len(breaks) != 1 else ''}, {count(facts['guards'])} guards"
+    )
+    for found in breaks:
+        if "line" in found:
+            yield cut(f"  {found['line']} | {found['source']}", WIDTH)
+        yield from _folded("    ", found["reason"])
+    for failure in facts["failures"]:
+        yield from _folded("  not compiled: ", failure)
+
+
+def _batches(facts: Facts) -> Iterator[str]:
+    yield "Other batch sizes, one after the other"
+    for row in facts["batches"]:
+        compiled = f"{row['compiled']} compiled again" if row["compiled"] else "nothing recompiled"
+        yield f" {row['batch']:>8} rows: {compiled}, first call {_seconds(row['first_call_s'])}"
+        for reason in row["reasons"]:
+            yield from _folded("           ", reason)
+
+
+def _kernels(facts: Facts) -> Iterator[str]:
+    kernels = facts["kernels"]
+    fused = sum(row["kind"] == "fused" for row in kernels)
+    yield f"Kernels in launch order: {fused} fused, {len(kernels) - fused} library calls"
+    if not kernels:
+        return
+    rows = []
+    for number, row in enumerate(kernels[:ROWS], 1):
+        rows.append(
+            [
+                str(number),
+                row["name"],
+                duration(row["us"]),
+                byte_count(row["bytes"]),
+                rate(row["gbps"]),
+                share(row["share"]),
+            ]
+        )
+    yield from table(
+        ["", "kernel", "time", "must move", "rate", "of ceiling"], rows, right=(0, 2, 3, 4, 5)
+    )
+    if facts["ceiling"]:
+        words = f"ceiling: {facts['ceiling']}; over 100 % a cache still held the inputs."
+        yield from _folded(" ", words)
+    if len(kernels) > ROWS:
+        yield f" and {len(kernels) - ROWS} more in --json"
+    yield ""
+    yield "What each fuses"
+    phase = None
+    for number, row in enumerate(kernels[:ROWS], 1):
+        if (row["graph"], row["phase"]) != phase:
+            phase = (row["graph"], row["phase"])
+            yield f" graph {row['graph']}, {row['phase']}"
+        operators = ", ".join(name.removeprefix("aten.") for name in row["operators"]) or NONE
+        lines = ", ".join(line["line"] for line in row["lines"]) or NONE
+        yield from _folded(f"{number:4}  ", f"{operators}  [{lines}]")
+
+
+def _folded(head: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+    )
