@@ -9,7 +9,6 @@ from typing import Annotated
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -78,7 +77,9 @@ def check(
 
 def show(report: CheckReport, console: Console) -> None:
     """The table, then every failure with its smallest case, then what was not judged and why."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=report.op, title_justify="left")
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), pad_edge=False, title=report.op, title_justify="left"
+    )
     for name in ("implementation", "dtype", "where"):
         table.add_column(name)
     for name in ("trials", "worst ulp", "eager's"):
@@ -101,10 +102,19 @@ def show(report: CheckReport, console: Console) -> None:
             show_failure(group, failure, console)
     for line in notes(report):
         console.print(line, style="dim", soft_wrap=False)
-    trials = sum(group.trials for group in report.groups)
+    console.print(summary(report))
+
+
+def summary(report: CheckReport) -> str:
+    """The last line: what the exit status says, and how much of it was judged."""
+    verdicts = [group.verdict for group in report.groups]
     failures = sum(len(group.failures) for group in report.groups)
-    verdict = "PASS" if report.passed else f"FAIL: {failures} checks"
-    console.print(f"{verdict} ({trials} trials, seed {report.seed})")
+    judged = sum(verdict in (Verdict.PASS, Verdict.FAIL) for verdict in verdicts)
+    trials = sum(group.trials for group in report.groups)
+    text = f"FAIL: {failures} checks" if failures else "PASS" if judged else "NOT JUDGED"
+    if judged < len(verdicts):
+        text += f"; {len(verdicts) - judged} of {len(verdicts)} rows not judged here"
+    return f"{text} ({trials} trials, seed {report.seed})"
 
 
 def ulps(value: float) -> str:
@@ -126,15 +136,17 @@ def show_failure(group: Group, failure: Result, console: Console) -> None:
 
 def notes(report: CheckReport) -> list[str]:
     """What was not judged and what was refused, each reason once, with where it holds."""
-    held: dict[str, list[str]] = {}
+    held: dict[str, dict[str, list[str]]] = {}
     for group in report.groups:
         for entry in group.results:
             if entry.reason is None or entry.verdict is Verdict.FAIL:
                 continue
             if entry.verdict is Verdict.SKIPPED:
                 continue
-            label = f"{group.implementation} {group.dtype}"
-            names = held.setdefault(f"{entry.verdict} {entry.check}: {entry.reason}", [])
-            if label not in names:
-                names.append(label)
-    return [f"{text} ({', '.join(names)})" for text, names in held.items()]
+            places = held.setdefault(f"{entry.verdict} {entry.check}: {entry.reason}", {})
+            places.setdefault(group.implementation, []).append(group.dtype)
+    return [f"{text} ({_listed(places)})" for text, places in held.items()]
+
+
+def _listed(places: dict[str, list[str]]) -> str:
+    return "; ".join(f"{name} {' '.join(dtypes)}" for name, dtypes in places.items())
