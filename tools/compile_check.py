@@ -8,7 +8,7 @@ source does not compile, or when a ``.cu`` file is reached by no expression.
 
 from __future__ import annotations
 
-import inspect
+import importlib
 import os
 import sys
 import tempfile
@@ -16,9 +16,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fuselab.runtime.cuda_source import CudaSource
 
 CLONE = Path(__file__).resolve().parent.parent
-ROOTS = (CLONE / "src" / "fuselab" / "ops", CLONE / "examples")
+SOURCE = CLONE / "src"
+ROOTS = (SOURCE / "fuselab", CLONE / "examples")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
@@ -33,75 +38,58 @@ def check() -> int:
     from fuselab.errors import BuildError
 
     started = time.perf_counter()
-    failures, compiled, reached = foreign_toolchain(), 0, set()
-    for source, expressions in sources():
-        reached.add(source.path.resolve())
-        for arch in ARCHITECTURES:
-            try:
-                source.compile_many(expressions, arch)
-                compiled += len(expressions)
-            except BuildError as error:
-                failures.append(f"{error}\n{error.log}")
-    failures += [
-        f"{path.relative_to(CLONE)}: no CUDA_EXPRESSIONS reach it."
-        for path in cuda_files()
-        if path not in reached
-    ]
-    if not reached:
+    failures, compiled = foreign_toolchain(), 0
+    files = sorted(path for root in ROOTS for path in root.rglob("*.cu"))
+    if not files:
         failures.append("found no CUDA source at all.")
+    for file in files:
+        found = list(sources_of(file))
+        if not found:
+            failures.append(f"{file.relative_to(CLONE)}: no CudaSource with CUDA_EXPRESSIONS.")
+        for source, expressions in found:
+            for arch in ARCHITECTURES:
+                try:
+                    source.compile_many(expressions, arch)
+                    compiled += len(expressions)
+                except BuildError as error:
+                    failures.append(f"{error}\n{error.log}")
     for failure in failures:
         print(f"compile-check: {failure}", file=sys.stderr)
     print(
-        f"compile-check: {compiled} kernels of {len(reached)} CUDA sources for "
+        f"compile-check: {compiled} kernels of {len(files)} CUDA sources for "
         f"{', '.join(ARCHITECTURES)} in {time.perf_counter() - started:.0f} s; "
         f"{len(failures)} failed"
     )
     return 1 if failures else 0
 
 
-def cuda_files() -> list[Path]:
-    return sorted(path.resolve() for root in ROOTS for path in root.rglob("*.cu"))
-
-
-def specs() -> list[str]:
-    """What ``load_op`` takes: the library's names, and the example packages and files with CUDA."""
-    from fuselab import ops
-
-    found = list(ops.packages())
-    for path in cuda_files():
-        if path.is_relative_to(ROOTS[0]):
-            continue
-        if (path.parent / "op.py").is_file():
-            found.append(str(path.parent))
-        else:
-            found += [
-                str(file) for file in path.parent.glob("*.py") if path.name in file.read_text()
-            ]
-    return sorted(set(found))
-
-
-def sources() -> Iterator[tuple]:
-    """Every ``CudaSource`` with its expressions."""
-    from fuselab.prove.load import load_op
+def sources_of(file: Path) -> Iterator[tuple[CudaSource, tuple[str, ...]]]:
+    """Every ``CudaSource`` of this ``.cu`` file with the ``CUDA_EXPRESSIONS`` beside it."""
     from fuselab.runtime.cuda_source import CudaSource
 
-    seen = set()
-    for spec in specs():
-        op = load_op(spec)
-        for implementation in op.implementations.values():
-            module = inspect.getmodule(inspect.unwrap(implementation.forward))
-            held = [value for value in vars(module).values() if isinstance(value, CudaSource)]
-            for source in held:
-                if source.path not in seen:
-                    seen.add(source.path)
-                    yield source, expressions_of(module, op.name)
+    for python_file in sorted(file.parent.glob("*.py")):
+        if file.name not in python_file.read_text():
+            continue
+        module = import_file(python_file)
+        expressions = tuple(getattr(module, "CUDA_EXPRESSIONS", ()))
+        for value in vars(module).values():
+            if isinstance(value, CudaSource) and value.path.resolve() == file and expressions:
+                yield value, expressions
 
 
-def expressions_of(module: ModuleType | None, op_name: str) -> tuple[str, ...]:
-    expressions = getattr(module, "CUDA_EXPRESSIONS", None)
-    if not expressions:
-        sys.exit(f"compile-check: {op_name} has a CudaSource but no CUDA_EXPRESSIONS beside it.")
-    return tuple(expressions)
+def import_file(file: Path) -> ModuleType:
+    """The module of a file of fuselab, or of an example, loaded as the verbs load it."""
+    if file.is_relative_to(SOURCE):
+        name = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
+        return importlib.import_module(name)
+    from fuselab.prove.load import load_op
+
+    load_op(str(file.parent if (file.parent / "op.py").is_file() else file))
+    return next(
+        module
+        for module in list(sys.modules.values())
+        if getattr(module, "__file__", None) and Path(str(module.__file__)).resolve() == file
+    )
 
 
 def foreign_toolchain() -> list[str]:

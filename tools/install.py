@@ -4,13 +4,17 @@ Run by ``make`` with the machine's own Python; every argument goes to pip. A sta
 is written last: without it the environment is half-made. Standard library only.
 """
 
+from __future__ import annotations
+
+import contextlib
+import fcntl
 import hashlib
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 CLONE = Path(__file__).resolve().parent.parent
@@ -20,20 +24,21 @@ STAMP = ENVIRONMENT / "fuselab-installed"
 OLDEST_PYTHON = (3, 11)
 
 
-def main(pip_arguments: list) -> None:
+def main(pip_arguments: list[str]) -> None:
     check_python()
     check_compiler()
-    reason = why_rebuild()
-    if reason is None:
-        return
-    if ENVIRONMENT.exists() or ENVIRONMENT.is_symlink():
-        say(f"{reason}; making .venv anew.")
-        remove(ENVIRONMENT)
-    else:
-        say("making .venv with the versions of requirements.lock; this takes a few minutes.")
-    create()
-    install(pip_arguments)
-    STAMP.write_text(fingerprint(), encoding="utf-8")
+    with alone():
+        reason = why_rebuild()
+        if reason is None:
+            return
+        if ENVIRONMENT.exists() or ENVIRONMENT.is_symlink():
+            say(f"{reason}; making .venv anew.")
+            remove(ENVIRONMENT)
+        else:
+            say("making .venv with the versions of requirements.lock; this takes a few minutes.")
+        create()
+        install(pip_arguments)
+        STAMP.write_text(fingerprint(), encoding="utf-8")
     say("installed; the command is .venv/bin/fuselab.")
 
 
@@ -59,8 +64,7 @@ def check_python() -> None:
 
 def check_compiler() -> None:
     """Kernels for the CPU, torch.compile and Triton's launcher are built on the user's machine."""
-    named = shlex.split(os.environ.get("CXX", ""))[:1]
-    candidates = named or ["g++", "c++", "clang++"]
+    candidates = [name for name in (os.environ.get("CXX"), "g++", "c++", "clang++") if name]
     if not any(shutil.which(name) for name in candidates):
         sys.exit(
             f"install: no C++ compiler found (looked for {', '.join(candidates)}); get one with "
@@ -74,7 +78,19 @@ def check_compiler() -> None:
         )
 
 
-def why_rebuild() -> "str | None":
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the clone's folder: a second make must wait, not find .venv half-made by the first one
+    and remove it."""
+    folder = os.open(CLONE, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def why_rebuild() -> str | None:
     """None when .venv is complete and current, else the reason why it is not."""
     if not os.access(ENVIRONMENT / "bin" / "python", os.X_OK):
         return ".venv has no working Python"
@@ -103,7 +119,7 @@ def create() -> None:
     run([sys.executable, "-m", "venv", str(ENVIRONMENT)])
 
 
-def install(pip_arguments: list) -> None:
+def install(pip_arguments: list[str]) -> None:
     pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     pinned = [*pip, "install", "--quiet", "--constraint", str(LOCK), *pip_arguments]
     # The build backend first and pinned too, so that nothing comes in through build isolation.
@@ -111,7 +127,7 @@ def install(pip_arguments: list) -> None:
     run([*pinned, "--no-build-isolation", "--editable", f"{CLONE}[dev]"])
 
 
-def run(command: list) -> None:
+def run(command: list[str]) -> None:
     try:
         status = subprocess.call(command)
     except KeyboardInterrupt:

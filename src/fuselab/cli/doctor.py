@@ -146,6 +146,7 @@ def _in_range(distribution: str, span: tuple[tuple[int, int], tuple[int, int]], 
 def _compiler() -> Check:
     """A compile with the options that kernels get: a compiler may be there and lack OpenMP."""
     from fuselab.runtime import cpp_source
+    from fuselab.runtime.compiler import compiler_version
 
     mend = "sudo apt install g++, or sudo dnf install gcc-c++, or set CXX"
     with tempfile.TemporaryDirectory(prefix="fuselab-doctor-") as folder:
@@ -155,7 +156,7 @@ def _compiler() -> Check:
         )
     if built is not None:
         return Check("C++ compiler", "missing", built, mend)
-    return Check("C++ compiler", "works", cpp_source.compiler_version())
+    return Check("C++ compiler", "works", compiler_version())
 
 
 def _python_headers() -> Check:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from torch import Tensor
 
 from fuselab.errors import BuildError, DeviceError
 from fuselab.runtime import cache, launcher
+from fuselab.runtime.compiler import compiler, compiler_version, run_compiler
 from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
 
-__all__ = ["CppSource", "compiler", "compiler_version", "f32", "f64", "i32", "i64"]
+__all__ = ["CppSource", "f32", "f64", "i32", "i64"]
 
 OPTIONS = (
     "-std=c++20",
@@ -94,22 +94,6 @@ extern "C" __attribute__((visibility("default"))) const char* fuselab_codes_{ind
 
 
 @functools.cache
-def compiler() -> str:
-    """``$CXX``, else g++, else c++ or clang++. Raises BuildError naming what to install."""
-    for name in filter(None, (os.environ.get("CXX"), "g++", "c++", "clang++")):
-        if found := shutil.which(name):
-            return found
-    raise BuildError("no C++ compiler was found; install g++ (apt-get install g++) or set CXX.")
-
-
-@functools.cache
-def compiler_version() -> str:
-    """The compiler's own version line."""
-    result = subprocess.run([compiler(), "--version"], capture_output=True, text=True)
-    return result.stdout.splitlines()[0] if result.stdout else compiler()
-
-
-@functools.cache
 def _cpu() -> str:
     """What ``-march=native`` means here: a library built on another CPU must not be taken."""
     command = [compiler(), "-march=native", "-E", "-dM", "-x", "c++", "/dev/null"]
@@ -129,15 +113,6 @@ def compile_library(source: str, library: Path, options: Sequence[str], what: st
 def _openmp() -> tuple[str, ...]:
     """Link options: none where torch's OpenMP runtime offers its symbols to the whole process."""
     return () if hasattr(ctypes.CDLL(None), "GOMP_parallel") else ("-fopenmp",)
-
-
-def run_compiler(arguments: Sequence[str], what: str) -> None:
-    """Run the compiler. Raises BuildError with its log; ``what`` begins the sentence."""
-    result = subprocess.run([compiler(), *arguments], capture_output=True, text=True)
-    if result.returncode:
-        log = result.stderr
-        first = next((line for line in log.splitlines() if "error" in line), log.strip())
-        raise BuildError(f"{what} does not compile: {first}", log=log)
 
 
 class CppSource:

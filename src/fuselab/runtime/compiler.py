@@ -1,0 +1,36 @@
+"""The C++ compiler of this machine: which one, which version, and one run of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from fuselab.errors import BuildError
+
+
+@functools.cache
+def compiler() -> str:
+    """``$CXX``, else g++, else c++ or clang++. Raises BuildError naming what to install."""
+    for name in filter(None, (os.environ.get("CXX"), "g++", "c++", "clang++")):
+        if found := shutil.which(name):
+            return found
+    raise BuildError("no C++ compiler was found; install g++ (apt-get install g++) or set CXX.")
+
+
+@functools.cache
+def compiler_version() -> str:
+    """The compiler's own version line."""
+    result = subprocess.run([compiler(), "--version"], capture_output=True, text=True)
+    return result.stdout.splitlines()[0] if result.stdout else compiler()
+
+
+def run_compiler(arguments: Sequence[str], what: str) -> None:
+    """Run the compiler. Raises BuildError with its log; ``what`` begins the sentence."""
+    result = subprocess.run([compiler(), *arguments], capture_output=True, text=True)
+    if result.returncode:
+        log = result.stderr
+        first = next((line for line in log.splitlines() if "error" in line), log.strip())
+        raise BuildError(f"{what} does not compile: {first}", log=log)
