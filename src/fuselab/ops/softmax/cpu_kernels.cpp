@@ -1,0 +1,385 @@
+// Softmax over one dimension and its gradient on the CPU: vector code without intrinsics, except for
+// float16 conversion, which GCC does not vectorise.
+//
+// Rows: a thread takes whole rows; a row is read once from memory and passes three times through a
+// scratch row that stays in L1 or L2 (maximum; exp and sum; scale and store). Columns: a thread takes
+// strips of kStrip neighbouring columns and walks down the dimension three times.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+namespace {
+
+// 64 bytes of float or double: one AVX-512 register, two of AVX2, four of SSE or NEON.
+template <typename T>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  typedef float type __attribute__((vector_size(64)));
+  typedef int32_t integers __attribute__((vector_size(64)));
+};
+template <>
+struct VectorOf<double> {
+  typedef double type __attribute__((vector_size(64)));
+  typedef int64_t integers __attribute__((vector_size(64)));
+};
+template <typename T>
+using Vector = typename VectorOf<T>::type;
+
+template <typename T>
+struct ComputeOf {
+  using type = float;
+};
+template <>
+struct ComputeOf<double> {
+  using type = double;
+};
+template <typename T>
+using Compute = typename ComputeOf<T>::type;
+
+template <typename T>
+constexpr int kLanes = 64 / sizeof(Compute<T>);
+
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+
+template <typename V>
+inline V all(decltype(V{}[0] + V{}[0]) value) {
+  return V{} + value;
+}
+
+// Loads and stores of one vector, converted from and to the tensor's type.
+inline Vector<float> load(const float* from) {
+  Vector<float> value;
+  std::memcpy(&value, from, 64);
+  return value;
+}
+inline Vector<double> load(const double* from) {
+  Vector<double> value;
+  std::memcpy(&value, from, 64);
+  return value;
+}
+inline Vector<float> load(const bfloat16* from) {
+  Halves bits;
+  std::memcpy(&bits, from, 32);
+  return (Vector<float>)(__builtin_convertvector(bits, Words) << 16);
+}
+inline Vector<float> load(const _Float16* from) {
+  Vector<float> value;
+#if defined(__AVX512F__)
+  const __m512 wide = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+  std::memcpy(&value, &wide, 64);
+#elif defined(__F16C__)
+  const __m256 low = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+  const __m256 high = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8)));
+  std::memcpy(&value, &low, 32);
+  std::memcpy((char*)&value + 32, &high, 32);
+#else
+  for (int i = 0; i < 16; ++i) value[i] = (float)from[i];
+#endif
+  return value;
+}
+
+inline void store(float* to, Vector<float> value) { std::memcpy(to, &value, 64); }
+inline void store(double* to, Vector<double> value) { std::memcpy(to, &value, 64); }
+inline void store(bfloat16* to, Vector<float> value) {
+  const Words bits = (Words)value;
+  // Round to nearest even; a NaN stays one, which the carry would otherwise turn into -0.
+  Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  rounded = value == value ? rounded : all<Words>(0x7fc0u);
+  const Halves halves = __builtin_convertvector(rounded, Halves);
+  std::memcpy(to, &halves, 32);
+}
+inline void store(_Float16* to, Vector<float> value) {
+#if defined(__AVX512F__)
+  __m512 wide;
+  std::memcpy(&wide, &value, 64);
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  __m256 low, high;
+  std::memcpy(&low, &value, 32);
+  std::memcpy(&high, (char*)&value + 32, 32);
+  _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i*)(to + 8), _mm256_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < 16; ++i) to[i] = (_Float16)value[i];
+#endif
+}
+
+// The last `count` elements of a row, the other lanes `fill`.
+template <typename T>
+inline Vector<Compute<T>> load_some(const T* from, int64_t count, Compute<T> fill) {
+  T padded[kLanes<T>];
+  const T filler = [&] {
+    if constexpr (sizeof(T) == 2) {
+      T narrow[kLanes<T>];
+      store(narrow, all<Vector<float>>(fill));
+      return narrow[0];
+    } else {
+      return fill;
+    }
+  }();
+  for (T& element : padded) element = filler;
+  std::memcpy(padded, from, count * sizeof(T));
+  return load(padded);
+}
+template <typename T>
+inline void store_some(T* to, int64_t count, Vector<Compute<T>> value) {
+  T padded[kLanes<T>];
+  store(padded, value);
+  std::memcpy(to, padded, count * sizeof(T));
+}
+
+// exp(x) for x <= 0 or NaN. 2^n * e^r with |r| <= ln(2)/2 and e^r by its Taylor series, whose
+// remainder is below a quarter of an ulp. The float n comes from adding 1.5 * 2^23 (2^52), after which
+// the low bits of the sum are n. Below the smallest normal number the result is 0.
+inline Vector<float> exponential(Vector<float> x) {
+  using V = Vector<float>;
+  using I = VectorOf<float>::integers;
+  const V lowest = all<V>(-87.33654f);
+  const V clamped = x < lowest ? lowest : x;
+  const V shifted = clamped * 1.44269504f + 12582912.0f;
+  const V n = shifted - 12582912.0f;
+  const V r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  V p = r * (1.0f / 5040) + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const V power = (V)(((I)shifted - 0x4b400000 + 127) << 23);
+  return x < lowest ? V{} : p * power;
+}
+inline Vector<double> exponential(Vector<double> x) {
+  using V = Vector<double>;
+  using I = VectorOf<double>::integers;
+  const V lowest = all<V>(-708.396418532264);
+  const V clamped = x < lowest ? lowest : x;
+  const V shifted = clamped * 1.4426950408889634 + 6755399441055744.0;
+  const V n = shifted - 6755399441055744.0;
+  const V r = (clamped - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  V p = all<V>(1.0 / 6227020800);
+  for (const double coefficient :
+       {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+        1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0})
+    p = p * r + coefficient;
+  const V power = (V)(((I)shifted - 0x4338000000000000 + 1023) << 52);
+  return x < lowest ? V{} : p * power;
+}
+
+// Keeps `first` where `second` is NaN: a NaN shows in the sum, which makes all of the row NaN.
+template <typename V>
+inline V larger(V first, V second) {
+  return second > first ? second : first;
+}
+
+template <typename C>
+inline C maximum_of(Vector<C> value) {
+  C result = value[0];
+  for (int i = 1; i < kLanes<C>; ++i) result = value[i] > result ? value[i] : result;
+  return result;
+}
+template <typename C>
+inline C sum_of(Vector<C> value) {
+  C result = 0;
+  for (int i = 0; i < kLanes<C>; ++i) result += value[i];
+  return result;
+}
+
+// Calls body(element, count) for every vector of a row; count is a constant but for the last.
+template <int kStep, typename Body>
+inline void for_vectors(int64_t width, Body body) {
+  int64_t element = 0;
+  for (; element + kStep <= width; element += kStep) body(element, std::integral_constant<int, kStep>{});
+  if (element < width) body(element, static_cast<int>(width - element));
+}
+
+template <typename T, typename Count>
+inline Vector<Compute<T>> load_count(const T* from, Count count, Compute<T> fill) {
+  if constexpr (std::is_same_v<Count, int>) {
+    return load_some(from, count, fill);
+  } else {
+    return load(from);
+  }
+}
+template <typename T, typename Count>
+inline void store_count(T* to, Count count, Vector<Compute<T>> value) {
+  if constexpr (std::is_same_v<Count, int>) {
+    store_some(to, count, value);
+  } else {
+    store(to, value);
+  }
+}
+
+constexpr int64_t kSerial = 1 << 15;  // elements below which a second thread costs more than it does
+constexpr int64_t kStrip = 64;        // columns that one thread takes: 4 cache lines of float32
+
+template <typename T>
+int64_t row_offset(int64_t row, int64_t inner_count, int64_t outer_stride, int64_t inner_stride) {
+  return (row / inner_count) * outer_stride + (row % inner_count) * inner_stride;
+}
+
+}  // namespace
+
+// output[row, :] = softmax(input[row, :]): rows of `width` contiguous elements; row = outer *
+// inner_count + inner begins at outer * outer_stride + inner * inner_stride. The output is contiguous.
+template <typename T>
+void forward_rows(const T* input, T* output, int64_t rows, int64_t width, int64_t inner_count,
+                  int64_t outer_stride, int64_t inner_stride) {
+  using C = Compute<T>;
+  using V = Vector<C>;
+  constexpr int kStep = kLanes<T>;
+  const C lowest = -INFINITY;
+#pragma omp parallel if (rows > 1 && rows * width >= kSerial)
+  {
+    const std::unique_ptr<C[]> scratch(new C[width + kStep]);
+#pragma omp for
+    for (int64_t row = 0; row < rows; ++row) {
+      const T* from = input + row_offset<T>(row, inner_count, outer_stride, inner_stride);
+      T* to = output + row * width;
+      V maxima[4] = {all<V>(lowest), all<V>(lowest), all<V>(lowest), all<V>(lowest)};
+      int64_t element = 0;
+      for (; element + 4 * kStep <= width; element += 4 * kStep)
+        for (int i = 0; i < 4; ++i) maxima[i] = larger(maxima[i], load(from + element + i * kStep));
+      for_vectors<kStep>(width - element, [&](int64_t i, auto count) {
+        maxima[0] = larger(maxima[0], load_count(from + element + i, count, lowest));
+      });
+      const C maximum =
+          maximum_of<C>(larger(larger(maxima[0], maxima[1]), larger(maxima[2], maxima[3])));
+
+      V sums[4] = {};
+      for (element = 0; element + 4 * kStep <= width; element += 4 * kStep)
+        for (int i = 0; i < 4; ++i) {
+          const V term = exponential(load(from + element + i * kStep) - maximum);
+          store(scratch.get() + element + i * kStep, term);
+          sums[i] += term;
+        }
+      for_vectors<kStep>(width - element, [&](int64_t i, auto count) {
+        const V term = exponential(load_count(from + element + i, count, lowest) - maximum);
+        store(scratch.get() + element + i, term);
+        sums[0] += term;
+      });
+      const C factor = 1 / sum_of<C>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+
+      for_vectors<kStep>(width, [&](int64_t i, auto count) {
+        store_count(to + i, count, load(scratch.get() + i) * factor);
+      });
+    }
+  }
+}
+
+// grad_input[row, :] = output * (grad_output - sum(grad_output * output)): grad_output has contiguous
+// rows placed as forward_rows' input, output and grad_input are contiguous.
+template <typename T>
+void backward_rows(const T* grad_output, const T* output, T* grad_input, int64_t rows,
+                   int64_t width, int64_t inner_count, int64_t outer_stride,
+                   int64_t inner_stride) {
+  using C = Compute<T>;
+  using V = Vector<C>;
+  constexpr int kStep = kLanes<T>;
+#pragma omp parallel for if (rows > 1 && rows * width >= kSerial)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* grad = grad_output + row_offset<T>(row, inner_count, outer_stride, inner_stride);
+    const T* y = output + row * width;
+    T* to = grad_input + row * width;
+    V sums[4] = {};
+    int64_t element = 0;
+    for (; element + 4 * kStep <= width; element += 4 * kStep)
+      for (int i = 0; i < 4; ++i)
+        sums[i] += load(grad + element + i * kStep) * load(y + element + i * kStep);
+    for_vectors<kStep>(width - element, [&](int64_t i, auto count) {
+      sums[0] += load_count(grad + element + i, count, C(0)) *
+                 load_count(y + element + i, count, C(0));
+    });
+    const C sum = sum_of<C>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for_vectors<kStep>(width, [&](int64_t i, auto count) {
+      store_count(to + i, count,
+                  load_count(y + i, count, C(0)) * (load_count(grad + i, count, C(0)) - sum));
+    });
+  }
+}
+
+// Softmax along the middle dimension of a contiguous (outer, width, inner) tensor.
+template <typename T>
+void forward_columns(const T* input, T* output, int64_t outer, int64_t width, int64_t inner) {
+  using C = Compute<T>;
+  using V = Vector<C>;
+  constexpr int kStep = kLanes<T>;
+  constexpr int kVectors = kStrip / kStep;
+  const C lowest = -INFINITY;
+  const int64_t strips = (inner + kStrip - 1) / kStrip;
+#pragma omp parallel if (outer * strips > 1 && outer * width * inner >= kSerial)
+  {
+    const std::unique_ptr<C[]> scratch(new C[width * kStrip]);
+#pragma omp for
+    for (int64_t strip = 0; strip < outer * strips; ++strip) {
+      const int64_t begin = (strip % strips) * kStrip;
+      const int64_t columns = inner - begin < kStrip ? inner - begin : kStrip;
+      const T* from = input + (strip / strips) * width * inner + begin;
+      T* to = output + (strip / strips) * width * inner + begin;
+      V maxima[kVectors], sums[kVectors];
+      for (int i = 0; i < kVectors; ++i) maxima[i] = all<V>(lowest), sums[i] = V{};
+      for (int64_t row = 0; row < width; ++row)
+        for_vectors<kStep>(columns, [&](int64_t i, auto count) {
+          V& maximum = maxima[i / kStep];
+          maximum = larger(maximum, load_count(from + row * inner + i, count, lowest));
+        });
+      for (int64_t row = 0; row < width; ++row)
+        for_vectors<kStep>(columns, [&](int64_t i, auto count) {
+          const V term = exponential(load_count(from + row * inner + i, count, lowest) -
+                                     maxima[i / kStep]);
+          store(scratch.get() + row * kStrip + i, term);
+          sums[i / kStep] += term;
+        });
+      for (int i = 0; i < kVectors; ++i) sums[i] = 1 / sums[i];
+      for (int64_t row = 0; row < width; ++row)
+        for_vectors<kStep>(columns, [&](int64_t i, auto count) {
+          store_count(to + row * inner + i, count,
+                      load(scratch.get() + row * kStrip + i) * sums[i / kStep]);
+        });
+    }
+  }
+}
+
+// The gradient along the middle dimension; all three tensors are contiguous (outer, width, inner).
+template <typename T>
+void backward_columns(const T* grad_output, const T* output, T* grad_input, int64_t outer,
+                      int64_t width, int64_t inner) {
+  using C = Compute<T>;
+  using V = Vector<C>;
+  constexpr int kStep = kLanes<T>;
+  constexpr int kVectors = kStrip / kStep;
+  const int64_t strips = (inner + kStrip - 1) / kStrip;
+#pragma omp parallel for if (outer * strips > 1 && outer * width * inner >= kSerial)
+  for (int64_t strip = 0; strip < outer * strips; ++strip) {
+    const int64_t begin = (strip % strips) * kStrip;
+    const int64_t columns = inner - begin < kStrip ? inner - begin : kStrip;
+    const int64_t offset = (strip / strips) * width * inner + begin;
+    V sums[kVectors];
+    for (int i = 0; i < kVectors; ++i) sums[i] = V{};
+    for (int64_t row = 0; row < width; ++row)
+      for_vectors<kStep>(columns, [&](int64_t i, auto count) {
+        const int64_t place = offset + row * inner + i;
+        sums[i / kStep] += load_count(grad_output + place, count, C(0)) *
+                           load_count(output + place, count, C(0));
+      });
+    for (int64_t row = 0; row < width; ++row)
+      for_vectors<kStep>(columns, [&](int64_t i, auto count) {
+        const int64_t place = offset + row * inner + i;
+        store_count(grad_input + place, count,
+                    load_count(output + place, count, C(0)) *
+                        (load_count(grad_output + place, count, C(0)) - sums[i / kStep]));
+      });
+  }
+}

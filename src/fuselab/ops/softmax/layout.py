@@ -1,0 +1,108 @@
+"""Where the rows of a strided tensor lie, for a softmax over one of its dimensions.
+
+The output is contiguous, so its rows are either contiguous (``dim`` is the last dimension, except
+for dimensions of size 1) or columns. The input is read in place wherever a count and two strides
+can say where each row begins; only other layouts are copied first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# Elements further apart than this share no 32-byte sector, and each costs one: a copy is cheaper.
+_NEAR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Row outer * inner_count + inner begins at outer * outer_stride + inner * inner_stride.
+
+    ``width`` elements, ``dim_stride`` apart. ``columns`` says that rows are columns of the output:
+    it is (outer, width, inner_count) with inner_count > 1, else (rows, width). Strides count
+    elements; 0 for an expanded dimension, and where there is nothing to step over.
+    """
+
+    rows: int
+    width: int
+    inner_count: int
+    outer_stride: int
+    inner_stride: int
+    dim_stride: int
+    columns: bool
+
+    @property
+    def outer_count(self) -> int:
+        return self.rows // self.inner_count
+
+    @property
+    def widest_offset(self) -> int:
+        """The largest distance between two elements of one outer slice."""
+        inner = self.inner_count if self.columns else 1
+        return self.width * max(self.dim_stride, inner) + self.inner_count * self.inner_stride
+
+
+def positive(dim: int, tensor: Tensor) -> int:
+    """``dim`` counted from the front."""
+    return dim % max(tensor.dim(), 1)
+
+
+def rows_in_place_or_copied(tensor: Tensor, dim: int) -> tuple[Tensor, Rows]:
+    """A non-empty tensor, or its contiguous copy where its layout needs one, and its rows."""
+    rows = rows_of(tensor, dim)
+    if rows is None:
+        tensor = tensor.contiguous()
+        rows = rows_of(tensor, dim)
+        assert rows is not None
+    return tensor, rows
+
+
+def rows_of(tensor: Tensor, dim: int) -> Rows | None:
+    """The rows of a non-empty tensor, or None where they cannot or should not be read in place."""
+    if tensor.dim() == 0:
+        return Rows(1, 1, 1, 0, 0, 1, columns=False)
+    dim = positive(dim, tensor)
+    shape, strides = tensor.shape, tensor.stride()
+    width = shape[dim]
+    dim_stride = strides[dim] if width > 1 else 1
+    rows = tensor.numel() // width
+    before = collapsed(shape[:dim], strides[:dim])
+    after = collapsed(shape[dim + 1 :], strides[dim + 1 :])
+    columns = bool(after)
+    if columns:
+        if len(before) > 1 or len(after) > 1 or after[0][1] > _NEAR:
+            return None
+        outer, inner = before[0] if before else (1, 0), after[0]
+    else:
+        if len(before) > 2 or dim_stride > _NEAR:
+            return None
+        outer, inner = before[0] if before else (1, 0), before[1] if len(before) > 1 else (1, 0)
+    return Rows(rows, width, inner[0], outer[1], inner[1], dim_stride, columns)
+
+
+def collapsed(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """(size, stride) of the fewest dimensions that visit the same elements in the same order."""
+    found: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * stride:
+            found[-1] = found[-1][0] * size, stride
+        else:
+            found.append((size, stride))
+    return found
+
+
+def vector_length(rows: Rows, *tensors: Tensor) -> int:
+    """Elements that one 16-byte (for the widest dtype) access may move in all of these tensors.
+
+    1 where rows are strided, or a tensor does not begin on 16 bytes: a launch plan knows no finer
+    alignment.
+    """
+    if rows.dim_stride != 1 or any(tensor.data_ptr() % 16 for tensor in tensors):
+        return 1
+    widest = max(tensor.element_size() for tensor in tensors)
+    return math.gcd(16 // widest, rows.width, rows.outer_stride, rows.inner_stride)

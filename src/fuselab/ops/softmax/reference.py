@@ -1,0 +1,52 @@
+"""Softmax in plain PyTorch: what is right, its gradient, and how people spell it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """exp(x - max(x)) / sum(exp(x - max(x))) along ``dim``: ``torch.softmax``.
+
+    Args:
+        input: any shape, 0-D and empty included; any strides; floating, or any real dtype when
+            ``dtype`` is given.
+        dim: the dimension that sums to 1; negative counts from the end.
+        dtype: the input is cast to it first, and the result has it (float16, bfloat16, float32 or
+            float64).
+
+    Returns:
+        A contiguous tensor of ``input``'s shape. A slice that holds NaN or +inf, or nothing but
+        -inf, is NaN.
+
+    Raises:
+        DtypeError: ``input`` is not floating and no ``dtype`` is given, or ``dtype`` is not
+            floating.
+        ArgumentError: ``dim`` is out of range.
+    """
+    return torch.softmax(input, dim, dtype=dtype)
+
+
+def softmax_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int,
+    input_dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:
+    """output * (grad_output - sum(grad_output * output)) along ``dim``, in the input's dtype."""
+    if not needs[0]:
+        return (None,)
+    grad = torch.ops.aten._softmax_backward_data(grad_output, output, dim, output.dtype)
+    return (grad.to(input_dtype),)
+
+
+def naive(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """The formula as it stands in model code: five operators, eight passes over memory."""
+    if dtype is not None:
+        input = input.to(dtype)
+    term = torch.exp(input - input.max(dim=dim, keepdim=True).values)
+    return term / term.sum(dim=dim, keepdim=True)

@@ -1,0 +1,297 @@
+"""Softmax over one dimension and its gradient, for rows and for columns, in Triton.
+
+Tiling. ``*_rows``: a program owns ROWS whole rows, each in one block; every element is read once,
+its exp is computed once, and it is written once. ``*_looped``: a program owns one row of any width
+and walks over it twice, the second time backwards, so that it meets in L2 what it read last; the
+running maximum and sum are kept per lane and meet once, after the loop. ``*_columns``: the
+dimension is not the last one; a program owns a tile of neighbouring columns, coalesced.
+
+A row's place: row = outer * inner_count + inner, its first element at
+outer * outer_stride + inner * inner_stride, and dim_stride from element to element. Strides count
+elements and may be 0. ``output`` and ``grad_input`` are contiguous.
+"""
+# ruff: noqa: N803 -- compile-time parameters are upper case, as everywhere in Triton
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def exponential(difference):
+    """exp of a difference <= 0: ex2.approx for fp32 (2 ulp), the full exp for fp64."""
+    if difference.dtype == tl.float64:
+        result = tl.exp(difference)
+    else:
+        result = tl.exp2(difference * 1.4426950408889634)
+    return result
+
+
+@triton.jit
+def shift_for(maximum):
+    """A maximum of -inf must not make inf - inf of the terms: 0 in its place."""
+    return tl.where(maximum == float("-inf"), 0.0, maximum)
+
+
+@triton.jit
+def row_start(row, inner_count, outer_stride, inner_stride):
+    """Offset of a row's first element; ``row`` is int64."""
+    return (row // inner_count) * outer_stride + (row % inner_count) * inner_stride
+
+
+@triton.jit
+def forward_rows(
+    input,  # rows of `width` elements, strided
+    output,  # (rows, width), contiguous
+    rows,
+    width,  # at most BLOCK
+    inner_count,
+    outer_stride,
+    inner_stride,
+    dim_stride,
+    ACCUMULATOR: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """output[row, :] = softmax(input[row, :])."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (column < width)
+    start = row_start(row, inner_count, outer_stride, inner_stride)
+    # Masked columns are -inf before the maximum is taken: a row of -200 must not meet a 0 there.
+    value = tl.load(input + start + column * dim_stride, mask=mask, other=float("-inf"))
+    value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
+    term = exponential(value - tl.max(value, axis=1, keep_dims=True))
+    factor = 1.0 / tl.sum(term, axis=1, keep_dims=True)
+    tl.store(output + row * width + column, (term * factor).to(output.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def backward_rows(
+    grad_output,  # rows of `width` elements, strided
+    output,  # (rows, width), contiguous
+    grad_input,  # (rows, width), contiguous
+    rows,
+    width,  # at most BLOCK
+    inner_count,
+    outer_stride,
+    inner_stride,
+    dim_stride,
+    ACCUMULATOR: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """grad_input[row, :] = output * (grad_output - sum(grad_output * output))."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (column < width)
+    start = row_start(row, inner_count, outer_stride, inner_stride)
+    place = row * width + column
+    grad = tl.load(grad_output + start + column * dim_stride, mask=mask, other=0.0)
+    y = tl.load(output + place, mask=mask, other=0.0).to(ACCUMULATOR)
+    grad = grad.to(ACCUMULATOR)
+    result = y * (grad - tl.sum(grad * y, axis=1, keep_dims=True))
+    tl.store(grad_input + place, result.to(grad_input.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def forward_looped(
+    input,  # rows of `width` elements, strided
+    output,  # (rows, width), contiguous
+    width,
+    inner_count,
+    outer_stride,
+    inner_stride,
+    dim_stride,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,  # the integer type that counts a row's elements
+    BLOCK: tl.constexpr,
+):
+    """output[row, :] = softmax(input[row, :]) in two passes over a row of any width."""
+    row = tl.program_id(0).to(tl.int64)
+    input += row_start(row, inner_count, outer_stride, inner_stride)
+    output += row * width
+    lane = tl.arange(0, BLOCK).to(INDEX)
+    blocks = tl.cdiv(width, BLOCK).to(INDEX)
+    maximum = tl.full([BLOCK], float("-inf"), ACCUMULATOR)
+    total = tl.zeros([BLOCK], ACCUMULATOR)
+    for block in range(blocks):
+        column = block * BLOCK + lane
+        value = tl.load(
+            input + column * dim_stride,
+            mask=column < width,
+            other=float("-inf"),
+            eviction_policy="evict_last",
+        )
+        value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
+        new_maximum = tl.maximum(maximum, value)
+        shift = shift_for(new_maximum)
+        total = total * exponential(maximum - shift) + exponential(value - shift)
+        maximum = new_maximum
+    shift = shift_for(tl.max(maximum, axis=0))
+    factor = 1.0 / tl.sum(total * exponential(maximum - shift), axis=0)
+    for done in range(blocks):
+        column = (blocks - 1 - done) * BLOCK + lane
+        mask = column < width
+        value = tl.load(
+            input + column * dim_stride, mask=mask, other=0.0, eviction_policy="evict_first"
+        )
+        value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
+        result = exponential(value - shift) * factor
+        tl.store(output + column, result.to(output.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def backward_looped(
+    grad_output,  # rows of `width` elements, strided
+    output,  # (rows, width), contiguous
+    grad_input,  # (rows, width), contiguous
+    width,
+    inner_count,
+    outer_stride,
+    inner_stride,
+    dim_stride,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The gradient in two passes over a row of any width."""
+    row = tl.program_id(0).to(tl.int64)
+    grad_output += row_start(row, inner_count, outer_stride, inner_stride)
+    output += row * width
+    grad_input += row * width
+    lane = tl.arange(0, BLOCK).to(INDEX)
+    blocks = tl.cdiv(width, BLOCK).to(INDEX)
+    total = tl.zeros([BLOCK], ACCUMULATOR)
+    for block in range(blocks):
+        column = block * BLOCK + lane
+        mask = column < width
+        grad = tl.load(
+            grad_output + column * dim_stride, mask=mask, other=0.0, eviction_policy="evict_last"
+        )
+        y = tl.load(output + column, mask=mask, other=0.0, eviction_policy="evict_last")
+        total += grad.to(ACCUMULATOR) * y.to(ACCUMULATOR)
+    total = tl.sum(total, axis=0)
+    for done in range(blocks):
+        column = (blocks - 1 - done) * BLOCK + lane
+        mask = column < width
+        grad = tl.load(
+            grad_output + column * dim_stride, mask=mask, other=0.0, eviction_policy="evict_first"
+        )
+        y = tl.load(output + column, mask=mask, other=0.0, eviction_policy="evict_first")
+        result = y.to(ACCUMULATOR) * (grad.to(ACCUMULATOR) - total)
+        tl.store(grad_input + column, result.to(grad_input.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def forward_columns(
+    input,  # (outer, width, inner_count), strided
+    output,  # (outer, width, inner_count), contiguous
+    width,
+    inner_count,
+    outer_stride,
+    inner_stride,
+    dim_stride,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,  # the integer type of offsets within one outer slice
+    RESIDENT: tl.constexpr,  # width <= BLOCK: one read
+    BLOCK: tl.constexpr,  # elements along the dimension
+    COLUMNS: tl.constexpr,  # neighbouring columns
+):
+    """output[outer, :, inner] = softmax(input[outer, :, inner])."""
+    tiles = tl.cdiv(inner_count, COLUMNS)
+    outer = (tl.program_id(0) // tiles).to(tl.int64)
+    inner = (tl.program_id(0) % tiles).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    input += outer * outer_stride
+    output += outer * width * inner_count
+    lane = tl.arange(0, BLOCK).to(INDEX)[:, None]
+    if RESIDENT:
+        mask = (lane < width) & (inner < inner_count)
+        value = tl.load(
+            input + lane * dim_stride + inner * inner_stride, mask=mask, other=float("-inf")
+        )
+        value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
+        term = exponential(value - tl.max(value, axis=0, keep_dims=True))
+        result = term * (1.0 / tl.sum(term, axis=0, keep_dims=True))
+        tl.store(output + lane * inner_count + inner, result.to(output.dtype.element_ty), mask=mask)
+    else:
+        blocks = tl.cdiv(width, BLOCK).to(INDEX)
+        maximum = tl.full([BLOCK, COLUMNS], float("-inf"), ACCUMULATOR)
+        total = tl.zeros([BLOCK, COLUMNS], ACCUMULATOR)
+        for block in range(blocks):
+            row = block * BLOCK + lane
+            mask = (row < width) & (inner < inner_count)
+            value = tl.load(
+                input + row * dim_stride + inner * inner_stride, mask=mask, other=float("-inf")
+            )
+            value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
+            new_maximum = tl.maximum(maximum, value)
+            shift = shift_for(new_maximum)
+            total = total * exponential(maximum - shift) + exponential(value - shift)
+            maximum = new_maximum
+        shift = shift_for(tl.max(maximum, axis=0, keep_dims=True))
+        factor = 1.0 / tl.sum(total * exponential(maximum - shift), axis=0, keep_dims=True)
+        for done in range(blocks):
+            row = (blocks - 1 - done) * BLOCK + lane
+            mask = (row < width) & (inner < inner_count)
+            value = tl.load(input + row * dim_stride + inner * inner_stride, mask=mask, other=0.0)
+            value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
+            result = exponential(value - shift) * factor
+            tl.store(
+                output + row * inner_count + inner, result.to(output.dtype.element_ty), mask=mask
+            )
+
+
+@triton.jit
+def backward_columns(
+    grad_output,  # (outer, width, inner_count), strided
+    output,  # (outer, width, inner_count), contiguous
+    grad_input,  # (outer, width, inner_count), contiguous
+    width,
+    inner_count,
+    outer_stride,
+    inner_stride,
+    dim_stride,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,
+    RESIDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The gradient for columns; parameters as for forward_columns."""
+    tiles = tl.cdiv(inner_count, COLUMNS)
+    outer = (tl.program_id(0) // tiles).to(tl.int64)
+    inner = (tl.program_id(0) % tiles).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    grad_output += outer * outer_stride
+    output += outer * width * inner_count
+    grad_input += outer * width * inner_count
+    lane = tl.arange(0, BLOCK).to(INDEX)[:, None]
+    if RESIDENT:
+        mask = (lane < width) & (inner < inner_count)
+        place = lane * inner_count + inner
+        grad = tl.load(grad_output + lane * dim_stride + inner * inner_stride, mask=mask, other=0.0)
+        y = tl.load(output + place, mask=mask, other=0.0).to(ACCUMULATOR)
+        grad = grad.to(ACCUMULATOR)
+        result = y * (grad - tl.sum(grad * y, axis=0, keep_dims=True))
+        tl.store(grad_input + place, result.to(grad_input.dtype.element_ty), mask=mask)
+    else:
+        blocks = tl.cdiv(width, BLOCK).to(INDEX)
+        total = tl.zeros([BLOCK, COLUMNS], ACCUMULATOR)
+        for block in range(blocks):
+            row = block * BLOCK + lane
+            mask = (row < width) & (inner < inner_count)
+            grad = tl.load(
+                grad_output + row * dim_stride + inner * inner_stride, mask=mask, other=0.0
+            )
+            y = tl.load(output + row * inner_count + inner, mask=mask, other=0.0)
+            total += grad.to(ACCUMULATOR) * y.to(ACCUMULATOR)
+        total = tl.sum(total, axis=0, keep_dims=True)
+        for done in range(blocks):
+            row = (blocks - 1 - done) * BLOCK + lane
+            mask = (row < width) & (inner < inner_count)
+            place = row * inner_count + inner
+            grad = tl.load(
+                grad_output + row * dim_stride + inner * inner_stride, mask=mask, other=0.0
+            )
+            y = tl.load(output + place, mask=mask, other=0.0)
+            result = y.to(ACCUMULATOR) * (grad.to(ACCUMULATOR) - total)
+            tl.store(grad_input + place, result.to(grad_input.dtype.element_ty), mask=mask)
