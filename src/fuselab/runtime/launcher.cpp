@@ -347,10 +347,18 @@ class KeyBuilder {
     device_ = device;
     const auto address = reinterpret_cast<uintptr_t>(value.const_data_ptr());
     const int64_t aligned = (address & 15) == 0 ? 1 : 0;
+    // Which earlier tensor begins at the same address, if any (1 the first): a plan recorded with
+    // one tensor twice cannot tell which of two it passed to the kernel.
+    if (address_count_ == max_parameters) return false;
+    const std::span<const uintptr_t> earlier(addresses_, address_count_);
+    const auto same = std::find(earlier.begin(), earlier.end(), address);
+    const int64_t shared_with = same == earlier.end() ? 0 : same - earlier.begin() + 1;
+    addresses_[address_count_++] = address;
     const int64_t rank = value.dim();
     push(Tag::tensor | static_cast<int64_t>(value.scalar_type()) << 8 | aligned << 16 |
          static_cast<int64_t>(device.is_cuda()) << 17 |
-         static_cast<int64_t>(static_cast<uint8_t>(device.index())) << 24 | rank << 32);
+         static_cast<int64_t>(static_cast<uint8_t>(device.index())) << 24 | rank << 32 |
+         shared_with << 48);
     for (int64_t size : value.sizes()) push(size);
     for (int64_t stride : value.strides()) push(stride);
     return true;
@@ -399,6 +407,8 @@ class KeyBuilder {
   std::size_t words_ = 0;
   int64_t floats_[max_parameters];
   std::size_t float_count_ = 0;
+  uintptr_t addresses_[max_parameters];
+  std::size_t address_count_ = 0;
   std::optional<c10::Device> device_;
 };
 

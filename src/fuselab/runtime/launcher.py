@@ -20,6 +20,7 @@ import ctypes
 import importlib.machinery
 import importlib.util
 import os
+import sys
 import sysconfig
 import threading
 import warnings
@@ -34,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.errors import BuildError, LaunchError
 from fuselab.runtime import cache, cuda_driver
+from fuselab.runtime.compiler import compiler, run_compiler
 from fuselab.runtime.parameters import TracedFloat
 
 _SOURCE = Path(__file__).with_name("launcher.cpp")
@@ -155,6 +157,7 @@ class Recording:
 
     def __enter__(self) -> Recording:
         _thread.recording = self
+        _watch_triton(True)
         self._watch.__enter__()
         return self
 
@@ -165,6 +168,7 @@ class Recording:
         traceback: TracebackType | None,
     ) -> None:
         self._watch.__exit__(kind, error, traceback)
+        _watch_triton(False)
         _thread.recording = self._outer
 
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
@@ -183,10 +187,7 @@ class Recording:
         """The implementation returned ``outputs``: keep its launch as a plan, or remember that
         there is none for such arguments."""
         assert _native is not None
-        try:
-            plan = self._plan(outputs)
-        except _AliasedArgumentsError:
-            return  # these tensors share memory; others of the same shapes may not
+        plan = self._plan(outputs)
         if plan is None or not _native.keep(*self._of, *plan):
             _native.reject(*self._of)
 
@@ -260,28 +261,40 @@ class Recording:
         if pointer == 0:
             return None
         for index, arg in enumerate(self._of[2]):
-            if arg is value:
+            # The first of several with this address: which of them share one is a part of the key.
+            if isinstance(arg, Tensor) and arg.data_ptr() == pointer:
                 return 1, index
-        sharing = [
-            index
-            for index, arg in enumerate(self._of[2])
-            if isinstance(arg, Tensor) and arg.data_ptr() == pointer
-        ]
-        if len(sharing) > 1:
-            raise _AliasedArgumentsError
-        if sharing:
-            return 1, sharing[0]
         return (2, places[pointer]) if pointer in places else None
-
-
-class _AliasedArgumentsError(Exception):
-    """Two arguments begin at one address, and a launch uses a view of one of them."""
 
 
 def note_opaque_launch(what: str) -> None:
     """A launch that did not go through ``launch_cuda`` or ``launch_cpu`` is about to happen."""
     if _thread.recording is not None:
         _thread.recording.note_opaque(what)
+
+
+_triton_lock = threading.Lock()
+_triton_watchers = 0
+
+
+def _watch_triton(begins: bool) -> None:
+    """While anything is recorded, hear of kernels that an implementation launches by Triton's own
+    ``kernel[grid](...)``."""
+    global _triton_watchers
+    knobs = sys.modules.get("triton.knobs")
+    if knobs is None:
+        return
+    with _triton_lock:
+        _triton_watchers += 1 if begins else -1
+        if _triton_watchers > 0:
+            knobs.runtime.launch_enter_hook.add(on_triton_launch)
+        else:
+            knobs.runtime.launch_enter_hook.remove(on_triton_launch)
+
+
+def on_triton_launch(metadata: Any) -> None:
+    """Triton is about to launch a kernel itself."""
+    note_opaque_launch("a launch that Triton makes itself")
 
 
 def launch_cuda(
@@ -339,7 +352,6 @@ def _raise_kernel_error(message: str) -> None:
 
 def library() -> Path:
     """The compiled launcher.cpp, built if need be. Raises BuildError."""
-    from fuselab.runtime import cpp_source
 
     def build(new: Path) -> None:
         root = Path(torch.__file__).parent
@@ -348,24 +360,20 @@ def library() -> Path:
         options += [f"-isystem{folder}" for folder in includes]
         # Found at load by the names under which `import torch` has already loaded them.
         libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
-        cpp_source.run_compiler(
-            [*options, str(_SOURCE), "-o", str(new), *libraries], "launcher.cpp"
-        )
+        run_compiler([*options, str(_SOURCE), "-o", str(new), *libraries], "launcher.cpp")
 
     return cache.fetch(_key(), ".so", build)
 
 
 def _key() -> str:
-    from fuselab.runtime import cpp_source
-
-    found = os.stat(cpp_source.compiler())
+    found = os.stat(compiler())
     return cache.key(
         "launcher",
         _SOURCE.read_text(),
         torch.__version__,
         torch.compiled_with_cxx11_abi(),
         sysconfig.get_config_var("SOABI"),
-        (cpp_source.compiler(), found.st_size, found.st_mtime_ns),
+        (compiler(), found.st_size, found.st_mtime_ns),
         _OPTIONS,
     )
 

@@ -7,7 +7,6 @@ which also keeps it as a launch plan.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,11 +92,10 @@ def launch(
     )
 
 
-@functools.cache
-def _is_jit_function(kind: Any) -> bool:
+def _is_jit_function(kernel: Any) -> bool:
     from triton.runtime.jit import JITFunction
 
-    return issubclass(kind, JITFunction)
+    return isinstance(kernel, JITFunction)
 
 
 def _device(kernel: Any, args: tuple[Any, ...]) -> torch.device:
@@ -126,7 +124,7 @@ def _someone_hooks_launches() -> bool:
     from triton import knobs
 
     hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
-    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+    return any(call is not launcher.on_triton_launch for hook in hooks for call in hook.calls)
 
 
 def _hold(

@@ -1,0 +1,47 @@
+// Small CPU kernels for the tests of the runtime.
+#include <cstdint>
+#include <stdexcept>
+
+#include <omp.h>
+
+#include "kernels.h"
+
+// output[i] = max(input[i] * scale, 0), over numel elements in memory order.
+template <typename T, typename Scale>
+void scaled_relu(const T* input, T* output, int64_t numel, Scale scale) {
+  for (int64_t i = 0; i < numel; ++i) output[i] = relu(static_cast<T>(input[i] * scale));
+}
+
+template <typename T>
+void add(const T* left, const T* right, T* output, int64_t numel) {
+  for (int64_t i = 0; i < numel; ++i) output[i] = left[i] + right[i];
+}
+
+// Both gradients of left * right; a null pointer where one is not needed.
+template <typename T>
+void mul_backward(const T* grad, const T* left, const T* right, T* grad_left, T* grad_right,
+                  int64_t numel) {
+  for (int64_t i = 0; i < numel; ++i) {
+    if (grad_left != nullptr) grad_left[i] = grad[i] * right[i];
+    if (grad_right != nullptr) grad_right[i] = grad[i] * left[i];
+  }
+}
+
+void openmp_threads(int32_t* output) {
+  int32_t count = 0;
+#pragma omp parallel reduction(+ : count)
+  count += 1;
+  *output = count;
+}
+
+void widths(int32_t* output, int32_t a, int64_t b, float c, double d) {
+  output[0] = a;
+  output[1] = b == (int64_t{1} << 40);
+  output[2] = c == 0.1f;
+  output[3] = d == 0.1;
+}
+
+void throws(float*, int32_t kind) {
+  if (kind == 0) throw std::runtime_error("the kernel's own words");
+  throw kind;
+}

@@ -1,0 +1,230 @@
+"""CUDA sources: NVRTC for every architecture without a GPU, headers, cache; launches on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import torch
+
+from fuselab.errors import BuildError, DeviceError, LaunchError
+from fuselab.runtime import cache, cuda_driver, cuda_source
+from fuselab.runtime.cuda_source import CudaSource, f32, i32, i64
+
+HERE = Path(__file__).parent
+SOURCE = CudaSource(HERE / "kernels.cu")
+TYPES = ("float", "__half", "__nv_bfloat16", "double")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a", "sm_100"])
+def test_compiles_to_a_cubin_for_every_architecture(arch: str) -> None:
+    image = SOURCE.compile_many([f"scaled_relu<{name}>" for name in TYPES], arch)
+    assert image[:4] == b"\x7fELF"
+    assert image.count(b".text._Z11scaled_reluI") >= len(TYPES)
+    name = SOURCE.kernel_name("scaled_relu<float>", arch)
+    assert name.encode() in SOURCE.compile("scaled_relu<float>", arch)
+
+
+def test_a_newer_architecture_than_nvrtc_knows_gets_ptx() -> None:
+    image = SOURCE.compile("scaled_relu<float>", "sm_999")
+    newest = max(cuda_source._nvrtc().nvrtcGetSupportedArchs()[1])
+    assert f".target sm_{newest}".encode() in image
+
+
+@pytest.mark.parametrize("arch", ["90", "gfx942", "sm_"])
+def test_a_wrong_architecture_is_refused(arch: str) -> None:
+    with pytest.raises(BuildError, match="write it as sm_90"):
+        SOURCE.compile("scaled_relu<float>", arch)
+
+
+def test_an_architecture_too_old_is_refused() -> None:
+    with pytest.raises(BuildError, match="does not know sm_35"):
+        SOURCE.compile("scaled_relu<float>", "sm_35")
+
+
+def test_an_error_names_file_expression_and_line() -> None:
+    with pytest.raises(BuildError, match=r"kernels\.cu: scaled_relu<Missing> .* sm_90") as caught:
+        SOURCE.compile("scaled_relu<Missing>", "sm_90")
+    assert 'identifier "Missing" is undefined' in caught.value.log
+
+
+def test_the_cubin_comes_from_disk_and_follows_source_and_options(tmp_path: Path) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text(
+        f'#include "k.h"  // {uuid4()}\n__global__ void k(float* p) {{ *p = VALUE; }}'
+    )
+    (tmp_path / "k.h").write_text("#define VALUE 1.0f")
+    first = CudaSource(source).compile("k", "sm_90")
+    entries = set(cache.folder().rglob("*.cubin"))
+    assert CudaSource(source).compile("k", "sm_90") == first
+    assert set(cache.folder().rglob("*.cubin")) == entries
+    (tmp_path / "k.h").write_text("#define VALUE 2.0f")
+    assert CudaSource(source).compile("k", "sm_90") != first
+    CudaSource(source, options=("--use_fast_math",)).compile("k", "sm_90")
+    assert len(set(cache.folder().rglob("*.cubin")) - entries) == 2
+
+
+def test_headers_come_from_packages_without_any_cuda_toolkit() -> None:
+    installed = {found.metadata["Name"] for found in importlib.metadata.distributions()}
+    if not {"nvidia-cuda-runtime", "nvidia-cuda-cccl"} <= installed:
+        pytest.skip("the packages with CUDA's headers are not installed here")
+    folders = [str(folder) for folder in cuda_source.header_folders()]
+    assert folders
+    assert all("site-packages" in folder for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"),
+    [
+        ((0, 1, 1), (32, 1, 1)),
+        ((2**31, 1, 1), (32, 1, 1)),
+        ((1, 65536, 1), (32, 1, 1)),
+        ((1, 1, 65536), (32, 1, 1)),
+    ],
+)
+def test_a_grid_that_cannot_launch_is_refused(grid: tuple, block: tuple) -> None:
+    with pytest.raises(LaunchError, match="grid"):
+        cuda_source._check_shape("k", grid, block)
+
+
+def test_blocks_of_1024_threads_and_grids_at_the_limit_are_accepted() -> None:
+    cuda_source._check_shape("k", (2**31 - 1, 65535, 65535), (32, 4, 8))
+    with pytest.raises(LaunchError, match="1025 threads"):
+        cuda_source._check_shape("k", (1, 1, 1), (1025, 1, 1))
+
+
+def test_cpu_tensors_are_refused() -> None:
+    with pytest.raises(DeviceError, match="they are cpu"):
+        SOURCE.launch("k", (1, 1, 1), (1, 1, 1), (torch.zeros(1),))
+
+
+# The driver's side, against a stand-in for libcuda.so.1 that notes its calls: what a launch packs
+# is checked here without a GPU, in a process of its own.
+_SCRIPT = r"""
+import sys, torch
+torch._C._cuda_getCurrentRawStream = lambda index: 40 + index
+from fuselab.errors import LaunchError
+from fuselab.runtime import cuda_driver, launcher
+from fuselab.runtime.parameters import encode, f32, f64, i32, i64
+assert launcher.start()
+if sys.argv[1] == "ctypes":
+    launcher._native = None
+tensor = torch.empty(4)
+print(f"{tensor.data_ptr():#x}")
+packed = encode((tensor, i64(2**40 + 1), f32(0.5), i32(-3), f64(0.1), None))
+function = cuda_driver.load_function(b"\x7fELF", "kernel", 1)
+cuda_driver.allow_shared_bytes(function, 100_000, 1)
+try:
+    cuda_driver.allow_shared_bytes(function, 300_000, 1)
+except LaunchError as error:
+    print(error)
+launcher.launch_cuda(function, 1, (5, 6, 7), (32, 2, 1), 100_000, *packed)
+try:
+    launcher.launch_cuda(function, 1, (5, 6, 7), (999, 1, 1), 0, *packed)
+except LaunchError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("way", ["launcher", "ctypes"])
+def test_a_launch_reaches_the_driver_as_packed(tmp_path: Path, way: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a real libcuda.so.1 is loaded here")
+    library = tmp_path / "libcuda.so.1"
+    stand_in = str(HERE / "stand_in_driver.cpp")
+    subprocess.run(["g++", "-shared", "-fPIC", stand_in, "-o", str(library)], check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, way],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    pointer = lines[0] if lines[0].startswith("0x") else lines[-1]
+    said = [line for line in lines if not line.startswith(("push", "pop", "0x"))]
+    assert "function kernel" in said
+    assert "attribute 8 100000" in said
+    assert any("asks for 300000 bytes of shared memory" in line for line in said)
+    launches = [line for line in said if line.startswith("launch")]
+    arguments = f"on 41: {pointer} 1099511627777 0.5 -3 0.1 (nil)"
+    assert launches[0] == f"launch 9 (5 6 7) (32 2 1) 100000 {arguments}"
+    assert launches[1] == f"launch 9 (5 6 7) (999 1 1) 0 {arguments}"
+    refused = "CUDA_ERROR_STAND_IN: said no); grid (5, 6, 7), block (999, 1, 1)"
+    assert any(refused in line for line in said)
+    pushes = [line for line in lines if line.startswith("push")]
+    assert pushes
+    assert set(pushes) == {"push 101"}
+    assert len(pushes) == lines.count("pop")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("numel", [1, 255, 257, 100_000])
+def test_runs_on_a_gpu(dtype: torch.dtype, numel: int) -> None:
+    names = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+    value = torch.randn(numel, device="cuda", dtype=dtype)
+    output = torch.full_like(value, float("nan"))
+    grid = (-(-numel // 256), 1, 1)
+    args = (value, output, i64(numel), f32(0.5))
+    SOURCE.launch(f"scaled_relu<{names[dtype]}>", grid, (256, 1, 1), args)
+    assert torch.equal(output, torch.relu(value.float() * 0.5).to(dtype))
+
+
+@pytest.mark.gpu
+def test_more_than_48_kb_of_shared_memory_is_asked_for() -> None:
+    value = torch.arange(1024.0, device="cuda")
+    output = torch.empty_like(value)
+    words = 20_000  # 80 KB before the slice
+    args = (value, output, i32(words))
+    SOURCE.launch("reverse", (4, 1, 1), (256, 1, 1), args, shared_bytes=4 * (words + 256))
+    assert torch.equal(output, value.view(4, 256).flip(1).view(-1))
+    with pytest.raises(LaunchError, match="more than CUDA device"):
+        SOURCE.launch("reverse", (4, 1, 1), (256, 1, 1), args, shared_bytes=1 << 20)
+
+
+@pytest.mark.gpu
+def test_launches_on_the_current_stream() -> None:
+    value, output = torch.ones(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda")
+    args = (value, output, i64(1 << 20), f32(1.0))
+    SOURCE.launch("scaled_relu<float>", (4096, 1, 1), (256, 1, 1), args)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        value.fill_(3.0)
+        SOURCE.launch("scaled_relu<float>", (4096, 1, 1), (256, 1, 1), args)
+    assert not stream.query()  # the launch did not wait for the stream
+    stream.synchronize()
+    assert bool((output == 3.0).all())
+
+
+@pytest.mark.gpu
+def test_a_thread_without_a_context_can_launch() -> None:
+    value, output = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+    args = (value, output, i64(8), f32(2.0))
+    thread = threading.Thread(
+        target=SOURCE.launch, args=("scaled_relu<float>", (1, 1, 1), (32, 1, 1), args)
+    )
+    thread.start()
+    thread.join()
+    assert output.tolist() == [2.0] * 8
+
+
+@pytest.mark.gpu
+def test_a_stale_context_is_not_left_current() -> None:
+    cuda_driver.primary_context(0)
+    before, after = ctypes.c_void_p(), ctypes.c_void_p()
+    driver = cuda_driver.library()
+    driver.cuCtxGetCurrent(ctypes.byref(before))
+    with cuda_driver.on_device(0):
+        pass
+    driver.cuCtxGetCurrent(ctypes.byref(after))
+    assert before.value == after.value

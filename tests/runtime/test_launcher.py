@@ -1,0 +1,650 @@
+"""Launch plans: when a call may take one, that it then computes the same, and when it must not."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuselab.errors import LaunchError
+from fuselab.runtime import launcher
+from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
+
+SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
+
+
+class Planned:
+    """An operator made of one function, called as dispatch calls it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.op_id = launcher.register(f"test::{function.__name__}")
+        self.runs = 0
+
+    def __call__(self, *args: Any) -> Any:
+        held = launcher.lookup(self.op_id, "cpp", args)
+        if held is not None:
+            return held
+        self.runs += 1
+        with launcher.recording(self.op_id, "cpp", args) as recording:
+            outputs = self.function(*recording.args)
+            recording.finish(outputs)
+        return outputs
+
+    def hits(self, *args: Any) -> bool:
+        """Whether these arguments have a plan now."""
+        return launcher.lookup(self.op_id, "cpp", args) is not None
+
+
+def scaled_relu(value: Tensor, scale: float, name: str = "relu") -> Tensor:
+    output = torch.empty_like(value)
+    args = (value, output, i64(value.numel()), f32(scale))
+    SOURCE.launch("scaled_relu<float, float>", args)
+    return output
+
+
+def add(left: Tensor, right: Tensor) -> Tensor:
+    output = torch.empty_like(left)
+    SOURCE.launch("add<float>", (left, right, output, i64(left.numel())))
+    return output
+
+
+def mul_backward(
+    needs: tuple[bool, bool], grad: Tensor, left: Tensor, right: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    grads = tuple(torch.empty_like(grad) if need else None for need in needs)
+    SOURCE.launch("mul_backward<float>", (grad, left, right, *grads, i64(grad.numel())))
+    return grads  # type: ignore[return-value]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def started() -> None:
+    assert launcher.start()
+
+
+@pytest.fixture
+def op() -> Planned:
+    return Planned(scaled_relu)
+
+
+def test_the_second_call_takes_the_plan_and_computes_the_same(op: Planned) -> None:
+    for seed in range(3):
+        value = torch.randn(3, 5, generator=torch.Generator().manual_seed(seed))
+        output = op(value, 2.0)
+        assert torch.equal(output, torch.relu(value * 2.0))
+        assert output.data_ptr() != value.data_ptr()
+    assert op.runs == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: (torch.ones(4, 4, dtype=torch.float64), 2.0),
+        lambda: (torch.ones(4, 5), 2.0),
+        lambda: (torch.ones(16), 2.0),
+        lambda: (torch.ones(4, 4).t(), 2.0),
+        lambda: (torch.ones(8, 4)[::2], 2.0),
+        lambda: (torch.ones(4, 1).expand(4, 4), 2.0),
+        lambda: (torch.ones(17)[1:].view(4, 4), 2.0),
+        lambda: (torch.ones(4, 4), 2.0, "gelu"),
+        lambda: (torch.ones(4, 4), 2.0, "relu "),
+        lambda: (torch.ones(4, 4), 2.0, None),
+        lambda: (torch.ones(4, 4), 2.0, torch.float32),
+        lambda: (torch.ones(4, 4), 2.0, (1, 2)),
+        lambda: (torch.ones(4, 4), 2.0, True),
+        lambda: (torch.ones(4, 4), 2.0, 1),
+        lambda: (torch.ones(4, 4), None),
+        lambda: (torch.ones(4, 4), 2.0, "relu", 1),
+        lambda: (torch.ones(4, 4),),
+        lambda: (2.0, torch.ones(4, 4)),
+    ],
+)
+def test_whatever_differs_but_a_float_has_no_plan(op: Planned, other: Any) -> None:
+    op(torch.ones(4, 4), 2.0)
+    op(torch.ones(4, 4), 2.0, "relu")
+    assert op.hits(torch.ones(4, 4), 2.0)
+    assert op.hits(torch.ones(4, 4), 2.0, "relu")
+    assert not op.hits(*other())
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked"),
+    [((1, 2), (1, 3)), ((1, 2), (1, 2, 3)), ((True,), (1,)), ((None, 1), (1, None)), (0, False)],
+)
+def test_plain_values_are_compared_by_type_and_value(kept: Any, asked: Any) -> None:
+    op = Planned(lambda value, plain: scaled_relu(value, 1.0))
+    op(torch.ones(3), kept)
+    assert op.hits(torch.ones(3), kept)
+    assert not op.hits(torch.ones(3), asked)
+
+
+def test_implementations_have_plans_of_their_own(op: Planned) -> None:
+    op(torch.ones(3), 1.0)
+    assert launcher.lookup(op.op_id, "cpp", (torch.ones(3), 1.0)) is not None
+    assert launcher.lookup(op.op_id, "auto", (torch.ones(3), 1.0)) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), 1 + 2j, 2**80, {"a": 1}, (1.5,), ("a",), (torch.ones(1),), torch.Size([2, 3])],
+)
+def test_values_of_other_types_have_no_plan(value: Any) -> None:
+    op = Planned(lambda tensor, plain: scaled_relu(tensor, 1.0))
+    for _ in range(2):
+        assert torch.equal(op(torch.ones(3), value), torch.ones(3))
+    assert op.runs == 2
+
+
+# Floats.
+
+
+def test_one_plan_for_all_values_of_a_float_handed_straight_on(op: Planned) -> None:
+    value = torch.tensor([1.0, -1.0, 3.0])
+    for scale in (1.0, 0.1, -2.0, 1e-40, 0.0, math.inf):
+        assert torch.equal(op(value, scale).nan_to_num(7), torch.relu(value * scale).nan_to_num(7))
+    assert bool(op(value, math.nan)[0] == 0) == bool(scaled_relu(value, math.nan)[0] == 0)
+    assert op.runs == 1
+    assert launcher.plans(op.op_id) == 1
+
+
+def test_an_int_for_a_float_argument_takes_the_same_plan(op: Planned) -> None:
+    op(torch.ones(3), 1.5)
+    assert launcher.lookup(op.op_id, "cpp", (torch.ones(3), 2)).tolist() == [2.0] * 3
+    assert not op.hits(torch.ones(3), True)
+
+
+def test_64_bit_floats_keep_their_bits() -> None:
+    def scaled(value: Tensor, scale: float) -> Tensor:
+        output = torch.empty_like(value)
+        args = (value, output, i64(value.numel()), f64(scale))
+        SOURCE.launch("scaled_relu<double, double>", args)
+        return output
+
+    op, value = Planned(scaled), torch.ones(2, dtype=torch.float64)
+    op(value, 1.0)
+    assert op(value, 0.1).tolist() == [0.1, 0.1]
+    assert op.runs == 1
+
+
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda value, scale: scaled_relu(value, scale * 1.0),
+        lambda value, scale: scaled_relu(value, float(scale)),
+        lambda value, scale: scaled_relu(value, math.sqrt(scale) ** 2),
+        lambda value, scale: scaled_relu(value, scale) if scale > 0 else value * scale,
+        lambda value, scale: add(value, value) if scale == 2.0 else scaled_relu(value, scale),
+    ],
+)
+def test_a_float_that_is_looked_at_gives_one_plan_per_value(scaled: Any) -> None:
+    op, value = Planned(scaled), torch.ones(3)
+    for scale in (1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0):
+        assert op(value, scale).tolist() == pytest.approx([scale] * 3)
+    assert op.runs == 4
+    assert not op.hits(value, 5.0)
+
+
+def test_plus_and_minus_zero_are_different_values() -> None:
+    op = Planned(lambda value, scale: scaled_relu(value, math.copysign(1.0, scale)))
+    assert op(torch.ones(2), 0.0).tolist() == [1.0, 1.0]
+    assert op(torch.ones(2), -0.0).tolist() == [0.0, 0.0]
+    assert op(torch.ones(2), 0.0).tolist() == [1.0, 1.0]
+
+
+def test_a_float_that_is_ignored_gives_one_plan_per_value() -> None:
+    op = Planned(lambda value, scale: scaled_relu(value, 1.0))
+    op(torch.ones(2), 1.0)
+    assert op.hits(torch.ones(2), 1.0)
+    assert not op.hits(torch.ones(2), 2.0)
+
+
+def test_ever_new_values_stop_being_recorded() -> None:
+    op = Planned(lambda value, scale: scaled_relu(value, scale * 1.0))
+    for step in range(80):
+        assert op(torch.ones(1), float(step)).item() == step
+    assert isinstance(
+        launcher.recording(op.op_id, "cpp", (torch.ones(1), 99.0)), launcher.Unrecorded
+    )
+
+
+# What an implementation may do.
+
+
+def strided_output(value: Tensor) -> Tensor:
+    output = torch.empty_strided(value.shape, (1, value.shape[0]))
+    SOURCE.launch("scaled_relu<float, float>", (value, output, i64(value.numel()), f32(1.0)))
+    return output
+
+
+def viewed_output(value: Tensor) -> Tensor:
+    output = torch.empty(value.numel()).view(value.shape)
+    flat = value.reshape(-1)
+    SOURCE.launch("scaled_relu<float, float>", (flat, output, i64(value.numel()), f32(1.0)))
+    return output
+
+
+@pytest.mark.parametrize("function", [strided_output, viewed_output])
+def test_outputs_keep_their_strides(function: Any) -> None:
+    op, value = Planned(function), torch.ones(2, 3)
+    first, second = op(value), op(value)
+    assert op.runs == 1
+    assert second.stride() == first.stride()
+    assert second.shape == first.shape
+    assert torch.equal(first, second)
+
+
+def copies(value: Tensor) -> Tensor:
+    return scaled_relu(value.contiguous() + 0, 1.0)
+
+
+def fills_after(value: Tensor) -> Tensor:
+    output = scaled_relu(value, 1.0)
+    output[0] = 5.0
+    return output
+
+
+def reads_a_value(value: Tensor) -> Tensor:
+    return scaled_relu(value, float(value[0].item()))
+
+
+def launches_twice(value: Tensor) -> Tensor:
+    return scaled_relu(scaled_relu(value, 1.0), 1.0)
+
+
+def launches_nothing(value: Tensor) -> Tensor:
+    return torch.empty_like(value).zero_()
+
+
+def returns_the_argument(value: Tensor) -> Tensor:
+    SOURCE.launch("scaled_relu<float, float>", (value, value, i64(value.numel()), f32(1.0)))
+    return value
+
+
+def returns_a_part(value: Tensor) -> Tensor:
+    output = torch.empty(2 * value.numel())
+    SOURCE.launch("scaled_relu<float, float>", (value, output, i64(value.numel()), f32(1.0)))
+    return output[: value.numel()]
+
+
+CONSTANT = torch.ones(4)
+KEPT = torch.empty(4)
+
+
+def uses_another_tensor(value: Tensor) -> Tensor:
+    return add(value, CONSTANT)
+
+
+def returns_a_kept_buffer(value: Tensor) -> Tensor:
+    SOURCE.launch("scaled_relu<float, float>", (value, KEPT, i64(value.numel()), f32(1.0)))
+    return KEPT
+
+
+def returns_twice(value: Tensor) -> tuple[Tensor, Tensor]:
+    output = scaled_relu(value, 1.0)
+    return output, output
+
+
+def launches_opaquely(value: Tensor) -> Tensor:
+    launcher.note_opaque_launch("a test")
+    return scaled_relu(value, 1.0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        copies,
+        fills_after,
+        reads_a_value,
+        launches_twice,
+        launches_nothing,
+        returns_the_argument,
+        returns_a_part,
+        uses_another_tensor,
+        returns_a_kept_buffer,
+        returns_twice,
+        launches_opaquely,
+    ],
+)
+def test_an_implementation_that_does_more_has_no_plan(function: Any) -> None:
+    op = Planned(function)
+    for factor in (1.0, 2.0, 3.0):
+        value = torch.ones(4) * factor
+        expected = function(value.clone())
+        result = op(value.clone())
+        if isinstance(result, tuple):
+            assert result[0] is result[1]
+            result, expected = result[0], expected[0]
+        assert torch.equal(result, expected)
+    assert op.runs == 3
+    with launcher.recording(op.op_id, "cpp", (torch.ones(4),)) as recording:
+        assert isinstance(recording, launcher.Unrecorded)  # known by now: not watched again
+
+
+def test_an_operator_within_an_operator_keeps_only_the_inner_plan() -> None:
+    inner = Planned(scaled_relu)
+    inner(torch.ones(3), 1.0)
+    outer = Planned(lambda value: inner(add(value, value), 1.0))
+    for factor in (1.0, 2.0):
+        assert outer(torch.ones(3) * factor).tolist() == [2 * factor] * 3
+    assert outer.runs == 2
+    assert inner.hits(torch.ones(3), 1.0)
+
+
+def test_an_exception_keeps_no_plan_and_ends_the_recording() -> None:
+    def fails(value: Tensor) -> Tensor:
+        scaled_relu(value, 1.0)
+        raise RuntimeError("no")
+
+    op = Planned(fails)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no"):
+            op(torch.ones(3))
+    assert launcher.plans(op.op_id) == 0
+    assert launcher._thread.recording is None
+    assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
+
+
+def test_a_kernel_that_throws_in_a_plan_is_a_launch_error() -> None:
+    def throwing(value: Tensor, kind: int) -> Tensor:
+        output = torch.empty_like(value)
+        SOURCE.launch("throws", (output, i32(kind)))
+        return output
+
+    op = Planned(throwing)
+    with pytest.raises(LaunchError, match="own words"):
+        op(torch.ones(1), 0)
+    described = (False, SOURCE._entries["throws"][0], 0, (1, 1, 1), (1, 1, 1), 0)
+    parameters = [("t", 2, 0, None), ("i", 0, 0, 0)]
+    args = (torch.ones(1), 0)
+    assert launcher._native is not None
+    launcher._native.keep(
+        op.op_id, "cpp", args, described, parameters, [torch.ones(1)], False, False, 4
+    )
+    with pytest.raises(LaunchError, match="the kernel's own words"):
+        launcher.lookup(op.op_id, "cpp", args)
+
+
+# Arguments that share memory, and backwards.
+
+
+@pytest.mark.parametrize("function", [add, lambda a, b: add(a.view(2, 2), b.view(2, 2)).view(4)])
+def test_one_tensor_twice_is_not_two_tensors(function: Any) -> None:
+    op = Planned(function)
+    value, other = torch.ones(4), torch.full((4,), 5.0)
+    for _ in range(2):
+        assert op(value, value).tolist() == [2.0] * 4
+        assert op(value, other).tolist() == [6.0] * 4
+        assert op(other, other.view(4)).tolist() == [10.0] * 4
+        assert op(other, value).tolist() == [6.0] * 4
+    assert op.runs == 2
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_a_backward_returns_none_where_nothing_is_needed(needs: tuple[bool, bool]) -> None:
+    op = Planned(mul_backward)
+    grad, left, right = torch.randn(3, 6).unbind()
+    for _ in range(2):
+        grads = op(needs, grad, left, right)
+        for need, got, wanted in zip(needs, grads, (grad * right, grad * left), strict=True):
+            assert torch.equal(got, wanted) if need else got is None
+    assert op.runs == 1
+    assert op.hits(list(needs), grad, left, right)
+    assert not op.hits((not needs[0], needs[1]), grad, left, right)
+
+
+def test_empty_tensors_have_no_plan(op: Planned) -> None:
+    for _ in range(2):
+        assert op(torch.empty(0, 3), 1.0).shape == (0, 3)
+    assert op.runs == 2
+
+
+# Who may not be bypassed.
+
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class SeenFunction(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        Seen,
+        SeenFunction,
+        lambda: torch.autocast("cpu"),
+        lambda: torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
+    ],
+)
+def test_a_mode_is_not_bypassed(op: Planned, context: Any) -> None:
+    value = torch.ones(3)
+    op(value, 1.0)
+    with context():
+        assert not op.hits(value, 1.0)
+    assert op.hits(value, 1.0)
+
+
+def test_torch_jit_trace_is_not_bypassed(op: Planned) -> None:
+    op(torch.ones(3), 1.0)
+    seen = []
+
+    def traced(value: Tensor) -> Tensor:
+        seen.append(op.hits(value, 1.0))
+        return value + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(traced, (torch.ones(3),), check_trace=False)
+    assert seen == [False]
+
+
+def test_functorch_is_not_bypassed(op: Planned) -> None:
+    op(torch.ones(3), 1.0)
+    seen = []
+
+    def inside(value: Tensor) -> Tensor:
+        seen.append(op.hits(value, 1.0))
+        seen.append(op.hits(torch.ones(3), 1.0))
+        return value.sum()
+
+    torch.func.vmap(inside)(torch.ones(2, 3))
+    torch.func.grad(inside)(torch.ones(3))
+    torch.func.jvp(inside, (torch.ones(3),), (torch.ones(3),))
+    assert not any(seen)
+    assert len(seen) == 6
+
+
+def test_forward_mode_tensors_have_no_plan(op: Planned) -> None:
+    value = torch.ones(3)
+    op(value, 1.0)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(value, torch.ones(3))
+        assert not op.hits(dual, 1.0)
+        with torch.no_grad():
+            assert not op.hits(dual, 1.0)
+    assert op.hits(value, 1.0)
+
+
+def test_tensors_that_need_a_gradient_have_no_plan_unless_gradients_are_off(op: Planned) -> None:
+    value = torch.ones(3, requires_grad=True)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    op(torch.ones(3), 1.0)
+    for tensor in (value, parameter):
+        assert not op.hits(tensor, 1.0)
+        with torch.no_grad():
+            assert op.hits(tensor, 1.0)
+            assert not op(tensor, 1.0).requires_grad
+
+
+def test_inference_tensors_have_plans_and_give_inference_tensors(op: Planned) -> None:
+    op(torch.ones(3), 1.0)
+    with torch.inference_mode():
+        held = launcher.lookup(op.op_id, "cpp", (torch.ones(3), 1.0))
+        assert held.is_inference()
+    assert not launcher.lookup(op.op_id, "cpp", (torch.ones(3), 1.0)).is_inference()
+
+
+class Subclass(Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3).as_subclass(Subclass),
+        lambda: torch.ones(3, dtype=torch.complex64).conj().imag,
+        lambda: torch.ones(3, device="meta"),
+        lambda: torch.ones(3).to_sparse(),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        lambda: torch._efficientzerotensor(3),
+        lambda: torch.ones(3).to_mkldnn(),
+    ],
+)
+def test_other_tensors_have_no_plan(op: Planned, make: Any) -> None:
+    op(torch.ones(3), 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensor = make()
+    assert not op.hits(tensor, 1.0)
+    assert not launcher._native.wanted(op.op_id, "cpp", (tensor, 1.0))  # type: ignore[union-attr]
+
+
+def test_two_devices_have_no_plan() -> None:
+    op = Planned(add)
+    op(torch.ones(3), torch.ones(3))
+    assert not op.hits(torch.ones(3), torch.ones(3, device="meta"))
+
+
+# State that the plan does not hold.
+
+
+def test_deterministic_algorithms_are_another_key(op: Planned) -> None:
+    op(torch.ones(3), 1.0)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not op.hits(torch.ones(3), 1.0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert op.hits(torch.ones(3), 1.0)
+
+
+def test_the_number_of_threads_is_another_key(op: Planned) -> None:
+    op(torch.ones(3), 1.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        assert not op.hits(torch.ones(3), 1.0)
+    finally:
+        torch.set_num_threads(before)
+    assert op.hits(torch.ones(3), 1.0)
+
+
+def test_the_profiler_sees_the_operator_and_its_shapes(op: Planned) -> None:
+    value = torch.ones(3, 5)
+    op(value, 1.0)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        op(value, 2.0)
+    events = [event for event in seen.events() if event.name == "test::scaled_relu"]
+    assert [event.input_shapes[0] for event in events] == [[3, 5]]
+    assert op.runs == 1
+
+
+def test_forget_drops_the_plans(op: Planned) -> None:
+    op(torch.ones(3), 1.0)
+    launcher.forget(op.op_id)
+    assert not op.hits(torch.ones(3), 1.0)
+    assert launcher.plans(op.op_id) == 0
+
+
+def test_plans_are_bounded() -> None:
+    op = Planned(lambda value, plain: scaled_relu(value, 1.0))
+    value = torch.ones(1)
+    launcher.recording(op.op_id, "cpp", (value, 0))
+    for number in range(4100):
+        launcher._native.reject(op.op_id, "cpp", (value, number))  # type: ignore[union-attr]
+        assert launcher.plans(op.op_id) <= 4096
+    assert launcher.plans(op.op_id) == 4
+
+
+def test_threads_share_plans_and_record_apart(op: Planned) -> None:
+    errors = []
+
+    def work(width: int) -> None:
+        value = torch.full((width, 300_000), float(width))  # over 1 MiB: without the GIL
+        for step in range(1, 6):
+            result = op(value, float(step))
+            if not bool((result == width * step).all()):
+                errors.append((width, step))
+
+    threads = [threading.Thread(target=work, args=(width,)) for width in (1, 2, 1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert launcher.plans(op.op_id) >= 2
+
+
+@pytest.mark.parametrize("args", [(99, "cpp", ()), ("x", "cpp", ()), (0, 1, ()), (0, "cpp", [])])
+def test_a_wrong_call_is_a_type_error(args: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        launcher.lookup(*args)
+
+
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(launcher, "_native", None)
+    yield
+
+
+def test_without_the_extension_launches_go_through_ctypes(without_native: None) -> None:
+    value = torch.tensor([-1.0, 2.0])
+    assert scaled_relu(value, 0.5).tolist() == [0.0, 1.0]
+    with pytest.raises(LaunchError, match="own words"):
+        SOURCE.launch("throws", (value, i32(0)))
+    with launcher.recording(0, "cpp", (value,)) as recording:
+        recording.finish(value)
+        assert recording.args == (value,)
+
+
+def test_without_a_compiler_one_warning_and_no_plans(tmp_path: Path) -> None:
+    script = (
+        "import torch, warnings\n"
+        "from fuselab.runtime import launcher\n"
+        "op = launcher.register('a::b')\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    for _ in range(3):\n"
+        "        args = (torch.ones(2),)\n"
+        "        assert launcher.lookup(op, 'cpp', args) is None\n"
+        "        with launcher.recording(op, 'cpp', args) as recording: recording.finish(args[0])\n"
+        "print([str(warning.message) for warning in caught])\n"
+    )
+    environment = {
+        **os.environ,
+        "PATH": str(tmp_path),
+        "CXX": "",
+        "FUSELAB_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert result.stdout.count("the C++ launcher cannot be used") == 1, result.stderr
+    assert "install g++" in result.stdout
