@@ -123,11 +123,23 @@ LEADS = (
 )
 COMPILER = facts.Compiler(
     graphs=1,
+    cold_s=19.2,
+    warm_s=3.104,
     breaks=(f"dlrm.py:96: {HOSTILE}",),
     kernels=(
-        facts.Kernel("mm", "library", "mm", "dlrm.py:96", 71_663_616, 12110.0, 5.918, None),
         facts.Kernel(
-            "cpp_fused_mul_1", "generated", "mul", "dlrm.py:116", 47_886_336, 3320.0, 14.42, 0.3961
+            "mm", "library call", "inference", "mm", "dlrm.py:96", 71_663_616, 12110.0, 5.918, None
+        ),
+        facts.Kernel(
+            "cpp_fused_mul_1",
+            "generated",
+            "inference",
+            "mul",
+            "dlrm.py:116",
+            47_886_336,
+            3320.0,
+            14.42,
+            0.3961,
         ),
     ),
 )

@@ -90,10 +90,11 @@ class Lead:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel or library call of the compiled target."""
+    """One kernel (``generated``) or ``library call`` of the compiled target, in launch order."""
 
     name: str
     kind: str
+    phase: str
     operators: str
     lines: str
     bytes: int | None
@@ -104,11 +105,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Compiler:
-    """What torch.compile makes of the target; ``failed`` says why it makes nothing."""
+    """What torch.compile makes of the target, compiled in a fresh process with an empty cache
+    (``cold_s``) and again (``warm_s``); ``failed`` says why it makes nothing."""
 
-    graphs: int
-    breaks: tuple[str, ...]
-    kernels: tuple[Kernel, ...]
+    graphs: int = 0
+    breaks: tuple[str, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    cold_s: float | None = None
+    warm_s: float | None = None
     failed: str | None = None
 
 

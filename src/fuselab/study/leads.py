@@ -9,6 +9,8 @@ from typing import Any
 from fuselab.report.numbers import ratio
 from fuselab.study.facts import Kernel, Lead, Replaced
 
+# What a compiler's fused kernel does away with; a blown-up operand it still writes to memory.
+_CURED_BY_FUSING = ("chain", "repeated small operator", "launch-bound")
 _MOST = 12  # findings of a study; the rest stands in `fuselab profile`
 
 
@@ -43,7 +45,7 @@ def _outcome(
     if kept is not None:
         return "replaced", f"Replaced by {kept.operator}: {ratio(kept.speedup)} as fast there."
     fusing = [row for row in kernels if line in row.lines.split(", ") and row.kind == "generated"]
-    if fusing:
+    if fusing and finding["kind"] in _CURED_BY_FUSING:
         names = ", ".join(row.name for row in fusing[:2])
         more = f" and {len(fusing) - 2} more" if len(fusing) > 2 else ""
         return "compiled", f"torch.compile fuses this line: it becomes part of {names}{more}."

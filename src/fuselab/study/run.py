@@ -75,7 +75,7 @@ def study(
         progress=progress,
     )
     progress("explain: what torch.compile makes of it")
-    compiler = compiler_of(target, backward)
+    compiler = compiler_of(target, backward, progress)
     found = found_in(fused.replacements)
     progress("check and bench the operators at the sizes found")
     done = Study(

@@ -1,0 +1,60 @@
+"""What is said to have been done about a finding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sample_study import REPLACED
+
+from fuselab.study.facts import Kernel
+from fuselab.study.leads import leads_of
+
+FUSED = Kernel(
+    "cpp_fused_0", "generated", "inference", "add, relu", "m.py:3, m.py:4", 8, 1.0, 1.0, None
+)
+LIBRARY = Kernel("addmm", "library call", "inference", "addmm", "m.py:3", 8, 1.0, None, None)
+
+
+def finding(kind: str, line: str | None) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "title": "a title",
+        "advice": "some advice",
+        "line": line,
+        "source": "x",
+        "saved_us": 1.0,
+        "share": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "kernels", "state"),
+    [
+        ("chain", "m.py:3", (FUSED,), "compiled"),
+        ("chain", "m.py:4", (LIBRARY, FUSED), "compiled"),
+        ("chain", "m.py:3", (LIBRARY,), "open"),
+        ("chain", "m.py:33", (FUSED,), "open"),
+        ("blown-up operand", "m.py:3", (FUSED,), "open"),
+        ("chain", None, (FUSED,), "open"),
+        ("chain", "dlrm.py:21", (), "replaced"),
+    ],
+)
+def test_states(kind: str, line: str | None, kernels: tuple[Kernel, ...], state: str) -> None:
+    (lead,) = leads_of([finding(kind, line)], REPLACED, kernels)
+    assert lead.state == state
+
+
+def test_tried_and_not_kept_gives_the_reason() -> None:
+    (lead,) = leads_of([finding("chain", "dlrm.py:21")], REPLACED[1:], ())
+    assert lead.state == "tried"
+    assert lead.done == (
+        "bias_activation was tried here and not kept: measured SAME 1.003x (0.991 to 1.012)."
+    )
+
+
+def test_paths_of_replacements_are_shortened() -> None:
+    (row,) = REPLACED[:1]
+    long = type(row)(**{**vars(row), "line": "/somewhere/models/dlrm.py:21"})
+    (lead,) = leads_of([finding("chain", "dlrm.py:21")], (long,), ())
+    assert lead.done == "Replaced by bias_activation: 1.310× as fast there."
