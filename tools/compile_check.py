@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -38,21 +39,26 @@ def check() -> int:
     from fuselab.errors import BuildError
 
     started = time.perf_counter()
-    failures, compiled = foreign_toolchain(), 0
+    failures, jobs, compiled = foreign_toolchain(), [], 0
     files = sorted(path for root in ROOTS for path in root.rglob("*.cu"))
     if not files:
         failures.append("found no CUDA source at all.")
-    for file in files:
-        found = list(sources_of(file))
-        if not found:
-            failures.append(f"{file.relative_to(CLONE)}: no CudaSource with CUDA_EXPRESSIONS.")
-        for source, expressions in found:
-            for arch in ARCHITECTURES:
-                try:
-                    source.compile_many(expressions, arch)
-                    compiled += len(expressions)
-                except BuildError as error:
-                    failures.append(f"{error}\n{error.log}")
+    # NVRTC compiles outside Python's lock, one program per thread.
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for file in files:
+            found = list(sources_of(file))
+            if not found:
+                failures.append(f"{file.relative_to(CLONE)}: no CudaSource with CUDA_EXPRESSIONS.")
+            for source, expressions in found:
+                for arch in ARCHITECTURES:
+                    job = threads.submit(source.compile_many, expressions, arch)
+                    jobs.append((job, len(expressions)))
+    for job, count in jobs:
+        try:
+            job.result()
+            compiled += count
+        except BuildError as error:
+            failures.append(f"{error}\n{error.log}")
     for failure in failures:
         print(f"compile-check: {failure}", file=sys.stderr)
     print(

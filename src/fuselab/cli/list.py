@@ -126,7 +126,7 @@ def smallest_and_largest(op: FusedOp, device: torch.device) -> list[tuple[Case, 
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    cases = [case for case in op.cases if "bench" in case.tags] or list(op.cases)
+    cases = [case for case in op.cases if case.tags & {"bench", "sweep"}] or list(op.cases)
     made = []
     with FakeTensorMode():
         for case in cases:
