@@ -28,6 +28,8 @@ from fuselab.inspect.work_kinds import (
 )
 
 SMALLEST_SHARE = 0.002  # of the step; less is not worth a reader's line
+# Cheap on a CPU, where nothing runs ahead of the host; a profile there understates them.
+ALWAYS = ("host sync", "tensor built in forward")
 STARVING_SHARE = 0.1  # of the step in the loader before it is a finding
 OVERHEAD_SHARE = 0.25  # of the step before it is called launch-bound
 REPEATED_CALLS = 8  # of one small operator from one line, per step
@@ -59,7 +61,8 @@ class Finding:
 
 
 def find(windows: Sequence[Window], details: Details, split: Split, on_gpu: bool) -> list[Finding]:
-    """Every finding worth at least 0.2 % of the step, the largest saving first."""
+    """Every finding worth at least 0.2 % of the step, the largest saving first; on a CPU also what
+    would cost on a GPU only."""
     search = _Search(windows, details, split, on_gpu)
     found = [
         *search.host_syncs(),
@@ -73,7 +76,7 @@ def find(windows: Sequence[Window], details: Details, split: Split, on_gpu: bool
         *search.blown_up_operands(),
         *search.chains(),
     ]
-    worth = [finding for finding in found if finding.share >= SMALLEST_SHARE]
+    worth = [f for f in found if f.share >= SMALLEST_SHARE or (f.kind in ALWAYS and not on_gpu)]
     return sorted(worth, key=lambda finding: (-finding.saved_us, finding.kind, finding.line or ""))
 
 
@@ -151,8 +154,8 @@ class _Search:
     # -- tensors made where they need not be ------------------------------------------------------
 
     def tensors_built(self) -> Iterator[Finding]:
-        """Saved: from the end of the operator before, for Python's share of building from a list
-        runs there, to the end of the last operator that builds on this line."""
+        """Saved: from the end of the operator before to the end of the one that builds: Python
+        walks a list there. More than the truth where lines without operators stand between."""
         built = [s for s in self.spans if s.name in CREATION and self._in_model(s)]
         for line, spans in self.by_line(_outermost(span) for span in built):
             if line is None:
@@ -183,13 +186,11 @@ class _Search:
         siblings = self._top_level(span)
         position = siblings.index(span)
         line = span.detail.line if span.detail else None
-        start = span.start_us
         for before in reversed(siblings[:position]):
-            if before.kind != "op" or before.detail is None or before.detail.line != line:
-                return span.end_us - min(before.end_us, start)
-            if before.name in CREATION:
+            detail = before.detail
+            if detail is None or detail.line != line or before.name in CREATION:
                 return span.end_us - before.end_us
-        return span.duration_us
+        return span.end_us - (span.parent.start_us if span.parent else span.start_us)
 
     def _top_level(self, span: Span) -> list[Span]:
         if span.parent is not None:

@@ -195,11 +195,13 @@ def read_window(trace: dict[str, Any], whole_steps: int) -> Window:
     spans: list[Span] = []
     for thread in dict.fromkeys(_thread(e) for e in host):
         spans += _nest([e for e in host if _thread(e) == thread], launched_by, external)
-    kernels = [
+    recorded = (
         _kernel(event, launched_by, external)
         for event in events
-        if event.get("cat") in _DEVICE_CATEGORIES and start <= float(event["ts"]) < end
-    ]
+        if event.get("cat") in _DEVICE_CATEGORIES
+    )
+    # The host runs ahead: what a step launched may start after the step's end.
+    kernels = [k for k in recorded if k.span is not None or start <= k.start_us < end]
     kernels.sort(key=lambda kernel: kernel.start_us)
     end = max([end, *(kernel.end_us for kernel in kernels)])
     return Window(start, end, len(steps), _thread(steps[0]), spans, kernels)
@@ -429,5 +431,5 @@ def short_kernel_name(name: str) -> str:
     flat = re.sub(r"<[^<>]*>", "", name)
     while flat != name:
         name, flat = flat, re.sub(r"<[^<>]*>", "", flat)
-    name = re.sub(r"\(.*\)$", "", name)
+    name = re.sub(r"(?<=\w)\(.*\)$", "", name)
     return name.split("::")[-1] if "::" in name else name

@@ -152,11 +152,11 @@ def _operators(windows: Sequence[Window], on_gpu: bool) -> list[OperatorRow]:
     for window in windows:
         for span in window.ops():
             row = rows.setdefault(span.name, OperatorRow(plain(span.name)))
-            row.calls += 1
             row.self_cpu_us += span.self_us
             row.self_device_us += self_device_us(span)
             row.share += self_charged_us(span, on_gpu)
-            if all(above.name != span.name for above in span.ancestors()):  # a total counts once
+            if all(above.name != span.name for above in span.ancestors()):  # not sum inside sum
+                row.calls += 1
                 row.cpu_us += span.duration_us
                 row.device_us += device_us(span)
             _shape_and_memory(row, span)

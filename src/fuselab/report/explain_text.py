@@ -42,10 +42,11 @@ def _speed(facts: Facts) -> Iterator[str]:
     yield from table(["one step", "median", "95 % interval", "peak memory"], rows, right=(1, 2, 3))
     yield f" compiled is {ratio(facts['speedup'])} as fast"
     compiled = facts["compile"]
-    yield (
-        f" compile: {_seconds(compiled['cold_s'])} with empty caches "
+    yield from _folded(
+        " ",
+        f"compile: {_seconds(compiled['cold_s'])} with empty caches "
         f"(Inductor {_seconds(compiled['backend_s'])}), "
-        f"{_seconds(compiled['warm_s'])} from the cache on disk"
+        f"{_seconds(compiled['warm_s'])} from the cache on disk",
     )
 
 

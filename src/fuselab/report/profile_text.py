@@ -15,14 +15,14 @@ TREE_LINES = 24
 TREE_SHARE = 0.01  # of the step, for a call to appear in the tree
 
 _SPLIT = {
-    "compute": "matrix products, convolutions, attention",
+    "compute": "matrix products, convolutions",
     "memory": {
         "cuda": "other kernels, copies within the device",
         "cpu": "other operators of 32 KiB and more",
     },
     "overhead": {
         "cuda": "the device waits for the host",
-        "cpu": "Python, dispatch, allocation, small operators",
+        "cpu": "Python, dispatch, small operators",
     },
     "data": "copies between host and device, loader",
 }
@@ -70,7 +70,7 @@ def _split(facts: Facts) -> Iterator[str]:
         us = facts["split"][f"{kind}_us"]
         part = us / facts["step_us"] if facts["step_us"] else 0.0
         words = meaning[facts["device"]] if isinstance(meaning, dict) else meaning
-        yield (f" {kind:9}{duration(us):>9} {share(part):>8} {bar(part, 10):10} {words}".rstrip())
+        yield (f" {kind:9}{duration(us):>9} {share(part):>9} {bar(part, 10):10} {words}".rstrip())
 
 
 def _findings(facts: Facts) -> Iterator[str]:

@@ -1,0 +1,74 @@
+"""One function per thing that a profile should find, and one with nothing to find."""
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+
+def reads_back(x):
+    total = x.sum()
+    if total.item() > 0:
+        return x + 1
+    return x
+
+
+def masks(x):
+    return x[x > 0]
+
+
+def builds_a_tensor(x):
+    weights = torch.tensor([float(i) for i in range(512)])
+    return x[:, :512] @ weights
+
+
+def looks_up(x):
+    ids = x[0, :256].long()
+    vocabulary = torch.arange(4096)
+    return (ids.unsqueeze(1) == vocabulary.unsqueeze(0)).int().argmax(dim=1)
+
+
+def naive_softmax(x):
+    shifted = x - x.amax(dim=1, keepdim=True)
+    powers = shifted.exp()
+    return powers / powers.sum(dim=1, keepdim=True)
+
+
+def many_small(x):
+    rows = [x[i, :8].cos() for i in range(64)]
+    return torch.stack(rows)
+
+
+def outer_product(x):
+    row = x[:16, :256]
+    blown_up = (row.unsqueeze(2) * row.unsqueeze(1)).flatten(1)
+    return blown_up @ blown_up.t()
+
+
+def clean(x):
+    return x @ x.t()
+
+
+def hostile(x):
+    with record_function("[red]<script>alert(1)</script>[/red]"):
+        return x + 1
+
+
+def raises(x):
+    if x.shape[0] > 1:
+        raise ValueError("[bold]no\nsuch thing")
+    return x
+
+
+class Breaks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x):
+        hidden = torch.relu(self.linear(x[:, :32]) + 1.0)
+        print(end="")
+        return torch.sigmoid(hidden * 2.0)
+
+
+def get_inputs():
+    return [torch.randn(256, 1024)]

@@ -1,0 +1,147 @@
+"""Explain: what the compiler made, from one real run on the CPU and from wrapper text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fuselab.errors import ArgumentError, TargetError
+from fuselab.inspect import targets
+from fuselab.inspect.explain import explain_target
+from fuselab.inspect.inductor_capture import Launch, Node, launches
+from fuselab.inspect.kernel_times import _match
+from fuselab.inspect.user_code import SourceLine
+from fuselab.report.explain_text import explain_text
+
+SINS = Path(__file__).parent / "targets" / "sins.py"
+SOURCE = SINS.read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def broken():
+    """A module with a graph break, forward and backward, called with other batch sizes too."""
+    return explain_target(targets.load(f"{SINS}:Breaks"), backward=True, dynamic=True)
+
+
+def test_the_graph_break_has_its_line_and_reason(broken):
+    facts = broken.facts
+    assert facts["graphs"] == 2
+    (found,) = facts["breaks"]
+    assert SOURCE[found["line_number"] - 1].strip() == 'print(end="")' == found["source"]
+    assert "print" in found["reason"]
+    assert facts["guards"] > 0 and facts["failures"] == []
+
+
+def test_every_kernel_has_its_operators_lines_bytes_and_time(broken):
+    kernels = broken.facts["kernels"]
+    forward = [k for k in kernels if k["phase"] == "forward"]
+    assert [k["kind"] for k in forward] == ["extern", "fused", "fused"]
+    product, first, second = forward
+    assert "aten.addmm" in product["operators"]
+    assert {"aten.add", "aten.relu"} <= set(first["operators"])
+    assert set(second["operators"]) == {"aten.mul", "aten.sigmoid"}
+    assert [SOURCE[line["line_number"] - 1].strip() for line in second["lines"]] == [
+        "return torch.sigmoid(hidden * 2.0)"
+    ]
+    assert second["bytes"] == 2 * 256 * 32 * 4
+    assert any(
+        k["phase"] == "backward" and "aten.sigmoid_backward" in k["operators"] for k in kernels
+    )
+    assert all(k["us"] > 0 for k in kernels)
+    for kernel in kernels:
+        if kernel["gbps"] is not None:
+            assert kernel["gbps"] == pytest.approx(kernel["bytes"] / kernel["us"] / 1e3, rel=2e-3)
+
+
+def test_compile_times_speed_and_memory(broken):
+    facts = broken.facts
+    assert facts["compile"]["cold_s"] > facts["compile"]["warm_s"] > 0
+    assert facts["speedup"] == pytest.approx(
+        facts["eager"]["us"] / facts["compiled"]["us"], rel=2e-3
+    )
+    assert facts["eager"]["low_us"] <= facts["eager"]["us"] <= facts["eager"]["high_us"]
+    assert facts["eager"]["peak_bytes"] > 256 * 32 * 4
+
+
+def test_another_batch_recompiles_once_and_says_why(broken):
+    first, *others = broken.facts["batches"]
+    assert first["batch"] == 128 and first["compiled"] >= 1
+    assert "expected 256, actual 128" in first["reasons"][0]
+    assert [row["compiled"] for row in others] == [0, 0]
+
+
+def test_the_sources_can_be_saved(broken, tmp_path):
+    paths = broken.save(tmp_path / "code")
+    assert {"graph_0_forward.py", "graph_0_backward.py", "dynamo_graph_1.py"} <= {
+        p.name for p in paths
+    }
+    assert "cpp_fused" in (tmp_path / "code" / "graph_0_forward.py").read_text()
+
+
+def test_the_screen_fits_and_shows_the_jsons_numbers(broken):
+    facts = json.loads(json.dumps(broken.facts))
+    text = explain_text(facts)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "2 graphs, 1 graph break," in text
+    for kernel in facts["kernels"]:
+        assert kernel["name"][:20] in text
+
+
+def test_mistakes():
+    with pytest.raises(ArgumentError, match="mode 'fast' is unknown"):
+        explain_target(targets.load(f"{SINS}:clean"), mode="fast")
+    with pytest.raises(TargetError, match=r"ValueError: \[bold\]no such thing \(sins.py:\d+\)"):
+        explain_target(targets.load(f"{SINS}:raises"))
+
+
+LINE = SourceLine("/home/me/model.py", 3)
+WRAPPER = """
+def call(args):
+        buf0 = empty_strided_cuda((4, 8), (8, 1), torch.float32)
+        extern_kernels.addmm(primals_2, primals_3, reinterpret_tensor(primals_1), out=buf0)
+        buf1 = buf0; del buf0  # reuse
+        stream0 = get_raw_stream(0)
+        triton_poi_fused_relu_0.run(buf1, 32, stream=stream0)
+        buf2 = torch.ops.aten.topk.default(buf1, 2)
+        cpp_fused_add_mul_1(buf1, buf3, buf4)
+        return (buf4, )
+
+def get_args():
+    buf9 = extern_kernels.mm(1)
+"""
+
+
+def node(buffer, *operators, size=4):
+    return Node((buffer,), operators, (LINE,), size, size)
+
+
+def test_launches_are_read_from_a_wrapper_in_order():
+    found = launches(
+        WRAPPER,
+        [
+            node("buf0", "aten.addmm"),
+            node("buf1", "aten.relu"),
+            node("buf2", "aten.topk", size=None),
+            node("buf3", "aten.add"),
+            node("buf4", "aten.mul", "aten.add"),
+        ],
+    )
+    assert found == [
+        Launch("addmm", "extern", ("aten.addmm",), (LINE,), 4, 4),
+        Launch("triton_poi_fused_relu_0", "fused", ("aten.relu",), (LINE,), 4, 4),
+        Launch("aten.topk.default", "extern", ("aten.topk",), (LINE,), None, None),
+        Launch("cpp_fused_add_mul_1", "fused", ("aten.add", "aten.mul"), (LINE,), 8, 8),
+    ]
+
+
+def test_times_are_matched_in_order_by_name():
+    found = launches(WRAPPER, [])
+    runs = [
+        ("aten::empty_strided", 9.0),
+        ("aten::addmm", 1.0),
+        ("triton_poi_fused_relu_0", 2.0),
+        ("aten::topk", 3.0),
+        ("graph_0_cpp_fused_add_mul_1", 4.0),
+    ]
+    assert _match(runs, found) == {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
+    assert _match(runs[2:], found) == {1: 2.0, 2: 3.0, 3: 4.0}

@@ -1,0 +1,121 @@
+"""Findings: each sin is found at its line, and a clean function has none."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fuselab.inspect import targets
+from fuselab.inspect.chains import find_chains, primitive_calls
+from fuselab.inspect.profile import profile, profile_target
+
+SINS = Path(__file__).parent / "targets" / "sins.py"
+SOURCE = SINS.read_text().splitlines()
+
+
+def findings(function, kind):
+    found = profile_target(targets.load(f"{SINS}:{function}"), schedule=(1, 1, 5, 1)).findings
+    assert [f.saved_us for f in found] == sorted((f.saved_us for f in found), reverse=True)
+    return [f for f in found if f.kind == kind]
+
+
+def at(finding):
+    return SOURCE[finding.line_number - 1].strip()
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "line", "calls"),
+    [
+        ("reads_back", "host sync", "if total.item() > 0:", 1),
+        ("masks", "host sync", "return x[x > 0]", 1),
+        (
+            "builds_a_tensor",
+            "tensor built in forward",
+            "weights = torch.tensor([float(i) for i in range(512)])",
+            1,
+        ),
+        ("looks_up", "quadratic look-up", None, 1),
+        ("many_small", "repeated small operator", None, 64),
+        ("outer_product", "blown-up operand", None, 1),
+    ],
+)
+def test_each_sin_is_found_at_its_line(function, kind, line, calls):
+    (found,) = findings(function, kind)
+    assert found.calls == calls
+    assert 0 < found.share <= 1
+    assert found.source == at(found)
+    if line:
+        assert at(found) == line
+    assert found.title and found.advice
+
+
+def test_a_list_turned_into_a_tensor_costs_more_than_its_operator():
+    (found,) = findings("builds_a_tensor", "tensor built in forward")
+    profiled = profile_target(targets.load(f"{SINS}:builds_a_tensor"), schedule=(1, 1, 5, 1))
+    operator = next(r for r in profiled.tables.operators if r.name == "aten::lift_fresh")
+    assert found.saved_us > 5 * operator.cpu_us
+
+
+def test_a_quadratic_lookup_claims_what_reads_its_result():
+    (found,) = findings("looks_up", "quadratic look-up")
+    assert "aten::eq" in found.operators
+    assert "1,048,576 comparisons" in found.title
+
+
+def test_naive_softmax_is_one_chain():
+    (found,) = findings("naive_softmax", "chain")
+    names = [name.removeprefix("aten::") for name in found.operators]
+    assert names == ["amax", "sub", "exp", "sum", "div"]
+    rows, matrix = 256 * 4, 256 * 1024 * 4
+    separate = (matrix + rows) + (2 * matrix + rows) + 2 * matrix + (matrix + rows)
+    separate += 2 * matrix + rows
+    assert found.bytes_saved == separate - 2 * matrix
+
+
+def test_a_matrix_product_is_nothing_to_find():
+    found = profile_target(targets.load(f"{SINS}:clean"), schedule=(1, 1, 5, 1)).findings
+    assert {f.kind for f in found} <= {"launch-bound"}
+
+
+def test_a_chain_ends_where_another_operator_stands_between():
+    def step(x):
+        first = x + 1
+        product = first @ first
+        return product * first  # needs the product, which needs the first: not one kernel
+
+    x = torch.ones(64, 64)
+    with profile(schedule=(0, 1, 1, 1)) as p:
+        for _ in range(2):
+            step(x)
+            p.step()
+    assert find_chains(p._details.ops) == []
+
+
+def test_primitive_calls_carry_the_users_word_and_count_expanded_inputs_once():
+    x = torch.ones(4).expand(8, 4)
+    with profile(schedule=(0, 1, 1, 1)) as p:
+        for _ in range(2):
+            torch.relu(x)
+            p.step()
+    (call,) = [c for c in primitive_calls(p._details.ops) if c.op.name == "aten::relu"]
+    assert sum(call.reads.values()) == 16
+    assert sum(call.writes.values()) == 128
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return sum(torch.rand(2000).sort().values for _ in range(20))
+
+
+def test_a_slow_loader_starves_the_model():
+    with profile(schedule=(1, 1, 3, 1)) as p:
+        for batch in DataLoader(Slow(), batch_size=1):
+            batch * 2
+            p.step()
+    (found,) = [f for f in p.result.findings if f.kind == "loader starves the model"]
+    assert found.share > 0.5
+    assert p.result.split.data_us == pytest.approx(found.saved_us, rel=0.05)

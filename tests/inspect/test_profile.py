@@ -1,0 +1,199 @@
+"""Profile: the split adds up, tables hold what ran, loops and TARGETs record the same way."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+from fuselab.errors import ArgumentError, TargetError
+from fuselab.inspect import compare, targets
+from fuselab.inspect.profile import parse_schedule, profile, profile_target
+from fuselab.inspect.step_split import claim, union
+
+TARGETS = Path(__file__).parent / "targets"
+SINS = str(TARGETS / "sins.py")
+
+
+def row(rows, name):
+    return next(row for row in rows if row.name == name)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return profile_target(
+        targets.load(str(TARGETS / "linear_relu.py")), backward=True, schedule=(0, 1, 4, 1)
+    )
+
+
+def test_split_adds_up_to_the_step(trained):
+    split = trained.split
+    assert min(split.compute_us, split.memory_us, split.overhead_us, split.data_us) >= 0
+    assert split.compute_us + split.memory_us + split.overhead_us + split.data_us == (
+        pytest.approx(trained.step_us, rel=1e-9)
+    )
+    facts = trained.describe()
+    assert sum(facts["split"].values()) == pytest.approx(facts["step_us"], rel=1e-3)
+
+
+def test_every_call_is_counted_per_step(trained):
+    assert trained.steps == 4
+    assert trained.matched == 1.0
+    operators = trained.tables.operators
+    assert row(operators, "aten::addmm").calls == 2
+    assert row(operators, "aten::mm").calls == 3
+    assert row(operators, "aten::addmm").shapes == ["8 4x6 6x8", "1 4x8 8x1"]
+    for operator in operators:
+        assert operator.self_cpu_us <= operator.cpu_us + 1e-6
+    assert sum(operator.share for operator in operators) <= 1
+
+
+def test_ranges_modules_and_lines(trained):
+    names = {found.name for found in trained.tables.ranges}
+    assert names == {"copy data", "forward", "loss", "backward"}
+    lines = {found.name: found for found in trained.tables.lines}
+    assert set(lines) == {"linear_relu.py:14", "linear_relu.py:15"}
+    assert lines["linear_relu.py:14"].text == "hidden = torch.relu(self.first(input))"
+    assert all(0 < line.backward_us < line.total_us for line in lines.values())
+    modules = {found.name: found for found in trained.tables.modules}
+    assert set(modules) == {"Model", "Model.first", "Model.second"}
+    parts = sum(module.total_us for name, module in modules.items() if name != "Model")
+    own = modules["Model"].share * trained.step_us
+    assert modules["Model"].total_us == pytest.approx(parts + own)
+
+
+def test_forward_only_has_no_backward():
+    found = profile_target(targets.load(str(TARGETS / "linear_relu.py")), schedule=(0, 1, 2, 1))
+    assert {r.name for r in found.tables.ranges} == {"copy data", "forward"}
+    assert all(line.backward_us == 0 for line in found.tables.lines)
+
+
+def test_peak_memory_is_exact():
+    def step():
+        first = torch.ones(1000, 1000)
+        second = first.neg()
+        del first
+        return second.abs()
+
+    with profile(schedule=(0, 1, 1, 1)) as p:
+        for _ in range(2):
+            step()
+            p.step()
+    memory = p.result.tables.memory
+    assert memory.peak_bytes == 8_000_000
+    assert memory.allocated_bytes == 12_000_000
+    assert max(level for _, level in memory.timeline) == 8_000_000
+
+
+def test_a_users_loop_with_its_own_ranges_and_a_repeat():
+    model = nn.Linear(8, 8)
+    steps = 0
+    with profile(schedule=(1, 1, 2, 2), name="mine") as p:
+        for _ in range(11):  # 3 more than the schedule takes
+            with record_function("encode"):
+                model(torch.ones(2, 8))
+            steps += 1
+            p.step()
+    found = p.result
+    assert found.name == "mine" and found.steps == 4 and len(found.traces) == 2
+    assert row(found.tables.ranges, "encode").calls == 1
+    assert row(found.tables.operators, "aten::addmm").calls == 1
+    assert any(line.name.startswith("test_profile.py:") for line in found.tables.lines)
+
+
+def test_a_loop_that_is_too_short_says_so():
+    with profile(schedule=(1, 1, 3, 1)) as p:
+        torch.ones(1)
+        p.step()
+    with pytest.raises(TargetError, match="made 1 steps, and this schedule needs 3"):
+        _ = p.result
+
+
+def test_a_started_but_unfinished_step_does_not_count():
+    with profile(schedule=(0, 1, 3, 1)) as p:
+        for _ in range(3):
+            torch.ones(4).sum()
+            p.step()
+        torch.ones(4).prod()
+    assert p.result.steps == 2
+    assert all(r.name != "aten::prod" for r in p.result.tables.operators)
+
+
+@pytest.mark.parametrize(
+    "text", ["1,1,3", "a,1,1,1", "1,0,1,1", "1,1,0,1", "1,1,1,0", "1,1,1,-1", ""]
+)
+def test_schedules_that_make_no_sense(text):
+    with pytest.raises(ArgumentError, match="schedule"):
+        parse_schedule(text)
+
+
+def test_mistakes_of_a_target():
+    source = (TARGETS / "sins.py").read_text().splitlines()
+    line = 1 + next(i for i, text in enumerate(source) if "raise ValueError" in text)
+    words = rf"raises raised when it ran: ValueError: \[bold\]no such thing \(sins.py:{line}\)\.$"
+    with pytest.raises(TargetError, match=words):
+        profile_target(targets.load(f"{SINS}:raises"))
+    with pytest.raises(TargetError, match="no backward to run"):
+        profile_target(targets.load(f"{SINS}:looks_up"), backward=True)
+
+
+def test_hostile_range_names_stay_data():
+    found = profile_target(targets.load(f"{SINS}:hostile"), schedule=(0, 1, 1, 1))
+    assert row(found.tables.ranges, "[red]<script>alert(1)</script>[/red]").calls == 1
+
+
+def test_traces_are_written_whole(trained, tmp_path):
+    trained.save_trace(tmp_path / "trace.json")
+    names = {
+        event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    }
+    assert {"aten::addmm", "forward", "backward"} <= names
+    trained.save_tensorboard(tmp_path / "board")
+    (written,) = (tmp_path / "board").iterdir()
+    assert written.name.endswith(".pt.trace.json")
+
+
+def test_optimizer_and_loss_of_the_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        (TARGETS / "linear_relu.py").read_text()
+        + "\n\ndef get_loss(output):\n    return output.square().mean()\n"
+        + "\n\ndef get_optimizer(module):\n"
+        + "    return torch.optim.SGD(module.parameters(), lr=0.1)\n"
+    )
+    found = profile_target(targets.load(str(file)), backward=True, schedule=(0, 1, 1, 1))
+    assert "optimizer" in {r.name for r in found.tables.ranges}
+    assert row(found.tables.operators, "aten::mean").calls == 1
+
+
+def test_compare_orders_by_what_changed(trained):
+    after = trained.describe()
+    before = json.loads(json.dumps(after))
+    before["step_us"] = 10_000.0
+    before["operators"][0]["share"] = 0.9
+    name = before["operators"][0]["name"]
+    before["operators"][1]["name"] = "aten::gone"
+    changed = compare.compare(before, after)
+    assert changed["step_us"] == [10_000.0, after["step_us"]]
+    assert changed["operators"][0]["name"] == name
+    assert changed["operators"][0]["share"] == [0.9, after["operators"][0]["share"]]
+    gone = next(r for r in changed["operators"] if r["name"] == "aten::gone")
+    assert gone["share"][1] is None and gone["us"][1] is None
+
+
+def test_compare_refuses_what_is_no_profile(tmp_path):
+    for text in ("{", "[]", '{"verb": "bench", "schema": 1}'):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(ArgumentError):
+            compare.read(tmp_path / "x.json")
+    with pytest.raises(ArgumentError, match="cannot read"):
+        compare.read(tmp_path / "missing.json")
+
+
+def test_claim_gives_every_instant_to_the_first_class_that_covers_it():
+    first, second, third = [(0, 4), (3, 6)], [(5, 10)], [(-5, 100)]
+    assert claim([first, second, third], 0, 20) == [6, 4, 10]
+    assert claim([[], [(25, 30)], []], 0, 20) == [0, 0, 0]
+    assert union([(5, 6), (0, 2), (2, 3), (5, 5)]) == [(0, 3), (5, 6)]

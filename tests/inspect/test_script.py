@@ -1,0 +1,79 @@
+"""A script profiled as a whole: its steps, its output, its mistakes."""
+
+import sys
+import textwrap
+
+import pytest
+
+from fuselab.errors import TargetError
+from fuselab.inspect import script_runner
+from fuselab.inspect.script import profile_script
+
+
+def write(folder, text):
+    (folder / "sibling.py").write_text("FEATURES = 16\n")
+    (folder / "train.py").write_text(textwrap.dedent(text))
+    return str(folder / "train.py")
+
+
+def test_optimizer_steps_are_the_steps(tmp_path, capfd):
+    script = write(
+        tmp_path,
+        """
+        import sys
+        import torch
+        from torch.profiler import record_function
+        from sibling import FEATURES
+
+        print("arguments", *sys.argv[1:])
+        model = torch.nn.Linear(FEATURES, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if __name__ == "__main__":
+            for _ in range(8):
+                with record_function("[blue]mine"):
+                    loss = model(torch.ones(4, FEATURES)).sum()
+                loss.backward()
+                optimizer.step()
+        """,
+    )
+    found = profile_script(script, ["--epochs", "3"])
+    assert found.name == "train.py" and found.steps == 3
+    ranges = {row.name: row.calls for row in found.tables.ranges}
+    assert ranges["[blue]mine"] == 1
+    assert "train.py:14" in {row.name for row in found.tables.lines}
+    output = capfd.readouterr()
+    assert output.out == "" and "arguments --epochs 3" in output.err
+
+
+def test_a_script_without_an_optimizer_is_one_step(tmp_path):
+    found = profile_script(
+        write(tmp_path, "import torch\ntorch.ones(8, 8) @ torch.ones(8, 8)\n"), []
+    )
+    assert found.steps == 1
+    assert next(r for r in found.tables.operators if r.name == "aten::mm").calls == 1
+
+
+def test_a_script_that_ends_the_process(tmp_path):
+    with pytest.raises(TargetError, match=r"exit status 4\) before its profile was written"):
+        profile_script(write(tmp_path, "import os; os._exit(4)"), [])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "x = 1\nraise ValueError('[red]no')",
+            "train.py raised ValueError: [red]no (train.py:2).",
+        ),
+        ("import sys; sys.exit(3)", "train.py exited with 3; it must succeed to be profiled."),
+    ],
+)
+def test_scripts_that_fail(tmp_path, monkeypatch, text, words):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert script_runner.run(write(tmp_path, text), [], (1, 1, 3, 1)) == words
+
+
+def test_a_missing_script(tmp_path):
+    with pytest.raises(TargetError, match="no file"):
+        profile_script(str(tmp_path / "nope.py"), [])
