@@ -1,0 +1,100 @@
+"""Inputs on which softmax kernels have gone wrong, and the bar they are held to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fuselab.prove.accuracy import judge
+
+Forward = Callable[..., Tensor]
+
+# Both sides of every place where a narrow table line, a warp or a vector ends.
+BOUNDARY_WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255)
+BOUNDARY_WIDTHS += (256, 257, 511, 512, 513, 1023, 1024, 1025)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def special_rows(dtype: torch.dtype, width: int = 70) -> Tensor:
+    """One row per kind of value."""
+    rows = normal(10, width, dtype=torch.float64)
+    rows[1, 3] = math.inf
+    rows[2, width - 1] = math.nan
+    rows[3] = -math.inf
+    rows[4, 5:] = -math.inf
+    rows[5] -= 200
+    rows[6] = -0.0
+    rows[7] = 1.0
+    rows[8, 0] = torch.finfo(dtype).max
+    rows[9] = torch.finfo(dtype).min
+    return rows.to(dtype)
+
+
+def layouts() -> dict[str, tuple[Tensor, int]]:
+    """Strided inputs with the dimension to take: what a kernel must not read as contiguous."""
+    base = normal(6, 10, 24)
+    return {
+        "transposed": (base.transpose(0, 2), -1),
+        "transposed, first": (base.transpose(0, 2), 0),
+        "padded rows": (base[:, :, :21], -1),
+        "two batch strides": (base[:, ::2, 2:20], -1),
+        "three batch strides": (normal(3, 4, 5, 6, 7).permute(2, 1, 0, 3, 4)[:, :, :, ::2], -1),
+        "every other": (base[..., ::2], -1),
+        "every third, wide step": (normal(5, 33 * 12)[:, ::12], -1),
+        "odd offset": (normal(61)[1:].view(5, 12), -1),
+        "expanded along": (normal(4, 1).expand(4, 9), -1),
+        "expanded rows": (normal(1, 9).expand(5, 9), -1),
+        "expanded all": (normal(1).expand(5, 9), 0),
+        "columns, padded": (base[:, :, 1:20], 1),
+        "columns, first": (base, 0),
+        "columns of a slice": (base[:, 1:8], 1),
+        "columns, strided inner": (base[..., ::2], 1),
+        "columns, expanded inner": (normal(4, 6, 1).expand(4, 6, 5), 1),
+        "channels last": (normal(2, 5, 3, 4).to(memory_format=torch.channels_last), 1),
+    }
+
+
+def assert_forward(forward: Forward, input: Tensor, dim: int = -1, dtype=None) -> None:
+    """``forward(input, dim, dtype)`` within 4 times eager's error of float64, per row."""
+    before = input.clone()
+    output = forward(input, dim, dtype)
+    eager = torch.softmax(input, dim, dtype=dtype)
+    assert output.stride() == eager.stride()
+    rounded = input if dtype is None else input.to(dtype)
+    _assert_right(output, eager, torch.softmax(rounded.double(), dim), dim)
+    assert torch.equal(input.nan_to_num(), before.nan_to_num()), "the input changed"
+
+
+def assert_backward(
+    backward: Callable[..., tuple[Tensor | None, ...]],
+    output: Tensor,
+    grad: Tensor,
+    dim: int = -1,
+    input_dtype: torch.dtype | None = None,
+) -> None:
+    """``backward(needs, grad, output, dim, input_dtype)`` held to the same bar."""
+    input_dtype = input_dtype or output.dtype
+    (ours,) = backward((True,), grad, output, dim, input_dtype)
+    assert ours is not None and ours.dtype == input_dtype and ours.is_contiguous()
+    eager = torch._softmax_backward_data(grad, output, dim, output.dtype).to(input_dtype)
+    exact = torch._softmax_backward_data(grad.double(), output.double(), dim, torch.float64)
+    _assert_right(ours, eager, exact, dim)
+    assert backward((False,), grad, output, dim, input_dtype) == (None,)
+
+
+def _assert_right(ours: Tensor, eager: Tensor, exact: Tensor, dim: int) -> None:
+    """The bar along ``dim``: a row is one softmax."""
+    if ours.dim():
+        ours, eager, exact = (value.movedim(dim, -1) for value in (ours, eager, exact))
+    if ours.dtype == torch.float64:  # eager is exact there: what float32 is off by, scaled
+        torch.testing.assert_close(ours, exact, rtol=1e-14, atol=1e-16, equal_nan=True)
+        assert ours.dtype == eager.dtype
+        return
+    judgement = judge(ours, eager, exact)
+    assert judgement.problem is None, judgement.problem
