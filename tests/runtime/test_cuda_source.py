@@ -130,6 +130,20 @@ try:
     launcher.launch_cuda(function, 1, (5, 6, 7), (999, 1, 1), 0, *packed)
 except LaunchError as error:
     print(error)
+if launcher._native is not None:
+    op = launcher.register("test::plan")
+    for threads in (64, 999):
+        launch = (True, function, 1, (2, 1, 1), (threads, 1, 1), 128)
+        parameters = [("t", 1, 0, None), ("l", 0, 0, -7), ("f", 1, 1, None), ("i", 0, 0, 2**31 - 1)]
+        parameters += [("d", 1, 1, None), ("t", 2, 0, None)]
+        args = (tensor, 0.5, threads)
+        launcher._native.keep(op, "cuda", args, launch, parameters, [tensor], True, False, 0)
+    (output,) = launcher.lookup(op, "cuda", (tensor, 0.1, 64))
+    print(f"output {output.data_ptr():#x}")
+    try:
+        launcher.lookup(op, "cuda", (tensor, 0.1, 999))
+    except LaunchError as error:
+        print("plan:", error)
 """
 
 
@@ -159,6 +173,11 @@ def test_a_launch_reaches_the_driver_as_packed(tmp_path: Path, way: str) -> None
     assert launches[1] == f"launch 9 (5 6 7) (999 1 1) 0 {arguments}"
     refused = "CUDA_ERROR_STAND_IN: said no); grid (5, 6, 7), block (999, 1, 1)"
     assert any(refused in line for line in said)
+    if way == "launcher":
+        output = next(line.split()[1] for line in lines if line.startswith("output"))
+        arguments = f"on 41: {pointer} -7 0.1 2147483647 0.1 {output}"
+        assert launches[2] == f"launch 9 (2 1 1) (64 1 1) 128 {arguments}"
+        assert any(line.startswith("plan: a kernel did not launch") for line in lines)
     pushes = [line for line in lines if line.startswith("push")]
     assert pushes
     assert set(pushes) == {"push 101"}

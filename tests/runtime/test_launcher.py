@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from planned_operator import Planned
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,31 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuselab.errors import LaunchError
 from fuselab.runtime import launcher
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
+from fuselab.runtime.cuda_source import CudaSource
 
 SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
-
-
-class Planned:
-    """An operator made of one function, called as dispatch calls it."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.op_id = launcher.register(f"test::{function.__name__}")
-        self.runs = 0
-
-    def __call__(self, *args: Any) -> Any:
-        held = launcher.lookup(self.op_id, "cpp", args)
-        if held is not None:
-            return held
-        self.runs += 1
-        with launcher.recording(self.op_id, "cpp", args) as recording:
-            outputs = self.function(*recording.args)
-            recording.finish(outputs)
-        return outputs
-
-    def hits(self, *args: Any) -> bool:
-        """Whether these arguments have a plan now."""
-        return launcher.lookup(self.op_id, "cpp", args) is not None
 
 
 def scaled_relu(value: Tensor, scale: float, name: str = "relu") -> Tensor:
@@ -648,3 +627,117 @@ def test_without_a_compiler_one_warning_and_no_plans(tmp_path: Path) -> None:
     )
     assert result.stdout.count("the C++ launcher cannot be used") == 1, result.stderr
     assert "install g++" in result.stdout
+
+
+# On a GPU.
+
+CUDA = CudaSource(Path(__file__).with_name("kernels.cu"))
+
+
+def cuda_scaled_relu(value: Tensor, scale: float) -> Tensor:
+    output = torch.empty_like(value)
+    grid = (-(-value.numel() // 256), 1, 1)
+    args = (value, output, i64(value.numel()), f32(scale))
+    CUDA.launch("scaled_relu<float>", grid, (256, 1, 1), args)
+    return output
+
+
+@pytest.mark.gpu
+def test_a_cuda_plan_computes_the_same_for_all_values() -> None:
+    op = Planned(cuda_scaled_relu)
+    for scale in (1.0, 0.5, -2.0):
+        value = torch.randn(1000, device="cuda")
+        assert torch.equal(op(value, scale), torch.relu(value * scale))
+    assert op.runs == 1
+    assert not op.hits(torch.randn(1001, device="cuda")[1:], 1.0)
+    assert not op.hits(torch.randn(1000), 1.0)
+
+
+@pytest.mark.gpu
+def test_a_cuda_plan_launches_on_the_current_stream() -> None:
+    op, value = Planned(cuda_scaled_relu), torch.ones(1 << 20, device="cuda")
+    op(value, 1.0)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        value.fill_(3.0)
+        output = op(value, 1.0)
+    assert not stream.query()
+    stream.synchronize()
+    assert bool((output == 3.0).all())
+    assert op.runs == 1
+
+
+@pytest.mark.gpu
+def test_a_cuda_plan_can_be_captured_and_replayed() -> None:
+    op, value = Planned(cuda_scaled_relu), torch.ones(1000, device="cuda")
+    op(value, 2.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = op(op(value, 2.0), 3.0)
+    assert op.runs == 1
+    value.fill_(5.0)
+    graph.replay()
+    assert bool((output == 30.0).all())
+
+
+@pytest.mark.gpu
+def test_a_cuda_plan_runs_in_a_thread_that_has_not_used_cuda() -> None:
+    op, value = Planned(cuda_scaled_relu), torch.ones(8, device="cuda")
+    op(value, 1.0)
+    results: list[Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(op(value, 4.0)))
+    thread.start()
+    thread.join()
+    assert results[0].tolist() == [4.0] * 8
+    assert op.runs == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_cuda_plan_belongs_to_its_device() -> None:
+    op = Planned(cuda_scaled_relu)
+    for _ in range(2):
+        for index in (1, 0):
+            value = torch.full((100,), 1.0 + index, device=f"cuda:{index}")
+            output = op(value, 2.0)
+            assert output.device == value.device
+            assert bool((output == 2.0 * (1 + index)).all())
+            assert torch.cuda.current_device() == 0
+    assert op.runs == 2
+
+
+@pytest.mark.gpu
+def test_a_launch_on_another_stream_keeps_no_plan() -> None:
+    stream = torch.cuda.Stream()
+
+    def aside(value: Tensor) -> Tensor:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            output = cuda_scaled_relu(value, 1.0)
+        torch.cuda.current_stream().wait_stream(stream)
+        return output
+
+    op, value = Planned(aside), torch.ones(8, device="cuda")
+    for _ in range(2):
+        assert op(value).tolist() == [1.0] * 8
+    assert op.runs == 2
+
+
+@pytest.mark.gpu
+def test_uninitialised_memory_is_filled_when_torch_is_asked_to() -> None:
+    def writes_the_first(value: Tensor) -> Tensor:
+        output = torch.empty_like(value)
+        args = (value, output, i64(1), f32(1.0))
+        CUDA.launch("scaled_relu<float>", (1, 1, 1), (32, 1, 1), args)
+        return output
+
+    op, value = Planned(writes_the_first), torch.ones(64, device="cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        op(value)
+        assert bool(op(value)[1:].isnan().all())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert op.runs <= 2

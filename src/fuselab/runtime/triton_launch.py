@@ -58,9 +58,7 @@ def launch(
     options: dict[str, Any] = {"num_warps": num_warps}
     if num_stages is not None:
         options["num_stages"] = num_stages
-    if not _is_jit_function(
-        type(kernel)
-    ):  # the interpreter's, or one under a decorator of Triton's
+    if not _is_jit_function(kernel):  # the interpreter's, or one under a decorator of Triton's
         launcher.note_opaque_launch("a launch that Triton makes itself")
         _built(kernel, kernel[grid], *map(plain, args), **options, **constexprs)
         return
@@ -116,7 +114,7 @@ def _specialization(kernel: Any, place: int, arg: Any) -> Any:
         return type(arg), arg
     if type(arg) is int:
         return arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31, arg < 2**63
-    return type(arg)
+    return float if isinstance(arg, float) else type(arg)
 
 
 def _someone_hooks_launches() -> bool:
