@@ -17,7 +17,7 @@ from fuselab.op import Case, Cost, FusedOp, Implementation, Inputs
 
 
 def scaled(input: Tensor, scale: float = 2.0) -> Tensor:
-    """scale * input.
+    """``scale * input``.
 
     More about it.
     """
@@ -56,7 +56,7 @@ def test_a_row_says_what_runs_here_and_what_auto_takes() -> None:
     assert row.formula == "scale * input."
     assert row.dtypes == ("float32", "bfloat16")
     assert [(one.name, one.device, one.why_not) for one in row.implementations] == [
-        ("triton", "cuda", "it runs on cuda, the inputs are on cpu"),
+        ("triton", "cuda", "needs --device cuda"),
         ("cpp", "cpu", "too big"),
     ]
     assert row.auto == (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImplementationRow:
-    """One implementation; ``why_not`` is None where it runs the operator's cases on this device."""
+    """One implementation; ``why_not`` is None where it runs the benchmark cases on this device."""
 
     name: str
     device: str
@@ -98,19 +98,17 @@ def operator_row(op: FusedOp, device: torch.device) -> OperatorRow:
     extremes = smallest_and_largest(op, device)
     implementations = []
     for name, implementation in op.implementations.items():
-        reasons = [dispatch.why_not(op, name, args) for _, _, args in extremes]
-        implementations.append(
-            ImplementationRow(
-                name,
-                implementation.device,
-                implementation.backward is not None,
-                next((reason for reason in reasons if reason), None),
-            )
-        )
+        if implementation.device != device.type:
+            why_not = f"needs --device {implementation.device}"
+        else:
+            reasons = [dispatch.why_not(op, name, args) for _, _, args in extremes]
+            why_not = next((reason for reason in reasons if reason), None)
+        backward = implementation.backward is not None
+        implementations.append(ImplementationRow(name, implementation.device, backward, why_not))
     return OperatorRow(
         op.name,
         call_of(op),
-        inspect.cleandoc(op.reference.__doc__ or op.short_name).splitlines()[0],
+        first_line(op.reference.__doc__ or op.short_name),
         tuple(str(dtype).removeprefix("torch.") for dtype in op.dtypes),
         tuple(implementations),
         tuple(
@@ -152,7 +150,12 @@ def model_rows() -> Iterator[ModelRow]:
     for name, target in BUILT_IN.items():
         module, _, attribute = target.partition(":")
         model = getattr(importlib.import_module(module), attribute)
-        yield ModelRow(name, target, inspect.cleandoc(model.__doc__ or name).splitlines()[0])
+        yield ModelRow(name, target, first_line(model.__doc__ or name))
+
+
+def first_line(docstring: str) -> str:
+    """Its first line, without the marks around code."""
+    return inspect.cleandoc(docstring).splitlines()[0].replace("``", "")
 
 
 def show_operator(row: OperatorRow, device: torch.device) -> None:
