@@ -30,7 +30,7 @@ def test_a_spinning_kernel_takes_as_long_as_it_spins(
     device: torch.device, duration_us: float, cold: bool
 ) -> None:
     timing = fuselab.time(spin, device, duration_us, device=device, cold=cold, budget_s=0.2)
-    assert duration_us * 0.97 <= timing.median_us <= duration_us * 1.05 + 5
+    assert duration_us * 0.9 <= timing.median_us <= duration_us * 1.1 + 5
     assert timing.high_us - timing.low_us < 0.1 * timing.median_us
 
 

@@ -20,8 +20,11 @@ from fuselab.measure.timer import Call
 WARM_UP_CALLS = 3
 RESOLUTION_US = 0.5
 RELATIVE_RESOLUTION = 0.005
-MOST_CALLS = 400  # a batch must fit in the launch queue (about 1000 entries) with its events
+# A batch must fit in the launch queue (about 1000 entries) with its flushes and events, or the host
+# waits for the device in the middle of it.
+MOST_CALLS = 100
 LONGEST_HOLD_US = 50_000.0
+HOLD_ATTEMPTS = 4
 
 
 @lru_cache
@@ -36,7 +39,7 @@ def _cycles_per_us(device: torch.device) -> float:
     """Clock cycles that ``torch.cuda._sleep`` spins per microsecond."""
     cycles = 2_000_000
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(cycles)
+    torch.cuda._sleep(20 * cycles)  # some 20 ms: an idle GPU raises its clock first
     start.record()
     torch.cuda._sleep(cycles)
     end.record()
@@ -65,7 +68,7 @@ class CudaTimer:
         self, call: Call, device: torch.device, *, cold: bool = True, graph: bool = False
     ) -> None:
         self._device, self._cold, self._graph = device, cold, graph
-        self._hold_us = 1000.0
+        self._hold_us, self._hold_factor = 1000.0, 1.5
         self._launch_gaps = False
         with torch.cuda.device(device):
             for _ in range(WARM_UP_CALLS):
@@ -104,18 +107,26 @@ class CudaTimer:
         """Microseconds of device time per call.
 
         When the device was through with the hold before the host had enqueued everything, the hold
-        grows and the sample is taken again; a call that synchronises can never be held, so the
-        third such sample counts as it is, and ``method`` says so.
+        doubles and the sample is taken again; a call that synchronises can never be held, so the
+        last attempt counts as it is, ``method`` says so, and later samples are not held.
         """
         with torch.cuda.device(self._device):
-            for _ in range(3):
-                elapsed_us, held = self._held_sample()
-                if held or self._launch_gaps:
-                    return elapsed_us
-            self._launch_gaps = True
+            for _ in range(1 if self._launch_gaps else HOLD_ATTEMPTS):
+                elapsed_us, enqueue_us, held = self._held_sample()
+                if held:
+                    break
+                self._hold_factor *= 2
+                self._hold_us = self._hold_for(enqueue_us)
+            else:
+                self._launch_gaps = True
+            self._hold_us = 0.0 if self._launch_gaps else self._hold_for(enqueue_us)
             return elapsed_us
 
-    def _held_sample(self) -> tuple[float, bool]:
+    def _hold_for(self, enqueue_us: float) -> float:
+        return min(self._hold_factor * enqueue_us + 50, LONGEST_HOLD_US)
+
+    def _held_sample(self) -> tuple[float, float, bool]:
+        """Device time per call, host time to enqueue the batch, whether the hold outlasted it."""
         pairs = self.calls if self._cold else 1
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(pairs)]
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(pairs)]
@@ -134,6 +145,5 @@ class CudaTimer:
         enqueue_us = (perf_counter_ns() - enqueue_start) / 1000
         held = not starts[0].query()
         torch.cuda.synchronize()
-        self._hold_us = min(1.5 * enqueue_us + 50, LONGEST_HOLD_US)
         total_ms = sum(start.elapsed_time(end) for start, end in zip(starts, ends, strict=True))
-        return 1000 * total_ms / self.calls, held
+        return 1000 * total_ms / self.calls, enqueue_us, held

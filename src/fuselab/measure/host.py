@@ -17,30 +17,47 @@ CALLS_PER_SAMPLE = 40
 LONGEST_SAMPLE_US = 10_000.0
 
 
-def host_latency_samples_us(
-    call: Call, device: torch.device, budget_s: float = 0.25
-) -> tuple[list[float], int]:
-    """Host microseconds per call, one mean per sample (up to 25 within the budget, at least 3), and
-    the number of calls in each sample.
+class HostTimer:
+    """Host microseconds per call.
 
     On CUDA this is the enqueue time: the device is idle when a sample starts and is waited for
     after its clock stopped. On the CPU there is no queue: it is the warm wall time of the call.
     """
-    for _ in range(WARM_UP_CALLS):
-        call()
-    _wait(device)
-    estimate_us = max(time_calls_us(call, 1), 0.01)
-    _wait(device)
-    calls = max(1, min(CALLS_PER_SAMPLE, round(LONGEST_SAMPLE_US / estimate_us)))
+
+    page_faults_per_call = None
+
+    def __init__(self, call: Call, device: torch.device) -> None:
+        self._call, self._device = call, device
+        for _ in range(WARM_UP_CALLS):
+            call()
+        self._wait()
+        estimate_us = max(time_calls_us(call, 1), 0.01)
+        self._wait()
+        self.calls = max(1, min(CALLS_PER_SAMPLE, round(LONGEST_SAMPLE_US / estimate_us)))
+
+    @property
+    def method(self) -> str:
+        return "enqueue time" if self._device.type == "cuda" else "warm wall time"
+
+    def sample(self) -> float:
+        elapsed_us = time_calls_us(self._call, self.calls)
+        self._wait()
+        return elapsed_us
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def host_latency_samples_us(
+    call: Call, device: torch.device, budget_s: float = 0.25
+) -> tuple[list[float], int]:
+    """Host microseconds per call, one mean per sample (up to 25 within the budget, at least 3), and
+    the number of calls in each sample."""
+    clock = HostTimer(call, device)
     taken: list[float] = []
     deadline = perf_counter() + budget_s
     with without_garbage_collection():
         while len(taken) < FEWEST_SAMPLES or (len(taken) < SAMPLES and perf_counter() < deadline):
-            taken.append(time_calls_us(call, calls))
-            _wait(device)
-    return taken, calls
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+            taken.append(clock.sample())
+    return taken, clock.calls

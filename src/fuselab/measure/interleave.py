@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 
 from fuselab.measure.cpu_timer import without_garbage_collection
+from fuselab.measure.host import HostTimer
 from fuselab.measure.timer import Call, Timer, timer
 from fuselab.measure.verdict import LOOKS
 
@@ -50,19 +51,29 @@ def interleave(
     *,
     cold: bool = True,
     graph: bool = False,
+    host: bool = False,
     budget_s: float = 2.0,
     seed: int = 0,
     decided: Decided = lambda times: False,
 ) -> dict[str, Samples]:
     """Time every candidate once per round, rounds shuffled with ``seed``, all warmed before.
 
+    What is timed is the device's work as ``timer`` does it (``cold``, ``graph``), or with ``host``
+    the host's own time.
+
     ``decided`` is asked at the round counts of ``verdict.LOOKS`` only; rounds go on until it says
     yes, about ``budget_s`` seconds are spent (at least 6 rounds are taken) or the last look.
     """
     results = {candidate.name: Samples() for candidate in candidates}
     timers: dict[str, Timer] = {}
+
+    def clock(call: Call) -> Timer:
+        if host:
+            return HostTimer(call, device)
+        return timer(call, device, cold=cold, graph=graph)
+
     for candidate in candidates:
-        ready = _ready(candidate, device, cold, graph, results[candidate.name])
+        ready = _ready(candidate, clock, results[candidate.name])
         if ready is not None:
             timers[candidate.name] = ready
     times = {name: results[name].times_us for name in timers}
@@ -84,13 +95,11 @@ def interleave(
     return results
 
 
-def _ready(
-    candidate: Candidate, device: torch.device, cold: bool, graph: bool, result: Samples
-) -> Timer | None:
+def _ready(candidate: Candidate, clock: Callable[[Call], Timer], result: Samples) -> Timer | None:
     """A warm timer of a candidate that runs and is right; else None, the reason in ``result``."""
     try:
         result.wrong = candidate.verify(False)
-        return None if result.wrong else timer(candidate.call, device, cold=cold, graph=graph)
+        return None if result.wrong else clock(candidate.call)
     except Exception as error:  # a candidate may raise anything; the others are still timed
         result.failed = _first_line(error)
         return None

@@ -31,7 +31,8 @@ class Record:
     implementation that says it cannot run this) or ``unavailable``; ``reason`` says more. Times are
     microseconds, ``low_us`` to ``high_us`` the 95 % interval of the median. ``gbps`` and ``tflops``
     count the least work (``Cost``), ``ceiling_share`` is the ceiling's time over this one's.
-    ``peak_bytes`` is above the inputs. ``explain`` stands where the ceiling was exceeded.
+    ``host_us`` is the median of the host's own time. ``peak_bytes`` is above the inputs.
+    ``explain`` stands where the ceiling was exceeded.
     """
 
     provider: str
@@ -76,7 +77,8 @@ class Ceiling:
 @dataclass(frozen=True)
 class Group:
     """All providers on one case, dtype and phase (forward, backward, forward+backward), timed
-    interleaved in one run. ``ceiling`` is None where nothing moves or no cost is given."""
+    interleaved in one run. ``ceiling`` is None where nothing moves or no cost is given.
+    ``verdicts_by`` is ``device time``, or ``host time`` for cases tagged ``tiny``."""
 
     case: str
     dtype: str
@@ -87,6 +89,7 @@ class Group:
     unit: str | None
     ceiling: Ceiling | None
     records: Sequence[Record]
+    verdicts_by: str = "device time"
 
     @property
     def bytes_moved(self) -> int | None:

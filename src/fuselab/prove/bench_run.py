@@ -11,7 +11,6 @@ import torch
 
 from fuselab.device.ceiling import HIGHEST_PLAUSIBLE_SHARE, Ceilings, streaming_ceiling
 from fuselab.measure.energy import joules_per_call
-from fuselab.measure.host import host_latency_samples_us
 from fuselab.measure.interleave import Candidate, Samples, interleave
 from fuselab.measure.memory import peak_bytes
 from fuselab.measure.statistics import median_interval, quantiles, significant
@@ -23,6 +22,7 @@ from fuselab.prove.bench_result import OURS, Ceiling, Comparison, Group, Record
 from fuselab.prove.bench_work import Work
 
 CEILING = "ceiling: "
+HOST_SHARE = 3  # the host's rounds take a third of the device's budget on top of it
 
 
 class Run:
@@ -44,6 +44,7 @@ class Run:
         self.unmeasured: dict[str, Record] = {}
         self.kinds = {provider.name: provider.kind for provider in providers}
         self.renewed = False
+        self.by_host = "tiny" in work.case.tags
 
     def group(self) -> Group:
         with _compile_settings(self.work.phase, self.providers):
@@ -59,8 +60,22 @@ class Run:
                 seed=self.seed,
                 decided=self._decided,
             )
+            hosts = interleave(
+                [
+                    Candidate(name, call)
+                    for name, call in self.calls.items()
+                    if samples[name].times_us
+                ],
+                self.work.device,
+                host=True,
+                budget_s=self.budget_s / HOST_SHARE,
+                seed=self.seed,
+                decided=self._decided,
+            )
             ceiling = self._ceiling(samples)
-            records = [self._record(provider, samples, ceiling) for provider in self.providers]
+            records = [
+                self._record(provider, samples, hosts, ceiling) for provider in self.providers
+            ]
         total = _total(self.costs)
         return Group(
             case=self.work.case.name,
@@ -72,6 +87,7 @@ class Run:
             unit=total.unit if total else None,
             ceiling=ceiling,
             records=records,
+            verdicts_by="host time" if self.by_host else "device time",
         )
 
     def _prepare(self) -> None:
@@ -153,11 +169,15 @@ class Run:
             "memory",
             kernel,
             significant(stream_us),
-            significant(total.bytes_moved / stream_us / 1000),
+            _gbps(total.bytes_moved / stream_us / 1000),
         )
 
     def _record(
-        self, provider: Provider, samples: Mapping[str, Samples], ceiling: Ceiling | None
+        self,
+        provider: Provider,
+        samples: Mapping[str, Samples],
+        hosts: Mapping[str, Samples],
+        ceiling: Ceiling | None,
     ) -> Record:
         name = provider.name
         if name in self.unmeasured:
@@ -169,15 +189,11 @@ class Run:
                 status = "unavailable"
             return Record(name, provider.kind, status, found.wrong or found.failed)
         middle, low, high = (significant(value) for value in median_interval(found.times_us))
-        host, _ = host_latency_samples_us(self.calls[name], self.work.device)
         total = _total(self.costs)
         share = significant(ceiling.median_us / middle) if ceiling else None
         joules = joules_per_call(self.calls[name], self.work.device) if self.energy else None
-        medians = {
-            other: median(samples[other].times_us)
-            for other in self.calls
-            if samples[other].times_us
-        }
+        deciding = hosts if self.by_host else samples
+        medians = {other: median(deciding[other].times_us) for other in hosts}
         return Record(
             provider=name,
             kind=provider.kind,
@@ -192,8 +208,8 @@ class Run:
             rounds=len(found.times_us),
             calls_per_round=found.calls_per_sample,
             method=found.method,
-            host_us=significant(median(host)),
-            gbps=significant(total.bytes_moved / middle / 1000) if total else None,
+            host_us=significant(median(hosts[name].times_us)),
+            gbps=_gbps(total.bytes_moved / middle / 1000) if total else None,
             tflops=significant(total.flops / middle / 1e6) if total else None,
             ceiling_share=share,
             explain=_explain(share),
@@ -204,8 +220,8 @@ class Run:
                 if found.page_faults_per_call is not None
                 else None
             ),
-            vs_eager=_compare(name, "eager", samples),
-            vs_best_peer=_compare(name, best_peer(medians, self.kinds), samples),
+            vs_eager=_compare(name, "eager", deciding),
+            vs_best_peer=_compare(name, best_peer(medians, self.kinds), deciding),
         )
 
 
@@ -219,7 +235,7 @@ def _explain(share: float | None) -> str | None:
 
 
 def _compare(name: str, other: str | None, samples: Mapping[str, Samples]) -> Comparison | None:
-    if other is None or other == name or not samples[other].times_us:
+    if other is None or other == name or other not in samples or not samples[other].times_us:
         return None
     found = verdict(samples[name].times_us, samples[other].times_us)
     return Comparison(
@@ -227,6 +243,11 @@ def _compare(name: str, other: str | None, samples: Mapping[str, Samples]) -> Co
         str(found.outcome),
         *(_ratio(value) for value in (found.speedup, found.low, found.high)),
     )
+
+
+def _gbps(value: float) -> float:
+    """Four significant digits, at most four decimals: below 0.1 MB/s a bandwidth says nothing."""
+    return round(significant(value), 4)
 
 
 def _ratio(value: float) -> float:

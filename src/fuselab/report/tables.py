@@ -86,6 +86,8 @@ def _title(group: Group) -> str:
     parts = [group.title]
     if group.bytes_moved:
         parts.append(f"{byte_count(group.bytes_moved)} moved")
+    if group.verdicts_by != "device time":
+        parts.append(f"verdicts by {group.verdicts_by}")
     return ", ".join(parts)
 
 
@@ -108,7 +110,6 @@ def _group_table(group: Group) -> Table:
         table.add_column(heading, width=13, overflow="fold")
     for record in group.records:
         if record.status != "ok":
-            table.add_row(record.provider, Text(record.status.upper(), style="red"))
             continue
         table.add_row(
             Text(record.provider, style="bold" if record.is_ours else ""),
@@ -120,7 +121,11 @@ def _group_table(group: Group) -> Table:
 
 
 def _digits(value: float | None) -> str:
-    return NONE if value is None else digits(value)
+    """The value's digits in a column of 7: without trailing zeros where they do not fit."""
+    if value is None:
+        return NONE
+    text = digits(value)
+    return text if len(text) <= 7 else f"{value:g}"
 
 
 def _spread(record: Record) -> str:
@@ -145,7 +150,8 @@ def _comparison(comparison: Comparison | None) -> Text:
 
 def _verdict(found: Comparison | Change) -> Text:
     outcome = Outcome(found.outcome)
-    return Text(f"{found.speedup:.5g} {outcome}", style=STYLES.get(outcome, ""))
+    speedup = f"{found.speedup:.3f}" if found.speedup < 10 else digits(found.speedup)
+    return Text(f"{speedup} {outcome}", style=STYLES.get(outcome, ""))
 
 
 def _remarks(group: Group) -> list[str]:
@@ -160,19 +166,22 @@ def _remarks(group: Group) -> list[str]:
     if peer is not None:
         lines.append(f"best peer: {peer}")
     lines += [
+        f"{record.provider} {record.status.upper()}: {record.reason}"
+        for record in group.records
+        if record.status != "ok"
+    ]
+    lines += [
         f"{record.provider}: {remark}"
         for record in group.records
-        for remark in (record.reason, record.note, record.explain)
+        for remark in (record.note, record.explain)
         if remark
     ]
-    lines.append(
-        "peak above the inputs: "
-        + ", ".join(
-            f"{record.provider} {byte_count(record.peak_bytes)}"
-            for record in group.records
-            if record.peak_bytes is not None
+    peaks = [record for record in group.records if record.peak_bytes is not None]
+    if peaks:
+        lines.append(
+            "peak above the inputs: "
+            + ", ".join(f"{record.provider} {byte_count(record.peak_bytes)}" for record in peaks)
         )
-    )
     energy = [record for record in group.records if record.joules is not None]
     if energy:
         lines.append(
