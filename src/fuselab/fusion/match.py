@@ -67,7 +67,11 @@ class Pattern:
             return None
         for bindings, covered in self._unify(self.root, value, {}, ()):
             unique = tuple(dict.fromkeys(covered))
-            if self._closed(value, unique) and self._is_chain(value, unique):
+            if (
+                self._fits(bindings)
+                and self._closed(value, unique)
+                and self._is_chain(value, unique)
+            ):
                 return Match(self.op, self.rewrite, value, bindings, unique)
         return None
 
@@ -120,6 +124,17 @@ class Pattern:
         (pattern, argument), *rest = pairs
         for found, more in self._unify(pattern, argument, bindings, covered):
             yield from self._unify_all(rest, value, found, more)
+
+    def _fits(self, bindings: dict[str, Any]) -> bool:
+        """Tensors where the operator takes tensors and numbers where it takes numbers: in
+        ``scale * update`` either factor may come first."""
+        arguments = self.op.bind(self.rewrite.call(**bindings))
+        return all(
+            isinstance(argument, Value) or argument is None
+            if name in self.op.tensor_parameters
+            else not isinstance(argument, Value)
+            for name, argument in zip(self.op.signature.parameters, arguments, strict=True)
+        )
 
     @staticmethod
     def _closed(root: Apply, covered: tuple[Apply, ...]) -> bool:
