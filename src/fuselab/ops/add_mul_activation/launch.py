@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import MAX_RANK, Nest, nest, promoted, row_strides
 from fuselab.runtime.cpp_source import CppSource
+from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.parameters import Scalar, f32, f64, i64
 from fuselab.runtime.triton_launch import launch as launch_triton
 
@@ -467,7 +469,9 @@ def _backward_with_bias_triton(
     rows, columns = matrices.rows, matrices.columns
     across = min(_power_of_two(columns), 256)
     down = min(_TRITON_REDUCE_TILE // across, _power_of_two(rows))
-    blocks, rows_per_block = _row_blocks(grad_output.device, rows, down, _ceil_div(columns, across))
+    blocks, rows_per_block = _row_blocks(
+        grad_output.device, rows, down, _ceil_div(columns, across), _PROGRAMS_PER_MULTIPROCESSOR
+    )
     sums = matrices.empty_sums(blocks)
     launch_triton(
         kernels.backward_with_bias,
@@ -501,9 +505,275 @@ def _backward_with_bias_triton(
     return matrices.finished()
 
 
-def _row_blocks(device: torch.device, rows: int, step: int, column_tiles: int) -> tuple[int, int]:
+def _row_blocks(
+    device: torch.device, rows: int, step: int, column_tiles: int, per_multiprocessor: int
+) -> tuple[int, int]:
     """(blocks, rows per block): as many blocks as fill the device, each a multiple of ``step``."""
-    programs = _multiprocessors(device) * _PROGRAMS_PER_MULTIPROCESSOR
+    programs = _multiprocessors(device) * per_multiprocessor
     blocks = max(1, min(_ceil_div(rows, step), programs // column_tiles))
     rows_per_block = _ceil_div(_ceil_div(rows, blocks), step) * step
     return _ceil_div(rows, rows_per_block), rows_per_block
+
+
+# CUDA C++. Threads of a block: 256, as cuda_kernels.cu says.
+
+_CUDA_NAMES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+}
+_THREADS = 256
+_BLOCKS_PER_MULTIPROCESSOR = 4  # of backward_with_bias, whose 64 registers let 4 be resident
+
+
+@cache
+def _l2_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).L2_cache_size
+
+
+def _cuda_scale(scale: float | Tensor, output_dtype: torch.dtype) -> tuple[str, Tensor | Scalar]:
+    """The type that the kernel is told, and the argument."""
+    if isinstance(scale, Tensor):
+        return f"const {_CUDA_NAMES[scale.dtype]}*", scale
+    return ("double", f64(scale)) if output_dtype == torch.float64 else ("float", f32(scale))
+
+
+def _is_aligned(*tensors: Tensor | None) -> bool:
+    return all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
+
+
+def _is_streamed(*tensors: Tensor | None) -> bool:
+    """Whether these tensors together exceed L2, so that none of them will be met there again."""
+    dense = [tensor for tensor in tensors if tensor is not None]
+    total = sum(tensor.numel() * tensor.element_size() for tensor in dense)
+    return total > _l2_bytes(dense[0].device)
+
+
+def _width(*dtypes: torch.dtype | None) -> int:
+    """Elements per thread and pack: 16 bytes of the narrowest type."""
+    return 16 // min(dtype.itemsize for dtype in dtypes if dtype is not None)
+
+
+def _flags(*values: bool) -> str:
+    return ", ".join(str(value).lower() for value in values)
+
+
+def _index(is_wide: bool) -> str:
+    return "int64_t" if is_wide else "int32_t"
+
+
+def _flat_shape(numel: int, width: int, device: torch.device) -> tuple[int, int]:
+    """(blocks, packs per thread): two packs as soon as that leaves two blocks per
+    multiprocessor."""
+    pair = 2 * _THREADS * width
+    unroll = 2 if numel >= 2 * pair * _multiprocessors(device) else 1
+    return _ceil_div(numel, unroll * _THREADS * width), unroll
+
+
+def forward_cuda(
+    source: CudaSource,
+    input: Tensor,
+    update: Tensor | None,
+    bias: Tensor | None,
+    scale: float | Tensor,
+    activation: str,
+) -> Tensor:
+    """One launch of ``forward`` where all tensors are dense alike, else of ``forward_strided``."""
+    output = empty_output(input, update, bias)
+    numel = output.numel()
+    if numel == 0:
+        return output
+    loops, input, update = _forward_nest(output, input, update, bias)
+    scale_type, scale_argument = _cuda_scale(scale, output.dtype)
+    types = ", ".join(
+        _CUDA_NAMES[(tensor if tensor is not None else input).dtype]
+        for tensor in (output, input, update, bias)
+    )
+    functor = activation_named(activation).functor
+    common = f"{functor}, {_terms(update, bias)}, {types}, {scale_type}"
+    operands = (input, update, bias, output, scale_argument, i64(numel))
+    flat = _flat_columns(loops, None if bias is None else 2, (0, 1))
+    if flat is None:
+        _launch_strided(source, f"forward_strided<{common}", loops, operands)
+        return output
+    width = _width(output.dtype, input.dtype, None if update is None else update.dtype)
+    blocks, unroll = _flat_shape(numel, width, output.device)
+    access = _flags(
+        _is_aligned(input),
+        _is_aligned(update),
+        _is_bias_packed(bias, flat, width),
+        _is_aligned(output),
+        _is_streamed(input, update, output),
+    )
+    index = _index(numel + 2 * _THREADS * width > 2**31 - 1)
+    source.launch(
+        f"forward<{common}, {index}, Access<{access}>, {width}, {unroll}>",
+        grid=(blocks, 1, 1),
+        block=(_THREADS, 1, 1),
+        args=(*operands, *_numbers(flat)),
+    )
+    return output
+
+
+def _is_bias_packed(bias: Tensor | None, flat: tuple[int, int], width: int) -> bool:
+    columns, bias_stride = flat
+    return bias is not None and bias_stride == 1 and columns % width == 0 and _is_aligned(bias)
+
+
+def _launch_strided(
+    source: CudaSource, kernel: str, loops: Nest, operands: Sequence[Tensor | Scalar | None]
+) -> None:
+    padded = loops.padded()
+    is_wide = loops.needs_64_bit_offsets() or loops.numel + 4 * _THREADS > 2**31 - 1
+    source.launch(
+        f"{kernel}, {_index(is_wide)}, {len(loops.sizes)}>",
+        grid=(_ceil_div(loops.numel, 4 * _THREADS), 1, 1),
+        block=(_THREADS, 1, 1),
+        args=(*operands, *_numbers(padded.sizes, *padded.strides)),
+    )
+
+
+def _cuda_backward_types(grad_output: Tensor, saved: Saved) -> tuple[str, str, list[torch.dtype]]:
+    """(functor and terms, type names, dtypes): output, first, input, update, bias."""
+    functor = activation_named(saved.activation).functor
+    terms = _terms(saved.update, saved.bias) if saved.input is not None else "Terms<true, true>"
+    dtypes = [
+        grad_output.dtype,
+        saved.first.dtype if saved.first is not None else grad_output.dtype,
+        saved.input_dtype,
+        saved.update_dtype or saved.input_dtype,
+        saved.bias_dtype or saved.input_dtype,
+    ]
+    return f"{functor}, {terms}", ", ".join(_CUDA_NAMES[dtype] for dtype in dtypes), dtypes
+
+
+def backward_cuda(
+    source: CudaSource, needs: Sequence[bool], grad_output: Tensor, saved: Saved
+) -> Gradients:
+    """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
+    ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
+
+    The workspace and the copies are those of ``backward_triton``, with 4 blocks per multiprocessor.
+    """
+    grads = saved.empty_gradients(needs, grad_output)
+    numel = grad_output.numel()
+    if numel == 0:
+        return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
+    if needs[2]:
+        return _backward_with_bias_cuda(source, grad_output, saved, grads)
+    grad_input, grad_update, _ = grads
+    template = grad_input if grad_input is not None else grad_update
+    if template is None:
+        return grads
+    operands = [grad_output, saved.first, saved.update, saved.bias]
+    loops = _backward_nest(template, operands)
+    if len(loops.sizes) > MAX_RANK:
+        operands = _dense_operands(template, operands)
+        loops = _backward_nest(template, operands)
+    kind, types, dtypes = _cuda_backward_types(grad_output, saved)
+    scale_type, scale_argument = _cuda_scale(saved.scale, grad_output.dtype)
+    common = f"{kind}, {types}, {scale_type}"
+    arguments = (*operands, grad_input, grad_update, scale_argument, i64(numel))
+    flat = _flat_columns(loops, None if saved.bias is None else 3, (0, 1, 2))
+    if flat is None:
+        _launch_strided(source, f"backward_strided<{common}", loops, arguments)
+        return grads
+    width = _width(*dtypes[:4])
+    blocks, unroll = _flat_shape(numel, width, grad_output.device)
+    access = _flags(
+        _is_aligned(operands[0], operands[1]),
+        _is_aligned(operands[2]),
+        _is_bias_packed(saved.bias, flat, width),
+        _is_aligned(grad_input, grad_update),
+        _is_streamed(*operands[:3], grad_input, grad_update),
+    )
+    index = _index(numel + 2 * _THREADS * width > 2**31 - 1)
+    source.launch(
+        f"backward<{common}, {index}, Access<{access}>, {width}, {unroll}>",
+        grid=(blocks, 1, 1),
+        block=(_THREADS, 1, 1),
+        args=(*arguments, *_numbers(flat)),
+    )
+    return grads
+
+
+def _backward_with_bias_cuda(
+    source: CudaSource, grad_output: Tensor, saved: Saved, grads: Gradients
+) -> Gradients:
+    matrices = _Matrices(grad_output, saved, grads)
+    rows, columns = matrices.rows, matrices.columns
+    kind, types, dtypes = _cuda_backward_types(grad_output, saved)
+    scale_type, scale_argument = _cuda_scale(saved.scale, grad_output.dtype)
+    width = _width(*dtypes[:4])
+    read = [operand for operand in matrices.operands if operand is not None]
+    if columns % width or not all(operand.is_contiguous() for operand in read):
+        width = 1
+    if not _is_aligned(*read, *matrices.written[:2]):
+        width = 1
+    across = min(_power_of_two(_ceil_div(columns, width)), 64 if width > 1 else 128)
+    down = _THREADS // across
+    column_tiles = _ceil_div(columns, across * width)
+    blocks, rows_per_block = _row_blocks(
+        grad_output.device, rows, 4 * down, column_tiles, _BLOCKS_PER_MULTIPROCESSOR
+    )
+    sums = matrices.empty_sums(blocks)
+    streamed = _is_streamed(*read, *matrices.written[:2])
+    index = _index(matrices.needs_64_bit_offsets())
+    source.launch(
+        f"backward_with_bias<{kind}, {types}, {_CUDA_NAMES[sums.dtype]}, {scale_type}, {index}, "
+        f"{_flags(streamed)}, {width}>",
+        grid=(blocks * column_tiles, 1, 1),
+        block=(across, down, 1),
+        args=(
+            *matrices.operands,
+            saved.bias,
+            *matrices.written[:2],
+            sums,
+            scale_argument,
+            *_numbers((rows, columns, rows_per_block), matrices.strides),
+            i64(0 if saved.bias is None else saved.bias.stride(0)),
+        ),
+    )
+    if blocks > 1:
+        grad_bias = grads[2]
+        assert grad_bias is not None
+        source.launch(
+            f"column_sums<{_CUDA_NAMES[grad_bias.dtype]}>",
+            grid=(_ceil_div(columns, 32), 1, 1),
+            block=(32, _THREADS // 32, 1),
+            args=(sums, grad_bias, i64(blocks), i64(columns)),
+        )
+    return matrices.finished()
+
+
+def cuda_expressions(has_update: bool) -> tuple[str, ...]:
+    """Instantiations that between them reach every line of cuda_kernels.cu: each kernel, activation
+    and dtype, both offset widths, aligned and not, the scale by value and through a pointer."""
+    terms = f"Terms<{_flags(has_update, True)}>"
+    aligned = f"Access<{_flags(True, True, True, True, True)}>"
+    unaligned = f"Access<{_flags(False, False, False, False, False)}>"
+    found = []
+    for entry in ACTIVATIONS.values():
+        kind, single = f"{entry.functor}, {terms}", ", ".join(["float"] * 4)
+        found += [
+            f"forward<{kind}, {single}, float, int32_t, {aligned}, 4, 2>",
+            f"backward<{kind}, float, {single}, float, int32_t, {aligned}, 4, 2>",
+        ]
+    for dtype, name in _CUDA_NAMES.items():
+        width = _width(dtype)
+        kind = f"{'Gelu' if dtype == torch.float64 else 'Relu'}, {terms}"
+        scale = "double" if dtype == torch.float64 else "float"
+        four, five = ", ".join([name] * 4), ", ".join([name] * 5)
+        found += [
+            f"forward<{kind}, {four}, {scale}, int64_t, {aligned}, {width}, 2>",
+            f"forward<{kind}, {four}, const {scale}*, int32_t, {unaligned}, {width}, 1>",
+            f"forward_strided<{kind}, {four}, {scale}, int32_t, 5>",
+            f"backward_strided<{kind}, {five}, {scale}, int64_t, 3>",
+            f"backward_with_bias<{kind}, {five}, double, {scale}, int32_t, true, {width}>",
+            f"backward_with_bias<{kind}, {five}, {name}, {scale}, int64_t, false, 1>",
+            f"column_sums<{name}>",
+        ]
+    return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from fuselab.errors import DtypeError, ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.layout import promoted
+from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind, promoted
 from fuselab.ops.add_mul_activation import launch
 from fuselab.ops.add_mul_activation.reference import gradient, reference
 from fuselab.runtime.cpp_source import CppSource
+from fuselab.runtime.cuda_source import CudaSource
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
+CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
+CUDA_EXPRESSIONS = launch.cuda_expressions(has_update=True)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -122,18 +125,16 @@ def _backward_triton(
     return launch.backward_triton(needs, grad_output, _saved(*saved))
 
 
-def _bytes(tensor: Tensor | None) -> int:
-    """Bytes behind a tensor: an expanded dimension is read once."""
-    if tensor is None or tensor.numel() == 0:
-        return 0
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= size if stride != 0 else 1
-    return elements * tensor.element_size()
+def _forward_cuda(
+    input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str
+) -> Tensor:
+    return launch.forward_cuda(CUDA, input, update, bias, scale, activation)
 
 
-def _unit(dtype: torch.dtype) -> str:
-    return "fp64" if dtype == torch.float64 else "fp32"
+def _backward_cuda(
+    needs: Sequence[bool], grad_output: Tensor, *saved: Any
+) -> tuple[Tensor | None, ...]:
+    return launch.backward_cuda(CUDA, needs, grad_output, _saved(*saved))
 
 
 def cost(
@@ -143,10 +144,10 @@ def cost(
     dtype = promoted(input, update, bias)
     flops = 2 + (bias is not None) + activation_named(activation).flops
     return Cost(
-        _bytes(input) + _bytes(update) + _bytes(bias),
+        bytes_behind(input) + bytes_behind(update) + bytes_behind(bias),
         input.numel() * dtype.itemsize,
         input.numel() * flops,
-        _unit(dtype),
+        arithmetic_unit(dtype),
     )
 
 
@@ -160,34 +161,208 @@ def cost_backward(
     if derivative_of == "output":
         read *= 2
     elif derivative_of == "preactivation":
-        read += _bytes(input) + _bytes(update) + _bytes(bias)
+        read += bytes_behind(input) + bytes_behind(update) + bytes_behind(bias)
     written = input.numel() * (input.element_size() + update.element_size())
     flops = 2 + activation_named(activation).flops
     if bias is not None:
         written += bias.numel() * bias.element_size()
         flops += 1
-    return Cost(read, written, input.numel() * flops, _unit(dtype))
+    return Cost(read, written, input.numel() * flops, arithmetic_unit(dtype))
 
 
-def _case_inputs(rows: int, columns: int):
+def prefer(
+    input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str
+) -> Sequence[str]:
+    """CUDA C++ where all tensors are dense alike; else Triton, whose strided kernel works in square
+    tiles and so reads a transposed operand line by line."""
+    alike = input.stride() == update.stride() and input.is_contiguous()
+    return ("cuda", "triton", "cpp") if alike else ("triton", "cuda", "cpp")
+
+
+# The published sweep, and the sizes around a block's edge: Triton's flat block is 1024 elements of
+# float32, the strided tile 1024, a CUDA block 1024 or 2048, a CPU tile 1024.
+
+_SWEEP = (
+    (4, 4),
+    (64, 64),
+    (256, 256),
+    (1024, 128),
+    (4096, 128),
+    (16384, 256),
+    (65536, 512),
+    (131072, 1024),
+    (262144, 1024),
+)
+_BOUNDARY = (
+    (0, 8),
+    (3, 0),
+    (1, 1),
+    (1, 3),
+    (7, 1),
+    (1, 1023),
+    (1, 1024),
+    (1, 1025),
+    (33, 31),
+    (32, 32),
+    (41, 25),
+    (129, 257),
+)
+
+
+def _random(
+    shape: Sequence[int], device: torch.device, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    return torch.randn(tuple(shape), generator=generator).to(device, dtype)
+
+
+def _matrix_case(
+    rows: int, columns: int, activation: str = "relu"
+) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        shape = (rows, columns)
-        input, update, bias = (
-            torch.randn(s, generator=generator).to(device, dtype) for s in (shape, shape, (columns,))
-        )
-        return Inputs((input, update, bias, 0.5, "relu"))
+        input = _random((rows, columns), device, dtype, generator)
+        update = _random((rows, columns), device, dtype, generator)
+        bias = _random((columns,), device, dtype, generator)
+        return Inputs((input, update, bias, 0.5, activation))
 
     return make
+
+
+def _layout_case(
+    shape: Sequence[int], lay_out: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], bias: bool
+) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        input, update = lay_out(
+            _random(shape, device, dtype, generator), _random(shape, device, dtype, generator)
+        )
+        last = input.shape[-1:]
+        vector = _random(last, device, dtype, generator) if bias else None
+        return Inputs((input, update, vector, -1.5, "relu"))
+
+    return make
+
+
+def _sweep_tags(rows: int, columns: int) -> frozenset[str]:
+    tags = {"bench", "sweep"}
+    if rows * columns <= 64 * 64:
+        tags.add("tiny")
+    if rows * columns >= 2**27:
+        tags.add("huge")
+    return frozenset(tags)
+
+
+def _cases() -> Iterator[Case]:
+    for rows, columns in _SWEEP:
+        name = f"{rows}x{columns}"
+        yield Case(name, _matrix_case(rows, columns), _sweep_tags(rows, columns))
+    boundary = frozenset({"boundary"})
+    for rows, columns in _BOUNDARY:
+        yield Case(f"boundary_{rows}x{columns}", _matrix_case(rows, columns), boundary)
+    for name in ACTIVATIONS:
+        yield Case(f"{name}_37x65", _matrix_case(37, 65, name), boundary)
+    layouts: dict[str, tuple[Sequence[int], Callable[..., tuple[Tensor, Tensor]], bool]] = {
+        "0d": ((), lambda input, update: (input, update), False),
+        "1d": ((1000,), lambda input, update: (input, update), True),
+        "no_bias": ((33, 129), lambda input, update: (input, update), False),
+        "transposed": ((65, 34), lambda input, update: (input.t(), update.t()), True),
+        "transposed_update": (
+            (65, 34),
+            lambda input, update: (input, update.t().contiguous().t()),
+            True,
+        ),
+        "expanded": (
+            (65, 34),
+            lambda input, update: (input[:1].expand(65, 34), update[:, :1].expand(65, 34)),
+            True,
+        ),
+        "offset_rows": ((65, 40), lambda input, update: (input[1:, 3:], update[1:, 3:]), True),
+        "every_other_column": ((17, 66), lambda input, update: (input[:, ::2], update[:, ::2]), True),
+        "channels_last": (
+            (2, 5, 3, 7),
+            lambda input, update: (input.movedim(1, -1).contiguous().movedim(-1, 1), update),
+            True,
+        ),
+        "rank_6": (
+            (2, 3, 2, 3, 2, 5),
+            lambda input, update: (input.transpose(0, 4), update.transpose(0, 4).contiguous()),
+            True,
+        ),
+    }
+    for name, (shape, lay_out, bias) in layouts.items():
+        yield Case(f"layout_{name}", _layout_case(shape, lay_out, bias), boundary)
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout, any activation, a bias or none, any scale."""
+    leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2, 3)))]
+    columns = source.size(1, 3, 4, 128, 255, 256, 257)
+    input = source.tensor(*leading, columns)
+    update = source.tensor(*leading, columns)
+    bias = source.tensor(columns) if source.choice((True, False)) else None
+    scale = source.choice((1.0, 0.5, 0.0, source.uniform(-2.0, 2.0)))
+    return Inputs((input, update, bias, scale, source.choice(tuple(ACTIVATIONS))))
+
+
+def _rewrites() -> Iterator[Rewrite]:
+    """Every spelling of every activation over every spelling of the sum."""
+
+    def with_bias(act: Callable[[Tensor], Tensor], name: str) -> Iterator[Rewrite]:
+        def call(input: Tensor, update: Tensor, bias: Tensor, scale: float) -> Inputs:
+            return Inputs((input, update, bias, scale, name))
+
+        def unscaled(input: Tensor, update: Tensor, bias: Tensor) -> Inputs:
+            return Inputs((input, update, bias, 1.0, name))
+
+        yield Rewrite(lambda input, update, bias, scale: act(input + scale * update + bias), call)
+        yield Rewrite(lambda input, update, bias, scale: act(input + update * scale + bias), call)
+        yield Rewrite(lambda input, update, bias, scale: act(input + bias + scale * update), call)
+        yield Rewrite(lambda input, update, bias, scale: act(input + bias + update * scale), call)
+        yield Rewrite(lambda input, update, bias, scale: act(scale * update + input + bias), call)
+        yield Rewrite(lambda input, update, bias, scale: act(update * scale + input + bias), call)
+        yield Rewrite(
+            lambda input, update, bias, scale: act(torch.add(input, update, alpha=scale) + bias),
+            call,
+        )
+        yield Rewrite(lambda input, update, bias: act(input + update + bias), unscaled)
+
+    def without_bias(act: Callable[[Tensor], Tensor], name: str) -> Iterator[Rewrite]:
+        def call(input: Tensor, update: Tensor, scale: float) -> Inputs:
+            return Inputs((input, update, None, scale, name))
+
+        def unscaled(input: Tensor, update: Tensor) -> Inputs:
+            return Inputs((input, update, None, 1.0, name))
+
+        yield Rewrite(lambda input, update, scale: act(input + scale * update), call)
+        yield Rewrite(lambda input, update, scale: act(input + update * scale), call)
+        yield Rewrite(lambda input, update, scale: act(scale * update + input), call)
+        yield Rewrite(lambda input, update, scale: act(update * scale + input), call)
+        if name != "identity":  # those are one kernel already
+            yield Rewrite(
+                lambda input, update, scale: act(torch.add(input, update, alpha=scale)), call
+            )
+            yield Rewrite(lambda input, update: act(input + update), unscaled)
+
+    for entry in ACTIVATIONS.values():
+        for spelling in entry.spellings:
+            yield from with_bias(spelling, entry.name)
+            yield from without_bias(spelling, entry.name)
 
 
 OP = FusedOp(
     name="fuselab::add_mul_activation",
     reference=reference,
-    implementations={"triton": Implementation("cuda", _forward_triton, _backward_triton), "cpp": Implementation("cpu", _forward_cpp, _backward_cpp)},
+    implementations={
+        "triton": Implementation("cuda", _forward_triton, _backward_triton),
+        "cuda": Implementation("cuda", _forward_cuda, _backward_cuda),
+        "cpp": Implementation("cpu", _forward_cpp, _backward_cpp),
+    },
     cost=cost,
     cost_backward=cost_backward,
-    cases=[Case("4x4", _case_inputs(4, 4))],
+    cases=tuple(_cases()),
     gradient=Gradient(save, gradient, fake_gradient),
+    draw=draw,
     validate=validate,
     fake=fake,
+    prefer=prefer,
+    rewrites=tuple(_rewrites()),
+    dtypes=DTYPES,
 )

@@ -17,7 +17,30 @@ def reference(
     scale: float = 1.0,
     activation: str = "relu",
 ) -> Tensor:
-    """See ``fuselab.ops.add_mul_activation``."""
+    """``activation(input + scale * update + bias)``, element by element.
+
+    Args:
+        input: any shape ``(..., N)``, float32, float16, bfloat16 or float64, any strides.
+        update: the shape of ``input``; expand a smaller tensor, that costs no memory.
+        bias: ``(N,)`` or None.
+        scale: a number. It has no gradient; a change of its value never recompiles.
+        activation: identity, relu, leaky_relu (slope 0.01), gelu (erf), gelu_tanh, silu, sigmoid or
+            tanh.
+
+    Returns:
+        The shape of ``input``, the dtype that type promotion gives the tensors, and the strides of
+        ``torch.empty_like(input)``: those of ``input`` where it is dense, as eager PyTorch's, and
+        else contiguous in the order of its strides, also where eager would follow ``update``.
+        Arithmetic is in float32, in float64 where the result is; the result is rounded once.
+
+    Differentiable twice in input, update and bias. The backward keeps the output (relu, leaky_relu,
+    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the gradient
+    of the bias in an order that does not vary from run to run.
+
+    Raises:
+        ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
+        UnsupportedError (an implementation asked for by name that cannot run here).
+    """
     total = input + scale * update
     if bias is not None:
         total = total + bias

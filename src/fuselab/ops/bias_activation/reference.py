@@ -11,7 +11,29 @@ from fuselab.ops import activations
 
 
 def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
-    """See ``fuselab.ops.bias_activation``."""
+    """``activation(input + bias)``, element by element.
+
+    Args:
+        input: any shape ``(..., N)`` of one dimension or more, float32, float16, bfloat16 or
+            float64, any strides.
+        bias: ``(N,)``.
+        activation: identity, relu, leaky_relu (slope 0.01), gelu (erf), gelu_tanh, silu, sigmoid or
+            tanh.
+
+    Returns:
+        The shape of ``input``, the dtype that type promotion gives both, and the strides of
+        ``torch.empty_like(input)``: those of ``input`` where it is dense, as eager PyTorch's, else
+        contiguous in the order of its strides. Arithmetic is in float32, in float64 where the
+        result is; the result is rounded once.
+
+    Differentiable twice in input and bias. The backward keeps the output (relu, leaky_relu,
+    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the gradient
+    of the bias in an order that does not vary from run to run.
+
+    Raises:
+        ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
+        UnsupportedError (an implementation asked for by name that cannot run here).
+    """
     return activations.activation(activation).function(input + bias)
 
 

@@ -1,0 +1,415 @@
+// act(input + scale * update + bias) on NVIDIA GPUs, forward and backward; update or bias may be
+// absent (bias_activation has no update).
+//
+// The floor is memory: every operand is read once, every output written once. The flat kernels give
+// a thread `unroll` packs of `width` elements (16 bytes of the narrowest type), all loads before the
+// first use, so that two packs of two operands keep 64 bytes per thread in flight: 128 KB per
+// multiprocessor, where 4.8 TB/s over 132 of them at 0.7 us latency needs 25. Arithmetic is in
+// float (double where the output is), product and sums rounded one by one as eager rounds them.
+//
+// Index is int32_t, or int64_t where an offset needs it. Sizes and strides count elements.
+
+#include "../activations/cuda_vectors.h"
+#include "../activations/functions.h"
+
+constexpr int threads = 256;
+
+template <class Output>
+struct ArithmeticOf {
+  using type = float;
+};
+template <>
+struct ArithmeticOf<double> {
+  using type = double;
+};
+template <class Output>
+using Arithmetic = typename ArithmeticOf<Output>::type;
+
+// Which terms there are beside the input.
+template <bool update, bool bias>
+struct Terms {
+  static constexpr bool has_update = update, has_bias = bias;
+};
+
+// Which pointers are aligned for 16-byte access, and whether the tensors exceed L2.
+template <bool first_, bool second_, bool bias_, bool written_, bool stream_>
+struct Access {
+  static constexpr bool first = first_, second = second_, bias = bias_, written = written_,
+                        stream = stream_;
+};
+
+template <class Terms, class Real, class Input, class Update, class Bias>
+FUSELAB_INLINE Real preactivation(Input input, Update update, Bias bias, Real scale) {
+  Real sum = widened<Real>(input);
+  if constexpr (Terms::has_update) sum += product(scale, widened<Real>(update));
+  if constexpr (Terms::has_bias) sum += widened<Real>(bias);
+  return sum;
+}
+
+// The bias of `width` consecutive elements. One division per pack: the column counts up from there.
+// The launcher says that packs do not straddle rows (Access::bias) by passing an aligned bias whose
+// columns are a multiple of width.
+template <class Access, int width, class Bias, class Index>
+FUSELAB_INLINE Pack<Bias, width> load_bias(const Bias* bias, Index offset, Index columns,
+                                           Index bias_stride) {
+  Index column = offset % columns;
+  if constexpr (Access::bias) {
+    return load<true, false, width>(bias + column);
+  } else {
+    Pack<Bias, width> pack;
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      pack.element[i] = __ldg(bias + column * bias_stride);
+      if (++column == columns) column = 0;
+    }
+    return pack;
+  }
+}
+
+template <class Activation, class Terms, class Output, class Input, class Update, class Bias,
+          class Scale, class Index, class Access, int width, int unroll>
+__global__ void __launch_bounds__(threads)
+    forward(const Input* __restrict__ input, const Update* __restrict__ update,
+            const Bias* __restrict__ bias, Output* __restrict__ output, Scale scale_argument,
+            int64_t numel, int64_t columns, int64_t bias_stride) {
+  using Real = Arithmetic<Output>;
+  const Real scale = scale_of<Real>(scale_argument);
+  const Index begin = Index(blockIdx.x) * (threads * width * unroll) + threadIdx.x * width;
+  constexpr int step = threads * width;
+  if (begin + (unroll - 1) * step + width <= numel) {
+    Pack<Input, width> x[unroll];
+    Pack<Update, width> u[unroll];
+    Pack<Bias, width> b[unroll];
+#pragma unroll
+    for (int k = 0; k < unroll; ++k) {
+      const Index offset = begin + k * step;
+      x[k] = load<Access::first, Access::stream, width>(input + offset);
+      if constexpr (Terms::has_update) {
+        u[k] = load<Access::second, Access::stream, width>(update + offset);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < unroll; ++k) {
+      if constexpr (Terms::has_bias) {
+        b[k] = load_bias<Access, width>(bias, Index(begin + k * step), Index(columns),
+                                        Index(bias_stride));
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < unroll; ++k) {
+      Pack<Output, width> result;
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const Real sum = preactivation<Terms, Real>(x[k].element[i], u[k].element[i],
+                                                    b[k].element[i], scale);
+        assign(result.element[i], Activation::forward(sum));
+      }
+      store<Access::written, Access::stream>(output + begin + k * step, result);
+    }
+    return;
+  }
+  for (int k = 0; k < unroll; ++k) {
+    for (int i = 0; i < width; ++i) {
+      const Index offset = begin + k * step + i;
+      if (offset >= numel) return;
+      const Real sum = preactivation<Terms, Real>(
+          input[offset], Terms::has_update ? update[offset] : Update{},
+          Terms::has_bias ? bias[offset % Index(columns) * Index(bias_stride)] : Bias{}, scale);
+      assign(output[offset], Activation::forward(sum));
+    }
+  }
+}
+
+// Offsets of operands in a nest of `rank` loops, innermost last, from the output's own offset.
+template <int rank, class Index>
+struct Position {
+  Index index[rank];
+  FUSELAB_INLINE Position(Index offset, const int64_t (&sizes)[5]) {
+#pragma unroll
+    for (int dim = rank - 1; dim > 0; --dim) {
+      index[dim] = offset % Index(sizes[5 - rank + dim]);
+      offset /= Index(sizes[5 - rank + dim]);
+    }
+    index[0] = offset;
+  }
+  FUSELAB_INLINE Index offset(const int64_t (&strides)[5]) const {
+    Index sum = 0;
+#pragma unroll
+    for (int dim = 0; dim < rank; ++dim) sum += index[dim] * Index(strides[5 - rank + dim]);
+    return sum;
+  }
+};
+
+// Any strides: consecutive threads take consecutive elements of the output.
+template <class Activation, class Terms, class Output, class Input, class Update, class Bias,
+          class Scale, class Index, int rank>
+__global__ void __launch_bounds__(threads)
+    forward_strided(const Input* __restrict__ input, const Update* __restrict__ update,
+                    const Bias* __restrict__ bias, Output* __restrict__ output,
+                    Scale scale_argument, int64_t numel, int64_t size_0, int64_t size_1,
+                    int64_t size_2, int64_t size_3, int64_t size_4, int64_t input_0,
+                    int64_t input_1, int64_t input_2, int64_t input_3, int64_t input_4,
+                    int64_t update_0, int64_t update_1, int64_t update_2, int64_t update_3,
+                    int64_t update_4, int64_t bias_0, int64_t bias_1, int64_t bias_2,
+                    int64_t bias_3, int64_t bias_4) {
+  using Real = Arithmetic<Output>;
+  const Real scale = scale_of<Real>(scale_argument);
+  const int64_t sizes[5] = {size_0, size_1, size_2, size_3, size_4};
+  const int64_t input_strides[5] = {input_0, input_1, input_2, input_3, input_4};
+  const int64_t update_strides[5] = {update_0, update_1, update_2, update_3, update_4};
+  const int64_t bias_strides[5] = {bias_0, bias_1, bias_2, bias_3, bias_4};
+  const Index begin = Index(blockIdx.x) * (threads * 4) + threadIdx.x;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const Index offset = begin + k * threads;
+    if (offset >= numel) return;
+    const Position<rank, Index> at(offset, sizes);
+    const Real sum = preactivation<Terms, Real>(
+        input[at.offset(input_strides)],
+        Terms::has_update ? update[at.offset(update_strides)] : Update{},
+        Terms::has_bias ? bias[at.offset(bias_strides)] : Bias{}, scale);
+    assign(output[offset], Activation::forward(sum));
+  }
+}
+
+// The gradient of the pre-activation from the upstream gradient and what was saved: the output, or
+// the operands that the pre-activation is computed from again.
+template <class Activation, class Terms, class Real, class Grad, class First, class Update,
+          class Bias>
+FUSELAB_INLINE Real pulled_back(Grad grad, First first, Update update, Bias bias, Real scale) {
+  if constexpr (Activation::derivative_of == Saved::nothing) {
+    return widened<Real>(grad);
+  } else if constexpr (Activation::derivative_of == Saved::output) {
+    return Activation::pullback(widened<Real>(grad), widened<Real>(first));
+  } else {
+    return Activation::pullback(widened<Real>(grad),
+                                preactivation<Terms, Real>(first, update, bias, scale));
+  }
+}
+
+// Which saved operands a backward kernel reads.
+template <class Activation, class Terms>
+struct Reads {
+  static constexpr bool first = Activation::derivative_of != Saved::nothing;
+  static constexpr bool operands = Activation::derivative_of == Saved::preactivation;
+  static constexpr bool update = operands && Terms::has_update;
+  static constexpr bool bias = operands && Terms::has_bias;
+};
+
+// Gradients of input and update, null where not needed. Access::first is the alignment of grad and
+// first, Access::second of update.
+template <class Activation, class Terms, class Output, class First, class Input, class Update,
+          class Bias, class Scale, class Index, class Access, int width, int unroll>
+__global__ void __launch_bounds__(threads)
+    backward(const Output* __restrict__ grad, const First* __restrict__ first,
+             const Update* __restrict__ update, const Bias* __restrict__ bias,
+             Input* __restrict__ grad_input, Update* __restrict__ grad_update,
+             Scale scale_argument, int64_t numel, int64_t columns, int64_t bias_stride) {
+  using Real = Arithmetic<Output>;
+  using Reads = Reads<Activation, Terms>;
+  const Real scale = scale_of<Real>(scale_argument);
+  const Index begin = Index(blockIdx.x) * (threads * width * unroll) + threadIdx.x * width;
+  constexpr int step = threads * width;
+  if (begin + (unroll - 1) * step + width <= numel) {
+    Pack<Output, width> g[unroll];
+    Pack<First, width> x[unroll];
+    Pack<Update, width> u[unroll];
+    Pack<Bias, width> b[unroll];
+#pragma unroll
+    for (int k = 0; k < unroll; ++k) {
+      const Index offset = begin + k * step;
+      g[k] = load<Access::first, Access::stream, width>(grad + offset);
+      if constexpr (Reads::first) {
+        x[k] = load<Access::first, Access::stream, width>(first + offset);
+      }
+      if constexpr (Reads::update) {
+        u[k] = load<Access::second, Access::stream, width>(update + offset);
+      }
+      if constexpr (Reads::bias) {
+        b[k] = load_bias<Access, width>(bias, offset, Index(columns), Index(bias_stride));
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < unroll; ++k) {
+      const Index offset = begin + k * step;
+      Pack<Input, width> of_input;
+      Pack<Update, width> of_update;
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const Real gradient = pulled_back<Activation, Terms, Real>(
+            g[k].element[i], x[k].element[i], u[k].element[i], b[k].element[i], scale);
+        assign(of_input.element[i], gradient);
+        assign(of_update.element[i], gradient * scale);
+      }
+      if (grad_input) store<Access::written, Access::stream>(grad_input + offset, of_input);
+      if (grad_update) store<Access::written, Access::stream>(grad_update + offset, of_update);
+    }
+    return;
+  }
+  for (int k = 0; k < unroll; ++k) {
+    for (int i = 0; i < width; ++i) {
+      const Index offset = begin + k * step + i;
+      if (offset >= numel) return;
+      const Real gradient = pulled_back<Activation, Terms, Real>(
+          grad[offset], Reads::first ? first[offset] : First{},
+          Reads::update ? update[offset] : Update{},
+          Reads::bias ? bias[offset % Index(columns) * Index(bias_stride)] : Bias{}, scale);
+      if (grad_input) assign(grad_input[offset], gradient);
+      if (grad_update) assign(grad_update[offset], gradient * scale);
+    }
+  }
+}
+
+template <class Activation, class Terms, class Output, class First, class Input, class Update,
+          class Bias, class Scale, class Index, int rank>
+__global__ void __launch_bounds__(threads)
+    backward_strided(const Output* __restrict__ grad, const First* __restrict__ first,
+                     const Update* __restrict__ update, const Bias* __restrict__ bias,
+                     Input* __restrict__ grad_input, Update* __restrict__ grad_update,
+                     Scale scale_argument, int64_t numel, int64_t size_0, int64_t size_1,
+                     int64_t size_2, int64_t size_3, int64_t size_4, int64_t grad_0,
+                     int64_t grad_1, int64_t grad_2, int64_t grad_3, int64_t grad_4,
+                     int64_t first_0, int64_t first_1, int64_t first_2, int64_t first_3,
+                     int64_t first_4, int64_t update_0, int64_t update_1, int64_t update_2,
+                     int64_t update_3, int64_t update_4, int64_t bias_0, int64_t bias_1,
+                     int64_t bias_2, int64_t bias_3, int64_t bias_4) {
+  using Real = Arithmetic<Output>;
+  using Reads = Reads<Activation, Terms>;
+  const Real scale = scale_of<Real>(scale_argument);
+  const int64_t sizes[5] = {size_0, size_1, size_2, size_3, size_4};
+  const int64_t grad_strides[5] = {grad_0, grad_1, grad_2, grad_3, grad_4};
+  const int64_t first_strides[5] = {first_0, first_1, first_2, first_3, first_4};
+  const int64_t update_strides[5] = {update_0, update_1, update_2, update_3, update_4};
+  const int64_t bias_strides[5] = {bias_0, bias_1, bias_2, bias_3, bias_4};
+  const Index begin = Index(blockIdx.x) * (threads * 4) + threadIdx.x;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const Index offset = begin + k * threads;
+    if (offset >= numel) return;
+    const Position<rank, Index> at(offset, sizes);
+    const Real gradient = pulled_back<Activation, Terms, Real>(
+        grad[at.offset(grad_strides)], Reads::first ? first[at.offset(first_strides)] : First{},
+        Reads::update ? update[at.offset(update_strides)] : Update{},
+        Reads::bias ? bias[at.offset(bias_strides)] : Bias{}, scale);
+    if (grad_input) assign(grad_input[offset], gradient);
+    if (grad_update) assign(grad_update[offset], gradient * scale);
+  }
+}
+
+// Adds up, per column, what the block's rows of threads hold; the first row of threads gets the sum.
+// The order is fixed.
+template <int width>
+FUSELAB_INLINE void sum_over_rows_of_threads(double (&total)[width]) {
+  __shared__ double shared[threads * width];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < width; ++i) shared[i * threads + thread] = total[i];
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        shared[i * threads + thread] += shared[i * threads + thread + half * blockDim.x];
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < width; ++i) total[i] = shared[i * threads + thread];
+}
+
+// A matrix (rows, columns) with the gradient of the bias. Threads are (x, y), a power of two each,
+// `threads` in all. A block owns x * width columns of rows_per_block rows and leaves their column
+// sums in sums[block][column], or in the bias's gradient if there is one block of rows. Sums are in
+// double: one conversion and one addition per element, which a GPU that waits for memory has time
+// for. With width > 1 all matrices are row-major, aligned, and columns are a multiple of width.
+template <class Activation, class Terms, class Output, class First, class Input, class Update,
+          class Bias, class Sum, class Scale, class Index, bool stream, int width>
+__global__ void __launch_bounds__(threads)
+    backward_with_bias(const Output* __restrict__ grad, const First* __restrict__ first,
+                       const Update* __restrict__ update, const Bias* __restrict__ bias,
+                       Input* __restrict__ grad_input, Update* __restrict__ grad_update,
+                       Sum* __restrict__ sums, Scale scale_argument, int64_t rows,
+                       int64_t columns, int64_t rows_per_block, int64_t grad_row,
+                       int64_t grad_column, int64_t first_row, int64_t first_column,
+                       int64_t update_row, int64_t update_column, int64_t bias_column) {
+  using Real = Arithmetic<Output>;
+  using Reads = Reads<Activation, Terms>;
+  constexpr int unroll = width <= 4 ? 4 : 2;  // more would spill
+  const Real scale = scale_of<Real>(scale_argument);
+  const int64_t tile_columns = int64_t(blockDim.x) * width;
+  const int64_t across = (columns + tile_columns - 1) / tile_columns;
+  const int64_t block = blockIdx.x / across;
+  const Index column = Index(blockIdx.x % across * tile_columns) + threadIdx.x * width;
+  const Index begin = Index(block * rows_per_block);
+  const Index end = Index(block * rows_per_block + rows_per_block < rows
+                              ? block * rows_per_block + rows_per_block : rows);
+  double total[width] = {};
+  if (column < columns) {
+    Pack<Bias, width> b;
+    if constexpr (Reads::bias) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) b.element[i] = bias[(column + i) * bias_column];
+    }
+    for (Index row = begin + threadIdx.y; row < end; row += unroll * blockDim.y) {
+      Pack<Output, width> g[unroll];
+      Pack<First, width> x[unroll];
+      Pack<Update, width> u[unroll];
+#pragma unroll
+      for (int k = 0; k < unroll; ++k) {
+        const Index at = row + k * Index(blockDim.y);
+        if (at >= end) break;
+        g[k] = load<(width > 1), stream, width>(grad + at * Index(grad_row) +
+                                                column * Index(grad_column));
+        if constexpr (Reads::first) {
+          x[k] = load<(width > 1), stream, width>(first + at * Index(first_row) +
+                                                  column * Index(first_column));
+        }
+        if constexpr (Reads::update) {
+          u[k] = load<(width > 1), stream, width>(update + at * Index(update_row) +
+                                                  column * Index(update_column));
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < unroll; ++k) {
+        const Index at = row + k * Index(blockDim.y);
+        if (at >= end) break;
+        Pack<Input, width> of_input;
+        Pack<Update, width> of_update;
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          const Real gradient = pulled_back<Activation, Terms, Real>(
+              g[k].element[i], x[k].element[i], u[k].element[i], b.element[i], scale);
+          assign(of_input.element[i], gradient);
+          assign(of_update.element[i], gradient * scale);
+          total[i] += static_cast<double>(gradient);
+        }
+        const Index offset = at * Index(columns) + column;
+        if (grad_input) store<(width > 1), stream>(grad_input + offset, of_input);
+        if (grad_update) store<(width > 1), stream>(grad_update + offset, of_update);
+      }
+    }
+  }
+  sum_over_rows_of_threads(total);
+  if (threadIdx.y == 0 && column < columns) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) assign(sums[block * columns + column + i], total[i]);
+  }
+}
+
+// grad_bias[column] = the sum of sums[block][column]; 32 columns per block of 32 x 8 threads.
+template <class Bias>
+__global__ void __launch_bounds__(threads)
+    column_sums(const double* __restrict__ sums, Bias* __restrict__ grad_bias, int64_t blocks,
+                int64_t columns) {
+  const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  double total[1] = {};
+  if (column < columns) {
+#pragma unroll 8
+    for (int64_t block = threadIdx.y; block < blocks; block += blockDim.y) {
+      total[0] += sums[block * columns + column];
+    }
+  }
+  sum_over_rows_of_threads(total);
+  if (threadIdx.y == 0 && column < columns) assign(grad_bias[column], total[0]);
+}
