@@ -99,7 +99,7 @@ def operator_row(op: FusedOp, device: torch.device) -> OperatorRow:
     implementations = []
     for name, implementation in op.implementations.items():
         if implementation.device != device.type:
-            why_not = f"needs --device {implementation.device}"
+            why_not: str | None = f"needs --device {implementation.device}"
         else:
             reasons = [dispatch.why_not(op, name, args) for _, _, args in extremes]
             why_not = next((reason for reason in reasons if reason), None)
