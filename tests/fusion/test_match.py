@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from fuselab.fusion.expression import Expression, Value
 from fuselab.fusion.match import Pattern, find
-from fuselab.ops import packages
+from fuselab.ops import contract
 
 
 class Before(nn.Module):
@@ -23,7 +23,7 @@ class Behind(nn.Module):
 
 @pytest.mark.parametrize("model", [Before(), Behind()])
 def test_a_scale_is_never_bound_to_a_tensor(model: nn.Module) -> None:
-    op = packages()["add_mul_activation"]
+    op = contract("add_mul_activation")
     traced = fx.symbolic_trace(model)
     expression = Expression(traced.graph, traced, keep=set())
     matches = find(expression, [Pattern(op, rewrite) for rewrite in op.rewrites])
