@@ -17,6 +17,10 @@ os.environ["TRITON_CACHE_DIR"] = str(CACHE / "triton")
 os.environ["XDG_CONFIG_HOME"] = str(CACHE / "config")
 os.environ.pop("TRITON_INTERPRET", None)  # only child processes of the interpreter's tests set it
 
+# Child processes import the same sources also where fuselab is not installed.
+SOURCE = str(Path(__file__).resolve().parents[1] / "src")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
+
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 THREADS = max(1, min(2, (os.cpu_count() or 1) // WORKERS))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)

@@ -16,7 +16,7 @@ from fuselab.cli.main import run
 from fuselab.device import ceiling, environment
 from fuselab.device.ceiling import Ceilings
 from fuselab.errors import BuildError, MissingDependencyError
-from fuselab.runtime import cpp_source, cuda_source
+from fuselab.runtime import cpp_source, cuda_source, launcher
 
 CEILINGS = Ceilings(
     device="a device",
@@ -54,7 +54,15 @@ def test_this_machine_has_what_is_essential(
     screen = capsys.readouterr().out
     written = json.loads((tmp_path / "doctor.json").read_text())
     works = {check["name"] for check in written["checks"] if check["status"] == "works"}
-    assert works >= {"Python", "torch", "triton", "C++ compiler", "Python.h", "cache folder"}
+    assert works >= {
+        "Python",
+        "torch",
+        "triton",
+        "C++ compiler",
+        "Python.h",
+        "cache folder",
+        "C++ launcher",
+    }
     assert written["ceilings"]["copy_gbps"] == dict(CEILINGS.copy_gbps)
     for text in ("31.25 GB/s", "40.5 GB/s", "0.1976 TFLOP/s", "1.198 us", "a device"):
         assert text in screen
@@ -76,6 +84,16 @@ def test_something_essential_missing_is_status_1_and_measures_nothing(
     assert "get it: sudo apt install g++" in screen
     assert screen.endswith("Something essential is missing: C++ compiler.\n")
     assert asked == []
+
+
+def test_a_launcher_that_does_not_build_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise BuildError("launcher.cpp does not compile: error: x.")
+
+    monkeypatch.setattr(launcher, "library", refuse)
+    check = doctor._launcher()
+    assert check.status == "absent"
+    assert check.detail == "small tensors take longer: launcher.cpp does not compile: error: x"
 
 
 def test_nvrtc_is_essential_only_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ def examine(device: torch.device) -> Iterator[Check]:
     yield _cache_folder()
     yield _compiler()
     yield _python_headers()
+    yield _launcher()
     yield _nvrtc(device)
     yield _gpu(device)
     for distribution, purpose in OPTIONAL_PACKAGES.items():
@@ -169,6 +170,16 @@ def _python_headers() -> Check:
         f"{header} is not there; torch.compile and the launcher are built with it",
         "sudo apt install python3-dev, or sudo dnf install python3-devel",
     )
+
+
+def _launcher() -> Check:
+    """Built on the first look (7 s), then kept."""
+    from fuselab.runtime import launcher
+
+    failed = _why_not(launcher.library)
+    if failed is not None:
+        return Check("C++ launcher", "absent", f"small tensors take longer: {failed}")
+    return Check("C++ launcher", "works", "launches small tensors without Python's overhead")
 
 
 def _nvrtc(device: torch.device) -> Check:
