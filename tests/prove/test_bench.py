@@ -17,13 +17,14 @@ from torch import Tensor
 import fuselab
 from fuselab.cli.main import run
 from fuselab.device.ceiling import Ceilings
-from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.errors import ArgumentError, BuildError, UnknownNameError
 from fuselab.measure import cpu_timer
 from fuselab.op import FusedOp, Implementation
 from fuselab.prove import bench as bench_module
 from fuselab.prove.bench import bench
 from fuselab.prove.bench_result import Bench, Group, Record
 from fuselab.report import tables
+from fuselab.runtime import fallback
 
 CEILINGS = Ceilings(
     device="test",
@@ -404,3 +405,28 @@ def test_bench_on_cuda_measures_what_the_cpu_cannot(honest: FusedOp) -> None:
     assert found["eager"].method == "CUDA events, cold L2"
     faster = found["compile"].vs_eager
     assert faster is not None and faster.outcome == "FASTER"  # one kernel instead of two
+
+
+def never_builds(input: Tensor, scale: float) -> Tensor:
+    raise BuildError("no such instruction")
+
+
+def test_an_implementation_that_fell_back_before_fails_here() -> None:
+    op = operator("unbuilt", unbuilt=never_builds)
+    with pytest.warns(fallback.FallbackWarning):
+        fuselab.operator(op)(torch.ones(2, 2), implementation="unbuilt")
+    group = only_group(op, providers=["unbuilt"])
+    record = rows(group)["unbuilt"]
+    assert (record.status, record.reason) == ("failed", "BuildError: no such instruction")
+    assert record.median_us is None
+
+
+def test_strict_holds_in_the_threads_that_run_backwards() -> None:
+    from threading import Thread
+
+    seen: list[bool] = []
+    with fallback.strict():
+        thread = Thread(target=lambda: seen.append(fallback.is_strict()))
+        thread.start()
+        thread.join()
+    assert seen == [True] and not fallback.is_strict()

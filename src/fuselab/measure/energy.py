@@ -9,7 +9,7 @@ import torch
 from fuselab.errors import MissingDependencyError
 from fuselab.measure.timer import Call
 
-WINDOW_S = 0.4
+WINDOW_S = 0.2
 # The counter moves about every 100 ms on the cards at hand; a window starts and ends on a move.
 LONGEST_WAIT_S = 1.0
 CHUNK_S = 0.004

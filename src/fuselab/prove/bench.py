@@ -24,8 +24,10 @@ from fuselab.runtime import fallback
 BUDGET_S = 3.0
 QUICK_BUDGET_S = 0.6
 QUICK_CASES = 3
-# A case needs its bytes about ten times over: inputs, a second set, float64 and its intermediates.
+# A case needs its bytes about ten times over: inputs, a second set, float64 and its intermediates;
+# with a backward, what every provider saved for it lives at the same time.
 MEMORY_FACTOR = 10
+MEMORY_FACTOR_BACKWARD = 20
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,13 @@ def bench(
     if budget_s <= 0:
         raise ArgumentError(f"the budget is {budget_s} s; it must be above 0.")
     dtypes = tuple(dtypes or op.dtypes[:1])
+    memory_factor = MEMORY_FACTOR_BACKWARD if backward else MEMORY_FACTOR
     skipped: list[str] = []
     groups = []
     ceilings = measured_ceilings(where)
+    fallback.forget()  # an implementation that did not build before must fail here, not fall back
     for dtype in dtypes:
-        for case in _cases(op, cases, where, dtype, quick, skipped):
+        for case in _cases(op, cases, where, dtype, quick, memory_factor, skipped):
             for phase in PHASES if backward else PHASES[:1]:
                 progress(f"{op.short_name}: {case.name}, {_text(dtype)}, {phase}")
                 with fallback.strict():
@@ -145,6 +149,7 @@ def _cases(
     device: torch.device,
     dtype: torch.dtype,
     quick: bool,
+    memory_factor: int,
     skipped: list[str],
 ) -> list[Case]:
     """The cases to time, those without room on this device left out with a line in ``skipped``."""
@@ -158,7 +163,7 @@ def _cases(
         wanted = [case for case in op.cases if "bench" in case.tags] or [op.cases[0]]
     fitting = []
     for case in wanted:
-        reason = _no_room(op, case, device, dtype)
+        reason = _no_room(op, case, device, dtype, memory_factor)
         if reason is None:
             fitting.append(case)
         else:
@@ -169,7 +174,9 @@ def _cases(
     return fitting
 
 
-def _no_room(op: FusedOp, case: Case, device: torch.device, dtype: torch.dtype) -> str | None:
+def _no_room(
+    op: FusedOp, case: Case, device: torch.device, dtype: torch.dtype, memory_factor: int
+) -> str | None:
     if "huge" in case.tags and device.type != "cuda":
         return "a huge case, timed on CUDA only"
     generator = torch.Generator().manual_seed(SEED)
@@ -185,9 +192,9 @@ def _no_room(op: FusedOp, case: Case, device: torch.device, dtype: torch.dtype) 
         if device.type == "cuda"
         else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     )
-    if MEMORY_FACTOR * needed <= room:
+    if memory_factor * needed <= room:
         return None
     return (
-        f"needs about {MEMORY_FACTOR * needed / 2**30:.1f} GiB to be timed and verified, "
+        f"needs about {memory_factor * needed / 2**30:.1f} GiB to be timed and verified, "
         f"{room / 2**30:.1f} GiB are free for it"
     )

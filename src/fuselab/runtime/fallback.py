@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Iterator
 
@@ -14,7 +13,8 @@ class FallbackWarning(UserWarning):
     """A kernel did not build, and the reference runs in its place."""
 
 
-class _State(threading.local):
+class _State:
+    # Of the whole process: on CUDA, autograd runs backwards in threads of its own.
     strict: bool = False
 
 
