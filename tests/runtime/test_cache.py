@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fuselab.errors import BuildError
 from fuselab.runtime import cache
 
 
@@ -51,6 +53,31 @@ def test_a_failed_build_leaves_nothing_and_is_tried_again(empty_cache: Path) -> 
         cache.fetch(cache.key("k"), ".bin", fail)
     assert not [path for path in empty_cache.rglob("*") if path.is_file()]
     assert cache.fetch(cache.key("k"), ".bin", lambda new: new.write_bytes(b"1")).exists()
+
+
+def test_a_full_disk_is_a_build_error_that_leaves_nothing(empty_cache: Path) -> None:
+    def full(new: Path) -> None:
+        new.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(BuildError, match=r"No space left on device.*FUSELAB_CACHE"):
+        cache.fetch(cache.key("k"), ".bin", full)
+    assert not [path for path in empty_cache.rglob("*") if path.is_file()]
+
+
+def test_asking_makes_no_folder(empty_cache: Path) -> None:
+    assert not cache.holds(cache.key("k"), ".bin")
+    assert not empty_cache.exists()
+    cache.fetch(cache.key("k"), ".bin", lambda new: new.write_bytes(b"1"))
+    assert cache.holds(cache.key("k"), ".bin")
+
+
+def test_a_folder_that_can_only_be_read_is_read(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = cache.fetch(cache.key("k"), ".bin", lambda new: new.write_bytes(b"1"))
+    monkeypatch.setattr(cache, "_writable", lambda path: pytest.fail("asked to write"))
+    assert cache.fetch(cache.key("k"), ".bin", lambda new: pytest.fail("built")) == kept
 
 
 def test_two_threads_build_once() -> None:

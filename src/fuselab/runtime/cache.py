@@ -17,16 +17,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fuselab.errors import BuildError
+
 _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 def folder() -> Path:
     """The cache folder, made if need be; a temporary one, with one warning, if it cannot be
     written."""
+    return _writable(_chosen())
+
+
+def _chosen() -> Path:
     if chosen := os.environ.get("FUSELAB_CACHE"):
-        return _writable(Path(chosen).expanduser())
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return _writable(Path(root).expanduser() / "fuselab")
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fuselab"
 
 
 @functools.cache
@@ -74,30 +79,45 @@ def source_text(path: Path) -> str:
     return "\n".join(f"// {os.path.relpath(file, root)}\n{text}" for file, text in seen.items())
 
 
-def entry(key: str, suffix: str) -> Path:
-    """Where the file of ``key`` is, or would be."""
-    return folder() / key[:2] / f"{key[2:]}{suffix}"
+def _entry(folder: Path, key: str, suffix: str) -> Path:
+    return folder / key[:2] / f"{key[2:]}{suffix}"
+
+
+def holds(key: str, suffix: str) -> bool:
+    """Whether ``fetch`` would find the file of ``key``; makes no folder."""
+    return _entry(_chosen(), key, suffix).exists()
 
 
 def fetch(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
     """The file of ``key``; on a miss ``build(path)`` writes it, under a lock that other processes
-    wait for, and it appears in one step."""
-    file = entry(key, suffix)
-    if file.exists():
+    wait for, and it appears in one step. Raises BuildError where it cannot be written, and what
+    ``build`` raises."""
+    file = _entry(_chosen(), key, suffix)
+    if file.exists():  # also in a folder that can only be read
         return file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_name(file.name + ".lock")):
-        if file.exists():
-            return file
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-", suffix=suffix)
-        os.close(handle)
-        try:
-            build(Path(name))
-            os.replace(name, file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    file = _entry(folder(), key, suffix)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(file.with_name(file.name + ".lock")):
+            if not file.exists():
+                _build(file, build)
+    except OSError as error:
+        raise BuildError(
+            f"a compiled kernel cannot be kept in {file.parent} ({error.strerror}); free some "
+            "space, or set FUSELAB_CACHE to another folder."
+        ) from error
     return file
+
+
+def _build(file: Path, build: Callable[[Path], None]) -> None:
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-", suffix=file.suffix)
+    os.close(handle)
+    try:
+        build(Path(name))
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -293,7 +293,7 @@ class _Registration:
 
     def _forward(self, *args: Any) -> Tensor:
         *arguments, name = args
-        held = launcher.lookup(self.forward_id, name, tuple(arguments))
+        held = launcher.lookup(self.forward_id, name, tuple(arguments), False)
         if held is not None:
             return held
         op = self.op
@@ -336,7 +336,7 @@ class _Registration:
         needs, grad_output, *saved_and_name = args
         *saved, name = saved_and_name
         arguments = (tuple(needs), grad_output, *saved)
-        grads = launcher.lookup(self.backward_id, name, arguments)
+        grads = launcher.lookup(self.backward_id, name, arguments, False)
         if grads is None:
             grads = self._run_backward(name, arguments)
         return _filled(grads, grad_output)

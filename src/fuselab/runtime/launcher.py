@@ -63,14 +63,17 @@ def register(name: str) -> int:
     return len(_names) - 1
 
 
-def lookup(op_id: int, implementation: str, args: tuple[Any, ...]) -> Any:
+def lookup(op_id: int, implementation: str, args: tuple[Any, ...], named: bool = True) -> Any:
     """The operator's output from a kept plan, or None when there is none for this call.
+
+    The profiler sees the operator's name unless ``named`` (by position only) is False: inside a raw
+    operator the dispatcher has told it.
 
     None whenever somebody wants to see the call (a gradient is needed, a dispatch or function mode,
     functorch, autocast, tracing), a tensor is not plain and strided, or tensors are on several
     devices. Raises LaunchError. Replaced by the C++ function once that is loaded.
     """
-    return None if _native is None else _native.lookup(op_id, implementation, args)
+    return None if _native is None else _native.lookup(op_id, implementation, args, named)
 
 
 def forget(op_id: int) -> None:
@@ -419,5 +422,5 @@ def _load(path: Path) -> ModuleType:
 
 # A launcher that was built before is loaded now (1 ms), so that callers hold the C++ lookup itself.
 with contextlib.suppress(BuildError, OSError):
-    if cache.entry(_key(), ".so").exists():
+    if cache.holds(_key(), ".so"):
         start()
