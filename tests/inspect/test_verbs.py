@@ -40,6 +40,7 @@ def test_hostile_text_reaches_the_screen_as_text(capsys):
     [
         (["profile", "nope.py"], "no file 'nope.py'"),
         (["profile", "dlmr"], "did you mean 'dlrm'?"),
+        (["profile", "dlrm", "--device", "cpu", "--blocking"], "--blocking is for a GPU"),
         (["profile", "dlrm", "extra"], "unexpected 'extra'"),
         (["profile", "dlrm", "--schedule", "1,2"], "schedule"),
         (["profile", "dlrm", "--against", "nope.json"], "cannot read 'nope.json'"),
@@ -50,7 +51,8 @@ def test_hostile_text_reaches_the_screen_as_text(capsys):
         (["explain", "dlrm", "--device", "warp"], "'warp' is no device"),
     ],
 )
-def test_mistakes_are_one_sentence_and_status_2(arguments, words, capsys):
+def test_mistakes_are_one_sentence_and_status_2(arguments, words, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")  # --blocking sets it before it refuses
     assert run(arguments) == 2
     error = capsys.readouterr().err
     assert words in error and error.startswith("fuselab: ") and error.count("\n") == 1

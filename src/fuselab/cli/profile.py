@@ -36,6 +36,12 @@ def profile(
         str | None,
         typer.Option(metavar="W,W,A,R", help="Steps: wait, warm-up, active, repeat."),
     ] = None,
+    blocking: Annotated[
+        bool,
+        typer.Option(
+            "--blocking", help="GPU: every launch waits, so that time falls on its cause."
+        ),
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a Chrome (Perfetto) trace.")
     ] = None,
@@ -57,6 +63,8 @@ def profile(
     """
     # Read when torch is imported: its profiler warns of memory allocated before it started.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if blocking:
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # read when CUDA starts, which is below
 
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
@@ -68,6 +76,8 @@ def profile(
 
     before = compare.read(against) if against is not None else None
     chosen = select(device)
+    if blocking and chosen.type != "cuda":
+        raise ArgumentError("--blocking is for a GPU: on a CPU every operator waits already.")
     if target == "python":
         if data is not None or backward:
             raise ArgumentError("--data and --backward belong to a TARGET; a script has its own.")
@@ -81,7 +91,7 @@ def profile(
     else:
         profiled = _target(target, chosen, data, backward, schedule)
         called = {"target": target, "data": data, "backward": backward}
-    facts = {**called, **profiled.describe()}
+    facts = {**called, "blocking": blocking, **profiled.describe()}
     print(profile_text(facts))
     if before is not None:
         facts["against"] = compare.compare(before, facts)

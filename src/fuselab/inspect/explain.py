@@ -44,6 +44,12 @@ class Explanation:
     facts: dict[str, Any]
     files: dict[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """The screen of ``fuselab explain``."""
+        from fuselab.report.explain_text import explain_text
+
+        return explain_text(self.facts)
+
     def describe(self) -> dict[str, Any]:
         return self.facts
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,13 +25,16 @@ from fuselab.inspect import inductor_capture, targets
 from fuselab.inspect.explain import Explanation, Request
 from fuselab.inspect.inductor_capture import CompiledGraph, GraphBreak, Launch
 from fuselab.inspect.kernel_times import times_of_launches
-from fuselab.inspect.profile import target_step
+from fuselab.inspect.profile import Recorder, target_step
 from fuselab.inspect.user_code import SourceLine, describe_error, plain
-from fuselab.measure import time as time_call
+from fuselab.measure.interleave import Candidate, interleave
 from fuselab.measure.memory import peak_bytes
+from fuselab.measure.statistics import median_interval
+from fuselab.measure.steady_step import steady
+from fuselab.measure.verdict import verdict
 
 STEPS_PROFILED = 5
-TIMING_BUDGET_S = 1.0
+TIMING_BUDGET_S = 2.0
 
 Stage = Callable[[str], None]
 
@@ -120,19 +124,43 @@ def _seconds(step: Callable[[], Any], device: torch.device) -> float:
 
 
 def _speed(eager: targets.Target, compiled: targets.Target, backward: bool) -> dict[str, Any]:
-    """Time and peak memory of a step before and after, caches warm as in a loop."""
+    """A step before and after by the wall clock, interleaved, as a loop sees it; peak memory and,
+    on a GPU, the share of the time that it is busy."""
+    device = eager.device
+    steps = {
+        "eager": target_step(eager, backward),
+        "compiled": target_step(compiled, backward),
+    }
+    looped = {name: steady(step, device) for name, step in steps.items()}
+    timed = interleave(
+        [Candidate(name, call) for name, (call, _) in looped.items()],
+        torch.device("cpu"),
+        cold=False,
+        budget_s=TIMING_BUDGET_S,
+    )
     facts: dict[str, Any] = {}
-    for name, target in (("eager", eager), ("compiled", compiled)):
-        step = target_step(target, backward)
-        timing = time_call(step, device=target.device, cold=False, budget_s=TIMING_BUDGET_S)
+    for name, (_, calls) in looped.items():
+        times = [us / calls for us in timed[name].times_us]
+        if not times:
+            raise TargetError(f"the {name} step could not be timed: {plain(timed[name].failed)}.")
+        _, low, high = median_interval(times)
         facts[name] = {
-            "us": timing.median_us,
-            "low_us": timing.low_us,
-            "high_us": timing.high_us,
-            "peak_bytes": peak_bytes(step, target.device),
+            "us": median(times),
+            "low_us": low,
+            "high_us": high,
+            "peak_bytes": peak_bytes(steps[name], device),
+            "busy_share": _busy_share(steps[name]) if device.type == "cuda" else None,
         }
-    facts["speedup"] = facts["eager"]["us"] / facts["compiled"]["us"]
-    return facts
+    found = verdict(timed["compiled"].times_us, timed["eager"].times_us)
+    return {**facts, "speedup": found.speedup, "verdict": str(found.outcome)}
+
+
+def _busy_share(step: Callable[[], Any]) -> float | None:
+    with Recorder((1, 1, STEPS_PROFILED, 1), "step") as recorder:
+        for _ in range(STEPS_PROFILED + 2):
+            step()
+            recorder.step()
+    return recorder.result.tables.busy_share
 
 
 def _kernels(

@@ -55,6 +55,12 @@ class Profile:
     matched: float  # share of operator calls whose line, module and shapes are known
     traces: list[str] = field(repr=False, default_factory=list)  # Chrome traces, one per repeat
 
+    def __str__(self) -> str:
+        """The screen of ``fuselab profile``."""
+        from fuselab.report.profile_text import profile_text
+
+        return profile_text(self.describe())
+
     @property
     def step_us(self) -> float:
         return self.split.step_us
@@ -285,8 +291,9 @@ def profile_target(
     """Profiles a TARGET. Every step copies the inputs to the device and runs the forward; with
     ``backward`` also loss, backward and, where the file offers one, the optimizer.
 
-    Without ``backward`` a module runs under ``no_grad``, a function as it is. The loss is the
-    file's ``get_loss(output)``, else the sum of every differentiable output. Raises TargetError.
+    Without ``backward`` a module runs in evaluation mode under ``no_grad``, a function as it is.
+    The loss is the file's ``get_loss(output)``, else the sum of every differentiable output.
+    Raises TargetError.
     """
     step = target_step(target, backward)
     wait, warmup, active, repeat = check_schedule(schedule)
@@ -306,6 +313,8 @@ def target_step(target: targets.Target, backward: bool) -> Callable[[], Any]:
     """One step of a TARGET, in the ranges ``copy data``, ``forward``, ``loss``, ``backward`` and
     ``optimizer``; returns the forward's output."""
     host = targets.on_host(target)
+    if isinstance(target.callable, nn.Module):
+        target.callable.train(backward)
     optimizer = None
     if backward and target.optimizer is not None and isinstance(target.callable, nn.Module):
         optimizer = target.optimizer(target.callable)

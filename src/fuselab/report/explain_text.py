@@ -36,11 +36,15 @@ def _speed(facts: Facts) -> Iterator[str]:
             duration(facts[name]["us"]),
             f"{duration(facts[name]['low_us'])} to {duration(facts[name]['high_us'])}",
             byte_count(facts[name]["peak_bytes"]),
+            share(facts[name]["busy_share"]),
         ]
         for name in ("eager", "compiled")
     ]
-    yield from table(["one step", "median", "95 % interval", "peak memory"], rows, right=(1, 2, 3))
-    yield f" compiled is {ratio(facts['speedup'])} as fast"
+    columns = ["one step", "median", "95 % interval", "peak memory", "GPU busy"]
+    if facts["device"] == "cpu":
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    yield from table(columns, rows, right=range(1, len(columns)))
+    yield f" compiled is {ratio(facts['speedup'])} as fast: {facts['verdict']}"
     compiled = facts["compile"]
     yield from _folded(
         " ",
