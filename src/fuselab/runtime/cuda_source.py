@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fuselab.errors import BuildError, DeviceError, LaunchError, MissingDependencyError
+from fuselab.errors import BuildError, DeviceError, LaunchError
 from fuselab.runtime import cache, cuda_driver, launcher
 from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
 
@@ -59,7 +59,7 @@ def _nvrtc() -> ModuleType:
 
         _check(nvrtc, nvrtc.nvrtcVersion()[0])
     except (ImportError, RuntimeError) as error:
-        raise MissingDependencyError(
+        raise BuildError(
             f"CUDA C++ needs NVRTC ({error}); pip install cuda-bindings nvidia-cuda-nvrtc."
         ) from error
     return nvrtc
@@ -76,7 +76,7 @@ def header_folders() -> tuple[Path, ...]:
     (/usr/local/cuda).
 
     The first that carries ``cuda_fp16.h``, then the first that carries ``cuda/std`` and
-    ``nv/target``, which ``cuda_fp16.h`` includes. Raises MissingDependencyError.
+    ``nv/target``, which ``cuda_fp16.h`` includes. Raises BuildError.
     """
     candidates: list[Path] = []
     for package in ("nvidia.cu13", "nvidia", "triton.backends.nvidia"):
@@ -93,7 +93,7 @@ def header_folders() -> tuple[Path, ...]:
     for header in ("cuda_fp16.h", "nv/target", "cuda/std/cstdint"):
         folder = next((path for path in candidates if (path / header).is_file()), None)
         if folder is None:
-            raise MissingDependencyError(
+            raise BuildError(
                 f"CUDA's header <{header}> was not found; "
                 "pip install nvidia-cuda-runtime nvidia-cuda-cccl, or set CUDA_HOME."
             )
