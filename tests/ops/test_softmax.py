@@ -195,7 +195,7 @@ def test_refused_dtypes():
     for dtype in (torch.int64, torch.bool, torch.complex64):
         with pytest.raises(DtypeError, match="'input' is torch"):
             softmax(torch.ones(3, dtype=dtype))
-    with pytest.raises(DtypeError, match="'dtype' is torch.int32"):
+    with pytest.raises(DtypeError, match=r"'dtype' is torch\.int32"):
         softmax(torch.ones(3), dtype=torch.int32)
 
 

@@ -232,6 +232,7 @@ __device__ const Message* exchange(Message* slots, Message message) {
     memcpy(&bits, &message, 8);
     cluster_wait();  // all blocks of the cluster run: their shared memory exists
     if (lane < kCluster) store_remote(slots + cluster_rank() * kWarps + warp, lane, bits);
+    __syncwarp();  // the cluster's barrier wants whole warps
     cluster_arrive();
     cluster_wait();
   }

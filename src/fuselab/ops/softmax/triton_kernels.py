@@ -10,7 +10,6 @@ A row's place: row = outer * inner_count + inner, its first element at
 outer * outer_stride + inner * inner_stride, and dim_stride from element to element. Strides count
 elements and may be 0. ``output`` and ``grad_input`` are contiguous.
 """
-# ruff: noqa: N803 -- compile-time parameters are upper case, as everywhere in Triton
 
 import triton
 import triton.language as tl

@@ -1,0 +1,208 @@
+"""softmax on a GPU: the CUDA and Triton kernels over widths, dims, dtypes, strides and sizes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from softmax_cases import (
+    BOUNDARY_WIDTHS,
+    assert_backward,
+    assert_forward,
+    layouts,
+    normal,
+    special_rows,
+)
+
+from fuselab.ops import softmax
+from fuselab.ops.softmax import cuda_launch, triton_launch
+from fuselab.ops.softmax.op import CASES
+from fuselab.runtime.fallback import strict
+
+pytestmark = pytest.mark.gpu
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+launchers = pytest.mark.parametrize(
+    "launcher", [cuda_launch, triton_launch], ids=lambda module: module.__name__.split(".")[-1]
+)
+# Both sides of every table line for blocks and clusters, and beyond the last.
+WIDE = tuple(
+    width
+    for line in (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+    for width in (line, line + 1)
+)
+
+
+@pytest.fixture(autouse=True)
+def no_fallback():
+    with strict():
+        yield
+
+
+def check(launcher, input: torch.Tensor, dim: int = -1) -> None:
+    """Forward and backward of one input."""
+    assert_forward(launcher.forward, input, dim)
+    grad = normal(*input.shape, dtype=input.dtype, seed=1).cuda()
+    assert_backward(launcher.backward, torch.softmax(input, dim), grad, dim)
+
+
+@launchers
+@dtypes
+def test_narrow_rows(launcher, dtype):
+    for width in BOUNDARY_WIDTHS:
+        check(launcher, normal(131, width, dtype=dtype, seed=width).cuda())
+
+
+@launchers
+@dtypes
+@pytest.mark.parametrize("width", [*WIDE, 1_000_000, 1_000_001])
+def test_wide_rows(launcher, dtype, width):
+    check(launcher, normal(3, width, dtype=dtype).cuda())
+
+
+@launchers
+@dtypes
+@pytest.mark.parametrize(
+    "shape, dim",
+    [
+        *(((3, width, 40), 1) for width in (2, 31, 32, 33, 63, 64, 65, 128, 129, 511, 513)),
+        *(((2, width, 40), 1) for width in (1025, 2047, 2048, 2049, 5000)),
+        *(((3, 100, inner), 1) for inner in (2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 1000)),
+        ((700, 33), 0),
+        ((5000, 2, 3), 1),
+        ((2, 3000, 3), 1),
+        ((4, 19, 64, 64), 1),
+    ],
+)
+def test_columns(launcher, dtype, shape, dim):
+    check(launcher, normal(*shape, dtype=dtype).cuda(), dim)
+
+
+@launchers
+@dtypes
+@pytest.mark.parametrize("width", [70, 1500, 20_000, 100_000, 600_000])
+def test_special_values(launcher, dtype, width):
+    rows = special_rows(dtype, width).cuda()
+    assert_forward(launcher.forward, rows)
+    assert_forward(launcher.forward, rows.t().contiguous(), 0)
+
+
+@launchers
+@pytest.mark.parametrize("layout", layouts())
+def test_layouts(launcher, layout):
+    input, dim = layouts()[layout]
+    device_input = input.cuda() if input.numel() < 2 else _moved(input)
+    assert_forward(launcher.forward, device_input, dim)
+    output = torch.softmax(device_input, dim)
+    assert_backward(launcher.backward, output, device_input, dim)  # as an upstream gradient
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """On the GPU with the same strides and offset."""
+    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).cuda()
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@launchers
+def test_casting_dtypes(launcher):
+    for source in (*DTYPES, torch.int32):
+        for dtype in DTYPES:
+            for width in (20, 4096):
+                input = (normal(3, width) * 4).to(source).cuda()
+                assert_forward(launcher.forward, input, -1, dtype)
+                if source.is_floating_point:
+                    output = torch.softmax(input, -1, dtype=dtype)
+                    grad = normal(3, width, dtype=dtype, seed=1).cuda()
+                    assert_backward(launcher.backward, output, grad, -1, source)
+
+
+@launchers
+@dtypes
+def test_expanded_upstream_gradients(launcher, dtype):
+    for width in (11, 4096, 40_000):
+        for dim in (0, 1):
+            output = torch.softmax(normal(6, width, dtype=dtype).cuda(), dim)
+            for grad in (torch.ones(()), normal(6, 1), normal(1, width)):
+                assert_backward(
+                    launcher.backward, output, grad.to("cuda", dtype).expand(6, width), dim
+                )
+
+
+@pytest.mark.parametrize("width", [1000, 4096, 16384, 65536, 262144])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_every_candidate_of_tuning_is_right(width, dtype):
+    input = normal(9, width, dtype=dtype).cuda()
+    output = torch.softmax(input, -1)
+    grad = normal(9, width, dtype=dtype, seed=1).cuda()
+    for config in cuda_launch.cuda_candidates(width):
+        assert_forward(partial(cuda_launch.forward, config=config), input)
+        assert_backward(partial(cuda_launch.backward, config=config), output, grad)
+
+
+@pytest.mark.parametrize("implementation", ["cuda", "triton"])
+@pytest.mark.parametrize(
+    "shape, dim",
+    [((2**21 + 1, 1025), -1), ((3, 2**20, 700), 1), ((1, 2**31 + 9), -1), ((2**31 + 9, 1), -1)],
+)
+def test_more_than_2_to_the_31_elements(implementation, shape, dim):
+    """Offsets past 32 bits: the last rows are right, and so are the first."""
+    if shape == (2**31 + 9, 1) and implementation == "triton":
+        pytest.skip("a Triton grid ends at 2^31 - 1 rows; auto takes the CUDA kernel")
+    rows_needed_bytes = 5 * 2 * torch.Size(shape).numel()
+    if torch.cuda.mem_get_info()[0] < rows_needed_bytes:
+        pytest.skip(f"needs {rows_needed_bytes / 2**30:.0f} GiB of free GPU memory")
+    input = torch.zeros(shape, dtype=torch.float16, device="cuda")
+    torch.manual_seed(0)
+    for part in (input.flatten()[:10_000_000], input.flatten()[-10_000_000:]):
+        part.copy_(torch.randn(part.shape, device="cuda"))
+    input.requires_grad_()
+    output = softmax(input, dim, implementation=implementation)
+    output.backward(input.detach())
+    expected = torch.softmax(input.detach(), dim)
+    assert torch.allclose(output.flatten()[-(2**20) :], expected.flatten()[-(2**20) :], rtol=2e-3)
+    assert torch.allclose(output.flatten()[: 2**20], expected.flatten()[: 2**20], rtol=2e-3)
+    gradient = torch._softmax_backward_data(input.detach(), expected, dim, torch.float16)
+    assert input.grad is not None
+    error = (input.grad.flatten()[-(2**20) :] - gradient.flatten()[-(2**20) :]).abs().max()
+    assert error <= 2e-3
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("implementation", ["cuda", "triton"])
+def test_runs_on_the_callers_stream_and_in_a_graph(implementation):
+    static = normal(64, 4096).cuda()
+    softmax(static, implementation=implementation)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = softmax(static, implementation=implementation)
+    static.copy_(normal(64, 4096, seed=5))
+    graph.replay()
+    torch.testing.assert_close(output, torch.softmax(static, -1))
+
+
+def test_autocast_gives_float32():
+    input = normal(5, 100, dtype=torch.float16).cuda()
+    with torch.autocast("cuda"):
+        assert softmax(input).dtype == torch.softmax(input, -1).dtype == torch.float32
+
+
+def test_calls_that_hit_a_launch_plan_see_alignment_and_shape():
+    """Same kernel arguments but for the tensors: a plan must not outlive what chose its vectors."""
+    storage = normal(8 * 64 + 16).cuda()
+    for offset in (0, 4, 1, 2, 0, 3):
+        input = storage[offset : offset + 512].view(8, 64)
+        torch.testing.assert_close(softmax(input), torch.softmax(input, -1))
+    for width in (64, 60, 64, 33):
+        input = storage[:480].view(-1)[: 4 * width].view(4, width)
+        torch.testing.assert_close(softmax(input), torch.softmax(input, -1))
+
+
+@pytest.mark.parametrize("implementation", ["cuda", "triton"])
+def test_cases(implementation):
+    for case in CASES:
+        inputs = case.make(torch.device("cuda"), torch.float32, torch.Generator().manual_seed(3))
+        if inputs.args[0].numel() > 2**24:
+            continue
+        function = partial(softmax, implementation=implementation)
+        assert_forward(function, inputs.args[0], inputs.kwargs.get("dim", -1))
