@@ -65,7 +65,8 @@ def check(
     """
     given = op if isinstance(op, str) else None
     op = load_op(op) if isinstance(op, str) else op
-    spec = given or spec_of(op) or op.name
+    found = given or spec_of(op)
+    spec = found or op.name
     place = select(str(device) if device is not None else "auto")
     if implementation is not None and implementation not in op.implementations:
         raise UnknownNameError("implementation", implementation, op.implementations)
@@ -84,7 +85,7 @@ def check(
                 )
                 groups.append(run_group(subject, case))
         elif is_triton(name):
-            groups += interpreted_groups(op, name, dtypes, quick, seed, case)
+            groups += interpreted_groups(found, name, dtypes, quick, seed, case)
         else:
             groups.append(check_build.compiled_group(op, name, quick))
     return CheckReport(op.name, seed, quick, str(place), tuple(groups))

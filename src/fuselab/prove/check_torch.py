@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuselab.errors import FuselabError
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.check_memory import storage_like
 from fuselab.prove.draw import LAYOUTS
@@ -196,9 +197,10 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
 
             name = f"output under autocast({device}, {autocast_dtype})"
             try:
+                subject.op.validate(*args)
                 bar = Bar(reference, args, [name])
-            except (RuntimeError, TypeError, ValueError):
-                continue  # the reference refuses this mixture of dtypes
+            except (FuselabError, RuntimeError, TypeError, ValueError):
+                continue  # this mixture of dtypes is refused
             with torch.autocast(device, autocast_dtype):
                 ours = subject.call(*args)
             outcome = judged(bar.judge([ours]), bar.names)

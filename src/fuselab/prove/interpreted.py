@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from fuselab.errors import TargetError
-from fuselab.op import FusedOp
-from fuselab.prove.load import load_op, spec_of
+from fuselab.prove.load import load_op
 from fuselab.prove.result import Group, Result, Verdict, group_facts, group_from_facts
 from fuselab.prove.subject import Subject
 from fuselab.runtime import interpreter
@@ -20,7 +19,7 @@ TIME_LIMIT_S = 3600.0
 
 
 def interpreted_groups(
-    op: FusedOp,
+    spec: str | None,
     implementation: str,
     dtypes: Sequence[torch.dtype],
     quick: bool,
@@ -28,8 +27,8 @@ def interpreted_groups(
     case: str | None,
 ) -> list[Group]:
     """One group per dtype. bfloat16 is not judged: the interpreter's stores truncate instead of
-    rounding to nearest. A child that dies is a failure that says how."""
-    spec = spec_of(op)
+    rounding to nearest. ``spec`` is where the child finds the operator, None where it cannot. A
+    child that dies is a failure that says how."""
     groups = []
     for number, dtype in enumerate(dtypes):
         name = str(dtype).removeprefix("torch.")

@@ -45,28 +45,35 @@ def spec_of(op: FusedOp) -> str | None:
     None for an operator that is not held at module level of an importable file, as one made inside
     a function or typed at a prompt is.
     """
-    module = sys.modules.get(getattr(op.reference, "__module__", ""))
-    for candidate in (module, *_modules_holding(op)):
-        file = getattr(candidate, "__file__", None)
-        if candidate is None or file is None:
-            continue
-        for name, value in vars(candidate).items():
-            if value is op:
-                if candidate.__name__.startswith("fuselab.ops."):
-                    return op.short_name
-                path = Path(file)
-                folder = path.name in ("op.py", "__init__.py") and bool(candidate.__package__)
-                return f"{path.parent if folder else path}:{name}"
+    for module, name in _holders(op):
+        if module.__name__.startswith("fuselab.ops."):
+            return op.short_name
+        path = Path(module.__file__ or "")
+        folder = path.name in ("op.py", "__init__.py") and bool(module.__package__)
+        return f"{path.parent if folder else path}:{name}"
     return None
 
 
-def _modules_holding(op: FusedOp) -> list[ModuleType]:
-    return [
-        module
+def _holders(op: FusedOp) -> list[tuple[ModuleType, str]]:
+    """Modules with a file that hold ``op``, and its name there; where it was made comes first."""
+    home = getattr(op.reference, "__module__", "").rpartition(".")[0]
+    found = [
+        (module, name)
         for module in list(sys.modules.values())
-        if isinstance(module, ModuleType)
-        and any(value is op for value in list(vars(module).values()))
+        if isinstance(module, ModuleType) and getattr(module, "__file__", None)
+        for name, value in list(vars(module).items())
+        if value is op
     ]
+
+    def distance(holder: tuple[ModuleType, str]) -> int:
+        module = holder[0].__name__
+        if module == op.reference.__module__:
+            return 0
+        if module.startswith("fuselab.ops.") or (home and module.startswith(f"{home}.")):
+            return 1
+        return 3 if module == "__main__" else 2
+
+    return sorted(found, key=distance)
 
 
 def _is_library_name(spec: str) -> bool:

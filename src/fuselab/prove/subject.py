@@ -130,10 +130,19 @@ class Subject:
         return Trial(args, draw, title)
 
     def small_cases(self) -> list[Case]:
-        """The operator's cases that are not huge and not there for timing alone."""
+        """The operator's boundary cases; a full check on a GPU takes all that are not huge.
+
+        Without any so tagged, those that are not there for timing; else the first one.
+        """
         cases = [case for case in self.op.cases if "huge" not in case.tags]
-        boundary = [case for case in cases if "boundary" in case.tags]
-        return boundary or cases
+        if self.device.type == "cuda" and not self.quick:
+            return cases
+        timed = {"bench", "sweep"}
+        return (
+            [case for case in cases if "boundary" in case.tags]
+            or [case for case in cases if not case.tags & timed]
+            or cases[:1]
+        )
 
     def _vary_a_case(self, draw: RecordedDraw) -> Inputs:
         """For an operator without ``draw``: a case of its own with drawn values and layouts."""

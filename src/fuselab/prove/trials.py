@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -212,20 +211,24 @@ def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
     ]
 
 
-def gradient_bar(subject: Subject, trial: Trial) -> tuple[Bar, list[str], list[int], Tensor]:
-    """The bar for output and gradients under a drawn upstream gradient, which is returned too."""
+def gradient_bar(
+    subject: Subject, trial: Trial, one_number: bool = False
+) -> tuple[Bar, list[str], list[int], Tensor]:
+    """The bar for output and gradients under a drawn upstream gradient, which is returned too.
+
+    With ``one_number`` it is one drawn number, expanded: what ``output.sum()`` hands over.
+    """
     places = subject.differentiable(trial.args)
     reference = subject.op.reference
     output = reference(*trial.args)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    if one_number:
+        number = trial.draw.tensor(1, dtype=output.dtype)
+        upstream = number.reshape([1] * output.ndim).expand(output.shape)
+    else:
+        upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
     names = list(subject.op.signature.parameters)
     labels = ["output", *(f"gradient of {names[place]}" for place in places)]
     bar = Bar(
         lambda values: with_gradients(reference, places, values), [*trial.args, upstream], labels
     )
     return bar, labels, places, upstream
-
-
-def fresh_source(trial: Trial) -> random.Random:
-    """Randomness for a trial's own needs, from one recorded choice."""
-    return random.Random(trial.draw.below(1 << 16))

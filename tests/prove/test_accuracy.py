@@ -1,0 +1,170 @@
+"""The bar itself: what passes, what fails, and why luck decides nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselab.prove.accuracy import Bar, judge, ulp_of_rows
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+def t(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ulp_is_the_distance_to_the_next_number(dtype: torch.dtype) -> None:
+    limits = torch.finfo(dtype)
+    for value in (1.0, 1.5, 2.0, 1000.0, limits.max, limits.tiny, limits.tiny * 3):
+        exact = torch.tensor([[value]], dtype=torch.float64)
+        expected = math.ldexp(limits.eps, math.frexp(value)[1] - 1)
+        assert ulp_of_rows(exact, dtype).item() == expected
+    smallest = limits.tiny * limits.eps
+    zero = torch.tensor([[0.0, -0.0], [smallest, 0.0]], dtype=torch.float64)
+    assert ulp_of_rows(zero, dtype).tolist() == [smallest, smallest]
+
+
+def test_ulp_ignores_what_is_not_finite() -> None:
+    rows = torch.tensor([[math.inf, 1.0], [math.nan, 4.0]], dtype=torch.float64)
+    assert ulp_of_rows(rows, torch.float32).tolist() == [2.0**-23, 2.0**-21]
+
+
+def test_two_ulp_pass_and_three_fail_where_eager_is_exact() -> None:
+    exact = torch.ones(1, 4, dtype=torch.float64)
+    eager = exact.float()
+    for ulps, passes in ((1, True), (2, True), (3, False)):
+        ours = eager.clone()
+        ours[0, 2] += ulps * 2.0**-23
+        found = judge(ours, eager, exact)
+        assert (found.problem is None) is passes
+        assert found.ours_ulp == ulps and found.eager_ulp == 0
+
+
+def test_four_times_eagers_error_is_allowed_on_its_own_row_only() -> None:
+    exact = torch.ones(2, 4, dtype=torch.float64)
+    eager = exact.float()
+    eager[0, 0] += 10 * 2.0**-23
+    ours = exact.float()
+    ours[0, 3] += 42 * 2.0**-23
+    assert judge(ours, eager, exact).problem is None
+    ours[0, 3] += 1 * 2.0**-23
+    assert judge(ours, eager, exact).problem.startswith("row 0 of 2 is off by 43 ulp")
+    ours = exact.float()
+    ours[1, 3] += 3 * 2.0**-23  # the other row: eager is exact there
+    assert judge(ours, eager, exact).problem.startswith("row 1 of 2 is off by 3 ulp")
+
+
+def test_a_large_row_does_not_excuse_a_small_one() -> None:
+    exact = torch.tensor([[1e6, 1e6], [1e-3, 1e-3]], dtype=torch.float64)
+    eager = exact.float()
+    ours = eager.clone()
+    ours[1, 0] *= 1.001
+    assert "row 1" in judge(ours, eager, exact).problem
+
+
+def test_one_dimension_is_one_row() -> None:
+    exact = torch.tensor([1e6, 1e-3], dtype=torch.float64)
+    ours = exact.float()
+    ours[1] += 2.0**-4  # an ulp at a million
+    assert judge(ours, exact.float(), exact).problem is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "eager", "exact", "passes"),
+    [
+        (math.nan, math.nan, math.nan, True),
+        (0.0, math.nan, math.nan, False),
+        (math.nan, 0.0, 0.0, False),
+        (math.inf, math.inf, math.inf, True),
+        (-math.inf, math.inf, math.inf, False),
+        (3.4e38, math.inf, math.inf, False),
+        (math.inf, 1.0, 1.0, False),
+        (math.inf, math.inf, 6e38, True),  # what the exact number rounds to
+        (10000.0, math.inf, 10000.0, True),  # eager overflowed on the way, ours did not
+        (9000.0, math.inf, 10000.0, False),
+        (math.nan, math.inf, math.inf, False),
+    ],
+)
+def test_nan_and_infinity_stand_where_eagers_stand(
+    ours: float, eager: float, exact: float, passes: bool
+) -> None:
+    found = judge(t(1.0, ours), t(1.0, eager), t(1.0, exact, dtype=torch.float64))
+    assert (found.problem is None) is passes
+
+
+def test_an_infinity_leaves_the_rest_of_its_row_judged() -> None:
+    exact = t(math.inf, 1.0, dtype=torch.float64)
+    found = judge(t(math.inf, 1.1), t(math.inf, 1.0), exact)
+    assert "column 1 is 1.1" in found.problem
+
+
+def test_shape_and_dtype_are_part_of_the_answer() -> None:
+    one = torch.ones(2, 1)
+    assert "has shape [2]" in judge(one.squeeze(1), one, one.double()).problem
+    assert "is torch.float64" in judge(one.double(), one, one.double()).problem
+    assert judge(torch.ones(0, 3), torch.ones(0, 3), torch.ones(0, 3).double()).problem is None
+
+
+def gelu(values: list[Tensor]) -> list[Tensor]:
+    """By its definition, whose sum cancels far left of 0."""
+    return [values[0] * 0.5 * (1 + torch.erf(values[0] / math.sqrt(2)))]
+
+
+def test_eagers_luck_in_a_narrow_row_decides_nothing() -> None:
+    """Where gelu cancels, eager's error is anything between none and thousands of ulp."""
+    lucky = None
+    for place in range(4000):
+        value = torch.tensor([-4.0 - place * 1e-4])
+        exact = gelu([value.double()])[0]
+        if (gelu([value])[0].double() - exact).abs() < exact.abs() * 2**-23:
+            lucky = value
+            break
+    assert lucky is not None, "eager is never lucky: look for another function"
+    exact = gelu([lucky.double()])[0]
+    ours = (exact * (1 + 20 * 2.0**-23)).float()
+    assert judge(ours, gelu([lucky])[0], exact).problem is not None
+    assert Bar(gelu, [lucky], ["output"]).judge([ours])[0].problem is None
+
+
+def test_copies_do_not_excuse_what_is_wrong() -> None:
+    value = torch.linspace(-3, 3, 7).unsqueeze(1)
+    exact = gelu([value.double()])[0]
+    bar = Bar(gelu, [value], ["output"])
+    assert bar.judge([exact.float()])[0].problem is None
+    assert bar.judge([exact.half().float()])[0].problem is not None
+
+
+def softmax(values: list[Tensor]) -> list[Tensor]:
+    return [torch.softmax(values[0], -1)]
+
+
+def test_float64_is_judged_by_float32s_error() -> None:
+    value = torch.randn(4, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bar = Bar(softmax, [value], ["output"])
+    other_order = torch.exp(value) / torch.exp(value.flip(-1)).sum(-1, keepdim=True)
+    assert bar.judge([other_order])[0].problem is None
+    assert bar.judge([softmax([value])[0].float().double()])[0].problem is not None
+
+
+def test_a_missing_result_is_a_problem_unless_it_would_be_zero() -> None:
+    def gradient_like(values: list[Tensor]) -> list[Tensor | None]:
+        return [values[0] * 2, values[0] * 0, None]
+
+    value = torch.ones(2, 2)
+    first, second, third = Bar(gradient_like, [value], ["a", "b", "c"]).judge([None, None, value])
+    assert first.problem == "is missing (None)"
+    assert second.problem is None
+    assert third.problem == "is not zero, eager has no gradient there"
+
+
+def test_inputs_changed_later_do_not_change_the_bar() -> None:
+    value = torch.ones(2, 2)
+    bar = Bar(softmax, [value], ["output"])
+    value.zero_()
+    value[0, 0] = 5.0
+    assert bar.judge(softmax([value]))[0].problem is not None

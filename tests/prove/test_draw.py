@@ -1,0 +1,148 @@
+"""Draws replay, cover what they promise, and shrink."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, lay_out, make_values, shrink
+
+CPU = torch.device("cpu")
+
+
+def draw(seed: int = 0, **options: object) -> RecordedDraw:
+    return RecordedDraw(CPU, torch.float32, source=random.Random(seed), **options)  # type: ignore[arg-type]
+
+
+def test_replay_gives_the_same_tensors() -> None:
+    for seed in range(50):
+        first = draw(seed)
+        shape = (first.size(64), first.size())
+        tensor = first.tensor(*shape)
+        number = first.uniform(-1, 1)
+        again = RecordedDraw(CPU, torch.float32, replay=first.choices)
+        assert (again.size(64), again.size()) == shape
+        repeated = again.tensor(*shape)
+        assert repeated.stride() == tensor.stride()
+        assert torch.equal(repeated.view(torch.int32), tensor.view(torch.int32)) or (
+            torch.equal(
+                repeated.contiguous().view(torch.int32), tensor.contiguous().view(torch.int32)
+            )
+        )
+        assert again.uniform(-1, 1) == number
+        assert again.choices == first.choices
+
+
+def test_all_zero_choices_are_the_simplest_case() -> None:
+    simplest = RecordedDraw(CPU, torch.float32, replay=[])
+    assert simplest.size(1024) == 1
+    assert simplest.choice(["a", "b"]) == "a"
+    tensor = simplest.tensor(2, 3)
+    assert tensor.is_contiguous() and tensor.storage_offset() == 0 and tensor.isfinite().all()
+
+
+def test_sizes_stay_within_the_room() -> None:
+    for seed in range(200):
+        some = draw(seed, max_numel=100)
+        assert some.size(1000) * max(some.size(1000), 1) * max(some.size(), 1) <= 100
+
+
+def test_sizes_reach_every_interesting_one() -> None:
+    seen = {draw(seed).size(77) for seed in range(800)}
+    assert {0, 1, 2, 3, 76, 77, 78, 63, 64, 65, 1023, 1024, 1025} <= seen
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 4), (2, 3, 5), (0, 4)])
+def test_layouts_hold_the_values(layout: str, shape: tuple[int, ...]) -> None:
+    values = make_values("normal", shape, torch.float32, seed=1)
+    tensor = lay_out(values, layout, CPU)
+    assert tensor.shape == values.shape
+    if layout.startswith("expanded") or layout == "one element":
+        assert tensor.isfinite().all()
+    else:
+        assert torch.equal(tensor, values)
+
+
+def test_layouts_are_what_they_are_called() -> None:
+    values = make_values("normal", (3, 4), torch.float32, seed=1)
+    strides = {layout: lay_out(values, layout, CPU).stride() for layout in LAYOUTS}
+    assert strides == {
+        "contiguous": (4, 1),
+        "odd offset": (4, 1),
+        "transposed": (1, 3),
+        "padded rows": (7, 1),
+        "every other": (8, 2),
+        "expanded": (1, 0),
+        "expanded rows": (0, 1),
+        "one element": (0, 0),
+    }
+    assert lay_out(values, "odd offset", CPU).storage_offset() == 3
+
+
+def test_memory_between_elements_is_nan() -> None:
+    tensor = lay_out(torch.ones(3, 4), "every other", CPU)
+    whole = torch.as_strided(tensor, (3, 8), (8, 1), 0)
+    assert whole[:, 0::2].isnan().all() and (whole[:, 1::2] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", VALUES)
+def test_kinds_hold_what_they_promise(kind: str, dtype: torch.dtype) -> None:
+    values = make_values(kind, (8, 32), dtype, seed=3)
+    limits = torch.finfo(dtype)
+    promise = {
+        "normal": lambda: values.isfinite().all(),
+        "zeros": lambda: (values == 0).all() and values.signbit().any(),
+        "equal": lambda: (values == values[:, :1]).all() and len(values.unique()) == 8,
+        "wide": lambda: values.isfinite().all() and values.abs().max() > 8 * values.abs().median(),
+        "large negative": lambda: (values < -150).all(),
+        "subnormal": lambda: (values.abs() < limits.tiny).all() and (values != 0).any(),
+        "one max": lambda: (values.abs() == limits.max).sum() == 1,
+        "infinities": lambda: (values == math.inf).any() and (values == -math.inf).any(),
+        "NaN": lambda: values.isnan().sum() == 16,
+    }
+    assert promise[kind]()
+
+
+def test_turns_leave_no_kind_and_no_tensor_out() -> None:
+    seen = set()
+    for turn in range(4 * (len(VALUES) - 1)):
+        some = draw(turn, layouts=("contiguous",), values=VALUES, turn=turn)
+        for number in range(3):
+            some.tensor(4, 4)
+            kind = some.notes[-1].split("] ")[1]
+            if kind != "normal":
+                seen.add((number, kind))
+    assert seen == {(number, kind) for number in range(3) for kind in VALUES[1:]}
+
+
+def test_a_replayed_turn_is_the_same_case() -> None:
+    for turn in range(20):
+        some = draw(turn, turn=turn)
+        some.tensor(3, 5)
+        again = RecordedDraw(CPU, torch.float32, replay=some.choices)
+        again.tensor(3, 5)
+        assert again.notes == some.notes
+
+
+def test_shrink_finds_the_smallest_and_counts_its_tries() -> None:
+    tried = []
+
+    def fails(choices: Sequence[int]) -> Sequence[int] | None:
+        tried.append(list(choices))
+        padded = [*choices, 0, 0, 0][:3]
+        return padded if padded[0] >= 7 and padded[2] >= 3 else None
+
+    assert shrink([100, 50, 90], fails, tries=200) == [7, 0, 3]
+    tried.clear()
+    shrink([100, 50, 90], fails, tries=10)
+    assert len(tried) == 10
+
+
+def test_shrink_keeps_a_case_that_cannot_be_smaller() -> None:
+    assert shrink([4, 2], lambda choices: None) == [4, 2]
