@@ -50,6 +50,14 @@ def test_each_sin_is_found_at_its_line(function, kind, line, calls):
     assert found.title and found.advice
 
 
+def test_a_dense_gradient_of_a_table_is_found_at_the_forwards_line():
+    target = targets.load(f"{SINS}:Table")
+    found = profile_target(target, backward=True, schedule=(1, 1, 5, 1)).findings
+    (dense,) = [f for f in found if f.kind == "dense embedding gradient"]
+    assert at(dense) == "return self.table(x[:, 0].long() % 20_000)"
+    assert "1.28 MB of gradient" in dense.title  # 20,000 x 16 x 4 bytes
+
+
 def test_a_list_turned_into_a_tensor_costs_more_than_its_operator():
     (found,) = findings("builds_a_tensor", "tensor built in forward")
     profiled = profile_target(targets.load(f"{SINS}:builds_a_tensor"), schedule=(1, 1, 5, 1))

@@ -74,6 +74,7 @@ def find(windows: Sequence[Window], details: Details, split: Split, on_gpu: bool
         *search.repeated_small_operators(),
         *search.quadratic_lookups(),
         *search.blown_up_operands(),
+        *search.dense_embedding_gradients(),
         *search.chains(),
     ]
     worth = [f for f in found if f.share >= SMALLEST_SHARE or (f.kind in ALWAYS and not on_gpu)]
@@ -389,6 +390,34 @@ class _Search:
                 len(spans) / self.steps,
                 bytes_saved=2 * sum(_made_bytes(span) for span in spans) // self.steps,
                 operators=(spans[0].name,),
+            )
+
+    def dense_embedding_gradients(self) -> Iterator[Finding]:
+        """Saved: of the gradient's time the share of the table that the batch did not touch; an
+        optimizer walks as many rows again, which is not counted."""
+        dense = [
+            span
+            for span in self.spans
+            if span.name == "aten::embedding_dense_backward"
+            and _made_bytes(span) > _given_bytes(span) > 0
+        ]
+        for line, spans in self.by_line(dense):
+            made = sum(map(_made_bytes, spans)) / self.steps
+            touched = sum(map(_given_bytes, spans)) / self.steps
+            saved = sum(
+                _inclusive_us(span, self.on_gpu) * (1 - _given_bytes(span) / _made_bytes(span))
+                for span in spans
+            )
+            yield self.finding(
+                "dense embedding gradient",
+                f"{made / 1e6:.2f} MB of gradient are written for whole tables, of which the "
+                f"batch touched {touched / 1e6:.2f} MB",
+                "nn.Embedding(sparse=True) with an optimizer that takes sparse gradients, or a "
+                "backward that updates the touched rows.",
+                line,
+                saved / self.steps,
+                len(spans) / self.steps,
+                operators=("aten::embedding_dense_backward",),
             )
 
     def chains(self) -> Iterator[Finding]:

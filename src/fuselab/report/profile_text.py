@@ -11,6 +11,7 @@ from fuselab.report.text_table import WIDTH, bar, cut, table
 
 ROWS = 12  # of each table on the screen; the JSON holds all
 FINDINGS = 10
+SHAPES_WIDTH = 14
 TREE_LINES = 24
 TREE_SHARE = 0.01  # of the step, for a call to appear in the tree
 
@@ -122,8 +123,8 @@ def _ranges(facts: Facts) -> list[str]:
 def _operators(facts: Facts) -> list[str]:
     rows = [
         [
-            row["name"],
-            (row["shapes"] or [""])[0],
+            row["name"].removeprefix("autograd::engine::evaluate_function: "),
+            cut((row["shapes"] or [""])[0], SHAPES_WIDTH),
             count(row["calls"]),
             duration(row["self_device_us" if _on_gpu(facts) else "self_cpu_us"]),
             duration(row["device_us" if _on_gpu(facts) else "cpu_us"]),

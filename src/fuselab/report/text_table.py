@@ -15,11 +15,8 @@ def table(
     widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
     over = indent + sum(widths) + 2 * (len(columns) - 1) - WIDTH
     left = [column for column in range(len(columns)) if column not in right]
-    while over > 0:
-        widest = max(left, key=lambda column: widths[column])
-        shorter = max(min(over, widths[widest] - 8), 1)
-        widths[widest] -= shorter
-        over -= shorter
+    for _ in range(over):  # one character at a time, so that wide columns end up alike
+        widths[max(left, key=lambda column: widths[column])] -= 1
     lines = []
     for row in [columns, *rows]:
         cells = [

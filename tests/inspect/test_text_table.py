@@ -1,0 +1,21 @@
+"""Tables of 80 columns: what gives way when a row is too wide."""
+
+from fuselab.report.text_table import bar, cut, table
+
+
+def test_wide_left_columns_share_the_loss_and_numbers_stay_whole():
+    lines = table(["name", "text", "us"], [["n" * 90, "t" * 60, "1.234 ms"]], right=[2])
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[2].endswith("1.234 ms")
+    name, text = lines[2].removesuffix("1.234 ms").split()
+    assert name.endswith("…") and text.endswith("…") and abs(len(name) - len(text)) <= 1
+
+
+def test_narrow_tables_stay_as_they_are():
+    assert table(["a", "b"], [["x", "10"]], right=[1]) == [" a   b", " ─────", " x  10"]
+
+
+def test_cut_and_bar():
+    assert cut("abcdef", 6) == "abcdef" and cut("abcdefg", 6) == "abcde…"
+    assert bar(0.0, 10) == "" and bar(1.0, 10) == "█" * 10 and bar(2.0, 4) == "█" * 4
+    assert bar(0.5, 1) == "▌"
