@@ -74,7 +74,11 @@ def test_nothing_helps() -> None:
     assert "the fastest way" not in found.limit
     unclear = way("compiled", "torch.compile", 30000.0, 1.37, "UNCLEAR")
     found = conclude(study_of(EAGER, NO_FUSED, unclear, NO_BOTH))
-    assert "no way tried beats" in found.sentence
+    assert found.sentence.startswith(
+        "Nothing tried makes dlrm clearly faster than eager's 41.23 ms"
+    )
+    assert found.compile.startswith("Not clear: torch.compile alone takes 30.00 ms, 1.370× as fast")
+    assert "the fastest way" not in found.limit
 
 
 def test_tried_and_not_kept() -> None:

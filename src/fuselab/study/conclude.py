@@ -33,15 +33,25 @@ def conclude(study: Study) -> Headline:
 
 
 def fastest(study: Study) -> Way:
-    """The measured way with the least time; of two within the noise the simpler one."""
-    measured = [way for way in study.ways if way.us is not None]
-    least = min(way.us for way in measured if way.us is not None)
-    return next(way for way in measured if way.us is not None and way.us <= least * (1 + BAND))
+    """The way with the least time among eager and those whose verdict is FASTER; of two within
+    the noise the simpler one."""
+    times = {
+        way.name: way.us
+        for way in study.ways
+        if way.us is not None and (way.name == "eager" or way.outcome == Outcome.FASTER)
+    }
+    least = min(times.values())
+    return study.way(next(name for name, us in times.items() if us <= least * (1 + BAND)))
 
 
 def _sentence(study: Study) -> str:
     name, eager, best = study.subject.name, study.way("eager"), fastest(study)
-    if best.name == "eager" or best.outcome != Outcome.FASTER:
+    if Outcome.FASTER not in (way.outcome for way in study.ways):
+        if Outcome.UNCLEAR in (way.outcome for way in study.ways):
+            return (
+                f"Nothing tried makes {name} clearly faster than eager's {duration(eager.us)}: "
+                "the timings scatter too much to tell."
+            )
         return (
             f"{name} is as fast as it gets here without new kernels: "
             f"no way tried beats eager's {duration(eager.us)}."
@@ -115,6 +125,8 @@ def _compile(study: Study) -> str:
         return f"No: it does not run this target ({compiled.reason})."
     alone = f"torch.compile alone takes {duration(compiled.us)}, {ratio(compiled.speedup)} as fast"
     cost = f" Its first call took {duration(1e6 * (compiled.prepare_s or 0.0))}."
+    if compiled.outcome == Outcome.UNCLEAR:
+        return f"Not clear: {alone}, but the timings scatter too much to call it a gain.{cost}"
     if compiled.outcome != Outcome.FASTER:
         return f"No: {alone}, which is no gain.{cost}"
     if best.name == "compiled":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuselab.device import environment
-from fuselab.fusion.fuse import FuseResult, Replacement, fuse_with_report
+from fuselab.fusion.fuse import Decision, FuseResult, Replacement, fuse_with_report
 from fuselab.inspect import targets
 from fuselab.inspect.profile import profile_target
 from fuselab.inspect.targets import Target
@@ -65,7 +65,7 @@ def study(
     limit = limit_of(eager, target.args, parameters_of(target), target.device, backward)
     progress("fuse: every chain that an operator could replace")
     fused = _fuse(target, FUSE_BUDGET_S * scale)
-    rows = tuple(map(_replaced, fused.replacements))
+    rows = _replaced_rows(fused.replacements)
     ways = time_ways(
         target,
         fused.model if fused.kept else None,
@@ -104,6 +104,13 @@ def study(
 
 def _fuse(target: Target, budget_s: float) -> FuseResult:
     return fuse_with_report(target.callable, target.args, target.kwargs, budget_s=budget_s)
+
+
+def _replaced_rows(replacements: Sequence[Replacement]) -> tuple[Replaced, ...]:
+    """What was kept, then what was measured, then what was refused; each once."""
+    order = list(Decision)
+    ordered = sorted(replacements, key=lambda row: order.index(row.decision))
+    return tuple(dict.fromkeys(map(_replaced, ordered)))
 
 
 def _replaced(row: Replacement) -> Replaced:
