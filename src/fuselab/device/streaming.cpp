@@ -9,13 +9,14 @@
 #endif
 
 constexpr int LANES = 16;  // int32 values in a line
+constexpr int64_t PARALLEL_LINES = 1024;  // below 64 KiB starting the threads takes longer
 
 // input holds READS streams of read_lines lines one after another, output WRITES of write_lines.
 template <int READS, int WRITES, bool NON_TEMPORAL>
 void stream(const int32_t* input, int32_t* output, int64_t read_lines, int64_t write_lines) {
   const int64_t lines = std::max(read_lines, write_lines);
   bool found = false;
-#pragma omp parallel for schedule(static) reduction(|| : found)
+#pragma omp parallel for schedule(static) reduction(|| : found) if (lines >= PARALLEL_LINES)
   for (int64_t line = 0; line < lines; ++line) {
     alignas(64) int32_t sum[LANES] = {};
     if (line < read_lines) {

@@ -93,6 +93,8 @@ def bench(
                         Run(work, chosen, ceilings, budget_s, seed, energy=not quick).group()
                     )
                 del work
+                if where.type == "cuda":
+                    torch.cuda.empty_cache()  # large cases leave blocks that no other size reuses
     return Bench(
         operator=op.name,
         environment=describe(where),

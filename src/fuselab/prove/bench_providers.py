@@ -88,18 +88,15 @@ def _torchscript(op: FusedOp, args: Arguments) -> tuple[Function, Arguments]:
             return scripted, args
         except Exception:  # whatever the script compiler cannot take
             tensors = tuple(value for value in args if isinstance(value, Tensor))
-            traced = torch.jit.trace(
-                functools.partial(_with_tensors, op.reference, args),
-                tuple(value.detach() for value in tensors),
-                check_trace=False,
-            )
-            return traced, tensors
 
+            def reference(*tensors: Tensor) -> Any:
+                following = iter(tensors)
+                return op.reference(
+                    *(next(following) if isinstance(value, Tensor) else value for value in args)
+                )
 
-def _with_tensors(function: Function, args: Arguments, *tensors: Tensor) -> Any:
-    """``function`` on ``args`` with its tensors replaced, in order: what a trace needs."""
-    following = iter(tensors)
-    return function(*(next(following) if isinstance(value, Tensor) else value for value in args))
+            detached = tuple(value.detach() for value in tensors)
+            return torch.jit.trace(reference, detached, check_trace=False), tensors
 
 
 def _implementation(op: FusedOp, name: str) -> Provider:

@@ -229,8 +229,8 @@ def _explain(share: float | None) -> str | None:
     if share is None or share <= HIGHEST_PLAUSIBLE_SHARE:
         return None
     return (
-        f"{share:.0%} of the ceiling: more than the device can stream; a cache kept some of the "
-        "bytes, or the operator's cost counts bytes that need not move"
+        "above the limit: a cache kept some of the bytes, the operator's cost counts bytes that "
+        "need not move, or the limit's own kernel was disturbed"
     )
 
 

@@ -170,12 +170,11 @@ def _remarks(group: Group) -> list[str]:
         for record in group.records
         if record.status != "ok"
     ]
-    lines += [
-        f"{record.provider}: {remark}"
-        for record in group.records
-        for remark in (record.note, record.explain)
-        if remark
-    ]
+    lines += [f"{record.provider}: {record.note}" for record in group.records if record.note]
+    explained = [record for record in group.records if record.explain]
+    if explained:
+        names = ", ".join(record.provider for record in explained)
+        lines.append(f"explain {names}: {explained[0].explain}")
     peaks = [record for record in group.records if record.peak_bytes is not None]
     if peaks:
         lines.append(
