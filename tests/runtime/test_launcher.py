@@ -214,7 +214,15 @@ def viewed_output(value: Tensor) -> Tensor:
     return output
 
 
-@pytest.mark.parametrize("function", [strided_output, viewed_output])
+def asks_about_dtypes(value: Tensor) -> Tensor:
+    dtype = torch.promote_types(value.dtype, torch.result_type(value, 1.0))
+    assert torch.can_cast(dtype, torch.float64)
+    output = torch.empty(value.shape, dtype=dtype)
+    SOURCE.launch("scaled_relu<float, float>", (value, output, i64(value.numel()), f32(1.0)))
+    return output
+
+
+@pytest.mark.parametrize("function", [strided_output, viewed_output, asks_about_dtypes])
 def test_outputs_keep_their_strides(function: Any) -> None:
     op, value = Planned(function), torch.ones(2, 3)
     first, second = op(value), op(value)

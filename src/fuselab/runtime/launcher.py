@@ -116,6 +116,11 @@ class Unrecorded:
 class _Watch(TorchDispatchMode):
     """Sees every PyTorch operator: keeps what was allocated, notes the first that computes."""
 
+    # Questions about dtypes and shapes, which a plan's key holds.
+    QUESTIONS = frozenset(
+        {"aten::promote_types", "aten::result_type", "aten::can_cast", "aten::is_same_size"}
+        | {"aten::is_floating_point", "aten::is_complex", "aten::is_signed"}
+    )
     ALLOCATIONS = frozenset(
         {
             torch.ops.aten.empty.memory_format,
@@ -135,8 +140,8 @@ class _Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func in self.ALLOCATIONS:
             self.allocated.append(result)
-        elif not func.is_view and self.computes is None:
-            self.computes = str(func)
+        elif not (func.is_view or func.name().split(".")[0] in self.QUESTIONS):
+            self.computes = self.computes or str(func)
         return result
 
 
