@@ -125,6 +125,16 @@ def test_a_damaged_file_is_measured_again(
     assert measured_ceilings(CPU).copy_gbps == {"1": 5.0}
 
 
+def test_ceilings_that_cannot_be_kept_are_still_returned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ceilings").write_text("in the way")
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    for name, value in (("_copy_gbps", {"1": 5.0}), ("_matmul_tflops", {}), ("_launch_us", 1.0)):
+        monkeypatch.setattr(ceiling, name, lambda device, value=value: value)
+    assert measured_ceilings(CPU).copy_gbps == {"1": 5.0}
+
+
 @pytest.mark.gpu
 def test_every_variant_overwrites_all_of_its_output_on_cuda() -> None:
     check_every_variant_overwrites_all_of_its_output(torch.device("cuda", 0))

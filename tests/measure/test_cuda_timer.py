@@ -68,7 +68,7 @@ def test_a_graph_replay_times_the_same_kernel(device: torch.device, cold: bool) 
     eager = fuselab.time(torch.relu, values, cold=cold, budget_s=0.2)
     replayed = fuselab.time(torch.relu, values, cold=cold, graph=True, budget_s=0.2)
     assert "CUDA graph" in replayed.method
-    assert replayed.median_us == pytest.approx(eager.median_us, rel=0.1, abs=3)
+    assert replayed.median_us == pytest.approx(eager.median_us, rel=0.1, abs=6)
 
 
 def test_small_kernels_are_averaged_over_many_calls(device: torch.device) -> None:

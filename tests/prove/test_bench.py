@@ -410,7 +410,7 @@ def test_bench_on_cuda_measures_what_the_cpu_cannot(honest: FusedOp) -> None:
     ).groups
     found = rows(group)
     assert all(record.status == "ok" for record in group.records)
-    assert all(record.ceiling_share and record.ceiling_share < 1.03 for record in group.records)
+    assert all(record.ceiling_share and record.ceiling_share < 1.1 for record in group.records)
     assert found["eager"].peak_bytes == 2 * 2048 * 1024 * 4
     assert found["eager"].method == "CUDA events, cold L2"
     faster = found["compile"].vs_eager

@@ -6,6 +6,7 @@ as the kernels that are held against it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -93,11 +94,12 @@ def measured_ceilings(device: torch.device, refresh: bool = False) -> Ceilings:
         matmul_tflops=_matmul_tflops(device),
         launch_us=_launch_us(device),
     )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with cache.locked(file.with_suffix(".lock")):
-        partial_file = file.with_suffix(".new")
-        partial_file.write_text(json.dumps(asdict(ceilings), indent=1))
-        partial_file.replace(file)
+    with contextlib.suppress(OSError):  # on a full disk they are measured again next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with cache.locked(file.with_suffix(".lock")):
+            whole = file.with_suffix(".new")
+            whole.write_text(json.dumps(asdict(ceilings), indent=1))
+            whole.replace(file)
     return ceilings
 
 
