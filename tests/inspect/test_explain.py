@@ -94,6 +94,12 @@ def test_mistakes():
 
 LINE = SourceLine("/home/me/model.py", 3)
 WRAPPER = """
+extern_kernels.mm(not_a_launch)
+async_compile.wait(globals())
+
+def partition_0(args):
+        extern_kernels.bmm(primals_9, primals_8, out=buf7)
+
 def call(args):
         buf0 = empty_strided_cuda((4, 8), (8, 1), torch.float32)
         extern_kernels.addmm(primals_2, primals_3, reinterpret_tensor(primals_1), out=buf0)
@@ -125,6 +131,7 @@ def test_launches_are_read_from_a_wrapper_in_order():
         ],
     )
     assert found == [
+        Launch("bmm", "extern", (), (), None, None),
         Launch("addmm", "extern", ("aten.addmm",), (LINE,), 4, 4),
         Launch("triton_poi_fused_relu_0", "fused", ("aten.relu",), (LINE,), 4, 4),
         Launch("aten.topk.default", "extern", ("aten.topk",), (LINE,), None, None),
@@ -141,5 +148,5 @@ def test_times_are_matched_in_order_by_name():
         ("aten::topk", 3.0),
         ("graph_0_cpp_fused_add_mul_1", 4.0),
     ]
-    assert _match(runs, found) == {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
-    assert _match(runs[2:], found) == {1: 2.0, 2: 3.0, 3: 4.0}
+    assert _match(runs, found) == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
+    assert _match(runs[2:], found) == {2: 2.0, 3: 3.0, 4: 4.0}

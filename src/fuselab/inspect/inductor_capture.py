@@ -1,6 +1,6 @@
 """What Dynamo and Inductor did: the one file that reads their private parts.
 
-Tried with torch 2.11 and 2.13. Where a torch has moved a part away, ``capture`` raises
+Written for torch 2.11 to 2.13. Where a torch has moved a part away, ``capture`` raises
 UnsupportedError that names it, instead of an AttributeError somewhere inside.
 """
 
@@ -196,8 +196,10 @@ def launches(code: str, nodes: Sequence[Node]) -> list[Launch]:
 
 
 def _calls(code: str) -> Iterator[tuple[str, set[str]]]:
-    """Callee and the names on the line of every launch in a wrapper's ``call``."""
-    body = code.partition("def call(")[2].partition("\ndef ")[0]
+    """Callee and the names on the line of every launch of a wrapper: in ``call``, and in the
+    partitions before it that CUDA graphs cut it into; what follows is Inductor's own benchmark."""
+    body = code.partition("async_compile.wait(globals())")[2]
+    body = re.split(r"\ndef (?:get_args|benchmark_compiled_module)\(", body)[0]
     for line in body.splitlines():
         match = _LAUNCH.match(line)
         if match:

@@ -62,6 +62,11 @@ def _head(facts: Facts) -> Iterator[str]:
             + (f" ({byte_count(start)})" if start is not None else "")
             + f", {byte_count(memory['allocated_bytes'])} allocated"
         )
+    if facts["matched"] < 1:
+        yield (
+            f" lines and shapes are known for {share(facts['matched'])} of the calls: the step "
+            "varies, or none was watched"
+        )
     if facts["busy_share"] is not None:
         yield f" the GPU is busy {share(facts['busy_share'])} of the time"
 
