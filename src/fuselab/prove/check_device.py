@@ -36,15 +36,22 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
     truth = [value.clone() if isinstance(value, Tensor) else value for value in trial.args]
     bar, names, _, upstream = gradient_bar(subject, trial)
     differentiates = subject.op.gradient is not None
-    subject.call(*trial.args)  # builds and warms; what is measured below is a launch
-    if differentiates:
-        with_gradients(subject.call, places, [*trial.args, upstream])
+
+    def run() -> list[Tensor | None]:
+        if differentiates:
+            return with_gradients(subject.call, places, [*trial.args, upstream])
+        return [subject.call(*trial.args)]
+
     for place in places:
         trial.args[place].fill_(float("nan"))
     stream = torch.cuda.Stream(subject.device)
+    torch.cuda.synchronize(subject.device)
     with torch.cuda.stream(stream):
         square = torch.zeros(4096, 4096, device=subject.device)
         _delay(square, 2)
+        # Builds, and fills the stream's memory pool with NaN: below, nothing but launches is left.
+        warm = [None if value is None else value.clone() for value in run()]
+        del warm
     torch.cuda.synchronize(subject.device)
     begin = time.perf_counter()
     with torch.cuda.stream(stream):
@@ -52,10 +59,7 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
         for place in places:
             trial.args[place].copy_(truth[place])
         launched = time.perf_counter()
-        if differentiates:
-            results = with_gradients(subject.call, places, [*trial.args, upstream])
-        else:
-            results = [subject.call(*trial.args)]
+        results = run()
         held = time.perf_counter() - launched
         copies = [None if value is None else value.clone() for value in results]
     torch.cuda.synchronize(subject.device)

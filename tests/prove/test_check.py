@@ -1,0 +1,226 @@
+"""``fuselab check``: a seed repeats a run, a failure repeats itself, verdicts and exit statuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gallery import honest, wrong
+
+from fuselab.cli.main import run
+from fuselab.errors import UnknownNameError
+from fuselab.prove import check as checking
+from fuselab.prove.check import check
+from fuselab.prove.result import Verdict, group_facts, group_from_facts
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+QUICK = {"cases", "shapes", "values", "layouts", "gradients"}
+
+
+@pytest.fixture
+def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = tuple(known for known in checking.CHECKS if known.name in QUICK)
+    monkeypatch.setattr(checking, "CHECKS", some)
+
+
+def write_honest(folder: Path, change: str = "", name: str = "honest_file") -> str:
+    """The honest operator as a user's own file; ``change`` is appended to its source."""
+    text = Path(honest.__file__).read_text() + f"\n{change}\nOP = make_op('{name}')\n"
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    return str(path)
+
+
+NO_TAIL = """
+def forward(input, bias, scale):
+    output = empty_output(input, bias).copy_(computed(input, bias, scale))
+    output.view(-1)[output.numel() // 8 * 8 :] = 0
+    return output
+
+def make_op(name, _make=make_op):
+    return _make(name, forward=forward)
+"""
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_a_seed_repeats_a_run_exactly() -> None:
+    op = honest.make_op("repeats")
+    first, again, other = (
+        check(op, dtype=torch.float32, quick=True, seed=seed, device="cpu").facts()
+        for seed in (3, 3, 4)
+    )
+    assert first == again
+    assert first["groups"] != other["groups"]
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_a_failure_repeats_itself_and_is_small() -> None:
+    op = wrong.only_multiples_of_the_block("cpu")
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    (failure,) = (result for result in report.results("shapes"))
+    assert failure.verdict is Verdict.FAIL
+    # One element is the smallest size that no block of 8 divides.
+    assert "input: float32[1] normal" in failure.case
+    assert failure.repeat_call is not None
+    case = failure.repeat_call.split("case=")[1].strip("')")
+    again = check(op, dtype=torch.float32, quick=True, device="cpu", case=case)
+    (repeated,) = again.groups[0].results
+    assert (repeated.verdict, repeated.reason) == (Verdict.FAIL, failure.reason)
+
+
+def test_a_failing_case_of_the_operators_own_is_named() -> None:
+    op = wrong.half_precision_inside("cpu")
+    report = check(op, dtype=torch.float32, quick=True, device="cpu", case="cases@16x64")
+    (failure,) = report.groups[0].failures
+    assert failure.case[0] == "16x64" and "ulp where eager is off by" in str(failure.reason)
+
+
+def test_results_survive_the_way_from_a_child() -> None:
+    op = wrong.half_precision_inside("cpu")
+    report = check(op, dtype=torch.float32, quick=True, device="cpu", case="cases@16x64")
+    facts = json.loads(json.dumps(group_facts(report.groups[0])))
+    assert group_from_facts(facts) == report.groups[0]
+
+
+def test_an_operator_without_gradient_may_refuse_one() -> None:
+    op = honest.make_op("without_gradient", gradient=None, backward=None)
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    assert report.passed, report.failed_checks()
+    (present,) = report.results("gradient present")
+    assert present.verdict is Verdict.PASS and "defines no gradient" in str(present.reason)
+    (gradients,) = report.results("gradients")
+    assert gradients.verdict is Verdict.SKIPPED
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_what_an_implementation_does_not_support_is_not_judged() -> None:
+    op = honest.make_op("supports_nothing")
+    plain = replace(op.implementations["plain"], supports=lambda *args: "it is unfinished")
+    op = replace(op, implementations={"plain": plain})
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    assert report.groups[0].verdict is Verdict.NOT_JUDGED
+    assert report.passed and "supports no input" in str(report.groups[0].reason)
+
+
+def test_an_operator_without_draw_gets_values_and_layouts_in_its_cases() -> None:
+    op = replace(wrong.only_contiguous_input("cpu"), draw=None)
+    report = check(op, dtype=torch.float32, quick=True, device="cpu", case="cases@8x8")
+    assert report.passed
+    report = check(op, dtype=torch.float32, quick=True, device="cpu", case="layouts@1.3.0.0")
+    assert report.failed_checks() == {"layouts"}
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_command_passes_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_honest(tmp_path)
+    target = tmp_path / "check.json"
+    status = run(["check", spec, "--quick", "--device", "cpu", "--json", str(target)])
+    screen = capsys.readouterr()
+    assert status == 0
+    assert max(map(len, screen.out.splitlines())) <= 80
+    assert "PASS (" in screen.out and "gallery::honest_file" in screen.err
+    written = json.loads(target.read_text())
+    assert written["verb"] == "check" and written["passed"] is True and written["seed"] == 0
+    for group in written["groups"]:
+        assert f"{group['ours_ulp']:.3g}" in screen.out
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_command_fails_with_the_case_and_what_repeats_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_honest(tmp_path, NO_TAIL, "no_tail")
+    arguments = ["check", spec, "--quick", "--dtype", "float32", "--device", "cpu"]
+    assert run(arguments) == 1
+    out = capsys.readouterr().out
+    assert "FAIL shapes: plain float32 (cpu)" in out and "input: float32[1] normal" in out
+    (command,) = (
+        line.strip() for line in out.splitlines() if "fuselab check" in line and "shapes@" in line
+    )
+    assert command.startswith(f"fuselab check {spec} --implementation plain --dtype float32")
+    assert run(command.split()[1:]) == 1
+    assert "FAIL shapes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "unknown operator 'nothing'"),
+        (["nothing.py"], "nothing.py: no such file"),
+        (["{spec}", "--implementation", "tritn"], "unknown implementation 'tritn'; known: plain"),
+        (["{spec}", "--dtype", "float23"], "unknown dtype 'float23'"),
+        (["{spec}", "--device", "gpu"], "'gpu' is no device"),
+        (["{spec}", "--case", "shape@1"], "unknown check 'shape'"),
+        (["{spec}", "--json", "{folder}/no/where.json", "--case", "cases@8x8"], "where.json"),
+    ],
+)
+def test_wrong_calls_say_one_sentence(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_honest(tmp_path)
+    filled = [argument.format(spec=spec, folder=tmp_path) for argument in arguments]
+    assert run(["check", *filled]) == 2
+    (sentence,) = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("fuselab: ")
+    ]
+    assert said in sentence
+
+
+def test_unknown_implementation_in_python() -> None:
+    with pytest.raises(UnknownNameError, match="plain"):
+        check(honest.make_op("named"), implementation="cuda")
+
+
+def test_triton_is_checked_under_the_interpreter() -> None:
+    spec = str(EXAMPLES / "own_triton_op.py")
+    for dtype, verdict in (
+        (torch.float16, Verdict.PASS),
+        (torch.bfloat16, Verdict.NOT_JUDGED),  # the interpreter's stores truncate
+    ):
+        report = check(spec, dtype=dtype, quick=True, device="cpu")
+        assert report.passed, report.failed_checks()
+        (group,) = report.groups
+        assert (group.where, group.verdict) == ("interpreter", verdict)
+
+
+def test_a_wrong_triton_kernel_is_caught_under_the_interpreter(tmp_path: Path) -> None:
+    text = (EXAMPLES / "own_triton_op.py").read_text()
+    wrong_text = text.replace("inside = offsets < numel", "inside = offsets < numel - 1", 1)
+    assert wrong_text != text
+    path = tmp_path / "wrong_mask.py"
+    path.write_text(wrong_text.replace("mine::squared_relu", "mine::wrong_mask"))
+    report = check(str(path), dtype=torch.float32, quick=True, device="cpu")
+    assert {"shapes", "written"} <= report.failed_checks()
+    (failure,) = report.results("shapes")
+    assert failure.case[1] in ("input: float32[1] normal", "input: float32[1, 1] normal")
+
+
+def test_an_operator_that_no_file_holds_is_not_judged_under_the_interpreter() -> None:
+    op = honest.make_op("nowhere", "cuda")
+    op = replace(op, implementations={"triton": op.implementations["plain"]})
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    assert report.groups[0].verdict is Verdict.NOT_JUDGED
+    assert "cannot import it" in str(report.groups[0].reason)
+
+
+def test_cuda_is_compiled_where_it_cannot_run() -> None:
+    report = check(str(EXAMPLES / "own_cuda_op.py"), device="cpu")
+    (group,) = report.groups
+    assert (group.where, group.verdict) == ("compiled", Verdict.NOT_JUDGED)
+    (build,) = report.results("build")
+    assert build.reason == "8 kernels of own_cuda_op.cu compile for sm_80, sm_90, sm_100"
+
+
+def test_cuda_that_does_not_compile_fails_with_the_compilers_words(tmp_path: Path) -> None:
+    for name in ("own_cuda_op.py", "own_cuda_op.cu"):
+        text = (EXAMPLES / name).read_text().replace("mine::swiglu", "mine::broken")
+        (tmp_path / name).write_text(
+            text.replace("const Wide silu =", "const Wide silu = undefined +")
+        )
+    report = check(str(tmp_path / "own_cuda_op.py"), quick=True, device="cpu")
+    (failure,) = report.groups[0].failures
+    assert failure.check == "build"
+    assert "undefined" in " ".join(failure.case)
