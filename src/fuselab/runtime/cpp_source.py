@@ -111,8 +111,10 @@ def compile_library(source: str, library: Path, options: Sequence[str], what: st
 
 @functools.cache
 def _openmp() -> tuple[str, ...]:
-    """Link options: none where torch's OpenMP runtime offers its symbols to the whole process."""
-    return () if hasattr(ctypes.CDLL(None), "GOMP_parallel") else ("-fopenmp",)
+    """Link options: none where torch's OpenMP runtime offers the symbols to the whole process.
+    clang calls other symbols, which only its own runtime has."""
+    shared = hasattr(ctypes.CDLL(None), "GOMP_parallel") and "clang" not in compiler_version()
+    return () if shared else ("-fopenmp",)
 
 
 class CppSource:
@@ -156,7 +158,12 @@ class CppSource:
             "cpp", text, _ENTRY, _EXPORT, tuple(expressions), OPTIONS, compiler_version(), _cpu()
         )
         library = cache.fetch(key, ".so", lambda new: self._build(tuple(expressions), new))
-        loaded = ctypes.CDLL(str(library))
+        try:
+            loaded = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise BuildError(
+                f"{self.path.name} was compiled and does not load: {error}."
+            ) from error
         self._libraries.append(loaded)
         for index, expression in enumerate(expressions):
             entry = ctypes.cast(getattr(loaded, f"fuselab_entry_{index}"), ctypes.c_void_p).value

@@ -364,6 +364,8 @@ def library() -> Path:
     def build(new: Path) -> None:
         root = Path(torch.__file__).parent
         includes = (root / "include", Path(sysconfig.get_path("include")))
+        if not (includes[1] / "Python.h").is_file():
+            raise BuildError("Python.h was not found; install python3-dev (apt-get) or its like.")
         options = [*_OPTIONS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
         options += [f"-isystem{folder}" for folder in includes]
         # Found at load by the names under which `import torch` has already loaded them.

@@ -77,6 +77,8 @@ def launch(
         held = _held[key]
     except KeyError:
         held = _held[key] = _hold(kernel, device, args, options, constexprs)
+    except TypeError:  # an argument that cannot be hashed: a tensor descriptor
+        held = None
     if held is None or _someone_hooks_launches():
         launcher.note_opaque_launch("a launch that Triton makes itself")
         with torch.cuda.device(device):
@@ -112,9 +114,11 @@ def _specialization(kernel: Any, place: int, arg: Any) -> Any:
         return arg.dtype, arg.data_ptr() % 16 == 0
     if kernel.params[place].is_constexpr:
         return type(arg), arg
-    if type(arg) is int:
+    if isinstance(arg, int) and not isinstance(arg, bool):
         return arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31, arg < 2**63
-    return float if isinstance(arg, float) else type(arg)
+    if isinstance(arg, bool | float):
+        return float if isinstance(arg, float) else bool
+    return type(arg), arg  # None, or what Triton takes by value: a dtype, another kernel
 
 
 def _someone_hooks_launches() -> bool:
