@@ -48,13 +48,18 @@ def _outcome(
     if fusing and finding["kind"] in _CURED_BY_FUSING:
         names = ", ".join(row.name for row in fusing[:2])
         more = f" and {len(fusing) - 2} more" if len(fusing) > 2 else ""
-        return "compiled", f"torch.compile fuses this line: it becomes part of {names}{more}."
+        also = f" {_tried(tried[0])}" if tried else ""
+        return "compiled", f"torch.compile fuses this line: it becomes part of {names}{more}.{also}"
     if tried:
-        return "tried", f"{tried[0].operator} was tried here and not kept: {tried[0].reason}."
+        return "tried", _tried(tried[0])
     return (
         "open",
         "Left as it is: no operator of the library computes this, nor does a fused kernel.",
     )
+
+
+def _tried(row: Replaced) -> str:
+    return f"{row.operator} was tried here and not kept: {row.reason}."
 
 
 def short_line(source: str) -> str:

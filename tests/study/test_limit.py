@@ -1,0 +1,78 @@
+"""What the limit counts: parameters once, of a table only the rows looked up, products' flops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselab.device.ceiling import Ceilings
+from fuselab.study import limit
+from fuselab.study.facts import Limit
+
+
+@pytest.fixture(autouse=True)
+def ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of 1 GB/s below a MB, 10 GB/s above, 0.001 TFLOP/s, 2 us per launch."""
+    known = Ceilings("d", "t", "n", "now", {"1000": 1.0, "10000000": 10.0}, {"fp32": 0.001}, 2.0)
+    monkeypatch.setattr(limit, "measured_ceilings", lambda device: known)
+
+
+def limit_of(module: nn.Module, *args: Tensor, backward: bool = False) -> Limit:
+    found = limit.limit_of(
+        lambda: module(*args), args, list(module.parameters()), torch.device("cpu"), backward
+    )
+    assert found is not None
+    return found
+
+
+def test_a_linear_layer() -> None:
+    found = limit_of(nn.Linear(30, 50), torch.randn(20, 30))
+    assert found.flops == 2 * 20 * 30 * 50
+    assert found.bytes == 4 * (20 * 30 + 30 * 50 + 50 + 20 * 50)
+    assert (found.bound, found.us) == ("arithmetic", 60.0)
+    assert (found.gbps, found.unit) == (1.0, "fp32")
+
+
+def test_of_a_table_only_the_rows_looked_up_count() -> None:
+    table = nn.Embedding(1_000_000, 16)
+    found = limit_of(table, torch.randint(0, 1_000_000, (64,)))
+    assert found.bytes == 64 * 8 + 2 * 64 * 64
+    assert found.flops == 0
+    assert (found.bound, found.us) == (
+        "memory traffic",
+        pytest.approx(found.bytes / 1000, rel=1e-3),
+    )
+
+
+def test_more_look_ups_than_rows_read_the_table_once() -> None:
+    found = limit_of(nn.Embedding(10, 16), torch.randint(0, 10, (64,)))
+    assert found.bytes == 64 * 8 + 10 * 64 + 64 * 64
+
+
+def test_parameters_that_are_not_used_or_used_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(4096))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.used + self.used.view(2, 4).reshape(8)
+
+    assert limit_of(Twice(), torch.ones(8)).bytes == 3 * 8 * 4
+
+
+def test_backward_moves_the_gradients_of_parameters_too() -> None:
+    forward = limit_of(nn.Linear(30, 50), torch.randn(20, 30))
+    both = limit_of(nn.Linear(30, 50), torch.randn(20, 30), backward=True)
+    assert both.bytes - forward.bytes == 4 * (30 * 50 + 50)
+
+
+def test_a_tiny_call_is_bound_by_its_launch() -> None:
+    found = limit_of(nn.ReLU(), torch.ones(4))
+    assert (found.bound, found.us) == ("launch", 2.0)
+
+
+def test_nothing_moved_has_no_limit() -> None:
+    found = limit.limit_of(lambda: torch.ones(0), (), [], torch.device("cpu"), False)
+    assert found is None
