@@ -297,16 +297,17 @@ class _Registration:
         if held is not None:
             return held
         op = self.op
-        chosen = self._resolve(name, arguments)
-        op.validate(*arguments)
-        if chosen != "reference":
-            try:
-                with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+        # Choosing and validating are recorded too: where they look at a float, so does the plan.
+        with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+            chosen = self._resolve(name, recording.args)
+            op.validate(*recording.args)
+            if chosen != "reference":
+                try:
                     output = op.implementations[chosen].forward(*recording.args)
                     recording.finish(output)
-                return output
-            except BuildError as error:
-                fallback.note_failed_build(op.name, chosen, error)
+                    return output
+                except BuildError as error:
+                    fallback.note_failed_build(op.name, chosen, error)
         return _not_aliased(_without_autocast(op.reference, arguments), arguments)
 
     def _resolve(self, name: str, arguments: Sequence[Any]) -> str:
