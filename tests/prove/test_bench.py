@@ -219,6 +219,7 @@ def test_a_case_without_room_is_skipped_and_said_so(
     [
         ({"providers": ["clampd"]}, UnknownNameError, "unknown provider 'clampd'.*'clamped'"),
         ({"cases": ["64x65"]}, UnknownNameError, "unknown case '64x65'.*'64x64'"),
+        ({"dtypes": [torch.int32]}, UnknownNameError, "unknown dtype 'int32'.*float32"),
         ({"budget_s": 0.0}, ArgumentError, "must be above 0"),
     ],
 )

@@ -68,7 +68,8 @@ def bench(
     thresholds pinned (``fuselab.measure.fresh``); the command line does so, and a result made
     without says so in its notes.
 
-    Raises UnknownNameError for a provider or case that does not exist, DeviceError, ArgumentError.
+    Raises UnknownNameError for a provider, case or dtype that ``op`` does not have, DeviceError,
+    ArgumentError.
     """
     where = device if isinstance(device, torch.device) else select_device(device)
     chosen = select(op, providers)
@@ -78,6 +79,9 @@ def bench(
     if budget_s <= 0:
         raise ArgumentError(f"the budget is {budget_s} s; it must be above 0.")
     dtypes = tuple(dtypes or op.dtypes[:1])
+    for dtype in dtypes:
+        if dtype not in op.dtypes:
+            raise UnknownNameError("dtype", _text(dtype), [_text(known) for known in op.dtypes])
     memory_factor = MEMORY_FACTOR_BACKWARD if backward else MEMORY_FACTOR
     skipped: list[str] = []
     groups = []
