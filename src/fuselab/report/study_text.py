@@ -90,4 +90,4 @@ def _proof(facts: Facts) -> Iterator[str]:
         )
     if facts["checks"] and not failed:
         trials = sum(row["trials"] for row in facts["checks"])
-        yield f"{len(facts['checks'])} checks of the operators tried, {trials} trials: none failed."
+        yield f"The operators tried pass their checks ({trials} trials)."

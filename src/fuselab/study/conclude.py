@@ -108,15 +108,19 @@ def _limit(study: Study) -> str:
     if study.limit is None:
         return "Not known: this target's arithmetic and bytes could not be counted."
     eager, best = study.way("eager"), fastest(study)
-    text = (
-        f"No way of running this work here takes less than about {duration(study.limit.us)}, the "
-        f"time of its {study.limit.bound}. Eager reaches {share(eager.limit_share)} of that limit"
-    )
+    reached = f"Eager reaches {share(eager.limit_share)} of that limit"
     if best.name != "eager":
-        text += f", the fastest way {share(best.limit_share)}"
+        reached += f", the fastest way {share(best.limit_share)}"
+    least = duration(study.limit.us)
     if best.limit_share is not None and best.limit_share > _PLAUSIBLE_SHARE:
-        text += "; above 100 % because its data stays in the cache from call to call"
-    return f"{text}."
+        return (
+            f"From memory, its {study.limit.bound} alone would take {least}. {reached}: "
+            "this little data stays in the cache from call to call."
+        )
+    return (
+        f"No way of running this work here takes less than about {least}, the time of its "
+        f"{study.limit.bound}. {reached}."
+    )
 
 
 def _compile(study: Study) -> str:
