@@ -146,3 +146,9 @@ def test_shrink_finds_the_smallest_and_counts_its_tries() -> None:
 
 def test_shrink_keeps_a_case_that_cannot_be_smaller() -> None:
     assert shrink([4, 2], lambda choices: None) == [4, 2]
+
+
+def test_upstream_gradients_are_finite() -> None:
+    for seed in range(200):
+        some = draw(seed)
+        assert some.gradient(3, 4, dtype=torch.float32).isfinite().all()

@@ -128,9 +128,9 @@ def show_failure(group: Group, failure: Result, console: Console) -> None:
     console.print(f"  {failure.reason}", markup=False)
     for line in failure.case:
         console.print(f"    {line}", markup=False)
-    for line in (failure.repeat_command, failure.repeat_call):
-        if line is not None:
-            console.print(f"  {line}", markup=False, soft_wrap=True)
+    for repeat in (failure.repeat_command, failure.repeat_call):
+        if repeat is not None:
+            console.print(f"  {repeat}", markup=False, soft_wrap=True)
     console.print()
 
 

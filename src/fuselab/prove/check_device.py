@@ -86,7 +86,7 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
     places = subject.differentiable(trial.args)
     differentiates = subject.op.gradient is not None
     output = subject.op.reference(*trial.args)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     names = ["output", *(f"gradient {place}" for place in places)]
 
     def run(function: Any, values: Sequence[Any]) -> list[Tensor | None]:

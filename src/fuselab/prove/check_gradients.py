@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
     places = subject.differentiable(trial.args)
     leaves = as_leaves(trial.args, places)
     output = subject.call(*leaves)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     saved = getattr(output.grad_fn, "saved_tensors", ())
     watched = Snapshot(
         [
@@ -124,14 +125,11 @@ def some_gradients(subject: Subject, trial: Trial) -> Outcome:
     """A gradient for one input only: the same as beside the others."""
     places = subject.differentiable(trial.args)
     output = subject.op.reference(*trial.args)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     for place in places:
         names = ["output", f"gradient of {list(subject.op.signature.parameters)[place]} alone"]
-        bar = Bar(
-            lambda values, place=place: with_gradients(subject.op.reference, [place], values),
-            [*trial.args, upstream],
-            names,
-        )
+        alone = functools.partial(with_gradients, subject.op.reference, [place])
+        bar = Bar(alone, [*trial.args, upstream], names)
         ours = with_gradients(subject.call, [place], [*trial.args, upstream])
         outcome = judged(bar.judge(ours), names)
         if outcome.problem is not None:
@@ -168,9 +166,9 @@ def second_derivative(subject: Subject, trial: Trial) -> Outcome:
     places = subject.differentiable(trial.args)
     reference = subject.op.reference
     output = reference(*trial.args)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     weights = [
-        trial.draw.tensor(*trial.args[place].shape, dtype=trial.args[place].dtype)
+        trial.draw.gradient(*trial.args[place].shape, dtype=trial.args[place].dtype)
         for place in places
     ]
     names = [

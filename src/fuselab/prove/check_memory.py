@@ -48,14 +48,15 @@ def filled_by_torch() -> Iterator[None]:
     """torch's own means: in deterministic mode it fills every empty tensor, C++ callers' too."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # a module whose attribute is a setting
+    fill = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    settings.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        settings.fill_uninitialized_memory = fill
 
 
 def leave_poison_behind(like: Tensor, poison: float) -> None:
@@ -140,7 +141,7 @@ def inputs_stay_as_they_are(subject: Subject, trial: Trial) -> Outcome:
         return Outcome(problem)
     places = subject.differentiable(trial.args)
     output = subject.op.reference(*trial.args)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     before = Snapshot([*zip(names, trial.args, strict=True), ("the upstream gradient", upstream)])
     with_gradients(subject.call, places, [*trial.args, upstream])
     changed = before.changed()
@@ -166,7 +167,7 @@ def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:
     places = subject.differentiable(trial.args)
     differentiates = subject.op.gradient is not None
     output = subject.op.reference(*trial.args)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     names = ["output"] + [f"gradient {place}" for place in places]
     reference = subject.op.reference
     for attempt in range(4):

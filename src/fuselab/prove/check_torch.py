@@ -40,7 +40,7 @@ def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
     if gradient is None:
         return Outcome()
     output = subject.call(*trial.args)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     saved = gradient.save(output, *trial.args)
     backward = getattr(
         getattr(torch.ops, subject.op.namespace), f"{subject.op.short_name}_backward"
@@ -94,7 +94,7 @@ class CountingBackend:
         self.compile = torch._dynamo.lookup_backend(name)
         self.graphs = 0
 
-    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         self.graphs += 1
         return self.compile(graph, inputs)
 
@@ -279,7 +279,7 @@ def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
     """Under torch.use_deterministic_algorithms(True) forward and backward give the same bits."""
     places = subject.differentiable(trial.args) if subject.op.gradient is not None else []
     output = subject.op.reference(*trial.args)
-    upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)

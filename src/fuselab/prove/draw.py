@@ -19,33 +19,10 @@ from torch import Tensor
 Element = TypeVar("Element")
 
 # Simplest first. 0 comes after the small ones: an empty tensor hides what else is wrong.
-_SIZES = (
-    1,
-    2,
-    3,
-    5,
-    0,
-    4,
-    7,
-    8,
-    9,
-    15,
-    16,
-    17,
-    31,
-    32,
-    33,
-    63,
-    64,
-    65,
-    127,
-    128,
-    129,
-    255,
-    256,
-    257,
+_SIZES: tuple[int, ...] = (
+    *(1, 2, 3, 5, 0, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257),
+    *(511, 512, 513, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 8193, 16385),
 )
-_SIZES += (511, 512, 513, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 8193, 16385)
 
 LAYOUTS = (
     "contiguous",
@@ -68,6 +45,7 @@ SPECIAL_VALUES = (
     "NaN",
 )
 VALUES = ("normal", *SPECIAL_VALUES)
+_FINITE_VALUES = ("normal", "zeros", "equal", "wide")
 
 # log2 of the largest magnitude of "wide" values: fp16 ends at 2^16, and products must not overflow.
 _WIDE_EXPONENT = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch.float64: 40}
@@ -134,12 +112,21 @@ class RecordedDraw:
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A floating tensor of that shape with drawn values and a drawn layout."""
-        dtype = dtype or self.dtype
+        return self._tensor(shape, dtype or self.dtype, any_value=True)
+
+    def gradient(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """An upstream gradient: any layout, and finite values: where an infinite one turns into NaN
+        depends on how a derivative's terms are bracketed, and every way is right."""
+        return self._tensor(shape, dtype, any_value=False)
+
+    def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype, any_value: bool) -> Tensor:
         layout = self._in_turn(self.layouts)
         kind = self._in_turn(self.values)
         self._tensors += 1
         seed = self.below(1 << 16)
         if kind == "one max" and self._max_taken:
+            kind = "normal"
+        if not any_value and kind not in _FINITE_VALUES:
             kind = "normal"
         self._max_taken |= kind == "one max"
         values = make_values(kind, shape, dtype, seed)

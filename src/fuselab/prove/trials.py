@@ -222,10 +222,10 @@ def gradient_bar(
     reference = subject.op.reference
     output = reference(*trial.args)
     if one_number:
-        number = trial.draw.tensor(1, dtype=output.dtype)
+        number = trial.draw.gradient(1, dtype=output.dtype)
         upstream = number.reshape([1] * output.ndim).expand(output.shape)
     else:
-        upstream = trial.draw.tensor(*output.shape, dtype=output.dtype)
+        upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     names = list(subject.op.signature.parameters)
     labels = ["output", *(f"gradient of {names[place]}" for place in places)]
     bar = Bar(
