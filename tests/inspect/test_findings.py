@@ -127,3 +127,24 @@ def test_a_slow_loader_starves_the_model():
     (found,) = [f for f in p.result.findings if f.kind == "loader starves the model"]
     assert found.share > 0.5
     assert p.result.split.data_us == pytest.approx(found.saved_us, rel=0.05)
+
+
+def test_branches_that_meet_are_one_chain_unless_another_operator_stands_between():
+    def watched(function):
+        x = torch.ones(64, 64)
+        with profile(schedule=(0, 1, 1, 1)) as p:
+            for _ in range(2):
+                function(x)
+                p.step()
+        return [
+            tuple(n.removeprefix("aten::") for n in c.names) for c in find_chains(p._details.ops)
+        ]
+
+    assert watched(lambda x: x.exp() * x.cos()) == [("exp", "cos", "mul")]
+
+    def through_a_product(x):
+        left = x.exp()
+        right = (left @ left).cos()  # the right branch needs the left one, through the product
+        return left * right
+
+    assert watched(through_a_product) == [("cos", "mul")]

@@ -3,9 +3,16 @@
 import pytest
 
 from fuselab.inspect.findings import find
-from fuselab.inspect.kineto import Details, attach_details, read_window, short_kernel_name
+from fuselab.inspect.kineto import (
+    Detail,
+    Details,
+    attach_details,
+    read_window,
+    short_kernel_name,
+)
 from fuselab.inspect.profile_tables import tabulate
 from fuselab.inspect.step_split import split_step
+from fuselab.inspect.user_code import SourceLine
 
 MAIN, AUTOGRAD = 11, 12
 
@@ -143,3 +150,20 @@ def test_a_sync_names_what_it_waited_for_and_a_pageable_copy_is_found(window):
 )
 def test_short_kernel_names(name, short):
     assert short_kernel_name(name) == short
+
+
+def test_details_match_by_thread_name_and_order():
+    def detail(name, thread, line):
+        where = SourceLine("/home/me/model.py", line)
+        return Detail(name, where, None, (), False, thread, -1, (), [], None)
+
+    events = [host("user_annotation", f"ProfilerStep#{i}", 100 * i, 100) for i in range(2)]
+    for step in range(2):
+        # The autograd thread's events stand first in the file; the main thread began first.
+        events.append(host("cpu_op", "aten::mul", 100 * step + 60, 5, tid=AUTOGRAD))
+        events += [host("cpu_op", "aten::mul", 100 * step + at, 5) for at in (10, 20)]
+    window = read_window({"traceEvents": events}, whole_steps=2)
+    details = [detail("aten::mul", 1, 7), detail("aten::mul", 1, 8), detail("aten::mul", 2, 9)]
+    assert attach_details(window, Details(details, [])) == 1.0
+    by_time = sorted(window.ops(), key=lambda span: span.start_us)
+    assert [span.detail.line.line for span in by_time] == [7, 8, 9, 7, 8, 9]

@@ -44,6 +44,7 @@ class Chain:
     calls: list[Call]
     fused_bytes: int = 0
     separate_bytes: int = 0
+    read: set[Storage] = field(default_factory=set)
     written: set[Storage] = field(default_factory=set)
     behind: set[Storage] = field(default_factory=set)  # made by others out of what it wrote
 
@@ -79,33 +80,56 @@ def find_chains(ops: Sequence[Detail]) -> list[Chain]:
     calls = primitive_calls(ops)
     chains: list[Chain] = []
     for call in calls:
+        parts: list[Chain] = []
         fusible = is_fusible(call.op.name) and call.op.line is not None
-        chain = _chain_for(call, chains) if fusible else None
+        if fusible:
+            parts, joined = _join(call, chains)
+            chains = [chain for chain in chains if chain not in parts]
         for other in chains:
-            if other is not chain and call.reads.keys() & (other.written | other.behind):
+            if call.reads.keys() & (other.written | other.behind):
                 other.behind |= call.writes.keys()
-        if chain is not None:
-            chain.calls.append(call)
-            chain.written |= call.writes.keys()
-        elif fusible:
-            chains.append(Chain([call], written=set(call.writes)))
+        if fusible:
+            chains.append(joined)
+    order = {id(call): position for position, call in enumerate(calls)}
     found = [chain for chain in chains if len(chain.calls) > 1]
     for chain in found:
+        chain.calls.sort(key=lambda call: order[id(call)])
         _count_traffic(chain, calls)
+    found.sort(key=lambda chain: order[id(chain.calls[0])])
     return [chain for chain in found if chain.bytes_saved > 0]
 
 
-def _chain_for(call: Call, chains: Sequence[Chain]) -> Chain | None:
-    """The latest chain that ``call`` continues."""
-    for chain in reversed(chains):
+def _join(call: Call, chains: Sequence[Chain]) -> tuple[list[Chain], Chain]:
+    """The chains that ``call`` continues, and them with it as one; alone it starts a chain."""
+    parts: list[Chain] = []
+    joined = Chain([])
+    for chain in reversed(chains):  # the latest first
         if (
             chain.backward == call.op.backward
             and call.reads.keys() & chain.written
-            and not call.reads.keys() & chain.behind
             and _same_iteration(chain, call)
         ):
-            return chain
-    return None
+            both = _merged(joined, chain)
+            if both is not None and not call.reads.keys() & both.behind:
+                parts.append(chain)
+                joined = both
+    joined.calls.append(call)
+    joined.read |= call.reads.keys()
+    joined.written |= call.writes.keys()
+    return parts, joined
+
+
+def _merged(one: Chain, other: Chain) -> Chain | None:
+    """Two chains as one; None where an operator outside stands between them."""
+    if (one.behind - other.written) & other.read or (other.behind - one.written) & one.read:
+        return None
+    written = one.written | other.written
+    return Chain(
+        calls=[*one.calls, *other.calls],
+        read=one.read | other.read,
+        written=written,
+        behind=(one.behind | other.behind) - written,
+    )
 
 
 def _same_iteration(chain: Chain, call: Call) -> bool:

@@ -193,6 +193,7 @@ def read_window(trace: dict[str, Any], whole_steps: int) -> Window:
     launched_by: dict[int, Span] = {}
     external: dict[int, Span] = {}
     spans: list[Span] = []
+    host.sort(key=lambda e: float(e["ts"]))  # so that threads come in the order they began to work
     for thread in dict.fromkeys(_thread(e) for e in host):
         spans += _nest([e for e in host if _thread(e) == thread], launched_by, external)
     recorded = (
@@ -274,6 +275,7 @@ def read_details(profiler: torch.profiler.profile, markers: Markers) -> Details:
     """The operator calls of the step that ``profiler`` recorded under the line tracer."""
     roots = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
     reader = _TreeReader(markers)
+    roots.sort(key=lambda root: root.start_time_ns)
     for thread in dict.fromkeys(root.start_tid for root in roots):
         reader.read_thread([root for root in roots if root.start_tid == thread])
     _lines_of_backward(reader.ops)
@@ -398,8 +400,9 @@ def _lines_of_backward(ops: list[Detail]) -> None:
 def attach_details(window: Window, details: Details) -> float:
     """Gives every operator span the detail of the same call in the watched step.
 
-    Returns the share of spans that found one. Calls are matched by thread, by name and by how often
-    the name was called before in its step: exact when the step does the same every time.
+    Returns the share of spans that found one. Calls are matched by thread (in the order in which
+    threads began to work), by name and by how often the name was called before in its step: exact
+    when the step does the same every time.
     """
     threads = list(dict.fromkeys(op.thread for op in details.ops))
     by_key: dict[tuple[int, str, int], Detail] = {}
