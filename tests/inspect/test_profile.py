@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fuselab.errors import ArgumentError, TargetError
+from fuselab.errors import ArgumentError, OutputError, TargetError
 from fuselab.inspect import compare, targets
 from fuselab.inspect.profile import parse_schedule, profile, profile_target
 from fuselab.inspect.step_split import claim, union
@@ -153,6 +153,14 @@ def test_traces_are_written_whole(trained, tmp_path):
     trained.save_tensorboard(tmp_path / "board")
     (written,) = (tmp_path / "board").iterdir()
     assert written.name.endswith(".pt.trace.json")
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(trained, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot make the folder"):
+        trained.save_tensorboard(tmp_path / "file" / "inside")
+    with pytest.raises(OutputError, match="cannot write"):
+        trained.save_trace(tmp_path / "missing" / "trace.json")
 
 
 def test_optimizer_and_loss_of_the_file(tmp_path):

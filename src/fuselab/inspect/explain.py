@@ -56,9 +56,10 @@ class Explanation:
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Writes every graph's wrapper with its kernels and the FX graphs. Raises OutputError."""
         from fuselab.report.files import write_text
+        from fuselab.report.folders import make_folder
 
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        paths = [Path(folder) / name for name in self.files]
+        place = make_folder(folder)
+        paths = [place / name for name in self.files]
         for path in paths:
             write_text(path, self.files[path.name])
         return paths

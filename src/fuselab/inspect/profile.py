@@ -85,19 +85,21 @@ class Profile:
         return significant_everywhere(facts)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the Chrome trace, which Perfetto opens, of the last recorded repeat."""
+        """Writes the Chrome trace, which Perfetto opens, of the last recorded repeat. Raises
+        OutputError."""
         from fuselab.report.files import write_text
 
         write_text(path, self.traces[-1])
 
     def save_tensorboard(self, folder: str | os.PathLike[str]) -> None:
-        """Writes every repeat where TensorBoard's profiler plugin finds it."""
+        """Writes every repeat where TensorBoard's profiler plugin finds it. Raises OutputError."""
         from fuselab.report.files import write_text
+        from fuselab.report.folders import make_folder
 
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        place = make_folder(folder)
         worker = f"{socket.gethostname()}_{os.getpid()}"
         for trace in self.traces:
-            write_text(Path(folder) / f"{worker}.{time.time_ns()}.pt.trace.json", trace)
+            write_text(place / f"{worker}.{time.time_ns()}.pt.trace.json", trace)
 
 
 def significant_everywhere(value: Any) -> Any:
