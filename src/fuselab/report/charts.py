@@ -21,13 +21,15 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 20, 18, 48
 class Point:
     """A piece of work in a roofline: ``intensity`` in flop per byte, ``gflops`` in GFLOP/s.
 
-    ``kind`` is the class it is drawn with: before or after.
+    ``kind`` is the class it is drawn with, ours or theirs; ``label`` is shown when pointed at,
+    ``tag`` beside it.
     """
 
     label: str
     kind: str
     intensity: float
     gflops: float
+    tag: str = ""
 
 
 def roofline(points: Sequence[Point], gbps: float, peak_gflops: float) -> Markup:
@@ -113,7 +115,8 @@ def _dot(frame: _Frame, point: Point, gbps: float, peak_gflops: float) -> Markup
     return Markup(
         '<g class="point {kind}"><title>{label}: {gflops} GFLOP/s, {of} % of its limit</title>'
         '<line x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{top:.1f}"/>'
-        '<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/></g>'
+        '<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
+        '<text x="{beside:.1f}" y="{below:.1f}">{tag}</text></g>'
     ).format(
         kind=escape(point.kind),
         label=point.label,
@@ -122,6 +125,9 @@ def _dot(frame: _Frame, point: Point, gbps: float, peak_gflops: float) -> Markup
         x=x,
         y=y,
         top=frame.y(limit),
+        tag=point.tag,
+        beside=x + 10,
+        below=y + 12,
     )
 
 

@@ -59,9 +59,10 @@ def _model_points(facts: Mapping[str, Any]) -> Iterator[Point]:
         if way["us"] is not None:
             yield Point(
                 f"whole model, {way['title']}",
-                "before" if way["name"] == "eager" else "after",
+                "ours" if "fused" in way["name"] else "theirs",
                 limit["flops"] / limit["bytes"],
                 limit["flops"] / way["us"] / 1e3,
+                tag="whole model" if way["name"] == "eager" else "",
             )
 
 
@@ -71,7 +72,7 @@ def _operator_points(facts: Mapping[str, Any]) -> Iterator[Point]:
             if bench["bytes"] and bench["flops"] and record["us"] is not None:
                 yield Point(
                     f"{bench['operator']} {bench['case']}, {record['provider']}",
-                    "after" if record["ours"] else "before",
+                    "ours" if record["ours"] else "theirs",
                     bench["flops"] / bench["bytes"],
                     bench["flops"] / record["us"] / 1e3,
                 )
