@@ -55,14 +55,12 @@ class Explanation:
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Writes every graph's wrapper with its kernels and the FX graphs. Raises OutputError."""
-        from fuselab.report.files import write_text
-        from fuselab.report.folders import make_folder
+        from fuselab.report.files import folder_for_results, write_text
 
-        place = make_folder(folder)
-        paths = [place / name for name in self.files]
-        for path in paths:
-            write_text(path, self.files[path.name])
-        return paths
+        with folder_for_results(folder) as place:
+            for name, text in self.files.items():
+                write_text(place / name, text)
+        return [place / name for name in self.files]
 
 
 def explain_target(

@@ -93,13 +93,12 @@ class Profile:
 
     def save_tensorboard(self, folder: str | os.PathLike[str]) -> None:
         """Writes every repeat where TensorBoard's profiler plugin finds it. Raises OutputError."""
-        from fuselab.report.files import write_text
-        from fuselab.report.folders import make_folder
+        from fuselab.report.files import folder_for_results, write_text
 
-        place = make_folder(folder)
         worker = f"{socket.gethostname()}_{os.getpid()}"
-        for trace in self.traces:
-            write_text(place / f"{worker}.{time.time_ns()}.pt.trace.json", trace)
+        with folder_for_results(folder) as place:
+            for trace in self.traces:
+                write_text(place / f"{worker}.{time.time_ns()}.pt.trace.json", trace)
 
 
 def significant_everywhere(value: Any) -> Any:
