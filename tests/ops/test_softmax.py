@@ -21,6 +21,7 @@ from fuselab.ops import softmax
 from fuselab.ops.softmax import cpu_launch, cuda_launch
 from fuselab.ops.softmax.layout import Rows, rows_of, vector_length
 from fuselab.ops.softmax.op import CASES, OP
+from fuselab.runtime.dispatch import choose
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -112,6 +113,22 @@ def test_rows_sum_to_one(implementation):
     for mean in (0.0, -200.0, 3000.0):
         sums = softmax(normal(50, 333) + mean, implementation=implementation).double().sum(-1)
         torch.testing.assert_close(sums, torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_auto_takes_the_library_where_vectors_would_be_empty():
+    assert choose(OP, (torch.empty(8, 3), -1, None)) == "cpp"
+    assert choose(OP, (torch.empty(8, 1000, 3), 1, None)) == "reference"
+    assert choose(OP, (torch.empty(8, 1000, 16), 1, None)) == "cpp"
+    assert choose(OP, (torch.empty(()), 0, None)) == "cpp"
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 4000])
+def test_cpp_rows_narrower_than_a_vector(rows):
+    for width in (1, 7, 8, 10, 15):
+        for dtype in DTYPES:
+            assert_forward(cpu_launch.forward, normal(rows, width, dtype=dtype, seed=width))
+    assert_forward(cpu_launch.forward, normal(rows, 3, 9)[:, :, 1:6])
+    assert_forward(cpu_launch.forward, special_rows(torch.float32, 6))
 
 
 @implementations

@@ -61,9 +61,36 @@ def fake_gradient(
 
 
 def prefer(input: Tensor, dim: int, dtype: torch.dtype | None) -> Sequence[str]:
+    """CUDA before Triton; on the CPU the C++ kernel, but for columns narrower than a vector.
+
+    Against ATen, one thread of an AMD EPYC (Zen 4): 4096x1024 takes 0.65 of its time in float32 and
+    0.78 in bfloat16, 65536x10 0.09, (1024, 4096) over dim 0 0.35; (64, 1000, 3) over dim 1 3 times.
+    """
     if input.is_cuda:
         return ("cuda", "triton")
-    return ("cpp",)
+    return ("reference",) if _are_narrow_columns(input, dim) else ("cpp",)
+
+
+def prefer_backward(
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Sequence[str]:
+    """As ``prefer``; on the CPU C++ for columns (0.6 of ATen's time over dim 0), ATen for rows, of
+    which the C++ kernel takes 1.1 to 1.5 of its time."""
+    if output.is_cuda:
+        return ("cuda", "triton")
+    rows = _neighbours(output, dim) == 1
+    return ("reference",) if rows or _are_narrow_columns(output, dim) else ("cpp",)
+
+
+def _are_narrow_columns(tensor: Tensor, dim: int) -> bool:
+    """Whether partial vectors would fetch columns, and so many of them that ATen is faster."""
+    neighbours = _neighbours(tensor, dim)
+    return 1 < neighbours < 16 and tensor.numel() > 64 * neighbours
+
+
+def _neighbours(tensor: Tensor, dim: int) -> int:
+    """Elements between two of one softmax in a contiguous tensor."""
+    return math.prod(tensor.shape[dim % tensor.dim() + 1 :]) if tensor.dim() else 1
 
 
 def cost(input: Tensor, dim: int, dtype: torch.dtype | None) -> Cost:
@@ -192,7 +219,7 @@ OP = FusedOp(
     cost=cost,
     cost_backward=cost_backward,
     cases=CASES,
-    gradient=Gradient(save, reference.softmax_backward, fake_gradient),
+    gradient=Gradient(save, reference.softmax_backward, fake_gradient, prefer_backward),
     draw=draw,
     validate=validate,
     fake=fake,
