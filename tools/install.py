@@ -40,6 +40,9 @@ def main(pip_arguments: list[str]) -> None:
         install(pip_arguments)
         STAMP.write_text(fingerprint(), encoding="utf-8")
     say("installed; the command is .venv/bin/fuselab.")
+    if any(letter.isspace() for letter in str(CLONE)):
+        # Inductor hands its library folder to the linker unquoted (seen with torch 2.13).
+        say("torch.compile for the CPU fails under a path with spaces; move the clone to use it.")
 
 
 def say(sentence: str) -> None:

@@ -86,6 +86,15 @@ def test_something_essential_missing_is_status_1_and_measures_nothing(
     assert asked == []
 
 
+def test_a_path_with_spaces_breaks_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._inductor_path().status == "works"
+    monkeypatch.setattr(torch, "__file__", "/my clone/torch/__init__.py")
+    check = doctor._inductor_path()
+    assert check.status == "absent"
+    assert check.detail.endswith("spaces: /my clone/torch")
+    assert check.mend == "install torch under a path without spaces"
+
+
 def test_a_launcher_that_does_not_build_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise BuildError("launcher.cpp does not compile: error: x.")

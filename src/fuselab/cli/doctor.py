@@ -106,6 +106,7 @@ def examine(device: torch.device) -> Iterator[Check]:
     yield _cache_folder()
     yield _compiler()
     yield _python_headers()
+    yield _inductor_path()
     yield _launcher()
     yield _nvrtc(device)
     yield _gpu(device)
@@ -170,6 +171,18 @@ def _python_headers() -> Check:
         f"{header} is not there; torch.compile and the launcher are built with it",
         "sudo apt install python3-dev, or sudo dnf install python3-devel",
     )
+
+
+def _inductor_path() -> Check:
+    """Inductor hands torch's folder to the linker unquoted (seen with torch 2.13)."""
+    import torch
+
+    folder = Path(torch.__file__).parent
+    if any(letter.isspace() for letter in str(folder)):
+        detail = f"for the CPU it fails under a path with spaces: {folder}"
+        mend = "install torch under a path without spaces"
+        return Check("torch.compile", "absent", detail, mend)
+    return Check("torch.compile", "works", "has the compiler and a path that it can link from")
 
 
 def _launcher() -> Check:
