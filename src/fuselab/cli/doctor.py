@@ -182,7 +182,7 @@ def _inductor_path() -> Check:
         detail = f"for the CPU it fails under a path with spaces: {folder}"
         mend = "install torch under a path without spaces"
         return Check("torch.compile", "absent", detail, mend)
-    return Check("torch.compile", "works", "has the compiler and a path that it can link from")
+    return Check("torch.compile", "works", "torch lies where Inductor can link it")
 
 
 def _launcher() -> Check:
