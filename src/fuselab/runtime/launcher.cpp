@@ -648,10 +648,10 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// launch(described, codes, values, release_gil): launch once, no plan.
+// launch(described, codes, values): launch once, no plan.
 PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4 || !PyTuple_Check(args[0]) || !PyUnicode_Check(args[1]) || !PyList_Check(args[2])) {
-    PyErr_SetString(PyExc_TypeError, "expected (launch, codes, values, release_gil)");
+  if (count != 3 || !PyTuple_Check(args[0]) || !PyUnicode_Check(args[1]) || !PyList_Check(args[2])) {
+    PyErr_SetString(PyExc_TypeError, "expected (launch, codes, values)");
     return nullptr;
   }
   return translated([&]() -> PyObject* {
@@ -661,16 +661,20 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (codes == nullptr || !read_launch(args[0], launch)) return nullptr;
   c10::SmallVector<uint64_t, 32> values(length, 0);
   c10::SmallVector<void*, 32> pointers(length, nullptr);
+  int64_t bytes = 0;
   for (Py_ssize_t index = 0; index < length; ++index) {
     PyObject* value = PyList_GET_ITEM(args[2], index);
-    values[index] =
-        codes[index] == 't'
-            ? reinterpret_cast<uintptr_t>(tensor_of(value).const_data_ptr())
-            : scalar_bits(codes[index], value);
     pointers[index] = &values[index];
+    if (codes[index] == 't') {
+      const at::Tensor& tensor = tensor_of(value);
+      values[index] = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+      bytes += static_cast<int64_t>(tensor.nbytes());
+    } else {
+      values[index] = scalar_bits(codes[index], value);
+    }
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
-  launch.run(pointers.data(), args[3] == Py_True);
+  launch.run(pointers.data(), bytes >= release_gil_bytes);
   Py_RETURN_NONE;
   });
 }

@@ -40,7 +40,6 @@ from fuselab.runtime.parameters import TracedFloat
 
 _SOURCE = Path(__file__).with_name("launcher.cpp")
 _OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
-_RELEASE_GIL_BYTES = 1 << 20  # as in launcher.cpp
 
 _names: list[str] = []
 _native: ModuleType | None = None
@@ -320,7 +319,7 @@ def launch_cuda(
     if _thread.recording is not None:
         _thread.recording.note(described, codes, values)
     if _native is not None:
-        _native.launch(described, codes, values, False)
+        _native.launch(described, codes, values)
         return
     stream = _raw_stream(device_index)
     cuda_driver.launch(function, device_index, stream, grid, block, shared_bytes, codes, values)
@@ -332,8 +331,7 @@ def launch_cpu(entry: int, codes: str, values: list[Any]) -> None:
     if _thread.recording is not None:
         _thread.recording.note(described, codes, values)
     if _native is not None:
-        sizes = (value.nbytes for value in values if isinstance(value, Tensor))
-        _native.launch(described, codes, values, sum(sizes) >= _RELEASE_GIL_BYTES)
+        _native.launch(described, codes, values)
         return
     torch.get_num_threads()  # sets OpenMP's thread count in a thread that has not used torch yet
     held, pointers = cuda_driver.packed(codes, values)
