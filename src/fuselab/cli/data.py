@@ -14,9 +14,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fuselab.data.describe import Description
-from fuselab.data.describe import describe as describe_file
-from fuselab.data.synthesize import synthesize as synthesize_file
+from fuselab.data.description import Description
+from fuselab.data.description import describe as describe_file
+from fuselab.data.synthetic import synthesize as synthesize_file
 from fuselab.data.tsv import TruncatedLineWarning
 from fuselab.device import environment
 from fuselab.report.files import replacing, write_json

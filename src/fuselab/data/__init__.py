@@ -4,9 +4,9 @@
 """
 
 from fuselab.data.batches import Batch, batches, log_counts, to_batch
-from fuselab.data.describe import Description, describe
+from fuselab.data.description import Description, describe
 from fuselab.data.layout import KAGGLE_CARDINALITIES, MISSING_COUNT, MISSING_ID, Rows
-from fuselab.data.synthesize import pieces, synthesize
+from fuselab.data.synthetic import pieces, synthesize
 from fuselab.data.tsv import TruncatedLineWarning, read
 
 __all__ = [

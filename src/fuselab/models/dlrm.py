@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fuselab.data.batches import Batch, batches, to_batch
 from fuselab.data.layout import DENSE_COLUMNS, KAGGLE_CARDINALITIES, SPARSE_COLUMNS
-from fuselab.data.synthesize import pieces
+from fuselab.data.synthetic import pieces
 from fuselab.errors import ArgumentError, UnknownNameError
 
 INTERACTIONS = ("outer", "dot", "cat")

@@ -21,7 +21,7 @@ from fuselab.data import (
     to_batch,
 )
 from fuselab.data.layout import Rows, concatenate
-from fuselab.data.synthesize import CHUNK_ROWS
+from fuselab.data.synthetic import CHUNK_ROWS
 from fuselab.errors import ArgumentError
 from fuselab.models.dlrm import Dlrm, DlrmConfig
 
