@@ -80,10 +80,7 @@ class GraphBreak:
 class Compilation:
     """One frame that Dynamo compiled."""
 
-    function: str
-    line: SourceLine | None
     guards: int | None
-    operators: int | None
     seconds: float | None
     backend_seconds: float | None
     recompile_reason: str | None
@@ -262,10 +259,7 @@ def compilations() -> list[Compilation]:
     """What Dynamo compiled since ``forget_compilations``, backward graphs aside."""
     return [
         Compilation(
-            function=plain(metrics.co_name),
-            line=SourceLine(metrics.co_filename, metrics.co_firstlineno or 1),
             guards=metrics.guard_count,
-            operators=metrics.graph_op_count,
             seconds=metrics.entire_frame_compile_time_s,
             backend_seconds=metrics.backend_compile_time_s,
             recompile_reason=plain(metrics.recompile_reason) if metrics.recompile_reason else None,

@@ -37,7 +37,6 @@ class Kernel:
     kind: str  # kernel, copy, fill
     start_us: float
     duration_us: float
-    stream: int
     grid: tuple[int, ...] | None
     block: tuple[int, ...] | None
     bytes: int | None
@@ -57,7 +56,6 @@ class Span:
     thread: int
     start_us: float
     duration_us: float
-    sequence: int | None = None
     parent: Span | None = None
     children: list[Span] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)  # launched by this very call
@@ -119,7 +117,6 @@ class TensorUse:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-    device: str
 
     @property
     def numel(self) -> int:
@@ -230,7 +227,6 @@ def _nest(
             thread=_thread(event),
             start_us=float(event["ts"]),
             duration_us=float(event["dur"]),
-            sequence=arguments.get("Sequence number"),
         )
         while stack and stack[-1].end_us <= span.start_us:
             stack.pop()
@@ -256,7 +252,6 @@ def _kernel(
         kind=_DEVICE_CATEGORIES[event["cat"]],
         start_us=float(event["ts"]),
         duration_us=float(event["dur"]),
-        stream=int(arguments.get("stream", 0)),
         grid=tuple(arguments["grid"]) if "grid" in arguments else None,
         block=tuple(arguments["block"]) if "block" in arguments else None,
         bytes=arguments.get("bytes"),
@@ -373,7 +368,6 @@ def _tensors(inputs: Any) -> Iterator[TensorUse]:
                 sizes=tuple(value.sizes),
                 strides=tuple(value.strides),
                 dtype=value.dtype,
-                device=value.device.type,
             )
 
 
