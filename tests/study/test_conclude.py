@@ -26,7 +26,7 @@ def test_both_together() -> None:
         sentence="Fused kernels and torch.compile together make dlrm 2.175× as fast: "
         "41.23 ms becomes 18.96 ms.",
         slow="53.04 % of a call is moving data through memory. "
-        "The costliest line is dlrm.py:116, with 50.65 % of the time.",
+        "What costs most: 3 operators could be one kernel (dlrm.py:116).",
         changed="One chain is now one kernel: bias_activation in dense_mlp (1.310×). Same "
         "parameters, same state_dict; outputs and gradients were proved before anything was timed.",
         limit="No way of running this work here takes less than about 13.02 ms, the time of its "
@@ -92,6 +92,12 @@ def test_beyond_the_limit_says_why(share: float) -> None:
     best = replace(BOTH, limit_share=share)
     found = conclude(study_of(EAGER, FUSED, COMPILED, best))
     assert ("stays in the cache" in found.limit) == (share > 1.03)
+
+
+def test_a_small_finding_gives_way_to_the_costliest_line() -> None:
+    study = sample_study()
+    found = conclude(replace(study, leads=(replace(study.leads[0], share=0.04),)))
+    assert found.slow.endswith("The costliest line is dlrm.py:116, with 50.65 % of the time.")
 
 
 def test_without_a_limit() -> None:

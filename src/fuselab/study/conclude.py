@@ -17,6 +17,7 @@ _PARTS = {
     "overhead_us": "overhead: Python, dispatch and waiting, not work",
     "data_us": "waiting for input data",
 }
+_WORTH_NAMING = 0.05  # of a call that a finding would save
 # Above this share of the limit the caches must have held what the limit reads from memory.
 _PLAUSIBLE_SHARE = 1.03
 
@@ -68,8 +69,11 @@ def _slow(study: Study) -> str:
     split, whole = study.profile["split"], study.profile["step_us"]
     part = max(_PARTS, key=lambda key: split[key])
     text = f"{share(split[part] / whole)} of a call is {_PARTS[part]}."
-    lines = study.profile["lines"]
-    if lines:
+    lines, leads = study.profile["lines"], study.leads
+    if leads and leads[0].share >= _WORTH_NAMING:
+        where = f" ({leads[0].line})" if leads[0].line else ""
+        text += f" What costs most: {leads[0].title}{where}."
+    elif lines:
         top = max(lines, key=lambda row: row["share"])
         text += f" The costliest line is {top['name']}, with {share(top['share'])} of the time."
     return text
