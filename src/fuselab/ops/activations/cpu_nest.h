@@ -16,7 +16,7 @@
 
 constexpr int rank = 5;             // outermost dimension first; unused ones have size 1
 constexpr int64_t tile = 1024;      // elements of a tile: buffers of a tile stay in L1
-constexpr int64_t parallel_from = 65536;   // elements; below, starting threads costs more (5 us)
+constexpr int64_t parallel_from = 1 << 17;  // elements; below, starting threads costs more (5 us)
 constexpr int64_t stream_from = 1 << 22;   // output bytes; below, the reader finds it in the cache
 
 using Index = std::array<int64_t, rank>;
@@ -156,28 +156,23 @@ void for_each_fold(const Index& sizes, const Operand<Bias>& bias, Walk walk,
 }
 
 // Adds to totals[column] the sum of a column over all rows, in an order that the shape alone fixes,
-// not the number of threads: blocks of rows, groups of 32 rows within them. A group is summed in
-// Real, groups and blocks in double. body(first_row, last_row, column, count, sums) adds its rows'
-// elements [column, column + count) to sums[0 .. count).
-template <class Real, class Body>
+// not the number of threads: row after row in a block of rows, then block after block, in double.
+// body(first_row, last_row, column, count, sums) adds its rows' elements [column, column + count) to
+// sums[0 .. count); `sums` has room for a whole vector more.
+template <class Body>
 void for_each_column_sum(int64_t rows, int64_t columns, double* totals, Body body) {
-  constexpr int64_t group = 32;
   const int64_t tiles = (columns + tile - 1) / tile;
-  const int64_t groups = (rows + group - 1) / group;
-  const int64_t blocks = std::clamp<int64_t>(64 / tiles, 1, groups);
-  const int64_t groups_per_block = (groups + blocks - 1) / blocks;
+  const int64_t blocks = std::clamp<int64_t>(64 / tiles, 1, (rows + 31) / 32);
+  const int64_t rows_per_block = (rows + blocks - 1) / blocks;
   std::vector<double> partial(blocks * columns);
 #pragma omp parallel for schedule(static) if (rows * columns >= parallel_from)
   for (int64_t item = 0; item < blocks * tiles; ++item) {
     const int64_t block = item / tiles, column = item % tiles * tile;
     const int64_t count = std::min(tile, columns - column);
-    double* into = partial.data() + block * columns + column;
-    const int64_t end = std::min(rows, (block + 1) * groups_per_block * group);
-    for (int64_t row = block * groups_per_block * group; row < end; row += group) {
-      alignas(64) Real sums[tile] = {};
-      body(row, std::min(row + group, end), column, count, sums);
-      for (int64_t i = 0; i < count; ++i) into[i] += sums[i];
-    }
+    const int64_t first = std::min(rows, block * rows_per_block);
+    alignas(64) double sums[tile + lanes<Floats>] = {};
+    body(first, std::min(rows, first + rows_per_block), column, count, sums);
+    std::copy_n(sums, count, partial.data() + block * columns + column);
     finish_streaming();
   }
   for (int64_t block = 0; block < blocks; ++block) {

@@ -250,6 +250,17 @@ FUSELAB_INLINE void store(Element* pointer, Vec value, First part) {
   std::memcpy(pointer, lane, part.count * sizeof(Element));
 }
 
+// sums[lane] += values[lane] for all lanes, also those that take no part: the caller has room.
+FUSELAB_INLINE void accumulate(double* sums, Doubles values) {
+  store<false>(sums, load<Doubles>(sums) + values);
+}
+FUSELAB_INLINE void accumulate(double* sums, Floats values) {
+  float lane[lanes<Floats>];
+  std::memcpy(lane, &values, sizeof lane);
+  accumulate(sums, load<Doubles>(lane));
+  accumulate(sums + lanes<Doubles>, load<Doubles>(lane + lanes<Doubles>));
+}
+
 // Calls body(index, part) for every vector of a run of `count` elements.
 template <class Vec, class Body>
 FUSELAB_INLINE void for_each_vector(int64_t count, Body body) {

@@ -84,14 +84,14 @@ FUSELAB_INLINE void assign(__nv_bfloat16& to, float value) { to = __float2bfloat
 FUSELAB_INLINE void assign(__nv_bfloat16& to, double value) { to = __double2bfloat16(value); }
 
 // `width` consecutive elements of a thread. aligned: the address is a multiple of their size, or of
-// 16 bytes where they are more, and they travel in 16-byte instructions. stream: each byte is used
-// once, so it is the first to leave L2.
+// 16 bytes where they are more, and they travel in 16-byte instructions. Accesses carry no cache
+// hints: evict-first loads and stores cost 7 % at 403 MB (H200, 103.9 us against 97.5).
 template <class Element, int width>
 struct alignas(16) Pack {
   Element element[width];
 };
 
-template <bool aligned, bool stream, int width, class Element>
+template <bool aligned, int width, class Element>
 FUSELAB_INLINE Pack<Element, width> load(const Element* pointer) {
   constexpr int bytes = width * sizeof(Element);
   Pack<Element, width> pack;
@@ -99,11 +99,11 @@ FUSELAB_INLINE Pack<Element, width> load(const Element* pointer) {
 #pragma unroll
     for (int i = 0; i < bytes / 16; ++i) {
       const uint4* source = reinterpret_cast<const uint4*>(pointer) + i;
-      reinterpret_cast<uint4*>(pack.element)[i] = stream ? __ldcs(source) : __ldg(source);
+      reinterpret_cast<uint4*>(pack.element)[i] = __ldg(source);
     }
   } else if constexpr (aligned && bytes == 8) {
     const uint2* source = reinterpret_cast<const uint2*>(pointer);
-    *reinterpret_cast<uint2*>(pack.element) = stream ? __ldcs(source) : __ldg(source);
+    *reinterpret_cast<uint2*>(pack.element) = __ldg(source);
   } else {
 #pragma unroll
     for (int i = 0; i < width; ++i) pack.element[i] = pointer[i];
@@ -111,19 +111,13 @@ FUSELAB_INLINE Pack<Element, width> load(const Element* pointer) {
   return pack;
 }
 
-template <bool aligned, bool stream, int width, class Element>
+template <bool aligned, int width, class Element>
 FUSELAB_INLINE void store(Element* pointer, const Pack<Element, width>& pack) {
   constexpr int bytes = width * sizeof(Element);
   if constexpr (aligned && bytes % 16 == 0) {
 #pragma unroll
     for (int i = 0; i < bytes / 16; ++i) {
-      uint4* target = reinterpret_cast<uint4*>(pointer) + i;
-      const uint4 value = reinterpret_cast<const uint4*>(pack.element)[i];
-      if constexpr (stream) {
-        __stcs(target, value);
-      } else {
-        *target = value;
-      }
+      reinterpret_cast<uint4*>(pointer)[i] = reinterpret_cast<const uint4*>(pack.element)[i];
     }
   } else if constexpr (aligned && bytes == 8) {
     *reinterpret_cast<uint2*>(pointer) = *reinterpret_cast<const uint2*>(pack.element);

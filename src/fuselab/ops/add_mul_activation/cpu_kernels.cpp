@@ -179,7 +179,7 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
     std::vector<double> sums_of_part(width);
     const auto sum = [&](const auto&... saved) {
       const auto body = [&](int64_t row, int64_t last_row, int64_t column, int64_t count,
-                            Real* sums) {
+                            double* sums) {
         auto runs = runs_of(g, saved...);
         for (; row < last_row; ++row) {
           const Index index{0, 0, 0, row, column};
@@ -189,13 +189,13 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
               const Vec gradient = pullback<Activation, Terms, Vec>(scale, i, lanes_used, run...);
               if (grad_input) store<false>(grad_input + offset + i, gradient, lanes_used);
               if (grad_update) store<false>(grad_update + offset + i, gradient * scale, lanes_used);
-              store<false>(sums + i, load<Vec>(sums + i, lanes_used) + gradient, lanes_used);
+              accumulate(sums + i, gradient);
             });
           };
           with_runs(runs, index, count, row_body, g, saved...);
         }
       };
-      for_each_column_sum<Real>(part[rank - 2], width, sums_of_part.data(), body);
+      for_each_column_sum(part[rank - 2], width, sums_of_part.data(), body);
     };
     with_saved<Activation, Terms>(sum, x, u, b);
     for (int64_t i = 0; i < width; ++i) totals[i % columns] += sums_of_part[i];

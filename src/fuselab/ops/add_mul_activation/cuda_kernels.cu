@@ -2,10 +2,12 @@
 // absent (bias_activation has no update).
 //
 // The floor is memory: every operand is read once, every output written once. The flat kernels give
-// a thread `unroll` packs of `width` elements (16 bytes of the narrowest type), all loads before the
-// first use, so that two packs of two operands keep 64 bytes per thread in flight: 128 KB per
-// multiprocessor, where 4.8 TB/s over 132 of them at 0.7 us latency needs 25. Arithmetic is in
-// float (double where the output is), product and sums rounded one by one as eager rounds them.
+// a thread one pack of `width` elements (16 bytes of the narrowest type) of every operand, all loads
+// before the first use: 32 bytes per thread and two operands, so 64 KB in flight per multiprocessor,
+// where 4.8 TB/s over 132 of them at 0.7 us latency needs 25. A second pack per thread is slower
+// (H200, 65536 x 512 float32: forward 98.5 us against 97.5, backward 136.6 against 131.0).
+// Arithmetic is in float (double where the output is), product and sums rounded one by one as eager
+// rounds them.
 //
 // Index is int32_t, or int64_t where an offset needs it. Sizes and strides count elements.
 
@@ -31,11 +33,10 @@ struct Terms {
   static constexpr bool has_update = update, has_bias = bias;
 };
 
-// Which pointers are aligned for 16-byte access, and whether the tensors exceed L2.
-template <bool first_, bool second_, bool bias_, bool written_, bool stream_>
+// Which pointers are aligned for 16-byte access.
+template <bool first_, bool second_, bool bias_, bool written_>
 struct Access {
-  static constexpr bool first = first_, second = second_, bias = bias_, written = written_,
-                        stream = stream_;
+  static constexpr bool first = first_, second = second_, bias = bias_, written = written_;
 };
 
 template <class Terms, class Real, class Input, class Update, class Bias>
@@ -54,7 +55,7 @@ FUSELAB_INLINE Pack<Bias, width> load_bias(const Bias* bias, Index offset, Index
                                            Index bias_stride) {
   Index column = offset % columns;
   if constexpr (Access::bias) {
-    return load<true, false, width>(bias + column);
+    return load<true, width>(bias + column);
   } else {
     Pack<Bias, width> pack;
 #pragma unroll
@@ -67,56 +68,37 @@ FUSELAB_INLINE Pack<Bias, width> load_bias(const Bias* bias, Index offset, Index
 }
 
 template <class Activation, class Terms, class Output, class Input, class Update, class Bias,
-          class Scale, class Index, class Access, int width, int unroll>
+          class Scale, class Index, class Access, int width>
 __global__ void __launch_bounds__(threads)
     forward(const Input* __restrict__ input, const Update* __restrict__ update,
             const Bias* __restrict__ bias, Output* __restrict__ output, Scale scale_argument,
             int64_t numel, int64_t columns, int64_t bias_stride) {
   using Real = Arithmetic<Output>;
   const Real scale = scale_of<Real>(scale_argument);
-  const Index begin = Index(blockIdx.x) * (threads * width * unroll) + threadIdx.x * width;
-  constexpr int step = threads * width;
-  if (begin + (unroll - 1) * step + width <= numel) {
-    Pack<Input, width> x[unroll];
-    Pack<Update, width> u[unroll];
-    Pack<Bias, width> b[unroll];
-#pragma unroll
-    for (int k = 0; k < unroll; ++k) {
-      const Index offset = begin + k * step;
-      x[k] = load<Access::first, Access::stream, width>(input + offset);
-      if constexpr (Terms::has_update) {
-        u[k] = load<Access::second, Access::stream, width>(update + offset);
-      }
+  const Index begin = (Index(blockIdx.x) * threads + threadIdx.x) * width;
+  if (begin + width <= numel) {
+    const auto x = load<Access::first, width>(input + begin);
+    Pack<Update, width> u;
+    Pack<Bias, width> b;
+    if constexpr (Terms::has_update) u = load<Access::second, width>(update + begin);
+    if constexpr (Terms::has_bias) {
+      b = load_bias<Access, width>(bias, begin, Index(columns), Index(bias_stride));
     }
+    Pack<Output, width> result;
 #pragma unroll
-    for (int k = 0; k < unroll; ++k) {
-      if constexpr (Terms::has_bias) {
-        b[k] = load_bias<Access, width>(bias, Index(begin + k * step), Index(columns),
-                                        Index(bias_stride));
-      }
+    for (int i = 0; i < width; ++i) {
+      const Real sum =
+          preactivation<Terms, Real>(x.element[i], u.element[i], b.element[i], scale);
+      assign(result.element[i], Activation::forward(sum));
     }
-#pragma unroll
-    for (int k = 0; k < unroll; ++k) {
-      Pack<Output, width> result;
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const Real sum = preactivation<Terms, Real>(x[k].element[i], u[k].element[i],
-                                                    b[k].element[i], scale);
-        assign(result.element[i], Activation::forward(sum));
-      }
-      store<Access::written, Access::stream>(output + begin + k * step, result);
-    }
+    store<Access::written>(output + begin, result);
     return;
   }
-  for (int k = 0; k < unroll; ++k) {
-    for (int i = 0; i < width; ++i) {
-      const Index offset = begin + k * step + i;
-      if (offset >= numel) return;
-      const Real sum = preactivation<Terms, Real>(
-          input[offset], Terms::has_update ? update[offset] : Update{},
-          Terms::has_bias ? bias[offset % Index(columns) * Index(bias_stride)] : Bias{}, scale);
-      assign(output[offset], Activation::forward(sum));
-    }
+  for (Index offset = begin; offset < numel; ++offset) {
+    const Real sum = preactivation<Terms, Real>(
+        input[offset], Terms::has_update ? update[offset] : Update{},
+        Terms::has_bias ? bias[offset % Index(columns) * Index(bias_stride)] : Bias{}, scale);
+    assign(output[offset], Activation::forward(sum));
   }
 }
 
@@ -199,7 +181,7 @@ struct Reads {
 // Gradients of input and update, null where not needed. Access::first is the alignment of grad and
 // first, Access::second of update.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
-          class Bias, class Scale, class Index, class Access, int width, int unroll>
+          class Bias, class Scale, class Index, class Access, int width>
 __global__ void __launch_bounds__(threads)
     backward(const Output* __restrict__ grad, const First* __restrict__ first,
              const Update* __restrict__ update, const Bias* __restrict__ bias,
@@ -208,55 +190,37 @@ __global__ void __launch_bounds__(threads)
   using Real = Arithmetic<Output>;
   using Reads = Reads<Activation, Terms>;
   const Real scale = scale_of<Real>(scale_argument);
-  const Index begin = Index(blockIdx.x) * (threads * width * unroll) + threadIdx.x * width;
-  constexpr int step = threads * width;
-  if (begin + (unroll - 1) * step + width <= numel) {
-    Pack<Output, width> g[unroll];
-    Pack<First, width> x[unroll];
-    Pack<Update, width> u[unroll];
-    Pack<Bias, width> b[unroll];
-#pragma unroll
-    for (int k = 0; k < unroll; ++k) {
-      const Index offset = begin + k * step;
-      g[k] = load<Access::first, Access::stream, width>(grad + offset);
-      if constexpr (Reads::first) {
-        x[k] = load<Access::first, Access::stream, width>(first + offset);
-      }
-      if constexpr (Reads::update) {
-        u[k] = load<Access::second, Access::stream, width>(update + offset);
-      }
-      if constexpr (Reads::bias) {
-        b[k] = load_bias<Access, width>(bias, offset, Index(columns), Index(bias_stride));
-      }
+  const Index begin = (Index(blockIdx.x) * threads + threadIdx.x) * width;
+  if (begin + width <= numel) {
+    const auto g = load<Access::first, width>(grad + begin);
+    Pack<First, width> x;
+    Pack<Update, width> u;
+    Pack<Bias, width> b;
+    if constexpr (Reads::first) x = load<Access::first, width>(first + begin);
+    if constexpr (Reads::update) u = load<Access::second, width>(update + begin);
+    if constexpr (Reads::bias) {
+      b = load_bias<Access, width>(bias, begin, Index(columns), Index(bias_stride));
     }
+    Pack<Input, width> of_input;
+    Pack<Update, width> of_update;
 #pragma unroll
-    for (int k = 0; k < unroll; ++k) {
-      const Index offset = begin + k * step;
-      Pack<Input, width> of_input;
-      Pack<Update, width> of_update;
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const Real gradient = pulled_back<Activation, Terms, Real>(
-            g[k].element[i], x[k].element[i], u[k].element[i], b[k].element[i], scale);
-        assign(of_input.element[i], gradient);
-        assign(of_update.element[i], gradient * scale);
-      }
-      if (grad_input) store<Access::written, Access::stream>(grad_input + offset, of_input);
-      if (grad_update) store<Access::written, Access::stream>(grad_update + offset, of_update);
+    for (int i = 0; i < width; ++i) {
+      const Real gradient = pulled_back<Activation, Terms, Real>(
+          g.element[i], x.element[i], u.element[i], b.element[i], scale);
+      assign(of_input.element[i], gradient);
+      assign(of_update.element[i], gradient * scale);
     }
+    if (grad_input) store<Access::written>(grad_input + begin, of_input);
+    if (grad_update) store<Access::written>(grad_update + begin, of_update);
     return;
   }
-  for (int k = 0; k < unroll; ++k) {
-    for (int i = 0; i < width; ++i) {
-      const Index offset = begin + k * step + i;
-      if (offset >= numel) return;
-      const Real gradient = pulled_back<Activation, Terms, Real>(
-          grad[offset], Reads::first ? first[offset] : First{},
-          Reads::update ? update[offset] : Update{},
-          Reads::bias ? bias[offset % Index(columns) * Index(bias_stride)] : Bias{}, scale);
-      if (grad_input) assign(grad_input[offset], gradient);
-      if (grad_update) assign(grad_update[offset], gradient * scale);
-    }
+  for (Index offset = begin; offset < numel; ++offset) {
+    const Real gradient = pulled_back<Activation, Terms, Real>(
+        grad[offset], Reads::first ? first[offset] : First{},
+        Reads::update ? update[offset] : Update{},
+        Reads::bias ? bias[offset % Index(columns) * Index(bias_stride)] : Bias{}, scale);
+    if (grad_input) assign(grad_input[offset], gradient);
+    if (grad_update) assign(grad_update[offset], gradient * scale);
   }
 }
 
@@ -324,7 +288,7 @@ FUSELAB_INLINE void sum_over_rows_of_threads(double (&total)[width]) {
 // double: one conversion and one addition per element, which a GPU that waits for memory has time
 // for. With width > 1 all matrices are row-major, aligned, and columns are a multiple of width.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
-          class Bias, class Sum, class Scale, class Index, bool stream, int width>
+          class Bias, class Sum, class Scale, class Index, int width>
 __global__ void __launch_bounds__(threads)
     backward_with_bias(const Output* __restrict__ grad, const First* __restrict__ first,
                        const Update* __restrict__ update, const Bias* __restrict__ bias,
@@ -359,14 +323,14 @@ __global__ void __launch_bounds__(threads)
       for (int k = 0; k < unroll; ++k) {
         const Index at = row + k * Index(blockDim.y);
         if (at >= end) break;
-        g[k] = load<(width > 1), stream, width>(grad + at * Index(grad_row) +
+        g[k] = load<(width > 1), width>(grad + at * Index(grad_row) +
                                                 column * Index(grad_column));
         if constexpr (Reads::first) {
-          x[k] = load<(width > 1), stream, width>(first + at * Index(first_row) +
+          x[k] = load<(width > 1), width>(first + at * Index(first_row) +
                                                   column * Index(first_column));
         }
         if constexpr (Reads::update) {
-          u[k] = load<(width > 1), stream, width>(update + at * Index(update_row) +
+          u[k] = load<(width > 1), width>(update + at * Index(update_row) +
                                                   column * Index(update_column));
         }
       }
@@ -385,8 +349,8 @@ __global__ void __launch_bounds__(threads)
           total[i] += static_cast<double>(gradient);
         }
         const Index offset = at * Index(columns) + column;
-        if (grad_input) store<(width > 1), stream>(grad_input + offset, of_input);
-        if (grad_update) store<(width > 1), stream>(grad_update + offset, of_update);
+        if (grad_input) store<(width > 1)>(grad_input + offset, of_input);
+        if (grad_update) store<(width > 1)>(grad_update + offset, of_update);
       }
     }
   }

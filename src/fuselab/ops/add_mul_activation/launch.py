@@ -279,7 +279,7 @@ def _backward_with_bias_cpp(
 _TRITON_BLOCK_BYTES = 4096  # of the output in a tile: two 16-byte stores per thread
 _TRITON_TILE = 1024  # elements of a tile of the strided kernels
 _TRITON_REDUCE_TILE = 2048  # elements that backward_with_bias handles at a time
-_PROGRAMS_PER_MULTIPROCESSOR = 8
+_PROGRAMS_PER_MULTIPROCESSOR = 4
 
 
 @cache
@@ -308,7 +308,9 @@ def _triton_scale(scale: float | Tensor) -> tuple[Tensor | None, float]:
     return (scale, 0.0) if isinstance(scale, Tensor) else (None, scale)
 
 
-def _flat_columns(loops: Nest, bias_place: int | None, read: Sequence[int]) -> tuple[int, int] | None:
+def _flat_columns(
+    loops: Nest, bias_place: int | None, read: Sequence[int]
+) -> tuple[int, int] | None:
     """(columns, stride of the bias) where a flat kernel can walk the nest, else None.
 
     ``read`` are the places of the operands that must count up like the output; the bias repeats
@@ -337,7 +339,7 @@ def _flat_constants(numel: int, columns: int, output_dtype: torch.dtype) -> dict
     }
 
 
-def _tile_constants(loops: Nest) -> tuple[tuple[int], dict[str, Any]]:
+def _tile_constants(loops: Nest) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Grid and tile shape of a strided kernel: square tiles where an operand is transposed, so that
     the lines it touches are used while they are in L1."""
     rows, columns = math.prod(loops.sizes[:-1]), loops.sizes[-1]
@@ -373,7 +375,7 @@ def forward_triton(
     if flat is not None:
         constants |= _flat_constants(numel, flat[0], output.dtype)
         grid: tuple[int, ...] = (_ceil_div(numel, constants["BLOCK"]),)
-        numbers = (numel, *flat)
+        numbers: tuple[int, ...] = (numel, *flat)
         kernel = kernels.forward
     else:
         grid, tile = _tile_constants(loops)
@@ -409,8 +411,8 @@ def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) ->
     """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
     ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
 
-    The latter's workspace is (row blocks, columns) in float64: 8 programs of up to 256 columns per
-    multiprocessor, so at most 2 MB on 132 of them. It writes row-major gradients, so a
+    The latter's workspace is (row blocks, columns) in float64: 4 programs of up to 256 columns per
+    multiprocessor, so at most 1 MB on 132 of them. It writes row-major gradients, so a
     gradient whose strides are others is copied once more, and an operand whose rows have no common
     stride is copied first. The order of the sums depends on shape and device only.
     """
@@ -440,7 +442,7 @@ def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) ->
     if flat is not None:
         constants |= _flat_constants(numel, flat[0], grad_output.dtype)
         grid: tuple[int, ...] = (_ceil_div(numel, constants["BLOCK"]),)
-        numbers = (numel, *flat)
+        numbers: tuple[int, ...] = (numel, *flat)
         kernel = kernels.backward
     else:
         grid, tile = _tile_constants(loops)
@@ -524,14 +526,9 @@ _CUDA_NAMES = {
     torch.bfloat16: "__nv_bfloat16",
 }
 _THREADS = 256
-_BLOCKS_PER_MULTIPROCESSOR = 4  # of backward_with_bias, whose 64 registers let 4 be resident
-
-
-@cache
-def _l2_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0
-    return torch.cuda.get_device_properties(device).L2_cache_size
+# Of backward_with_bias. More leave column_sums more to add: 149 us with 2, 154 with 4, 165 with 8
+# (H200, 65536 x 512 float32).
+_BLOCKS_PER_MULTIPROCESSOR = 2
 
 
 def _cuda_scale(scale: float | Tensor, output_dtype: torch.dtype) -> tuple[str, Tensor | Scalar]:
@@ -545,13 +542,6 @@ def _is_aligned(*tensors: Tensor | None) -> bool:
     return all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
-def _is_streamed(*tensors: Tensor | None) -> bool:
-    """Whether these tensors together exceed L2, so that none of them will be met there again."""
-    dense = [tensor for tensor in tensors if tensor is not None]
-    total = sum(tensor.numel() * tensor.element_size() for tensor in dense)
-    return total > _l2_bytes(dense[0].device)
-
-
 def _width(*dtypes: torch.dtype | None) -> int:
     """Elements per thread and pack: 16 bytes of the narrowest type."""
     return 16 // min(dtype.itemsize for dtype in dtypes if dtype is not None)
@@ -563,14 +553,6 @@ def _flags(*values: bool) -> str:
 
 def _index(is_wide: bool) -> str:
     return "int64_t" if is_wide else "int32_t"
-
-
-def _flat_shape(numel: int, width: int, device: torch.device) -> tuple[int, int]:
-    """(blocks, packs per thread): two packs as soon as that leaves two blocks per
-    multiprocessor."""
-    pair = 2 * _THREADS * width
-    unroll = 2 if numel >= 2 * pair * _multiprocessors(device) else 1
-    return _ceil_div(numel, unroll * _THREADS * width), unroll
 
 
 def forward_cuda(
@@ -600,18 +582,16 @@ def forward_cuda(
         _launch_strided(source, f"forward_strided<{common}", loops, operands)
         return output
     width = _width(output.dtype, input.dtype, None if update is None else update.dtype)
-    blocks, unroll = _flat_shape(numel, width, output.device)
     access = _flags(
         _is_aligned(input),
         _is_aligned(update),
         _is_bias_packed(bias, flat, width),
         _is_aligned(output),
-        _is_streamed(input, update, output),
     )
-    index = _index(numel + 2 * _THREADS * width > 2**31 - 1)
+    index = _index(numel + _THREADS * width > 2**31 - 1)
     source.launch(
-        f"forward<{common}, {index}, Access<{access}>, {width}, {unroll}>",
-        grid=(blocks, 1, 1),
+        f"forward<{common}, {index}, Access<{access}>, {width}>",
+        grid=(_ceil_div(numel, _THREADS * width), 1, 1),
         block=(_THREADS, 1, 1),
         args=(*operands, *_numbers(flat)),
     )
@@ -656,7 +636,7 @@ def backward_cuda(
     """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
     ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
 
-    The workspace and the copies are those of ``backward_triton``, with 4 blocks per multiprocessor.
+    The workspace and the copies are those of ``backward_triton``, with 2 blocks per multiprocessor.
     """
     grads = saved.empty_gradients(needs, grad_output)
     numel = grad_output.numel()
@@ -682,18 +662,16 @@ def backward_cuda(
         _launch_strided(source, f"backward_strided<{common}", loops, arguments)
         return grads
     width = _width(*dtypes[:4])
-    blocks, unroll = _flat_shape(numel, width, grad_output.device)
     access = _flags(
         _is_aligned(operands[0], operands[1]),
         _is_aligned(operands[2]),
         _is_bias_packed(saved.bias, flat, width),
         _is_aligned(grad_input, grad_update),
-        _is_streamed(*operands[:3], grad_input, grad_update),
     )
-    index = _index(numel + 2 * _THREADS * width > 2**31 - 1)
+    index = _index(numel + _THREADS * width > 2**31 - 1)
     source.launch(
-        f"backward<{common}, {index}, Access<{access}>, {width}, {unroll}>",
-        grid=(blocks, 1, 1),
+        f"backward<{common}, {index}, Access<{access}>, {width}>",
+        grid=(_ceil_div(numel, _THREADS * width), 1, 1),
         block=(_THREADS, 1, 1),
         args=(*arguments, *_numbers(flat)),
     )
@@ -720,11 +698,10 @@ def _backward_with_bias_cuda(
         grad_output.device, rows, 4 * down, column_tiles, _BLOCKS_PER_MULTIPROCESSOR
     )
     sums = matrices.empty_sums(blocks)
-    streamed = _is_streamed(*read, *matrices.written[:2])
     index = _index(matrices.needs_64_bit_offsets())
     source.launch(
         f"backward_with_bias<{kind}, {types}, {_CUDA_NAMES[sums.dtype]}, {scale_type}, {index}, "
-        f"{_flags(streamed)}, {width}>",
+        f"{width}>",
         grid=(blocks * column_tiles, 1, 1),
         block=(across, down, 1),
         args=(
@@ -753,14 +730,14 @@ def cuda_expressions(has_update: bool) -> tuple[str, ...]:
     """Instantiations that between them reach every line of cuda_kernels.cu: each kernel, activation
     and dtype, both offset widths, aligned and not, the scale by value and through a pointer."""
     terms = f"Terms<{_flags(has_update, True)}>"
-    aligned = f"Access<{_flags(True, True, True, True, True)}>"
-    unaligned = f"Access<{_flags(False, False, False, False, False)}>"
+    aligned = f"Access<{_flags(True, True, True, True)}>"
+    unaligned = f"Access<{_flags(False, False, False, False)}>"
     found = []
     for entry in ACTIVATIONS.values():
         kind, single = f"{entry.functor}, {terms}", ", ".join(["float"] * 4)
         found += [
-            f"forward<{kind}, {single}, float, int32_t, {aligned}, 4, 2>",
-            f"backward<{kind}, float, {single}, float, int32_t, {aligned}, 4, 2>",
+            f"forward<{kind}, {single}, float, int32_t, {aligned}, 4>",
+            f"backward<{kind}, float, {single}, float, int32_t, {aligned}, 4>",
         ]
     for dtype, name in _CUDA_NAMES.items():
         width = _width(dtype)
@@ -768,12 +745,12 @@ def cuda_expressions(has_update: bool) -> tuple[str, ...]:
         scale = "double" if dtype == torch.float64 else "float"
         four, five = ", ".join([name] * 4), ", ".join([name] * 5)
         found += [
-            f"forward<{kind}, {four}, {scale}, int64_t, {aligned}, {width}, 2>",
-            f"forward<{kind}, {four}, const {scale}*, int32_t, {unaligned}, {width}, 1>",
+            f"forward<{kind}, {four}, {scale}, int64_t, {aligned}, {width}>",
+            f"forward<{kind}, {four}, const {scale}*, int32_t, {unaligned}, {width}>",
             f"forward_strided<{kind}, {four}, {scale}, int32_t, 5>",
             f"backward_strided<{kind}, {five}, {scale}, int64_t, 3>",
-            f"backward_with_bias<{kind}, {five}, double, {scale}, int32_t, true, {width}>",
-            f"backward_with_bias<{kind}, {five}, {name}, {scale}, int64_t, false, 1>",
+            f"backward_with_bias<{kind}, {five}, double, {scale}, int32_t, {width}>",
+            f"backward_with_bias<{kind}, {five}, {name}, {scale}, int64_t, 1>",
             f"column_sums<{name}>",
         ]
     return tuple(found)

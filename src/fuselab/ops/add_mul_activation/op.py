@@ -137,9 +137,7 @@ def _backward_cuda(
     return launch.backward_cuda(CUDA, needs, grad_output, _saved(*saved))
 
 
-def cost(
-    input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str
-) -> Cost:
+def cost(input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str) -> Cost:
     """Input, update and bias read once, the output written once."""
     dtype = promoted(input, update, bias)
     flops = 2 + (bias is not None) + activation_named(activation).flops
@@ -180,7 +178,7 @@ def prefer(
 
 
 # The published sweep, and the sizes around a block's edge: Triton's flat block is 1024 elements of
-# float32, the strided tile 1024, a CUDA block 1024 or 2048, a CPU tile 1024.
+# float32, the strided tile 1024, a CUDA block 1024, a CPU tile 1024.
 
 _SWEEP = (
     (4, 4),
@@ -275,7 +273,11 @@ def _cases() -> Iterator[Case]:
             True,
         ),
         "offset_rows": ((65, 40), lambda input, update: (input[1:, 3:], update[1:, 3:]), True),
-        "every_other_column": ((17, 66), lambda input, update: (input[:, ::2], update[:, ::2]), True),
+        "every_other_column": (
+            (17, 66),
+            lambda input, update: (input[:, ::2], update[:, ::2]),
+            True,
+        ),
         "channels_last": (
             (2, 5, 3, 7),
             lambda input, update: (input.movedim(1, -1).contiguous().movedim(-1, 1), update),

@@ -34,8 +34,8 @@ def reference(
         Arithmetic is in float32, in float64 where the result is; the result is rounded once.
 
     Differentiable twice in input, update and bias. The backward keeps the output (relu, leaky_relu,
-    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the gradient
-    of the bias in an order that does not vary from run to run.
+    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the
+    gradient of the bias in an order that does not vary from run to run.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
