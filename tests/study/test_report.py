@@ -16,7 +16,8 @@ from fuselab.report import numbers
 from fuselab.report.files import json_text
 from fuselab.report.html import study_page
 from fuselab.report.study_text import study_text
-from fuselab.study.facts import Study
+from fuselab.study.conclude import conclude
+from fuselab.study.facts import Compiler, Study, Way
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -162,6 +163,22 @@ def test_what_is_missing_is_said(facts: dict[str, Any]) -> None:
         assert sentence in page.text
     assert all(tag != "svg" for tag, _ in page.tags)
     assert study_text(facts_of(bare))
+
+
+def test_ways_and_compiles_that_fail_give_the_reason() -> None:
+    study = sample_study()
+    failed = Way("compiled", "torch.compile", reason=f"Unsupported: {HOSTILE}")
+    broken = replace(
+        study,
+        ways=(study.ways[0], study.ways[1], failed, study.ways[3]),
+        compiler=Compiler(failed=f"it raised {HOSTILE}"),
+    )
+    facts = facts_of(replace(broken, headline=conclude(broken)))
+    page = Page(study_page(facts))
+    assert f"torch.compile does not take this target: it raised {HOSTILE}" in page.text
+    assert f"torch.compile Unsupported: {HOSTILE}" in page.text
+    assert "torch.compile: Unsupported" in study_text(facts)
+    assert facts["headline"]["compile"].startswith("No: it does not run this target (Unsupported")
 
 
 def test_the_screen_has_80_columns(facts: dict[str, Any]) -> None:
