@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- PyTorch's own spelling
+import torch.nn.functional as F
 from torch import Tensor
 
 from fuselab.errors import UnknownNameError

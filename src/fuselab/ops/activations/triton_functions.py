@@ -149,16 +149,16 @@ def activate(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "leaky_relu":
         x = tl.where(x > 0, x, x * 0.01)
     elif ACTIVATION == "gelu":
-        distribution, density = _normal(x)
+        distribution, _density = _normal(x)
         x = x * distribution
     elif ACTIVATION == "gelu_tanh":
-        gate, complement = _logistic(x * (x * x * 0.07135481627260025 + 1.5957691216057308))
+        gate, _complement = _logistic(x * (x * x * 0.07135481627260025 + 1.5957691216057308))
         x = x * gate
     elif ACTIVATION == "silu":
-        gate, complement = _logistic(x)
+        gate, _complement = _logistic(x)
         x = x * gate
     elif ACTIVATION == "sigmoid":
-        x, complement = _logistic(x)
+        x, _complement = _logistic(x)
     elif ACTIVATION == "tanh":
         x = _hyperbolic_tangent(x)
     return x

@@ -69,9 +69,7 @@ def _saved(
     input_dtype: torch.dtype,
     bias_dtype: torch.dtype,
 ) -> launch.Saved:
-    return launch.Saved(
-        activation, 1.0, output, input, None, bias, input_dtype, None, bias_dtype
-    )
+    return launch.Saved(activation, 1.0, output, input, None, bias, input_dtype, None, bias_dtype)
 
 
 Backward = Callable[[Sequence[bool], Tensor, launch.Saved], launch.Gradients]
@@ -123,9 +121,7 @@ def _forward_cpp(input: Tensor, bias: Tensor, activation: str) -> Tensor:
 def _backward_cpp(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return _without_update(
-        lambda *args: launch.backward_cpp(CPP, *args), needs, grad_output, saved
-    )
+    return _without_update(lambda *args: launch.backward_cpp(CPP, *args), needs, grad_output, saved)
 
 
 def cost(input: Tensor, bias: Tensor, activation: str) -> Cost:
@@ -157,8 +153,8 @@ def cost_backward(input: Tensor, bias: Tensor, activation: str) -> Cost:
 
 
 def prefer(input: Tensor, bias: Tensor, activation: str) -> Sequence[str]:
-    """CUDA C++ for contiguous inputs; else Triton, whose strided kernel works in square tiles and so
-    reads a transposed operand line by line."""
+    """CUDA C++ for contiguous inputs; else Triton, whose strided kernel works in square tiles and
+    so reads a transposed operand line by line."""
     return ("cuda", "triton", "cpp") if input.is_contiguous() else ("triton", "cuda", "cpp")
 
 

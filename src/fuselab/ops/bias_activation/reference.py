@@ -27,8 +27,8 @@ def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
         result is; the result is rounded once.
 
     Differentiable twice in input and bias. The backward keeps the output (relu, leaky_relu,
-    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the gradient
-    of the bias in an order that does not vary from run to run.
+    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the
+    gradient of the bias in an order that does not vary from run to run.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,

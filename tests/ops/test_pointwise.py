@@ -1,0 +1,237 @@
+"""bias_activation and add_mul_activation on the CPU: kernels, gradients, contract, errors."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+from pointwise_cases import LAYOUTS, assert_within_bar, check, normal
+
+from fuselab.errors import DtypeError, ShapeError, UnknownNameError
+from fuselab.op import FusedOp
+from fuselab.ops import add_mul_activation, bias_activation
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.add_mul_activation import launch
+from fuselab.ops.add_mul_activation.op import CPP
+from fuselab.ops.add_mul_activation.op import OP as ADD_MUL
+from fuselab.ops.bias_activation.op import OP as BIAS
+
+forward = partial(launch.forward_cpp, CPP)
+backward = partial(launch.backward_cpp, CPP)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+operators = pytest.mark.parametrize("op", [ADD_MUL, BIAS], ids=lambda op: op.short_name)
+
+
+def public(op: FusedOp):
+    return add_mul_activation if op is ADD_MUL else bias_activation
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation(activation):
+    # 130 rows of 37: no multiple of a vector, of a group of rows or of a tile.
+    input, update = (normal(130, 37, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    check(forward, backward, input, update, normal(37, dtype=torch.float32, seed=2), activation)
+
+
+@dtypes
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_every_dtype(dtype, activation):
+    input, update = (normal(33, 65, dtype=dtype, seed=seed) for seed in (0, 1))
+    check(forward, backward, input, update, normal(65, dtype=dtype, seed=2), activation)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1), (1, 3), (7, 1), (2000, 1), (1, 1023), (3, 1024), (3, 1025), (600, 513), (3, 5, 64)],
+    ids=str,
+)
+def test_shapes(shape):
+    input, update = (normal(*shape, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    check(forward, backward, input, update, normal(shape[-1], dtype=torch.float32, seed=2))
+    check(forward, backward, input, update, None)
+
+
+@pytest.mark.parametrize("of_update", LAYOUTS)
+@pytest.mark.parametrize("of_input", LAYOUTS)
+def test_layouts(of_input, of_update):
+    input = LAYOUTS[of_input](normal(40, 30, dtype=torch.float32))
+    update = LAYOUTS[of_update](normal(40, 30, dtype=torch.float32, seed=1))
+    upstream = LAYOUTS[of_update](normal(40, 30, dtype=torch.float32, seed=2))
+    for bias in (normal(60, dtype=torch.float32, seed=3)[::2], None):
+        check(forward, backward, input, update, bias, "gelu", upstreams=(upstream,))
+
+
+def test_rank_six_is_copied_and_right():
+    input = normal(2, 3, 2, 3, 2, 5, dtype=torch.float32).transpose(0, 4)
+    update = normal(2, 3, 2, 3, 2, 5, dtype=torch.float32, seed=1).permute(3, 1, 2, 0, 4, 5)
+    update = update.transpose(0, 3).transpose(0, 4)
+    check(forward, backward, input, update, normal(5, dtype=torch.float32, seed=2))
+
+
+def test_zero_dimensions_and_empty():
+    check(forward, backward, *(normal(dtype=torch.float32, seed=seed) for seed in (0, 1)), None)
+    for shape in ((0, 8), (3, 0), (0,)):
+        empty = torch.empty(shape, requires_grad=True)
+        bias = torch.ones(shape[-1], requires_grad=True)
+        output = add_mul_activation(empty, empty, bias, 2.0, "tanh")
+        assert output.shape == shape
+        grads = torch.autograd.grad(output.sum(), (empty, bias))
+        assert grads[0].shape == shape and torch.equal(grads[1], torch.zeros(shape[-1]))
+
+
+def test_mixed_dtypes_promote():
+    input = normal(9, 21, dtype=torch.float16)
+    update = normal(9, 21, dtype=torch.bfloat16, seed=1)
+    bias = normal(21, dtype=torch.float64, seed=2)
+    assert forward(input, update, None, 1.0, "relu").dtype == torch.float32
+    assert forward(input, update, bias, 1.0, "relu").dtype == torch.float64
+    check(forward, backward, input, update, bias)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_special_values_go_where_eager_puts_them(activation):
+    inf, nan = float("inf"), float("nan")
+    values = torch.tensor([0.0, -0.0, inf, -inf, nan, 1e-40, -1e-40, 100.0, -100.0, 88.8, -9.0])
+    input = values.clone().requires_grad_()
+    bias = torch.full_like(values, -0.0)
+    output = bias_activation(input, bias, activation)
+    eager = BIAS.reference(input, bias, activation)
+    exact = BIAS.reference(values.double(), bias.double(), activation)
+    for ours, theirs, truth in zip(output, eager, exact, strict=True):  # each by its own size
+        assert_within_bar(ours.detach(), theirs.detach(), truth, f"{activation}({truth})")
+    zeros = values == 0
+    assert torch.equal(output[zeros].signbit(), eager[zeros].signbit())
+    upstream = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, inf, inf, -1.0, 1.0, 1.0, 1.0])
+    ours, theirs = (
+        torch.autograd.grad(result, input, upstream, retain_graph=True)[0]
+        for result in (output, eager)
+    )
+    finite = theirs.isfinite() & (values.abs() != inf)
+    torch.testing.assert_close(ours[finite], theirs[finite], rtol=1e-5, atol=1e-6)
+    assert torch.equal(ours.isnan()[~values.isinf()], theirs.isnan()[~values.isinf()])
+
+
+def test_bias_gradient_does_not_depend_on_threads():
+    upstream = normal(5000, 70, dtype=torch.float32, seed=1)
+    saved = launch.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = backward((True, False, True), upstream, saved)[2]
+        torch.set_num_threads(2)
+        shared = backward((True, False, True), upstream, saved)[2]
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(alone, shared)
+    assert_within_bar(alone, upstream.sum(0), upstream.double().sum(0))
+
+
+def test_bias_gradient_of_many_equal_rows():
+    upstream = torch.full((), 0.1).expand(200_000, 3)
+    saved = launch.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    total = backward((False, False, True), upstream, saved)[2]
+    exact = upstream.double().sum(0)
+    assert float((total.double() - exact).abs().max()) <= 2 * float(exact.max()) * 2**-24
+
+
+def test_saved_tensors_stay_as_they_were():
+    input = normal(8, 8, dtype=torch.float32).requires_grad_()
+    bias = normal(8, dtype=torch.float32, seed=1).requires_grad_()
+    for activation in ACTIVATIONS:
+        output = bias_activation(input, bias, activation)
+        kept = output.detach().clone()
+        first = torch.autograd.grad(output.sum(), (input, bias), retain_graph=True)
+        second = torch.autograd.grad(output.sum(), (input, bias))
+        assert torch.equal(output, kept)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_first_and_second_derivatives(activation):
+    def leaf(*shape: int, seed: int) -> torch.Tensor:
+        return normal(*shape, dtype=torch.float64, seed=seed).requires_grad_()
+
+    inputs = leaf(3, 5, seed=0), leaf(3, 5, seed=1), leaf(5, seed=2)
+
+    def fused(input, update, bias):
+        return add_mul_activation(input, update, bias, 0.7, activation)
+
+    assert torch.autograd.gradcheck(fused, inputs)
+    assert torch.autograd.gradgradcheck(fused, inputs)
+
+
+@operators
+def test_fakes_agree(op):
+    for case in op.cases:
+        if "layout" not in case.name:
+            continue
+        args = op.bind(case.make(torch.device("cpu"), torch.float32, torch.Generator()))
+        output = public(op)(*args)
+        assert op.fake(*args).stride() == output.stride() == op.reference(*args).stride()
+        raw = getattr(torch.ops.fuselab, op.short_name).default
+        torch.library.opcheck(raw, (*args, "auto"), test_utils="test_faketensor")
+        saved = op.gradient.save(output, *args)
+        needs = [
+            isinstance(args[op.tensor_parameters.index(name)], torch.Tensor)
+            for name in op.tensor_parameters
+        ]
+        raw = getattr(torch.ops.fuselab, f"{op.short_name}_backward").default
+        for upstream in (torch.ones_like(output), torch.ones(()).expand_as(output)):
+            sample = (needs, upstream, *saved, "auto")
+            torch.library.opcheck(raw, sample, test_utils="test_faketensor")
+
+
+@operators
+def test_rewrites_compute_what_the_reference_does(op):
+    values = {
+        "input": normal(4, 5, dtype=torch.float64),
+        "update": normal(4, 5, dtype=torch.float64, seed=1),
+        "bias": normal(5, dtype=torch.float64, seed=2),
+        "scale": 0.3,
+    }
+    seen = set()
+    for rewrite in op.rewrites:
+        torch.fx.symbolic_trace(rewrite.pattern)
+        args = [values[name] for name in inspect.signature(rewrite.pattern).parameters]
+        call = op.bind(rewrite.call(*args))
+        torch.testing.assert_close(rewrite.pattern(*args), op.reference(*call))
+        seen.add(call[-1])
+    assert seen >= set(ACTIVATIONS) - {"identity"}
+
+
+@operators
+def test_costs_count_every_byte_once(op):
+    rows, columns = 8, 16
+    input, bias = torch.zeros(rows, columns), torch.zeros(columns)
+    args = (input, input, bias, 1.0, "relu") if op is ADD_MUL else (input, bias, "relu")
+    tensors = 2 if op is ADD_MUL else 1
+    size = rows * columns * 4
+    assert op.cost(*args).bytes_read == tensors * size + columns * 4
+    assert op.cost(*args).bytes_written == size
+    assert op.cost_backward(*args).bytes_read == 2 * size
+    assert op.cost_backward(*args).bytes_written == tensors * size + columns * 4
+
+
+def test_the_published_sweep():
+    names = [case.name for case in ADD_MUL.cases if "sweep" in case.tags]
+    assert len(names) == 9 and names[0] == "4x4" and names[-1] == "262144x1024"
+    assert {"4096x128", "16384x256", "65536x512"} <= set(names)
+
+
+def test_errors_name_the_argument():
+    x, bias = torch.zeros(3, 4), torch.zeros(4)
+    with pytest.raises(UnknownNameError, match=r"unknown activation 'rleu'.*Did you mean 'relu'"):
+        add_mul_activation(x, x, bias, 1.0, "rleu")
+    with pytest.raises(ShapeError, match=r"'update' has shape \(4,\) and 'input' \(3, 4\)"):
+        add_mul_activation(x, bias, bias)
+    with pytest.raises(ShapeError, match=r"'bias' has shape \(3,\); expected \(4,\)"):
+        bias_activation(x, torch.zeros(3))
+    with pytest.raises(ShapeError, match="no dimension"):
+        bias_activation(torch.zeros(()), torch.zeros(1))
+    with pytest.raises(ShapeError, match="expected None"):
+        add_mul_activation(torch.zeros(()), torch.zeros(()), torch.zeros(1))
+    with pytest.raises(DtypeError, match=r"'update' is torch.int64"):
+        add_mul_activation(x, x.long(), bias)

@@ -1,0 +1,110 @@
+"""The Triton and CUDA kernels of the pointwise operators on a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from pointwise_cases import LAYOUTS, assert_within_bar, check, normal
+
+from fuselab.ops import add_mul_activation
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.add_mul_activation import launch
+from fuselab.ops.add_mul_activation.op import CUDA
+from fuselab.runtime.fallback import strict
+
+pytestmark = pytest.mark.gpu
+
+KERNELS = {
+    "triton": (launch.forward_triton, launch.backward_triton),
+    "cuda": (partial(launch.forward_cuda, CUDA), partial(launch.backward_cuda, CUDA)),
+}
+implementations = pytest.mark.parametrize("implementation", KERNELS)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+on_gpu = partial(normal, device="cuda")
+
+
+@implementations
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_and_dtypes(implementation, activation, dtype):
+    input, update = (on_gpu(1031, 136, dtype=dtype, seed=seed) for seed in (0, 1))
+    check(*KERNELS[implementation], input, update, on_gpu(136, dtype=dtype, seed=2), activation)
+
+
+@implementations
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1), (1, 3), (100_003, 1), (70_001, 3), (1, 100_003), (3, 1025), (5001, 513), (9, 4, 64)],
+    ids=str,
+)
+def test_shapes(implementation, shape):
+    for dtype in (torch.float32, torch.bfloat16):
+        input, update = (on_gpu(*shape, dtype=dtype, seed=seed) for seed in (0, 1))
+        check(*KERNELS[implementation], input, update, on_gpu(shape[-1], dtype=dtype, seed=2))
+        check(*KERNELS[implementation], input, update, None)
+
+
+@implementations
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(implementation, layout):
+    input = on_gpu(257, 130, dtype=torch.float32)
+    update = LAYOUTS[layout](on_gpu(257, 130, dtype=torch.float32, seed=1))
+    upstream = LAYOUTS[layout](on_gpu(257, 130, dtype=torch.float32, seed=2))
+    bias = on_gpu(260, dtype=torch.float32, seed=3)[::2]
+    check(*KERNELS[implementation], input, update, bias, "gelu", upstreams=(upstream,))
+    check(*KERNELS[implementation], update, input, None, "relu", upstreams=(upstream,))
+
+
+@implementations
+def test_unaligned_and_mixed(implementation):
+    input = on_gpu(1 + 64 * 40, dtype=torch.float16)[1:].view(64, 40)
+    update = on_gpu(64, 40, dtype=torch.float32, seed=1)
+    bias = on_gpu(41, dtype=torch.bfloat16, seed=2)[1:]
+    check(*KERNELS[implementation], input, update, bias, "silu")
+
+
+@implementations
+def test_loops_that_do_not_collapse(implementation):
+    input = on_gpu(2, 3, 4, 5, dtype=torch.float32).movedim(1, -1).contiguous().movedim(-1, 1)
+    update = on_gpu(2, 3, 4, 5, dtype=torch.float32, seed=1)
+    check(*KERNELS[implementation], input, update, on_gpu(5, dtype=torch.float32, seed=2))
+
+
+@implementations
+def test_scale_through_a_pointer(implementation):
+    forward, _ = KERNELS[implementation]
+    input, update = (on_gpu(33, 40, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    scale = torch.full((), 0.3, device="cuda")
+    ours = forward(input, update, None, scale, "relu")
+    assert torch.equal(ours, forward(input, update, None, 0.3, "relu"))
+
+
+@implementations
+def test_sums_repeat_to_the_bit(implementation):
+    _, backward = KERNELS[implementation]
+    upstream = on_gpu(30_001, 129, dtype=torch.float32)
+    saved = launch.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    first, second = (backward((False, False, True), upstream, saved)[2] for _ in range(2))
+    assert torch.equal(first, second)
+    assert_within_bar(first, upstream.sum(0), upstream.double().sum(0))
+
+
+@implementations
+@pytest.mark.parametrize("columns", [1024, 1023])
+def test_more_than_2_to_the_31_elements(implementation, columns):
+    rows = 2**31 // columns + 3
+    input = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
+    update = torch.ones((), dtype=torch.bfloat16, device="cuda").expand(rows, columns)
+    bias = torch.arange(columns, device="cuda").to(torch.bfloat16).requires_grad_()
+    input[-1] = 5
+    with strict():
+        output = add_mul_activation(input, update, bias, 0.5, implementation=implementation)
+        assert torch.equal(output[-1], (5.5 + bias.detach().float()).bfloat16())
+        assert torch.equal(output[rows // 2], (0.5 + bias.detach().float()).bfloat16())
+        (grad,) = torch.autograd.grad(output, bias, torch.ones_like(output))
+    assert torch.equal(grad, torch.full_like(grad, rows))
+    del output, grad
+    dense = add_mul_activation(input, input, bias.detach(), 1.0, implementation=implementation)
+    assert torch.equal(dense[-1], (10 + bias.detach().float()).bfloat16())

@@ -1,0 +1,58 @@
+"""The Triton kernels of the pointwise operators on the CPU, under Triton's interpreter in a child
+process; bfloat16 is left to the GPU: the interpreter's stores truncate."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from pointwise_cases import LAYOUTS, check, normal
+
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.runtime import interpreter
+
+forward = partial(interpreter.run, "fuselab.ops.add_mul_activation.launch:forward_triton")
+backward = partial(interpreter.run, "fuselab.ops.add_mul_activation.launch:backward_triton")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation(activation):
+    input, update = (normal(13, 37, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    check(forward, backward, input, update, normal(37, dtype=torch.float32, seed=2), activation)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
+def test_dtypes(dtype, activation):
+    input, update = (normal(5, 33, dtype=dtype, seed=seed) for seed in (0, 1))
+    check(forward, backward, input, update, normal(33, dtype=dtype, seed=2), activation)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (1, 1023), (2, 1024), (2, 1500)], ids=str)
+def test_shapes(shape):
+    input, update = (normal(*shape, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    check(forward, backward, input, update, normal(shape[-1], dtype=torch.float32, seed=2))
+    check(forward, backward, input, update, None)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout):
+    input = normal(20, 30, dtype=torch.float32)
+    update = LAYOUTS[layout](normal(20, 30, dtype=torch.float32, seed=1))
+    upstream = LAYOUTS[layout](normal(20, 30, dtype=torch.float32, seed=2))
+    bias = normal(60, dtype=torch.float32, seed=3)[::2]
+    check(forward, backward, input, update, bias, "gelu", upstreams=(upstream,))
+    check(forward, backward, update, input, None, "relu", upstreams=(upstream,))
+
+
+def test_loops_that_do_not_collapse():
+    input = normal(2, 3, 4, 5, dtype=torch.float32).movedim(1, -1).contiguous().movedim(-1, 1)
+    update = normal(2, 3, 4, 5, dtype=torch.float32, seed=1)
+    check(forward, backward, input, update, normal(5, dtype=torch.float32, seed=2))
+
+
+def test_without_update():
+    input, bias = normal(9, 40, dtype=torch.float32), normal(40, dtype=torch.float32, seed=1)
+    ours = forward(input, None, bias, 1.0, "silu")
+    torch.testing.assert_close(ours, torch.nn.functional.silu(input + bias))
