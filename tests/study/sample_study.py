@@ -64,8 +64,8 @@ SUBJECT = facts.Subject(
     phase="forward",
     parameters=8_450_625,
     arguments=(
-        facts.Argument("[0]", "64, 13", "float32"),
-        facts.Argument("[1]", "64, 26", "int64"),
+        facts.Argument("dense", "64, 13", "float32"),
+        facts.Argument("sparse", "64, 26", "int64"),
     ),
 )
 PROFILE = {

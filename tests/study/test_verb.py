@@ -121,7 +121,10 @@ def test_a_real_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     failed = [row["reason"] for row in facts["checks"] if row["verdict"] == "FAIL"]
     assert (status, failed) == (0, [])
     assert facts["subject"]["name"] == "gate"
-    assert [argument["shape"] for argument in facts["subject"]["arguments"]] == ["256, 512", "512"]
+    assert facts["subject"]["arguments"] == [
+        {"name": "x", "shape": "256, 512", "dtype": "float32"},
+        {"name": "bias", "shape": "512", "dtype": "float32"},
+    ]
     ways = {way["name"]: way for way in facts["ways"]}
     assert list(ways) == ["eager", "fused", "compiled", "compiled_fused"]
     assert ways["eager"]["us"] > 0

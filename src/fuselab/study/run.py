@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -152,10 +153,18 @@ def _subject(target: Target, data: str | None, backward: bool) -> Subject:
     )
 
 
-def _named(target: Target) -> Sequence[tuple[str, Any]]:
-    """Every leaf of the arguments, named by its place: [0], ['mask'], [1][0]."""
-    paths, _ = pytree.tree_flatten_with_path((list(target.args), dict(target.kwargs)))
-    return [(pytree.keystr(path[1:]), value) for path, value in paths]
+def _named(target: Target) -> list[tuple[str, Any]]:
+    """Every leaf of the arguments, named by its parameter and its place in it: x, boxes[0]."""
+    called = target.callable.forward if isinstance(target.callable, nn.Module) else target.callable
+    try:
+        bound = inspect.signature(called).bind(*target.args, **target.kwargs).arguments
+    except (TypeError, ValueError):  # a callable without a signature
+        bound = {"args": target.args, **target.kwargs}
+    return [
+        (f"{parameter}{pytree.keystr(place)}", leaf)
+        for parameter, value in bound.items()
+        for place, leaf in pytree.tree_flatten_with_path(value)[0]
+    ]
 
 
 def _profile_facts(profiled: Mapping[str, Any]) -> dict[str, Any]:
