@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy
 import pytest
 from criteo_rows import COUNTS, line, real_sample, replaced
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fuselab.data import MISSING_COUNT, MISSING_ID, TruncatedLineWarning, read, tsv
+from fuselab.data.layout import concatenate
 from fuselab.errors import DataError
 
 
@@ -65,6 +68,43 @@ def test_blocks_and_pieces_of_every_size_give_the_same_rows(
             assert [len(piece) for piece in pieces[:-1]] == [size] * (len(pieces) - 1)
             counts = numpy.concatenate([piece.counts[:, 0] for piece in pieces])
             assert counts.tolist() == list(range(100))
+
+
+_COUNT = st.one_of(st.just(""), st.integers(-(10**16) + 1, 10**16 - 1).map(str))
+_ID = st.one_of(st.just(""), st.integers(0, 2**32 - 1).map(lambda value: f"{value:x}"))
+_ROW = st.tuples(
+    st.sampled_from("01"),
+    st.lists(_COUNT, min_size=13, max_size=13),
+    st.lists(_ID, min_size=26, max_size=26),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(_ROW, min_size=1, max_size=12),
+    block_bytes=st.integers(1000, 4000),
+    size=st.integers(1, 13),
+    ending=st.sampled_from(["\n", "\r\n"]),
+)
+def test_any_rows_read_back_as_python_reads_them(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, list[str], list[str]]],
+    block_bytes: int,
+    size: int,
+    ending: str,
+) -> None:
+    text = "".join("\t".join((label, *counts, *ids)) + ending for label, counts, ids in rows)
+    path = write(tmp_path_factory.mktemp("rows") / "a.tsv", text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tsv, "BLOCK_BYTES", block_bytes)
+        found = concatenate(list(read(path, size)))
+    assert found.labels.tolist() == [int(label) for label, _, _ in rows]
+    assert found.counts.tolist() == [
+        [int(field) if field else MISSING_COUNT for field in counts] for _, counts, _ in rows
+    ]
+    assert found.ids.tolist() == [
+        [int(field, 16) if field else MISSING_ID for field in ids] for _, _, ids in rows
+    ]
 
 
 def test_crlf_and_gzip_read_the_same(tmp_path: Path) -> None:
