@@ -647,9 +647,12 @@ __device__ Accumulator column_factor(Accumulator maximum, Accumulator sum) {
   const int column = threadIdx.x % kLanes;
   if (threadIdx.x % 32 < kLanes) slots[threadIdx.x / 32][column] = {maximum, sum};
   __syncthreads();
+  // Unrolled by 4: all 32 at once would spill what the thread holds of its column.
   maximum = negative_infinity<Accumulator>();
+#pragma unroll 4
   for (int i = 0; i < kWarps; ++i) maximum = larger(maximum, slots[i][column].maximum);
   sum = 0;
+#pragma unroll 4
   for (int i = 0; i < kWarps; ++i)
     sum += slots[i][column].sum * exponential(slots[i][column].maximum - maximum);
   return exponential(own - maximum) / sum;
@@ -664,6 +667,7 @@ __device__ Accumulator column_sum(Accumulator sum) {
   if (threadIdx.x % 32 < kLanes) slots[threadIdx.x / 32][column] = sum;
   __syncthreads();
   sum = 0;
+#pragma unroll 4
   for (int i = 0; i < kWarps; ++i) sum += slots[i][column];
   return sum;
 }

@@ -48,15 +48,16 @@ class RowConfig:
 _NARROW = tuple(RowConfig(threads, 8) for threads in (1, 2, 4, 8, 16, 32))
 
 # The first line that is wide enough is taken; clusters only on sm_90 and newer. Keyed by the bytes
-# of the widest dtype. Registers per thread as cuobjdump gives them for sm_90, nothing spills:
-#   forward  (256, 16) float32 32, bfloat16 31: 8 blocks, all 2048 threads of an SM, 128 KB
-#            (bfloat16: 64 KB) in flight;
-#            (512, 32) 48; (1024, 16, 2) 32; cluster (512, 32, 2) 54; cluster (1024, 32) 61
-#   backward (256, 16) float32 48, bfloat16 44: 5 blocks, 160 KB in flight; (512, 8) float32 30;
-#            (512, 16) 47; (512, 32) float32 80, bfloat16 64
-# (512, 32, 3) and the bfloat16 backward at (1024, 16, 2) would spill: 13 and 11 words.
-# Every kernel has one block barrier (a cluster: two cluster barriers, the first one long past) and
-# only 16-byte loads and stores where vector_length allows.
+# of the widest dtype. Registers per thread, from cuobjdump for sm_90 (float32 / bfloat16):
+#   forward   (256, 16) 32 / 31: 8 blocks, all 2048 threads of an SM, 128 / 64 KB in flight
+#             (1024, 16, 2) 32 / 32; (1024, 32) 48; cluster 4 of (512, 32, 2) 54 / 48, 8 of
+#             (1024, 32) 61 / 63
+#   backward  (256, 16) 48 / 44: 5 blocks, 160 / 80 KB in flight; (1024, 16) 47: one block, so no
+#             load runs beside a store, which cluster 4 of (256, 16), 46, avoids; (512, 32) 80 / 64
+# None of them spills. (512, 32, 3) forward and (1024, 16, 2) backward in bfloat16 would: 13 and 11
+# words. Loads and stores are LDG.E.128 and STG.E.128 where vector_length allows, loads all issued
+# before the first use; one BAR.SYNC a row, none up to 32 threads, two cluster barriers in a cluster
+# (of which the first is long past when it is asked for).
 _FORWARD = (
     *_NARROW,
     RowConfig(32, 16),
@@ -110,7 +111,9 @@ LOOPED_CLUSTER = 8
 
 # (elements per thread, warps): columns held in registers. 0 warps: one thread owns a column.
 # The first line that holds the width at 32, 16 or 8 lanes across columns is taken (8 floats are one
-# 32-byte sector); wider columns are read twice by the last line's warps.
+# 32-byte sector); wider columns are read twice by the last line's warps. Registers in float32: 32
+# forward and 55 backward at (16, 32), 78 and 128 at (32, 0). The backward at (16, 32) spills 40
+# words in float64.
 CUDA_COLUMNS = ((8, 0), (16, 0), (32, 0), (16, 4), (16, 8), (16, 16), (16, 32))
 _COLUMN_LANES = (32, 16, 8)
 
@@ -123,9 +126,10 @@ def cuda_candidates(width: int) -> tuple[RowConfig, ...]:
     Time one with ``forward(input, dim, dtype, config=...)`` or ``backward(..., config=...)``.
     """
     spreads = (
-        RowConfig(threads, elements, 2 if threads * elements >= 16384 else 1, cluster)
+        RowConfig(threads, elements, blocks, cluster)
         for threads in (32, 64, 128, 256, 512, 1024)
         for elements in (8, 16, 32)
+        for blocks in ((1, 2) if threads * elements == 16384 else (1,))
         for cluster in (1, 2, 4, 8)
         if cluster == 1 or threads >= 128
     )

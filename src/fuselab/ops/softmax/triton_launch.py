@@ -33,6 +33,9 @@ _TRITON_NARROW = (
     TritonConfig(512, 4, 4),
 )
 # 16 elements per thread, as in CUDA_ROWS; 32 from 16384 on, where 1024 threads is all there is.
+# Registers for sm_90 (float32 / bfloat16), Triton 3.7.1: forward 4096 wide 40 / 32, 16384 60 / 52,
+# 32768 53 / 64; backward 4096 48 / 47, 16384 47 / 47; looped 64 / 61. Nothing spills, all loads and
+# stores are 128-bit; 5 block barriers in the forward (maximum, sum), 2 in the backward.
 TRITON_ROWS = {
     "forward": (
         *_TRITON_NARROW,
