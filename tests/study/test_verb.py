@@ -133,7 +133,7 @@ def test_a_real_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     measured = [row for row in facts["replaced"] if row["before_us"] is not None]
     assert {row["operator"] for row in measured} == {"bias_activation"}
     assert {row["operator"] for row in facts["checks"]} == {"bias_activation"}
-    assert [bench["case"] for bench in facts["benches"]] == ["256x512 512"]
+    assert [bench["case"] for bench in facts["benches"]] == ["256x512 512 relu"]
     # x, bias and the result once, in fp32.
     assert facts["limit"]["bytes"] == 4 * (256 * 512 + 512 + 256 * 512)
     page = (out / "report.html").read_text()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fuselab.fusion.fuse import Replacement
+from fuselab.fusion.fuse import Decision, Replacement
 from fuselab.inspect.user_code import plain
 from fuselab.measure.statistics import significant
 from fuselab.op import Case, FusedOp, Inputs
@@ -19,8 +19,6 @@ from fuselab.prove import bench_result
 from fuselab.prove.check import check
 from fuselab.prove.result import Group
 from fuselab.study.facts import Bench, Check, Record
-
-_MOST_SIZES = 4  # per study; the longest-running first
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,11 @@ class Found:
     dtype: torch.dtype
 
 
-def found_in(replacements: Sequence[Replacement]) -> list[Found]:
-    """The operators that were measured in the target, each with its cases, costliest first."""
+def found_in(replacements: Sequence[Replacement], most: int) -> list[Found]:
+    """The operators that were measured in the target, each with its cases: ``most``
+    sizes over all, each once, those of kept replacements first, then the costliest."""
     measured = [row for row in replacements if row.before_us is not None]
-    measured.sort(key=lambda row: -(row.before_us or 0.0))
+    measured.sort(key=lambda row: (row.decision is not Decision.KEPT, -(row.before_us or 0.0)))
     cases: dict[tuple[str, torch.dtype], dict[str, Case]] = {}
     ops: dict[str, FusedOp] = {}
     used: dict[str, set[str]] = {}
@@ -43,7 +42,7 @@ def found_in(replacements: Sequence[Replacement]) -> list[Found]:
         dtype = _dtype(row.inputs)
         case = _case(row)
         known = cases.setdefault((row.op.name, dtype), {})
-        if sum(map(len, cases.values())) < _MOST_SIZES:
+        if sum(map(len, cases.values())) < most:
             known.setdefault(case.name, case)
         ops[row.op.name] = row.op
         used.setdefault(row.op.name, set()).add(row.implementation or "")
@@ -56,25 +55,42 @@ def found_in(replacements: Sequence[Replacement]) -> list[Found]:
 
 def _case(row: Replacement) -> Case:
     leaves = pytree.tree_leaves((row.inputs.args, dict(row.inputs.kwargs)))
-    shapes = " ".join("x".join(map(str, v.shape)) for v in leaves if isinstance(v, Tensor))
-    inputs = row.inputs
+    name = " ".join(_word(leaf) for leaf in leaves if leaf is not None)
 
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        """Values drawn afresh at the strides found: the bar is against eager's own error."""
+        """Values drawn afresh, in the shapes and strides found."""
 
         def fresh(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            if not value.is_floating_point():
-                return empty.copy_(value).to(device)
-            drawn = torch.randn(value.shape, generator=generator)
-            return empty.copy_(drawn).to(dtype).to(device).requires_grad_(value.requires_grad)
+            return _drawn_like(value, device, dtype, generator)
 
-        args, kwargs = pytree.tree_map(fresh, (tuple(inputs.args), dict(inputs.kwargs)))
+        arguments = (tuple(row.inputs.args), dict(row.inputs.kwargs))
+        args, kwargs = pytree.tree_map(fresh, arguments)
         return Inputs(args, kwargs)
 
-    return Case(shapes or "no tensors", make, frozenset({"bench", "boundary"}))
+    return Case(name, make, frozenset({"bench", "boundary"}))
+
+
+def _word(leaf: Any) -> str:
+    return "x".join(map(str, leaf.shape)) or "()" if isinstance(leaf, Tensor) else str(leaf)
+
+
+def _drawn_like(
+    value: Tensor, device: torch.device, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """Same shape and strides; floating values are standard normal in ``dtype``, others the same."""
+    # An expanded dimension is drawn once: memory that many elements share cannot be written.
+    once = [
+        1 if stride == 0 else size for size, stride in zip(value.shape, value.stride(), strict=True)
+    ]
+    if value.is_floating_point():
+        drawn = torch.randn(once, generator=generator).to(device, dtype)
+    else:
+        drawn = value[tuple(slice(size) for size in once)].to(device)
+    made = torch.empty_strided(once, value.stride(), dtype=drawn.dtype, device=device)
+    made.copy_(drawn)
+    return made.expand(value.shape).requires_grad_(value.requires_grad)
 
 
 def _dtype(inputs: Inputs) -> torch.dtype:

@@ -30,6 +30,7 @@ from fuselab.study.ways import parameters_of, step_of, time_ways
 WAYS_BUDGET_S = 12.0
 FUSE_BUDGET_S = 1.0
 BENCH_BUDGET_S = 1.5
+BENCH_SIZES, BENCH_SIZES_BACKWARD = 4, 2  # with backward each is timed in three phases
 QUICKER = 0.25  # what --quick leaves of every budget
 
 Progress = Callable[[str], None]
@@ -77,7 +78,7 @@ def study(
     )
     progress("explain: what torch.compile makes of it")
     compiler = compiler_of(target, backward, progress)
-    found = found_in(fused.replacements)
+    found = found_in(fused.replacements, BENCH_SIZES_BACKWARD if backward else BENCH_SIZES)
     progress("check and bench the operators at the sizes found")
     done = Study(
         subject=_subject(target, data, backward),
