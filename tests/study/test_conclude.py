@@ -27,13 +27,27 @@ def test_both_together() -> None:
         "41.23 ms becomes 18.96 ms.",
         slow="53.04 % of a call is moving data through memory. "
         "What costs most: 3 operators could be one kernel (dlrm.py:116).",
-        changed="One chain is now one kernel: bias_activation in dense_mlp (1.310×). Same "
-        "parameters, same state_dict; outputs and gradients were proved before anything was timed.",
+        changed="One chain is now one kernel: bias_activation in dense_mlp (1.310×). That "
+        "alone makes the whole call 1.062× as fast. Same parameters, same state_dict; outputs and "
+        "gradients proved first.",
         limit="No way of running this work here takes less than about 13.02 ms, the time of its "
         "arithmetic. Eager reaches 31.58 % of that limit, the fastest way 68.67 %.",
         compile="Not quite: torch.compile alone takes 19.87 ms, 2.075× as fast, 95.91 % of the "
         "gain; torch.compile of fused takes 18.96 ms, 2.175×. Its first call took 14.31 s.",
     )
+
+
+@pytest.mark.parametrize(
+    ("fused", "says"),
+    [
+        (way("fused", "f", 41000.0, 1.006, "SAME"), "that makes no measurable difference"),
+        (way("fused", "f", 41000.0, 1.006, "UNCLEAR"), "is lost in the scatter of the timings"),
+        (way("fused", "f", 44000.0, 0.94, "SLOWER"), "makes the whole call 0.9400× as fast"),
+        (Way("fused", "f", reason="it raised"), "The whole call was not timed (it raised)."),
+    ],
+)
+def test_what_a_kept_replacement_does_to_the_whole(fused: Way, says: str) -> None:
+    assert says in conclude(study_of(EAGER, fused, COMPILED, BOTH)).changed
 
 
 def test_compile_alone_is_enough() -> None:

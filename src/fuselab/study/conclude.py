@@ -87,8 +87,8 @@ def _changed(study: Study) -> str:
             "One chain is now one kernel" if one else f"{len(kept)} chains are now one kernel each"
         )
         return (
-            f"{chains}: {_named(kept)}. Same parameters, same state_dict; "
-            "outputs and gradients were proved before anything was timed."
+            f"{chains}: {_named(kept)}. {_whole_call(study.way('fused'))} "
+            "Same parameters, same state_dict; outputs and gradients proved first."
         )
     if study.replaced:
         tried = (
@@ -99,6 +99,16 @@ def _changed(study: Study) -> str:
             "a replacement stays only where it is faster."
         )
     return "Nothing. No chain in it is one that an operator of the library computes."
+
+
+def _whole_call(fused: Way) -> str:
+    if fused.us is None:
+        return f"The whole call was not timed ({fused.reason})."
+    if fused.outcome == Outcome.SAME:
+        return "On the whole call that makes no measurable difference."
+    if fused.outcome == Outcome.UNCLEAR:
+        return "What that does to the whole call is lost in the scatter of the timings."
+    return f"That alone makes the whole call {ratio(fused.speedup)} as fast."
 
 
 def _named(kept: Sequence[Replaced]) -> str:
