@@ -10,6 +10,7 @@ from fuselab.fusion.fuse import Decision, Replacement
 from fuselab.op import Inputs
 from fuselab.ops import contract
 from fuselab.study.operators import found_in
+from fuselab.study.run import _replaced_rows
 
 CPU = torch.device("cpu")
 
@@ -50,6 +51,24 @@ def test_kept_first_then_the_costliest_each_once() -> None:
     assert [case.name for case in found.op.cases] == ["3x8 8 relu", "4x8 8 relu", "4x8 8 gelu"]
     assert found.implementations == ("cpp",)
     assert found.dtype == torch.float32
+
+
+def test_rows_of_the_report_each_once_and_refusals_of_tried_chains_left_out() -> None:
+    other = Replacement(**{**vars(tried((2, 8), None, Decision.REFUSED)), "chain": "mul → add"})
+    rows = _replaced_rows(
+        [
+            tried((2, 8), None, Decision.REFUSED),
+            other,
+            tried((2, 8), 5.0),
+            tried((2, 8), 5.0),
+            tried((3, 8), 1.0, Decision.KEPT),
+        ]
+    )
+    assert [(row.decision, row.chain, row.before_us) for row in rows] == [
+        ("kept", "add → relu", 1.0),
+        ("not faster", "add → relu", 5.0),
+        ("refused", "mul → add", None),
+    ]
 
 
 def test_dtypes_are_apart_and_nothing_measured_is_nothing() -> None:

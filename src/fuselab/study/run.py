@@ -109,10 +109,19 @@ def _fuse(target: Target, budget_s: float) -> FuseResult:
 
 
 def _replaced_rows(replacements: Sequence[Replacement]) -> tuple[Replaced, ...]:
-    """What was kept, then what was measured, then what was refused; each once."""
+    """What was kept, then what was measured, then what was refused; each once.
+
+    A chain that was refused with its operands in one order and measured in the other was tried.
+    """
     order = list(Decision)
     ordered = sorted(replacements, key=lambda row: order.index(row.decision))
-    return tuple(dict.fromkeys(map(_replaced, ordered)))
+    rows = dict.fromkeys(map(_replaced, ordered))
+    tried = {(row.module, row.line, row.chain) for row in rows if row.before_us is not None}
+    return tuple(
+        row
+        for row in rows
+        if row.before_us is not None or (row.module, row.line, row.chain) not in tried
+    )
 
 
 def _replaced(row: Replacement) -> Replaced:
