@@ -16,7 +16,8 @@ from fuselab.errors import TargetError
 from fuselab.fusion import fuse as fuse_module
 from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
 from fuselab.measure.verdict import Outcome, Verdict
-from fuselab.op import FusedOp, Implementation
+from fuselab.op import FusedOp, Implementation, Inputs, Rewrite
+from fuselab.ops import contract
 
 from .conftest import make_op, reference
 
@@ -193,6 +194,34 @@ def test_an_addition_scaled_by_alpha_is_another_operation(faster: None, op: Fuse
         return torch.relu(torch.add(input, bias, alpha=2))
 
     assert _fuse(spelt, torch.randn(4, 3), torch.randn(3), op=op).replacements == ()
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        lambda input: torch.softmax(input, -1),
+        lambda input: F.softmax(input, dim=1),
+        lambda input: nn.Softmax(dim=-1)(input),
+        lambda input: input.softmax(-1),
+    ],
+)
+def test_one_library_call_is_enough(faster: None, spelt: Any) -> None:
+    result = _fuse(spelt, torch.randn(64, 128), op=contract("softmax"))
+    assert [(tried.chain, tried.decision) for tried in result.replacements] == [
+        ("softmax", Decision.KEPT)
+    ]
+
+
+def test_half_a_linear_is_not_a_chain(faster: None, op: FusedOp) -> None:
+    alone = make_op("fusiontest::plain_sum", rewrites=[_plain_sum()])
+    assert _fuse(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4), op=alone).replacements == ()
+
+
+def _plain_sum() -> Rewrite:
+    return Rewrite(
+        pattern=lambda input, bias: input + bias,
+        call=lambda input, bias: Inputs((input, bias, "relu")),
+    )
 
 
 def test_a_wrong_operator_is_rejected_with_its_figures(faster: None, model: Model) -> None:

@@ -50,9 +50,7 @@ _DEFAULTS = {
     ("add", "alpha"): 1,
     ("sub", "alpha"): 1,
     ("softmax", "dtype"): None,
-    ("softmax", "_stacklevel"): 3,
     ("log_softmax", "dtype"): None,
-    ("log_softmax", "_stacklevel"): 3,
     ("gelu", "approximate"): "none",
     ("leaky_relu", "negative_slope"): 0.01,
     ("sum", "keepdim"): False,
@@ -219,6 +217,7 @@ class Expression:
             for place, value in enumerate(args)
         }
         named.update(kwargs)
+        named.pop("_stacklevel", None)  # of F.softmax: where its warning points
         resolved: dict[str, Any] = {}
         for key, value in named.items():
             if isinstance(value, fx.Node):

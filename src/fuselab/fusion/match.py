@@ -151,7 +151,7 @@ class Pattern:
         parts = sum(
             1 for value in _operands(root) if isinstance(value, Apply) and value.origin in origins
         )
-        return parts < len(covered)
+        return parts == len(covered)
 
 
 def _operands(root: Apply) -> list[Value]:
