@@ -201,7 +201,7 @@ def test_an_addition_scaled_by_alpha_is_another_operation(faster: None, op: Fuse
     [
         lambda input: torch.softmax(input, -1),
         lambda input: F.softmax(input, dim=1),
-        lambda input: nn.Softmax(dim=-1)(input),
+        nn.Sequential(nn.Softmax(dim=-1)),
         lambda input: input.softmax(-1),
     ],
 )
