@@ -63,6 +63,8 @@ def test_within_the_noise_the_simpler_way_counts() -> None:
     study = study_of(EAGER, FUSED, COMPILED, close)
     assert fastest(study) is COMPILED
     assert conclude(study).compile.startswith("Yes: ")
+    tie = study_of(EAGER, way("fused", "f", 19870.0, 2.075, "FASTER"), COMPILED, BOTH)
+    assert fastest(replace(tie, ways=(*tie.ways[:3], NO_BOTH))) is COMPILED
 
 
 def test_compile_does_not_help() -> None:
