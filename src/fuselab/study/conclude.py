@@ -49,7 +49,7 @@ def fastest(study: Study) -> Way:
 
 def _sentence(study: Study) -> str:
     name, eager, best = study.subject.name, study.way("eager"), fastest(study)
-    if Outcome.FASTER not in (way.outcome for way in study.ways):
+    if best.name == "eager":
         if Outcome.UNCLEAR in (way.outcome for way in study.ways):
             return (
                 f"Nothing tried makes {name} clearly faster than eager's {duration(eager.us)}: "
