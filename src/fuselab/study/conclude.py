@@ -149,6 +149,8 @@ def _compile(study: Study) -> str:
         return f"Not clear: {alone}, but the timings scatter too much to call it a gain.{cost}"
     if compiled.outcome != Outcome.FASTER:
         return f"No: {alone}, which is no gain.{cost}"
+    if best.name == "eager":
+        return f"No: {alone}, which is within {share(BAND)} of eager's.{cost}"
     if best.name == "compiled":
         return f"Yes: {alone}, and nothing tried is clearly faster.{cost}"
     together = f"{best.title} takes {duration(best.us)}, {ratio(best.speedup)}"
