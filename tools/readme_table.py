@@ -73,7 +73,7 @@ def table() -> str:
     date = str(environment["date"])[:10]
     return "\n".join(
         [
-            "| microseconds per call | size | eager | TorchScript | torch.compile | fuselab | of the limit |",
+            "| us per call | size | eager | TorchScript | torch.compile | fuselab | of the limit |",
             "|---|---|---|---|---|---|---|",
             *(line(*row) for row in ROWS),
             "",

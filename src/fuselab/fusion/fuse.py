@@ -225,13 +225,19 @@ class _Fusion:
         values = values_of(traced.graph, traced.module, traced.tensors)
         taken: set[fx.Node] = set()
         kept: list[Match] = []
+        tried: dict[tuple[str, fx.Node, str], Replacement] = {}
         for match in matches:
-            if taken.isdisjoint(match.origins):
-                replacement = self._try(traced, match, values)
-                self.tried.append(replacement)
-                if replacement.decision is Decision.KEPT:
-                    taken.update(match.origins)
-                    kept.append(match)
+            if not taken.isdisjoint(match.origins):
+                continue
+            # One chain can match with its operands swapped; the order that fits counts.
+            key = match.op.name, match.root.origin, match.chain
+            if key in tried and tried[key].decision is not Decision.REFUSED:
+                continue
+            tried[key] = self._try(traced, match, values)
+            if tried[key].decision is Decision.KEPT:
+                taken.update(match.origins)
+                kept.append(match)
+        self.tried += tried.values()
         return kept
 
     def _try(self, traced: Traced, match: Match, values: Mapping[fx.Node, Any]) -> Replacement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from fuselab.fusion.emit import Region
 from fuselab.measure.interleave import Candidate, interleave
+from fuselab.measure.steady_step import steady, step
 from fuselab.measure.verdict import Outcome, Verdict, verdict
 from fuselab.prove.accuracy import Bar
 from fuselab.runtime import fallback
 
-_CALLS_PER_SYNC = 20  # enough that one cudaDeviceSynchronize (about 10 us) does not count
 _LARGEST_FLOAT64_COPY_BYTES = 4 << 30
 
 
@@ -150,10 +151,10 @@ def measure(
     device = next(
         (value.device for value in args if isinstance(value, Tensor)), torch.device("cpu")
     )
-    calls = {
-        name: _steady(_step(function, args, parameters, training), device)
-        for name, function in (("before", before), ("after", after))
-    }
+    calls, counts = {}, {}
+    for name, function in (("before", before), ("after", after)):
+        once = step(function, args, {}, parameters, backward=training)
+        calls[name], counts[name] = steady(once, device)
     with fallback.strict():
         samples = interleave(
             [Candidate(name, call) for name, call in calls.items()],
@@ -165,48 +166,6 @@ def measure(
             ),
         )
     times = {name: result.times_us for name, result in samples.items()}
-    scale = _CALLS_PER_SYNC if device.type == "cuda" else 1
     decision = verdict(times["after"], times["before"])
-    middle = {name: sorted(values)[len(values) // 2] / scale for name, values in times.items()}
+    middle = {name: median(values) / counts[name] for name, values in times.items()}
     return middle["before"], middle["after"], decision
-
-
-def _step(
-    function: Callable[..., Any], args: Sequence[Any], parameters: Sequence[Tensor], training: bool
-) -> Callable[[], None]:
-    if not training:
-
-        def forward() -> None:
-            with torch.no_grad():
-                function(*args)
-
-        return forward
-    wanted = [
-        *(value for value in args if isinstance(value, Tensor) and value.requires_grad),
-        *(value for value in parameters if value.requires_grad),
-    ]
-
-    def forward_and_backward() -> None:
-        roots = [
-            value
-            for value in pytree.tree_leaves(function(*args))
-            if isinstance(value, Tensor) and value.requires_grad
-        ]
-        if roots and wanted:
-            torch.autograd.grad(
-                roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True
-            )
-
-    return forward_and_backward
-
-
-def _steady(call: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    if device.type != "cuda":
-        return call
-
-    def many() -> None:
-        for _ in range(_CALLS_PER_SYNC):
-            call()
-        torch.cuda.synchronize(device)
-
-    return many
