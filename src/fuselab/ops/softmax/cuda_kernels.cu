@@ -39,6 +39,11 @@ struct AccumulatorOf<double> {
   using type = double;
 };
 
+template <typename T>
+constexpr bool IsBfloat16 = false;
+template <>
+constexpr bool IsBfloat16<__nv_bfloat16> = true;
+
 template <typename To>
 struct Convert {  // float, double
   static __device__ To from(float value) { return static_cast<To>(value); }
@@ -77,14 +82,33 @@ __device__ Accumulator negative_infinity() {
   return static_cast<Accumulator>(-__int_as_float(0x7f800000));
 }
 
-// exp(difference) for difference <= 0. ex2.approx errs by 2 ulp; results below 2^-126 become 0,
-// which no 2 ulp of a row whose largest term is 1 can see.
+// exp(difference) for difference <= 0. ex2.approx errs by 2 ulp, and without .ftz keeps results below
+// 2^-126, as eager does: a slice across the softmax may hold nothing larger.
 __device__ __forceinline__ float exponential(float difference) {
   float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(difference * 1.4426950408889634f));
+  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(difference * 1.4426950408889634f));
   return result;
 }
 __device__ __forceinline__ double exponential(double difference) { return exp(difference); }
+
+// exp of an element's difference, times a power of two that Output fixes and the division by the sum
+// takes away again. Without .ftz an ex2 costs 4 instructions instead of 1, and 16-bit rows run close to
+// the issue limit (31 per element at 70 us for 4096 x 16384 on an H200). float16 ends at 2^-25, far
+// above 2^-126; bfloat16 ends at 2^-134, so 2^8 keeps its terms normal.
+template <typename Output>
+__device__ __forceinline__ typename AccumulatorOf<Output>::type exponential_term(
+    typename AccumulatorOf<Output>::type difference) {
+  if constexpr (sizeof(Output) != 2) {
+    return exponential(difference);
+  } else {
+    constexpr float kScale = IsBfloat16<Output> ? 8.0f : 0.0f;
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;"
+        : "=f"(result)
+        : "f"(fmaf(difference, 1.4426950408889634f, kScale)));
+    return result;
+  }
+}
 
 // A maximum of -inf (nothing but -inf, or nothing at all) must not make inf - inf of the terms.
 template <typename Accumulator>
@@ -187,6 +211,25 @@ template <typename Accumulator>
 struct alignas(2 * sizeof(Accumulator)) Partial {  // of a softmax over some of a row's elements
   Accumulator maximum;
   Accumulator sum;  // of exp(element - maximum)
+};
+
+// A compensated sum (Kahan): a thread of a long row adds the same small terms up to 10^5 times, and
+// float alone then rounds each of them the same way (1.6 % off after 10^6 terms of 0.02).
+template <typename Accumulator>
+struct LongSum {
+  Accumulator sum = 0;
+  Accumulator lost = 0;  // of the terms, below the sum's last bit
+
+  __device__ void scale(Accumulator factor) {
+    sum *= factor;
+    lost *= factor;
+  }
+  __device__ void add(Accumulator term) {
+    const Accumulator whole = term + lost;
+    const Accumulator next = sum + whole;
+    lost = whole - (next - sum);
+    sum = next;
+  }
 };
 
 // The cluster's barrier, rank and remote shared memory (sm_90): PTX, since NVRTC's
@@ -332,7 +375,7 @@ __device__ __forceinline__ void forward_on_chip(
   Accumulator sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors * kVector; ++i) {
-    term[i] = exponential(term[i] - shift);
+    term[i] = exponential_term<Output>(term[i] - shift);
     sum += term[i];
   }
   sum = lanes_sum<1, Where::kLanes / 2>(sum);
@@ -416,7 +459,8 @@ __device__ __forceinline__ void forward_in_two_passes(
   const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
   const Index first = static_cast<Index>(kVector) * (rank * kThreads + threadIdx.x);
 
-  Accumulator maximum = negative_infinity<Accumulator>(), sum = 0;
+  Accumulator maximum = negative_infinity<Accumulator>();
+  LongSum<Accumulator> sum;
   Index begin = 0;  // of the tile of kUnroll steps that the threads read together
   for (; begin < end; begin += kUnroll * kStep) {
     Pack<Input, kVector> raw[kUnroll];
@@ -431,13 +475,16 @@ __device__ __forceinline__ void forward_in_two_passes(
     for (int i = 0; i < kUnroll * kVector; ++i)
       new_maximum = larger(new_maximum, widened<Output>(raw[i / kVector].element[i % kVector]));
     const Accumulator shift = shift_for(new_maximum);
-    sum *= exponential(maximum - shift);
+    sum.scale(exponential(maximum - shift));
     maximum = new_maximum;
+    Accumulator of_tile = 0;
 #pragma unroll
     for (int i = 0; i < kUnroll * kVector; ++i)
-      sum += exponential(widened<Output>(raw[i / kVector].element[i % kVector]) - shift);
+      of_tile += exponential_term<Output>(
+          widened<Output>(raw[i / kVector].element[i % kVector]) - shift);
+    sum.add(of_tile);
   }
-  const Partial<Accumulator> own = merge_lanes(maximum, sum);
+  const Partial<Accumulator> own = merge_lanes(maximum, sum.sum);
   const Accumulator factor = softmax_factor<kThreads / 32, kCluster>(own);
   const Accumulator shift = shift_for(own.maximum);
   while (begin > 0) {
@@ -455,7 +502,7 @@ __device__ __forceinline__ void forward_in_two_passes(
 #pragma unroll
       for (int j = 0; j < kVector; ++j)
         result.element[j] = Convert<Output>::from(
-            exponential(widened<Output>(raw[i].element[j]) - shift) * factor);
+            exponential_term<Output>(widened<Output>(raw[i].element[j]) - shift) * factor);
       if (element < end) result.store(to + element);
     }
   }
@@ -491,16 +538,18 @@ __device__ __forceinline__ void backward_in_two_passes(
       }
     }
   };
-  Accumulator sum = 0;
+  LongSum<Accumulator> products;
   Index begin = 0;
   for (; begin < end; begin += kUnroll * kStep) {
     load(begin);
+    Accumulator of_tile = 0;
 #pragma unroll
     for (int i = 0; i < kUnroll * kVector; ++i)
-      sum += widened<Grad>(grad[i / kVector].element[i % kVector]) *
-             widened<Grad>(y[i / kVector].element[i % kVector]);
+      of_tile += widened<Grad>(grad[i / kVector].element[i % kVector]) *
+                 widened<Grad>(y[i / kVector].element[i % kVector]);
+    products.add(of_tile);
   }
-  sum = row_sum<kThreads / 32, kCluster>(lanes_sum<1, 16>(sum));
+  const Accumulator sum = row_sum<kThreads / 32, kCluster>(lanes_sum<1, 16>(products.sum));
   while (begin > 0) {
     begin -= kUnroll * kStep;
     load(begin);
@@ -694,7 +743,7 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
   const Index from_stride = static_cast<Index>(dim_stride);
   const Index to_stride = static_cast<Index>(inner_count);
 
-  Accumulator maximum = negative_infinity<Accumulator>(), sum = 0;
+  Accumulator maximum = negative_infinity<Accumulator>();
   if constexpr (kRows > 0) {
     Accumulator term[kRows];
 #pragma unroll
@@ -706,9 +755,10 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
 #pragma unroll
     for (int i = 0; i < kRows; ++i) maximum = larger(maximum, term[i]);
     const Accumulator shift = shift_for(maximum);
+    Accumulator sum = 0;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      term[i] = exponential(term[i] - shift);
+      term[i] = exponential_term<Output>(term[i] - shift);
       sum += term[i];
     }
     const Accumulator factor = column_factor<kLanes, kWarps>(maximum, sum);
@@ -719,6 +769,7 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
     }
   } else {
     constexpr int kUnroll = 8;
+    LongSum<Accumulator> terms;
     for (Index begin = tile.phase; begin < end; begin += kUnroll * Where::kPhases) {
       Accumulator value[kUnroll];
       Accumulator larger_maximum = maximum;
@@ -731,17 +782,20 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) larger_maximum = larger(larger_maximum, value[i]);
       const Accumulator shift = shift_for(larger_maximum);
-      sum *= exponential(maximum - shift);
+      terms.scale(exponential(maximum - shift));
       maximum = larger_maximum;
+      Accumulator of_tile = 0;
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) sum += exponential(value[i] - shift);
+      for (int i = 0; i < kUnroll; ++i) of_tile += exponential_term<Output>(value[i] - shift);
+      terms.add(of_tile);
     }
-    const Accumulator factor = column_factor<kLanes, kWarps>(maximum, sum);
+    const Accumulator factor = column_factor<kLanes, kWarps>(maximum, terms.sum);
     const Accumulator shift = shift_for(maximum);
 #pragma unroll 8
     for (Index element = tile.phase; element < end; element += Where::kPhases)
       to[element * to_stride] = Convert<Output>::from(
-          exponential(widened<Output>(__ldg(from + element * from_stride)) - shift) * factor);
+          exponential_term<Output>(
+              widened<Output>(__ldg(from + element * from_stride)) - shift) * factor);
   }
 }
 
@@ -787,11 +841,12 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
       if (element < end) to[element * stride] = Convert<GradInput>::from(y[i] * (grad[i] - sum));
     }
   } else {
+    LongSum<Accumulator> products;
 #pragma unroll 8
     for (Index element = tile.phase; element < end; element += Where::kPhases)
-      sum += widened<Grad>(__ldg(grad_column + element * grad_stride)) *
-             widened<Grad>(__ldg(output_column + element * stride));
-    sum = column_sum<kLanes, kWarps>(sum);
+      products.add(widened<Grad>(__ldg(grad_column + element * grad_stride)) *
+                   widened<Grad>(__ldg(output_column + element * stride)));
+    sum = column_sum<kLanes, kWarps>(products.sum);
 #pragma unroll 8
     for (Index element = tile.phase; element < end; element += Where::kPhases)
       to[element * stride] = Convert<GradInput>::from(

@@ -45,8 +45,12 @@ def softmax_backward(
 
 
 def naive(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """The formula as it stands in model code: five operators, eight passes over memory."""
+    """The formula as it stands in model code: five operators, eight passes over memory.
+
+    The maximum is detached: its gradient is 0, and without detach() a compiled backward adds up
+    100 to 900 ulp of it (H200).
+    """
     if dtype is not None:
         input = input.to(dtype)
-    term = torch.exp(input - input.max(dim=dim, keepdim=True).values)
+    term = torch.exp(input - input.detach().max(dim=dim, keepdim=True).values)
     return term / term.sum(dim=dim, keepdim=True)
