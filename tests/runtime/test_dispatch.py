@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -176,12 +177,59 @@ def test_opcheck_of_the_raw_operators() -> None:
     opcheck(raw.tanh_op_backward.default, (needs, args[0], *args, 0.5, 2, "auto"))
 
 
-def test_the_raw_operators_refuse_gradients_instead_of_dropping_them() -> None:
+def test_raw_operators_differentiate_or_refuse_but_never_drop_a_gradient() -> None:
     args = _inputs(grad=True)
-    with pytest.raises(DifferentiationError, match="call the public function tanh_op"):
-        torch.ops.dispatchtest.tanh_op(*args, 0.5, 2, "auto")
+    grads = torch.autograd.grad(torch.ops.dispatchtest.tanh_op(*args, 0.5, 2, "auto").sum(), args)
+    expected = torch.autograd.grad(reference(*args, 0.5, 2).sum(), args)
+    torch.testing.assert_close(grads, expected)
     with torch.no_grad():
-        torch.ops.dispatchtest.tanh_op(*args, 0.5, 2, "auto")
+        assert not torch.ops.dispatchtest.tanh_op(*args, 0.5, 2, "auto").requires_grad
+    scale = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(DifferentiationError, match="carries no gradient of 'scale'"):
+        torch.ops.dispatchtest.tanh_op.scalar_tensor(*args, scale, 2, "auto")
+    needs = [True, True, True]
+    with pytest.raises(DifferentiationError, match="carries no gradient of 'grad_output'"):
+        torch.ops.dispatchtest.tanh_op_backward(needs, args[0], *args, 0.5, 2, "auto")
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(args[0], torch.ones_like(args[0]))
+        with pytest.raises(DifferentiationError, match="carries no gradient of 'input'"):
+            torch.ops.dispatchtest.tanh_op(dual, *args[1:], 0.5, 2, "auto")
+
+
+class _Exported(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.linspace(-1, 1, 4, dtype=torch.float64))
+
+    def forward(self, input: Tensor, update: Tensor) -> Tensor:
+        return tanh_op(input, update, self.bias, 0.5)
+
+
+def test_an_exported_program_runs_and_trains() -> None:
+    input, update, _ = _inputs(grad=False)
+    model = _Exported()
+    exported = torch.export.export(model, (input, update)).run_decompositions().module()
+    output = exported(input, update)
+    torch.testing.assert_close(output, reference(input, update, model.bias, 0.5))
+    (grad,) = torch.autograd.grad(output.sum(), exported.get_parameter("bias"))
+    (expected,) = torch.autograd.grad(reference(input, update, model.bias, 0.5).sum(), model.bias)
+    torch.testing.assert_close(grad, expected)
+
+
+def test_vmap_over_no_samples_keeps_the_shape_of_one() -> None:
+    output = torch.vmap(tanh_op, in_dims=(1, None))(torch.ones(3, 0, 2), torch.ones(3, 2))
+    assert output.shape == (0, 3, 2)
+
+
+def test_meta_tensors_run_forward_and_backward() -> None:
+    softmax_input = torch.empty(3, 4, device="meta", requires_grad=True)
+    fuselab.ops.softmax(softmax_input).sum().backward()
+    assert softmax_input.grad is not None and softmax_input.grad.shape == (3, 4)
+
+
+def test_public_functions_pickle_by_the_name_they_are_bound_to() -> None:
+    for function in (tanh_op, fuselab.ops.softmax, fuselab.ops.add_mul_activation):
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_an_operator_without_gradient_refuses_one() -> None:
@@ -203,6 +251,17 @@ def test_the_reference_is_an_implementation() -> None:
     ("call", "error", "sentence"),
     [
         (lambda a, b: tanh_op(a, b, implementation="cude"), UnknownNameError, "auto, cpp"),
+        (lambda a, b: tanh_op(a, b, implementation=None), UnknownNameError, "auto, cpp"),
+        (lambda a, b: tanh_op(a, b, None, "1"), ArgumentError, "'scale' must be a number, got str"),
+        (lambda a, b: tanh_op(a, b, None, 1.0, 2.0), ArgumentError, "'power' must be an int"),
+        (lambda a, b: tanh_op(a, b, 1.0), ArgumentError, "'bias' must be a Tensor or None"),
+        (lambda a, b: tanh_op(a, b, None, torch.ones(3)), ArgumentError, "Tensor of shape \\(3,"),
+        (
+            lambda a, b: tanh_op(a, b, None, torch.ones((), requires_grad=True)),
+            DifferentiationError,
+            "'scale' has no gradient",
+        ),
+        (lambda a, b: tanh_op(a.to_sparse(), b), ArgumentError, "layout torch.sparse_coo"),
         (lambda a, b: tanh_op(3, b), ArgumentError, "'input' must be a Tensor, got int"),
         (lambda a, b: tanh_op(a), ArgumentError, "'update' is missing"),
         (lambda a, b: tanh_op(a, b, None, 1.0, 1, 2), ArgumentError, "takes 5 arguments, got 6"),

@@ -1,9 +1,9 @@
 """From a FusedOp to something PyTorch can call: raw operators, autograd, choice of implementation.
 
 For an operator ``ns::name`` two raw operators are registered, ``ns::name`` and
-``ns::name_backward``, each with a fake implementation and a vmap rule and without autograd. The
-public function asks the launcher for a held launch plan first (about 3 us on a hit). Past that it
-calls the raw operator where no gradient is needed, else an ``autograd.Function`` over the raw ones:
+``ns::name_backward``, each with a fake implementation and a vmap rule. The public function asks the
+launcher for a held launch plan first (about 3 us on a hit). Past that it calls the raw operator
+where no gradient is needed, else an ``autograd.Function`` over the raw ones:
 ``torch.library.register_autograd`` would add 4.5 us to every call, and ``torch.func.grad`` refuses
 operators made with it (measured with torch 2.11 and 2.13).
 
@@ -15,6 +15,8 @@ overload ``.scalar_tensor``, whose kernels read the value through a pointer.
 from __future__ import annotations
 
 import inspect
+import numbers
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +51,21 @@ _SCHEMA_TYPES: dict[Any, str] = {
     Sequence[int]: "SymInt[]",
 }
 
+# What a value of a parameter may be, and how an error says it.
+_VALUE_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    Tensor: ((Tensor,), "a Tensor"),
+    float: ((float, numbers.Real, Tensor, torch.SymFloat, torch.SymInt), "a number"),
+    int: ((int, numbers.Integral, torch.SymInt), "an int"),
+    bool: ((bool, torch.SymBool), "a bool"),
+    str: ((str,), "a str"),
+    torch.dtype: ((torch.dtype,), "a torch.dtype"),
+    Sequence[bool]: ((list, tuple), "a list of bools"),
+    Sequence[int]: ((list, tuple), "a list of ints"),
+}
+for _annotation in (Tensor, int, str, torch.dtype):
+    _types, _words = _VALUE_TYPES[_annotation]
+    _VALUE_TYPES[_annotation | None] = (*_types, type(None)), f"{_words} or None"
+
 _registered: dict[str, _Registration] = {}
 _libraries: dict[str, torch.library.Library] = {}
 
@@ -72,6 +89,8 @@ def operator(op: FusedOp) -> Callable[..., Tensor]:
     known = _registered.get(op.name)
     if known is None:
         known = _registered[op.name] = _Registration(op)
+        # As namedtuple does: pickle finds a function by the module that binds it to its name.
+        known.public.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)
     elif known.op is not op:
         known.replace(op)
     return known.public
@@ -114,6 +133,11 @@ def _device_of(op: FusedOp, args: Sequence[Any]) -> torch.device:
             raise ArgumentError(
                 f"{op.short_name}: '{name}' must be a Tensor, got {type(value).__name__}."
             )
+        if value.layout is not torch.strided:
+            raise ArgumentError(
+                f"{op.short_name}: '{name}' has layout {value.layout}; expected torch.strided "
+                "(to_dense() gives it)."
+            )
         if first is None:
             first = name, value
         elif value.device != first[1].device:
@@ -151,6 +175,7 @@ class _Raw:
         returns: int,
         kernel: Callable[..., Any],
         fake: Callable[..., Any],
+        differentiate: Callable[..., Any] | None = None,
     ) -> None:
         namespace, short = name.split("::")
         library = _libraries.get(namespace)
@@ -169,7 +194,11 @@ class _Raw:
             overload = getattr(packet, suffix[1:] or "default")
             for key in ("CPU", "CUDA"):
                 library.impl(f"{short}{suffix}", kernel, key)
-            library.impl(f"{short}{suffix}", _refuse_autograd(overload, short), "Autograd")
+            library.impl(
+                f"{short}{suffix}",
+                _autograd_kernel(overload, parameters, differentiate),
+                "Autograd",
+            )
             torch.library.register_fake(f"{name}{suffix}", fake, lib=library)
             torch.library.register_vmap(f"{name}{suffix}", _loop_over_batch(overload), lib=library)
             self.overloads.append(overload)
@@ -178,21 +207,35 @@ class _Raw:
         return self.overloads[1 if scalar_tensors else 0](*args)
 
 
-def _refuse_autograd(overload: Any, short: str) -> Callable[..., Any]:
-    """The Autograd kernel of a raw operator: passes on, or refuses a gradient it does not have."""
+def _autograd_kernel(
+    overload: Any,
+    parameters: Sequence[tuple[str, str]],
+    differentiate: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    """The Autograd kernel of a raw operator: passes on where nothing is differentiated.
 
-    def differentiated(value: Any) -> bool:
-        return isinstance(value, Tensor) and (
-            (torch.is_grad_enabled() and value.requires_grad)
-            or forward_ad.unpack_dual(value).tangent is not None
-        )
+    An exported program calls raw operators with parameters that want gradients: there
+    ``differentiate`` takes over. A gradient that nothing defines is refused, never dropped.
+    """
+    tensors = tuple(kind in ("Tensor", "Tensor?") for _, kind in parameters)
 
     def kernel(*args: Any) -> Any:
-        if any(differentiated(value) for value in args):
-            raise DifferentiationError(
-                f"the raw operator {overload} carries no gradient; call the public function "
-                f"{short.removesuffix('_backward')}, or use torch.no_grad()."
-            )
+        grad_enabled = torch.is_grad_enabled()
+        wanted = False
+        for place, value in enumerate(args):
+            if not isinstance(value, Tensor):
+                continue
+            needs_grad = grad_enabled and value.requires_grad
+            wanted |= needs_grad
+            if forward_ad.unpack_dual(value).tangent is not None or (
+                needs_grad and (differentiate is None or not tensors[place])
+            ):
+                raise DifferentiationError(
+                    f"the raw operator {overload} carries no gradient of '{parameters[place][0]}'; "
+                    "call the public function, detach the tensor, or use torch.no_grad()."
+                )
+        if wanted and differentiate is not None:
+            return differentiate(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return overload(*args)
 
@@ -215,11 +258,20 @@ def _loop_over_batch(overload: Any) -> Callable[..., Any]:
                 )
             )
 
-        samples = [sample(index) for index in range(info.batch_size)]
+        if info.batch_size == 0:  # one sample of zeros says what shape each would have
+            args = tuple(
+                value.new_zeros((*value.shape[:dim], 1, *value.shape[dim + 1 :]))
+                if isinstance(dim, int)
+                else value
+                for value, dim in zip(args, in_dims, strict=True)
+            )
+        samples = [sample(index) for index in range(max(info.batch_size, 1))]
         if isinstance(samples[0], tuple):
-            stacked = tuple(torch.stack(column) for column in zip(*samples, strict=True))
+            stacked = tuple(
+                torch.stack(column)[: info.batch_size] for column in zip(*samples, strict=True)
+            )
             return stacked, (0,) * len(stacked)
-        return torch.stack(samples), 0
+        return torch.stack(samples)[: info.batch_size], 0
 
     return rule
 
@@ -242,7 +294,18 @@ class _Registration:
             for index, name in enumerate(op.signature.parameters)
             if name in op.float_parameters
         )
-        self.raw_forward = _Raw(op.name, forward_parameters, 1, self._forward, self._fake_forward)
+        self.accepted = tuple(
+            (name, *_VALUE_TYPES[parameter.annotation])
+            for name, parameter in op.signature.parameters.items()
+        )
+        self.raw_forward = _Raw(
+            op.name,
+            forward_parameters,
+            1,
+            self._forward,
+            self._fake_forward,
+            None if op.gradient is None else lambda *args: self.function.apply(*args),
+        )
         if backward_parameters:
             self.backward_id = launcher.register(f"{op.name}_backward")
             self.raw_backward = _Raw(
@@ -392,9 +455,14 @@ def _not_aliased(output: Tensor, arguments: Sequence[Any]) -> Tensor:
     return output
 
 
+def _has_autocast(device: str) -> bool:
+    """Whether autocast is on for this type of device; meta has none, and asking raises."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def _without_autocast(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     device = next(value.device.type for value in arguments if isinstance(value, Tensor))
-    if torch.is_autocast_enabled(device):
+    if _has_autocast(device):
         with torch.autocast(device, enabled=False):
             return function(*arguments)
     return function(*arguments)
@@ -578,8 +646,10 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
         raise UnknownNameError(
             "implementation", implementation, ["auto", "reference", *op.implementations]
         )
+    if not compiling:
+        _check_types(registration, args)
     device = _device_of(op, args)
-    if op.autocast is not None and torch.is_autocast_enabled(device.type):
+    if op.autocast is not None and _has_autocast(device.type):
         args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))
     if not compiling and (
         implementation == "reference"
@@ -603,6 +673,29 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
             )
         return registration.function.apply(*args, implementation)
     return registration.raw_forward(scalar_tensors, *args, implementation)
+
+
+def _check_types(registration: _Registration, args: tuple[Any, ...]) -> None:
+    """Raise for a value that is not of its parameter's type, 1 us; contracts may then rely on
+    types. A float may be a 0-d tensor, but not one whose gradient would be dropped."""
+    short = registration.op.short_name
+    for value, (name, types, words) in zip(args, registration.accepted, strict=True):
+        if not isinstance(value, types):
+            raise ArgumentError(f"{short}: '{name}' must be {words}, got {type(value).__name__}.")
+    for place in registration.float_positions:
+        value = args[place]
+        if isinstance(value, Tensor):
+            name = registration.accepted[place][0]
+            if value.dim() != 0:
+                raise ArgumentError(
+                    f"{short}: '{name}' must be a number, got a Tensor of shape "
+                    f"{tuple(value.shape)}."
+                )
+            if value.requires_grad and torch.is_grad_enabled():
+                raise DifferentiationError(
+                    f"{short}: '{name}' has no gradient; detach it, or spell the expression in "
+                    "plain PyTorch."
+                )
 
 
 def _with_scalar_tensors(registration: _Registration, args: tuple[Any, ...]) -> tuple[Any, ...]:

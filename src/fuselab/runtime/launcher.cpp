@@ -492,7 +492,7 @@ PyObject* run(const Plan& plan, PyObject* args) {
 bool arguments_are(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted) {
   if (count == wanted && PyLong_Check(args[0]) &&
       static_cast<std::size_t>(PyLong_AsLong(args[0])) < operators.size() &&
-      PyUnicode_Check(args[1]) && PyTuple_Check(args[2])) {
+      PyTuple_Check(args[2])) {
     return true;
   }
   PyErr_SetString(PyExc_TypeError, "expected (operator id, implementation, argument tuple, ...)");
