@@ -406,13 +406,16 @@ def test_the_table_of_a_gpu_fits_80_columns() -> None:
 
 @pytest.mark.gpu
 def test_bench_on_cuda_measures_what_the_cpu_cannot(honest: FusedOp) -> None:
-    (group,) = bench(
-        honest, cases=["2048x1024"], providers=["clamp", "compile"], device="cuda", budget_s=0.5
-    ).groups
+    # 64 MiB in and 64 MiB out: 8 MiB lie in the second-level cache, where shares pass 1.1.
+    honest = replace(honest, cases=(case(16384, 1024, "bench"),))
+    (group,) = bench(honest, providers=["clamp", "compile"], device="cuda", budget_s=1.0).groups
     found = rows(group)
     assert all(record.status == "ok" for record in group.records)
-    assert all(record.ceiling_share and record.ceiling_share < 1.1 for record in group.records)
-    assert found["eager"].peak_bytes == 2 * 2048 * 1024 * 4
+    shares = {name: record.ceiling_share for name, record in found.items()}
+    assert all(share is not None and share > 0 for share in shares.values()), shares
+    # Eager's two kernels move every byte twice.
+    assert shares["eager"] < 0.75 and shares["compile"] < 1.1, shares
+    assert found["eager"].peak_bytes == 2 * 16384 * 1024 * 4
     assert found["eager"].method == "CUDA events, cold L2"
     faster = found["compile"].vs_eager
     assert faster is not None and faster.outcome == "FASTER"  # one kernel instead of two

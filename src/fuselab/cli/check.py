@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +25,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 WIDTH = 80
+READABLE_ULPS = 1e6
 
 
 def add(app: typer.Typer) -> None:
@@ -82,7 +82,7 @@ def show(report: CheckReport, console: Console) -> None:
     )
     for name in ("implementation", "dtype", "where"):
         table.add_column(name)
-    for name in ("trials", "worst ulp", "eager's"):
+    for name in ("trials", "of bar", "ulp", "eager's"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for group in report.groups:
@@ -91,7 +91,8 @@ def show(report: CheckReport, console: Console) -> None:
             group.implementation,
             group.dtype,
             group.where,
-            str(group.trials) if judged else "",
+            trials(group) if judged else "",
+            percent(group.share_of_bar) if judged else "",
             ulps(group.ours_ulp) if judged else "",
             ulps(group.eager_ulp) if judged else "",
             str(group.verdict),
@@ -117,9 +118,21 @@ def summary(report: CheckReport) -> str:
     return f"{text} ({trials} trials, seed {report.seed})"
 
 
+def trials(group: Group) -> str:
+    """How many were run; ``90/335`` where the time ended first."""
+    if group.planned > group.trials:
+        return f"{group.trials}/{group.planned}"
+    return str(group.trials)
+
+
 def ulps(value: float) -> str:
-    """An error in ulp of its row, three digits."""
-    return f"{value:.3g}" if math.isfinite(value) else "inf"
+    """An error in ulp of its row, three digits; from a million on its size says nothing more."""
+    return f"{value:.3g}" if value < READABLE_ULPS else f">{READABLE_ULPS:.0e}"
+
+
+def percent(share: float) -> str:
+    """A share of the bar in per cent, three digits; above 100 it is missed."""
+    return f"{100 * share:.3g}%" if 100 * share < 999.5 else ">999%"
 
 
 def show_failure(group: Group, failure: Result, console: Console) -> None:
@@ -145,7 +158,12 @@ def notes(report: CheckReport) -> list[str]:
                 continue
             places = held.setdefault(f"{entry.verdict} {entry.check}: {entry.reason}", {})
             places.setdefault(group.implementation, []).append(group.dtype)
-    return [f"{text} ({_listed(places)})" for text, places in held.items()]
+    lines = [f"{text} ({_listed(places)})" for text, places in held.items()]
+    if any(group.planned > group.trials for group in report.groups):
+        lines.append(
+            "trials 90/335: the row's time ended first; of every check at least a quarter was run"
+        )
+    return lines
 
 
 def _listed(places: dict[str, list[str]]) -> str:

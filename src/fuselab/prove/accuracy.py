@@ -40,7 +40,6 @@ FACTOR = 4.0
 FACTOR_FLOAT64 = 64.0
 ULPS = 2.0
 COPIES = 32
-CANCELLED_ULPS = 1000.0
 _FLOAT32_TO_FLOAT64 = 2.0**-29
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _BITS |= {torch.float64: torch.int64}
@@ -48,15 +47,17 @@ _BITS |= {torch.float64: torch.int64}
 
 @dataclass(frozen=True)
 class Judgement:
-    """One tensor against the bar: worst errors in ulp of their row, and what is wrong, if any.
+    """One tensor against the bar: its worst row, and what is wrong, if anything.
 
-    Rows in which eager itself loses more than ``CANCELLED_ULPS`` (a gradient that cancels to
-    nothing) are judged like all others and left out of the two figures, which they would drown.
+    The worst row is the one that uses the largest ``share_of_bar``, our error over the allowed one
+    (above 1 it fails; infinite where something other than rounding is wrong). The two errors are
+    those of that row, in ulp of it: where a gradient cancels both may be huge, and right.
     """
 
     ours_ulp: float
     eager_ulp: float
     problem: str | None = None
+    share_of_bar: float = 0.0
     curable: bool = False  # a larger error of eager would pass it
 
 
@@ -95,42 +96,43 @@ def judge(
     """
     if ours.shape != eager.shape:
         return Judgement(
-            math.inf, 0.0, f"has shape {list(ours.shape)}, eager has {list(eager.shape)}"
+            math.inf, 0.0, f"has shape {list(ours.shape)}, eager has {list(eager.shape)}", math.inf
         )
     if ours.dtype != eager.dtype:
-        return Judgement(math.inf, 0.0, f"is {ours.dtype}, eager gives {eager.dtype}")
+        return Judgement(math.inf, 0.0, f"is {ours.dtype}, eager gives {eager.dtype}", math.inf)
     if ours.device != eager.device:
-        return Judgement(math.inf, 0.0, f"lies on {ours.device}, eager's on {eager.device}")
+        problem = f"lies on {ours.device}, eager's on {eager.device}"
+        return Judgement(math.inf, 0.0, problem, math.inf)
     if ours.numel() == 0:
         return Judgement(0.0, 0.0)
     if not ours.dtype.is_floating_point:
-        same = torch.equal(ours, eager)
-        return Judgement(0.0, 0.0, None if same else f"differs from eager's {ours.dtype} values")
+        if torch.equal(ours, eager):
+            return Judgement(0.0, 0.0)
+        return Judgement(math.inf, 0.0, f"differs from eager's {ours.dtype} values", math.inf)
     ours, eager, exact = (as_rows(value.detach()) for value in (ours, eager, exact))
     ulp = ulp_of_rows(exact, ours.dtype)
     error = error_of_rows(ours, exact)
     allowance = error_of_rows(eager, exact)
     if eager_error is not None:
         allowance = torch.maximum(allowance, eager_error.to(allowance.device))
-    told = allowance <= CANCELLED_ULPS * ulp
-    worst = float(torch.where(told, error / ulp, 0.0).max())
-    worst_eager = float(torch.where(told, allowance / ulp, 0.0).max())
-    misplaced = _misplaced(ours, eager, exact)
-    if misplaced is not None:
-        return Judgement(math.inf, worst_eager, misplaced)
     factor = FACTOR_FLOAT64 if ours.dtype == torch.float64 else FACTOR
     share = error / (factor * allowance + ULPS * ulp)
-    if not bool((share > 1).any()):
-        return Judgement(worst, worst_eager)
     row = int(share.argmax())
+    worst, worst_eager = (float(value[row] / ulp[row]) for value in (error, allowance))
+    misplaced = _misplaced(ours, eager, exact)
+    if misplaced is not None:
+        return Judgement(math.inf, worst_eager, misplaced, math.inf)
+    worst_share = float(share[row])
+    if worst_share <= 1:
+        return Judgement(worst, worst_eager, None, worst_share)
     column = int(_error(ours[row], exact[row]).argmax())
-    off, eager_off = (f"{float(value[row] / ulp[row]):.3g}" for value in (error, allowance))
     problem = (
-        f"row {row} of {len(ours)} is off by {off} ulp where eager is off by {eager_off}: "
+        f"row {row} of {len(ours)} is off by {worst:.3g} ulp where eager is off by "
+        f"{worst_eager:.3g}: "
         f"column {column} is {float(ours[row, column]):.9g}, "
         f"float64 says {float(exact[row, column]):.9g}"
     )
-    return Judgement(worst, worst_eager, problem, curable=True)
+    return Judgement(worst, worst_eager, problem, worst_share, curable=True)
 
 
 def _error(ours: Tensor, exact: Tensor) -> Tensor:
@@ -262,12 +264,15 @@ class Bar:
         if eager is None or exact is None:
             # Where eager has no gradient, zeros are as good as none.
             extra = ours is not None and bool(ours.any())
-            return Judgement(
-                0.0, 0.0, "is not zero, eager has no gradient there" if extra else None
-            )
+            if extra:
+                problem = "is not zero, eager has no gradient there"
+                return Judgement(math.inf, 0.0, problem, math.inf)
+            return Judgement(0.0, 0.0)
         if ours is None:
             missing = bool(eager.any()) or bool(exact.any())
-            return Judgement(math.inf, 0.0, "is missing (None)") if missing else Judgement(0.0, 0.0)
+            if missing:
+                return Judgement(math.inf, 0.0, "is missing (None)", math.inf)
+            return Judgement(0.0, 0.0)
         return judge(ours, eager, exact, self.eager_error[place])
 
     def _measure_copy(self, generator: torch.Generator, far: bool) -> None:

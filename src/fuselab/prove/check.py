@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -17,12 +22,14 @@ from fuselab.prove import (
     check_torch,
     check_values,
 )
+from fuselab.prove.apart import groups_apart
 from fuselab.prove.interpreted import interpreted_groups
 from fuselab.prove.load import load_op, spec_of
 from fuselab.prove.result import CheckReport, Group, Result, Verdict
 from fuselab.prove.subject import Subject
-from fuselab.prove.trials import Check, run_check
+from fuselab.prove.trials import Check, planned_trials, run_check, still_answers
 from fuselab.runtime import fallback
+from fuselab.runtime.cuda_source import device_arch
 
 CHECKS: tuple[Check, ...] = (
     *check_memory.STATE_CHECKS,  # before anything else has called the implementation
@@ -32,6 +39,9 @@ CHECKS: tuple[Check, ...] = (
     *check_torch.CHECKS,
     *check_device.CHECKS,
 )
+
+QUICK_BUDGET_S = 30.0  # for the checks of one implementation and dtype
+BUDGET_S = 150.0
 
 Progress = Callable[[str], None]
 
@@ -52,12 +62,18 @@ def check(
     Args:
         op: a FusedOp, or what ``load_op`` takes (a library name, a file, a folder).
         implementation, dtype: one of the operator's; all by default.
-        quick: fewer trials, and what does not depend on the dtype once only.
-        seed: equal seeds try equal inputs and give equal figures.
+        quick: fewer trials, two names of each choice between names (activations), and what does
+            not depend on the dtype once only.
+        seed: equal seeds try equal inputs in the same order, and give equal figures unless the time
+            ends first: 30 s for one implementation and dtype when quick, else 150 s, after which
+            each check makes a quarter of its trials. The report says how many were made.
         device: as ``--device``. A CPU implementation runs on the CPU whatever it says; without a
             GPU, Triton runs under the interpreter and CUDA C++ is compiled only.
         case: ``CHECK@CASE`` as a failure prints it: that one trial alone.
-        progress: called with one line per group.
+        progress: called with one line per implementation.
+
+    On a GPU each implementation and dtype is checked in a process of its own, where there are
+    several and another process can import the operator.
 
     Raises:
         UnknownNameError, TargetError: nothing of that name; says what there is.
@@ -74,6 +90,7 @@ def check(
         _find(case)
     dtypes = list(op.dtypes) if dtype is None else [dtype]
     groups: list[Group] = []
+    on_gpu: list[Subject] = []
     for name in op.implementations if implementation is None else (implementation,):
         runs_on = op.implementations[name].device
         progress(f"{op.name}: {name}")
@@ -83,11 +100,16 @@ def check(
                 subject = Subject(
                     op, name, where, wanted, seed, quick, first=number == 0, spec=spec
                 )
-                groups.append(run_group(subject, case))
+                if where.type == "cuda":
+                    on_gpu.append(subject)
+                else:
+                    groups.append(run_group(subject, case))
         elif is_triton(name):
             groups += interpreted_groups(found, name, dtypes, quick, seed, case)
         else:
             groups.append(check_build.compiled_group(op, name, quick))
+    if on_gpu:
+        groups = _groups_on_a_gpu(on_gpu, found is not None, case) + groups
     return CheckReport(op.name, seed, quick, str(place), tuple(groups))
 
 
@@ -96,29 +118,66 @@ def is_triton(implementation: str) -> bool:
     return implementation.startswith("triton")
 
 
-def run_group(subject: Subject, case: str | None) -> Group:
-    """All checks of one implementation and dtype, in this process; or the one trial ``case``."""
+def _groups_on_a_gpu(subjects: list[Subject], importable: bool, case: str | None) -> list[Group]:
+    if len(subjects) == 1 or not importable or case is not None:
+        return [run_group(subject, case) for subject in subjects]
+    op, device = subjects[0].op, subjects[0].device
+    arch = device_arch(device.index or 0)
+    names = list(dict.fromkeys(subject.implementation for subject in subjects))
+    for name in names:
+        threading.Thread(
+            target=check_build.compile_ahead, args=(op, name, arch), daemon=True
+        ).start()
+    return groups_apart(subjects)
+
+
+def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None) -> Group:
+    """All checks of one implementation and dtype, in this process; or the one trial ``case``.
+
+    Huge cases wait for ``huge_lock``: the memory of a GPU holds those of one process.
+    """
     results: list[Result] = []
-    for known in CHECKS if case is None else (_find(case),):
-        if any("CUDA error" in (result.reason or "") for result in results):
-            reason = "an earlier kernel broke the CUDA context"
+    checks = CHECKS if case is None else (_find(case),)
+    begin, budget_s = time.monotonic(), QUICK_BUDGET_S if subject.quick else BUDGET_S
+    total = sum(planned_trials(subject, known) for known in checks)
+    planned, broken = 0, not still_answers(subject.device)
+    for known in checks:
+        planned += planned_trials(subject, known)
+        if broken:
+            reason = "an earlier kernel broke this process's CUDA context"
             results.append(Result(known.name, Verdict.NOT_JUDGED, reason))
         elif known.once and subject.quick and not subject.first and case is None:
             reason = "with --quick made in the first dtype only"
             results.append(Result(known.name, Verdict.SKIPPED, reason))
         else:
-            results.append(_run(subject, known, case))
-    if case is None and not subject.quick:
-        results.append(check_device.huge_cases(subject))
+            # Each check ends in time for those after it; the first half is anybody's.
+            until = begin + budget_s * max(0.5, planned / total)
+            results.append(_run(subject, known, case, until))
+            broken = results[-1].verdict is Verdict.FAIL and not still_answers(subject.device)
+    if case is None and not subject.quick and not broken:
+        with _held(huge_lock):
+            results.append(check_device.huge_cases(subject))
     where = "interpreter" if subject.interpreted else subject.device.type
     return Group(subject.implementation, subject.dtype_name, where, tuple(results))
 
 
-def _run(subject: Subject, known: Check, case: str | None) -> Result:
+@contextlib.contextmanager
+def _held(lock: Path | None) -> Iterator[None]:
+    """While no other process holds the file ``lock``."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run(subject: Subject, known: Check, case: str | None, until: float) -> Result:
     fallback.forget()
     try:
         with fallback.strict():
-            return run_check(subject, known, None if case is None else case.partition("@")[2])
+            only = None if case is None else case.partition("@")[2]
+            return run_check(subject, known, only, until)
     except torch.OutOfMemoryError:
         return Result(known.name, Verdict.NOT_JUDGED, "the device ran out of memory")
 

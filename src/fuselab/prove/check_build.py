@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +34,20 @@ def compiled_group(op: FusedOp, implementation: str, quick: bool) -> Group:
         results.append(_build(source, expressions, ARCHITECTURES[1:2] if quick else ARCHITECTURES))
     results.append(Result("run", Verdict.NOT_JUDGED, "running it needs a GPU; there is none here"))
     return Group(implementation, "all", "compiled", tuple(results))
+
+
+def compile_ahead(op: FusedOp, implementation: str, arch: str) -> None:
+    """Put every declared kernel into the disk cache, one thread a core: NVRTC lets them run side by
+    side. What does not compile is left to the check that needs it."""
+
+    def build(source: CudaSource, expression: str) -> None:
+        with contextlib.suppress(BuildError):
+            source.compile(expression, arch)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for source, expressions in _sources(op, implementation):
+            for expression in expressions:
+                pool.submit(build, source, expression)
 
 
 def _build(source: CudaSource, expressions: Sequence[str], architectures: Sequence[str]) -> Result:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,55 +36,88 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
     """
     places = subject.differentiable(trial.args)
     truth = [value.clone() if isinstance(value, Tensor) else value for value in trial.args]
-    bar, names, _, upstream = gradient_bar(subject, trial)
     differentiates = subject.op.gradient is not None
+    if differentiates:
+        bar, names, _, upstream = gradient_bar(subject, trial)
+    else:
+        bar, names = (
+            Bar(lambda values: [subject.op.reference(*values)], trial.args, ["output"]),
+            ["output"],
+        )
 
     def run() -> list[Tensor | None]:
         if differentiates:
             return with_gradients(subject.call, places, [*trial.args, upstream])
         return [subject.call(*trial.args)]
 
-    for place in places:
-        trial.args[place].fill_(float("nan"))
+    def judge(results: Sequence[Tensor | None]) -> Outcome:
+        return judged(bar.judge(results), names[: len(results)])
+
     stream = torch.cuda.Stream(subject.device)
-    torch.cuda.synchronize(subject.device)
-    with torch.cuda.stream(stream):
-        square = torch.zeros(4096, 4096, device=subject.device)
-        _delay(square, 2)
-        # Builds, and fills the stream's memory pool with NaN: below, nothing but launches is left.
-        warm = [None if value is None else value.clone() for value in run()]
-        del warm
-    torch.cuda.synchronize(subject.device)
+    for _ in range(2):  # a busy host is asked twice before it is said to wait
+        for place in places:
+            trial.args[place].fill_(float("nan"))
+        torch.cuda.synchronize(subject.device)
+        with torch.cuda.stream(stream):
+            square = torch.zeros(4096, 4096, device=subject.device)
+            _delay(square, 2)
+            # Builds, and fills the stream's memory with NaN: below, only launches are left.
+            warm = [None if value is None else value.clone() for value in run()]
+            del warm
+            if torch.cuda.current_stream(subject.device) != stream:
+                return Outcome("the call leaves another stream current")
+        outcome, held_ms, busy_ms = _behind_a_producer(
+            subject, trial, truth, stream, square, run, judge
+        )
+        if outcome.problem is not None or held_ms <= 0.5 * busy_ms:
+            return outcome
+    return Outcome(
+        f"the call held the host for {held_ms:.0f} ms of the {busy_ms:.0f} ms that the stream was "
+        "busy: it synchronises"
+    )
+
+
+def _behind_a_producer(
+    subject: Subject,
+    trial: Trial,
+    truth: Sequence[Any],
+    stream: torch.cuda.Stream,
+    square: Tensor,
+    run: Callable[[], list[Tensor | None]],
+    judge: Callable[[Sequence[Tensor | None]], Outcome],
+) -> tuple[Outcome, float, float]:
+    """``run`` on ``stream`` while that still waits for the inputs' values: what the next operation
+    saw, for how long the call held the host, and for how long the stream was busy, in ms."""
     begin = time.perf_counter()
     with torch.cuda.stream(stream):
         _delay(square, _DELAY_MATMULS)
-        for place in places:
+        for place in subject.differentiable(trial.args):
             trial.args[place].copy_(truth[place])
         launched = time.perf_counter()
         results = run()
         held = time.perf_counter() - launched
         copies = [None if value is None else value.clone() for value in results]
     torch.cuda.synchronize(subject.device)
-    whole = time.perf_counter() - begin
+    busy = time.perf_counter() - begin
     # What counts is what the stream's next operation saw, not what memory holds in the end.
-    outcome = judged(bar.judge(copies[: len(bar.eager)]), names[: len(copies)])
-    if outcome.problem is not None:
-        return Outcome(
-            f"{outcome.problem}: it does not run on the current stream", outcome.ours_ulp
+    outcome = judge(copies)
+    if outcome.problem is not None and judge(run()).problem is None:
+        outcome = replace(
+            outcome, problem=f"{outcome.problem}: it does not run on the current stream"
         )
-    if held > 0.5 * whole:
-        return Outcome(
-            f"the call held the host for {held * 1e3:.0f} ms of the {whole * 1e3:.0f} ms that the "
-            "stream was busy: it synchronises"
-        )
-    return outcome
+    return outcome, held * 1e3, busy * 1e3
 
 
 def graph_replays(subject: Subject, trial: Trial) -> Outcome:
     """Captured in a CUDA graph and replayed with new values in the same memory.
 
-    Work that a launcher puts on another stream is not captured, and its result not replayed.
+    Work that a launcher puts on another stream is not captured, and its result not replayed. What
+    the check ``stream`` refuses is not captured at all: a capture that breaks can take this
+    process's CUDA context with it.
     """
+    obeyed = current_stream_is_obeyed(subject, trial)
+    if obeyed.problem is not None:
+        return replace(obeyed, problem=f"not captured: {obeyed.problem}")
     places = subject.differentiable(trial.args)
     differentiates = subject.op.gradient is not None
     output = subject.op.reference(*trial.args)
@@ -102,9 +137,11 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
             run(subject.call, values)
     torch.cuda.current_stream(subject.device).wait_stream(side)
     torch.cuda.synchronize(subject.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = run(subject.call, values)
+    try:
+        graph, results = _captured(lambda: run(subject.call, values), subject.device)
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[0][:160]
+        return Outcome(f"cannot be captured: {type(error).__name__}: {said}")
     outcome = Outcome()
     for _ in range(3):
         for place in places:
@@ -118,6 +155,47 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
         if outcome.problem is not None:
             return outcome
     return outcome
+
+
+def _captured(
+    run: Callable[[], list[Tensor | None]], device: torch.device
+) -> tuple[torch.cuda.CUDAGraph, list[Tensor | None]]:
+    """A graph of ``run`` and the results it writes. Raises what ``run`` or the end of the capture
+    raises, after the capture was ended on the stream it began on."""
+    torch.cuda.empty_cache()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin()
+            try:
+                results = run()
+            finally:
+                torch.cuda.set_stream(stream)  # the candidate may have left another one
+                graph.capture_end()
+    except BaseException:
+        _mend_after_a_capture(graph, device)
+        raise
+    return graph, results
+
+
+_broken_captures: list[torch.cuda.CUDAGraph] = []  # the allocator still calls back into them
+
+
+def _mend_after_a_capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+    """End what a failed capture leaves begun: the allocator's pool and the random generator's
+    recording, which the end of any sound capture ends."""
+    _broken_captures.append(graph)
+    with contextlib.suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device.index or 0, graph.pool())
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.synchronize(device)
+    with contextlib.suppress(RuntimeError):
+        value = torch.zeros(1, device=device)
+        sound, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            sound.capture_begin()
+            value.add_(1)
+            sound.capture_end()
 
 
 def huge_cases(subject: Subject) -> Result:

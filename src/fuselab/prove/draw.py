@@ -47,6 +47,8 @@ SPECIAL_VALUES = (
 VALUES = ("normal", *SPECIAL_VALUES)
 _FINITE_VALUES = ("normal", "zeros", "equal", "wide")
 
+KEPT_NAMES = 2
+
 # log2 of the largest magnitude of "wide" values: fp16 ends at 2^16, and products must not overflow.
 _WIDE_EXPONENT = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch.float64: 40}
 
@@ -60,7 +62,9 @@ class RecordedDraw:
     additions decides where two of them overflow or cancel, and any order is right. ``max_numel``
     bounds the product of the drawn sizes. ``turn`` replaces chance for layouts and values: turn by
     turn each but the first is given to the first tensor alone, then to the second, the third, and
-    to all of them, so that a few dozen turns leave nothing out.
+    to all of them, so that a few dozen turns leave nothing out. ``names``, a generator of its own,
+    leaves ``KEPT_NAMES`` of a choice between strings (an activation's name): each compiles kernels
+    of its own, and a quick run has time for few.
     """
 
     device: torch.device
@@ -71,6 +75,7 @@ class RecordedDraw:
     values: Sequence[str] = VALUES
     max_numel: int = 1 << 14
     turn: int | None = None
+    names: random.Random | None = None
     choices: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _product: int = 1
@@ -104,6 +109,10 @@ class RecordedDraw:
 
     def choice(self, options: Sequence[Element]) -> Element:
         """One of ``options``; the first is the simplest."""
+        named = all(isinstance(option, str) for option in options)
+        if self.names is not None and named and len(options) > KEPT_NAMES:
+            kept = sorted(self.names.sample(range(len(options)), KEPT_NAMES))
+            options = [options[place] for place in kept]
         return options[self.below(len(options))]
 
     def uniform(self, low: float, high: float) -> float:

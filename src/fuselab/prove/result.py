@@ -22,8 +22,10 @@ class Result:
     """One check of one implementation and dtype.
 
     ``reason`` says what is wrong (FAIL), why nothing was tried (SKIPPED) or why nothing can be said
-    here (NOT JUDGED). ``trials`` counts the inputs tried; the two errors are in ulp of their row.
-    A failure carries the smallest failing ``case`` and how to repeat it.
+    here (NOT JUDGED). ``trials`` counts the inputs tried, of ``planned`` ones: fewer where the time
+    budget ended. ``share_of_bar`` is our error over the allowed one in the row that uses most of
+    it, and the two errors are that row's, in ulp of it. A failure carries the smallest failing
+    ``case`` and how to repeat it.
     """
 
     check: str
@@ -35,6 +37,8 @@ class Result:
     case: tuple[str, ...] = ()
     repeat_command: str | None = None
     repeat_call: str | None = None
+    share_of_bar: float = 0.0
+    planned: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,26 @@ class Group:
         return sum(result.trials for result in self.results)
 
     @property
+    def planned(self) -> int:
+        """Trials that there would have been with more time."""
+        return sum(max(result.planned, result.trials) for result in self.results)
+
+    @property
+    def worst(self) -> Result | None:
+        """The check that used most of the bar: its errors are the group's."""
+        return max(self.results, key=lambda result: result.share_of_bar, default=None)
+
+    @property
+    def share_of_bar(self) -> float:
+        return self.worst.share_of_bar if self.worst is not None else 0.0
+
+    @property
     def ours_ulp(self) -> float:
-        return max((result.ours_ulp for result in self.results), default=0.0)
+        return self.worst.ours_ulp if self.worst is not None else 0.0
 
     @property
     def eager_ulp(self) -> float:
-        return max((result.eager_ulp for result in self.results), default=0.0)
+        return self.worst.eager_ulp if self.worst is not None else 0.0
 
     @property
     def reason(self) -> str | None:
@@ -134,8 +152,10 @@ def group_facts(group: Group) -> dict[str, Any]:
         "where": group.where,
         "verdict": str(group.verdict),
         "trials": group.trials,
+        "planned": group.planned,
         "ours_ulp": group.ours_ulp,
         "eager_ulp": group.eager_ulp,
+        "share_of_bar": group.share_of_bar,
         "results": [asdict(result) | {"verdict": str(result.verdict)} for result in group.results],
     }
 

@@ -102,6 +102,7 @@ class Subject:
             values=values,
             max_numel=min(max_numel or self.max_numel, self.max_numel),
             turn=turn,
+            names=random.Random(f"{self.seed}|{self.op.name}") if self.quick else None,
         )
         inputs = self.op.draw(draw) if self.op.draw is not None else self._vary_a_case(draw)
         return self._accepted(inputs, draw, "drawn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,7 @@ class Outcome:
     ours_ulp: float = 0.0
     eager_ulp: float = 0.0
     refused: str | None = None
+    share_of_bar: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,28 @@ class Check:
     turns: bool = False
 
 
-def run_check(subject: Subject, check: Check, case: str | None = None) -> Result:
-    """All trials of one check, or the one that ``case`` names (an operator's case, or choices)."""
+LEAST_SHARE = 0.25  # of a check's trials are run whatever the clock says
+
+
+def run_check(
+    subject: Subject, check: Check, case: str | None = None, until: float = float("inf")
+) -> Result:
+    """All trials of one check, or the one that ``case`` names (an operator's case, or choices).
+
+    After ``until`` (of ``time.monotonic``) no trial is begun once a quarter of them was made; the
+    result then counts what was ``planned``. An operator's own cases are all run.
+    """
     refusal = check.applies(subject)
     if refusal is not None:
         return Result(check.name, refusal[0], refusal[1])
-    tried, refused = 0, None
-    ours_ulp = eager_ulp = 0.0
-    for label, trial in _trials(subject, check, case):
+    tried, refused, planned = 0, None, 0
+    worst = Outcome()
+    count = planned_trials(subject, check)
+    least = max(1, round(count * LEAST_SHARE))
+    for begun, (label, trial) in enumerate(_trials(subject, check, case)):
+        if check.source == "draws" and begun >= least and time.monotonic() > until:
+            planned = count - begun
+            break
         if trial is None:
             continue
         outcome = attempt(subject, check, trial)
@@ -67,18 +83,36 @@ def run_check(subject: Subject, check: Check, case: str | None = None) -> Result
             refused = outcome.refused
             continue
         tried += 1
-        ours_ulp, eager_ulp = max(ours_ulp, outcome.ours_ulp), max(eager_ulp, outcome.eager_ulp)
+        if outcome.share_of_bar > worst.share_of_bar:
+            worst = outcome
         if outcome.problem is not None:
             return _failure(subject, check, label, trial, outcome, tried)
     if tried == 0:
         if refused is not None:
             return Result(check.name, Verdict.PASS, refused)
         return Result(check.name, Verdict.NOT_JUDGED, "the implementation supports no input drawn")
-    return Result(check.name, Verdict.PASS, refused, tried, ours_ulp, eager_ulp)
+    return Result(
+        check.name,
+        Verdict.PASS,
+        refused,
+        tried,
+        worst.ours_ulp,
+        worst.eager_ulp,
+        share_of_bar=worst.share_of_bar,
+        planned=tried + planned,
+    )
+
+
+def planned_trials(subject: Subject, check: Check) -> int:
+    """How many inputs a check draws; a third of them where each takes the interpreter's time."""
+    count = check.quick if subject.quick else check.full
+    return (count + 2) // 3 if subject.interpreted else count
 
 
 def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
-    """One trial; what the implementation raises is a problem, whatever it is."""
+    """One trial; what the implementation raises is a problem, whatever it is. A CUDA stream that it
+    leaves current is put back."""
+    stream = torch.cuda.current_stream(subject.device) if subject.device.type == "cuda" else None
     try:
         return check.trial(subject, trial)
     except FuselabError as error:
@@ -87,6 +121,9 @@ def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
         raise
     except Exception as error:
         return Outcome(f"raised {type(error).__name__}: {_first_line(error)}")
+    finally:
+        if stream is not None:
+            torch.cuda.set_stream(stream)
 
 
 def _first_line(error: BaseException) -> str:
@@ -104,8 +141,7 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
     if case is not None:
         yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
         return
-    count = check.quick if subject.quick else check.full
-    for index in range((count + 2) // 3 if subject.interpreted else count):
+    for index in range(planned_trials(subject, check)):
         yield (
             None,
             subject.draw(
@@ -129,8 +165,7 @@ def _failure(
     subject: Subject, check: Check, label: str | None, trial: Trial, outcome: Outcome, tried: int
 ) -> Result:
     """The failure with its smallest case; a case of the operator's own is small enough as it is."""
-    broken = "CUDA error" in (outcome.problem or "")  # nothing runs after it
-    if check.source == "draws" and not broken:
+    if check.source == "draws" and still_answers(subject.device):
         smallest = (trial, outcome)
 
         def fails(choices: Sequence[int]) -> Sequence[int] | None:
@@ -170,11 +205,25 @@ def _failure(
         f"fuselab.check({spec!r}, implementation={subject.implementation!r}, "
         f"dtype=torch.{subject.dtype_name}, seed={subject.seed}, quick={subject.quick}, "
         f"case={where!r})",
+        outcome.share_of_bar,
+        tried,
     )
 
 
+def still_answers(device: torch.device) -> bool:
+    """Whether a device still runs kernels: an illegal access ends its context for this process."""
+    if device.type != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize(device)
+        torch.rand(1, device=device).item()
+    except RuntimeError:
+        return False
+    return True
+
+
 def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
-    """Judgements of several tensors as one outcome: the first problem, the worst errors."""
+    """Judgements of several tensors as one outcome: the first problem, the worst row."""
     problem = next(
         (
             f"{name} {judgement.problem}"
@@ -183,11 +232,10 @@ def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
         ),
         None,
     )
-    return Outcome(
-        problem,
-        max((judgement.ours_ulp for judgement in judgements), default=0.0),
-        max((judgement.eager_ulp for judgement in judgements), default=0.0),
-    )
+    if not judgements:
+        return Outcome(problem)
+    worst = max(judgements, key=lambda judgement: judgement.share_of_bar)
+    return Outcome(problem, worst.ours_ulp, worst.eager_ulp, share_of_bar=worst.share_of_bar)
 
 
 def with_gradients(

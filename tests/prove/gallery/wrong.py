@@ -635,7 +635,7 @@ def heedless_of_deterministic_mode(device: str) -> FusedOp:
 # Streams: only where there is a GPU
 
 
-@caught_by("stream", gpu_only=True)
+@caught_by("stream", gpu_only=True, passes_its_cases=False)
 def off_stream_work(device: str) -> FusedOp:
     """Runs on a stream of its own: nobody waits for it, and no event of the caller sees it."""
     own: list[Any] = []
@@ -674,7 +674,7 @@ def values_read_on_the_host(device: str) -> FusedOp:
     return make_op("values_read_on_the_host", device, forward)
 
 
-@caught_by("global state", gpu_only=True)
+@caught_by("global state", gpu_only=True, passes_its_cases=False)
 def stream_left_changed(device: str) -> FusedOp:
     def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
         output = honest.forward(input, bias, scale)

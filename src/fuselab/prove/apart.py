@@ -1,0 +1,120 @@
+"""Checks on a GPU, each implementation and dtype in a process of its own, several at a time.
+
+Kernels of a first run compile in parallel that way, and one that ends its CUDA context (an illegal
+access, a capture that breaks) ends only its own row. The processes share one disk cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuselab.prove.load import load_op
+from fuselab.prove.result import Group, Result, Verdict, group_facts, group_from_facts
+from fuselab.prove.subject import Subject
+
+TIME_LIMIT_S = 1800.0
+CORES_PER_PROCESS = 2
+
+
+def groups_apart(subjects: Sequence[Subject]) -> list[Group]:
+    """One group per subject, in their order; every subject's ``spec`` must be loadable."""
+    cores = len(os.sched_getaffinity(0))
+    workers = max(1, min(len(subjects), cores // CORES_PER_PROCESS))
+    with (
+        tempfile.TemporaryDirectory(prefix="fuselab-check-") as folder,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        jobs = [
+            pool.submit(_group, subject, Path(folder), number, max(1, cores // workers))
+            for number, subject in enumerate(subjects)
+        ]
+        return [job.result() for job in jobs]
+
+
+def _group(subject: Subject, folder: Path, number: int, threads: int) -> Group:
+    asked, answered = folder / f"{number}.asked.json", folder / f"{number}.json"
+    errors = folder / f"{number}.errors"
+    question = {
+        "spec": subject.spec,
+        "implementation": subject.implementation,
+        "device": str(subject.device),
+        "dtype": subject.dtype_name,
+        "seed": subject.seed,
+        "quick": subject.quick,
+        "first": subject.first,
+        "huge_lock": str(folder / "huge.lock"),
+    }
+    asked.write_text(json.dumps(question))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    with errors.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(asked), str(answered)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+        try:
+            status = str(process.wait(TIME_LIMIT_S))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            status = f"none: ended after {TIME_LIMIT_S:.0f} s"
+    if answered.is_file():
+        return group_from_facts(json.loads(answered.read_text()))
+    last = errors.read_text(errors="replace").strip().splitlines()[-8:]
+    result = Result(
+        "process",
+        Verdict.FAIL,
+        f"the process that checked it died (exit status {status})",
+        case=tuple(line[:200] for line in last),
+        repeat_command=f"fuselab check {subject.spec} --implementation {subject.implementation} "
+        f"--dtype {subject.dtype_name} --seed {subject.seed}"
+        f"{' --quick' if subject.quick else ''}",
+    )
+    where = subject.device.type
+    return Group(subject.implementation, subject.dtype_name, where, (result,))
+
+
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """The child's side: load the operator, check it, huge cases one process at a time."""
+    from fuselab.prove.check import run_group
+
+    subject = Subject(
+        load_op(question["spec"]),
+        question["implementation"],
+        torch.device(question["device"]),
+        getattr(torch, question["dtype"]),
+        question["seed"],
+        question["quick"],
+        first=question["first"],
+        spec=question["spec"],
+    )
+    return group_facts(run_group(subject, None, Path(question["huge_lock"])))
+
+
+def main(asked: Path, answered: Path) -> None:
+    facts = answer(json.loads(asked.read_text()))
+    unfinished = answered.with_suffix(".new")
+    unfinished.write_text(json.dumps(facts))
+    unfinished.replace(answered)
+    sys.stdout.flush()
+    os._exit(0)  # a context that a kernel broke need not be taken down in order
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
