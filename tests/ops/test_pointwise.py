@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from pointwise_cases import LAYOUTS, assert_within_bar, check, normal
+from pointwise_cases import EXACT, LAYOUTS, assert_float64, assert_within_bar, check, normal
 
 from fuselab.errors import DtypeError, ShapeError, UnknownNameError
 from fuselab.op import FusedOp
@@ -34,6 +34,11 @@ def test_every_activation(activation):
     # 130 rows of 37: no multiple of a vector, of a group of rows or of a tile.
     input, update = (normal(130, 37, dtype=torch.float32, seed=seed) for seed in (0, 1))
     check(forward, backward, input, update, normal(37, dtype=torch.float32, seed=2), activation)
+
+
+@pytest.mark.parametrize("activation", EXACT)
+def test_float64_against_sixty_digits(activation):
+    assert_float64(forward, backward, activation)
 
 
 @dtypes

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from pointwise_cases import LAYOUTS, assert_within_bar, check, normal
+from pointwise_cases import EXACT, LAYOUTS, assert_float64, assert_within_bar, check, normal
 
 from fuselab.ops import add_mul_activation
 from fuselab.ops.activations import ACTIVATIONS
@@ -31,6 +31,12 @@ on_gpu = partial(normal, device="cuda")
 def test_activations_and_dtypes(implementation, activation, dtype):
     input, update = (on_gpu(1031, 136, dtype=dtype, seed=seed) for seed in (0, 1))
     check(*KERNELS[implementation], input, update, on_gpu(136, dtype=dtype, seed=2), activation)
+
+
+@implementations
+@pytest.mark.parametrize("activation", EXACT)
+def test_float64_against_sixty_digits(implementation, activation):
+    assert_float64(*KERNELS[implementation], activation, "cuda")
 
 
 @implementations

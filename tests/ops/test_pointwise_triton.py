@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from pointwise_cases import LAYOUTS, check, normal
+from pointwise_cases import EXACT, LAYOUTS, assert_float64, check, normal
 
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.runtime import interpreter
@@ -20,6 +20,11 @@ backward = partial(interpreter.run, "fuselab.ops.add_mul_activation.launch:backw
 def test_every_activation(activation):
     input, update = (normal(13, 37, dtype=torch.float32, seed=seed) for seed in (0, 1))
     check(forward, backward, input, update, normal(37, dtype=torch.float32, seed=2), activation)
+
+
+@pytest.mark.parametrize("activation", EXACT)
+def test_float64_against_sixty_digits(activation):
+    assert_float64(forward, backward, activation)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=lambda dtype: str(dtype)[6:])
