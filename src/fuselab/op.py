@@ -139,9 +139,11 @@ class FusedOp:
 
     ``name`` is ``namespace::operator``. ``reference`` defines what is right, in plain PyTorch that
     autograd understands; its parameters must be annotated, for they become the raw operator's
-    schema (Tensor, Tensor | None, float, int, bool, str, torch.dtype | None). ``validate(*args)``
-    raises a typed error for arguments the operator refuses. ``fake(*args)`` returns an empty output
-    with the strides the implementations produce; without it the reference runs on fake tensors.
+    schema (Tensor, Tensor | None, float, int, bool, str, torch.dtype | None). ``cost(*args)``
+    counts what one forward must do, ``cost_backward(*args)``, of the forward's arguments too, what
+    a backward that gives every gradient must. ``validate(*args)`` raises a typed error for
+    arguments the operator refuses. ``fake(*args)`` returns an empty output with the strides the
+    implementations produce; without it the reference runs on fake tensors.
     ``prefer(*args)`` gives the order in which ``implementation="auto"`` asks ``supports``; without
     it, the order of ``implementations``. ``autocast(autocast_dtype, *args)`` returns the arguments
     as ``torch.autocast`` would have the reference see them (softmax: ``dtype=torch.float32``);

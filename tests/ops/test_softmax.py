@@ -20,7 +20,7 @@ from fuselab.errors import ArgumentError, DtypeError
 from fuselab.ops import softmax
 from fuselab.ops.softmax import cpu_launch, cuda_launch
 from fuselab.ops.softmax.layout import Rows, rows_of, vector_length
-from fuselab.ops.softmax.op import CASES, OP
+from fuselab.ops.softmax.op import CASES, OP, _order_on_cuda
 from fuselab.runtime.dispatch import choose
 from fuselab.runtime.fallback import strict
 
@@ -120,6 +120,29 @@ def test_auto_takes_the_library_where_vectors_would_be_empty():
     assert choose(OP, (torch.empty(8, 1000, 3), 1, None)) == "reference"
     assert choose(OP, (torch.empty(8, 1000, 16), 1, None)) == "cpp"
     assert choose(OP, (torch.empty(()), 0, None)) == "cpp"
+
+
+def test_the_measured_order_on_a_gpu():
+    def order(dtype: torch.dtype, *shape: int, dim: int = -1) -> str:
+        return _order_on_cuda(torch.empty(shape, dtype=dtype, device="meta"), dim, dtype)[0]
+
+    assert order(torch.float32, 4096, 16384) == "triton"
+    assert order(torch.float32, 4096, 4096) == order(torch.float32, 4, 16385) == "cuda"
+    assert order(torch.bfloat16, 4096, 16384) == order(torch.bfloat16, 4096, 4096) == "cuda"
+    assert order(torch.float32, 16384, 40, dim=0) == order(torch.float32) == "cuda"
+
+
+@dtypes
+def test_cpp_keeps_subnormal_results(dtype):
+    """Flushed, the column of smallest terms would be 0, and its gradient too."""
+    limits = torch.finfo(dtype)
+    smallest = math.log(limits.smallest_normal) + math.log(0.1)
+    input = torch.tensor([[0.0, smallest], [0.0, -math.inf]], dtype=torch.float64).to(dtype)
+    for ours in (cpu_launch.forward(input, -1, None), cpu_launch.forward(input.t(), 0, None).t()):
+        exact = torch.softmax(input.double(), -1)
+        assert 0 < ours[0, 1] < limits.smallest_normal and ours[1].tolist() == [1.0, 0.0]
+        step = limits.smallest_normal * limits.eps
+        assert abs(ours[0, 1].double() - exact[0, 1]) <= 2 * step
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 4000])

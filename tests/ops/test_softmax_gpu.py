@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -87,6 +88,26 @@ def test_special_values(launcher, dtype, width):
     rows = special_rows(dtype, width).cuda()
     assert_forward(launcher.forward, rows)
     assert_forward(launcher.forward, rows.t().contiguous(), 0)
+
+
+@launchers
+@dtypes
+@pytest.mark.parametrize("width", [2, 5000, 300_000])
+def test_subnormal_results_stay(launcher, dtype, width):
+    """As test_cpp_keeps_subnormal_results; wide rows put the term into another warp or block."""
+    limits = torch.finfo(dtype)
+    smallest = math.log(limits.smallest_normal) + math.log(0.1)
+    for dim in (0, 1):
+        input = torch.full((3, width), -math.inf, dtype=dtype, device="cuda")
+        input[:, 0] = 0
+        input[:, -1] = smallest
+        input = input if dim else input.t().contiguous()
+        ours = launcher.forward(input, dim, None).movedim(dim, -1)[:, -1].double()
+        exact = torch.softmax(input.double(), dim).movedim(dim, -1)[:, -1]
+        step = limits.smallest_normal * limits.eps
+        # exp's argument, 90, is rounded to float32, twice: 7e-6 of the result.
+        assert bool(((ours - exact).abs() <= 2 * step + 2e-5 * exact).all())
+        assert bool((ours > 0).all())
 
 
 @launchers
