@@ -290,24 +290,14 @@ class Bar:
             _errors(moved, self.exact),
             self._float32_error(move),
         )
-        largest = max(
-            (
-                float(magnitude_of_rows(as_rows(value.detach())).max())
-                for value in _filled(self.exact)
-            ),
-            default=0.0,
-        )
         for place, errors in enumerate(zip(*measured, strict=True)):
             known = [error for error in errors if error is not None]
             if known:
-                worst, eager = torch.stack(known).amax(0), self.eager[place]
-                double = eager is not None and eager.dtype == torch.float64
-                self.eager_error[place] = worst.clamp(min=largest * 2.0**-52 if double else 0.0)
-
-
-def _filled(results: Sequence[Tensor | None]) -> list[Tensor]:
-    """The results that are there and have elements."""
-    return [value for value in results if value is not None and value.numel()]
+                worst, exact = torch.stack(known).amax(0), self.exact[place]
+                if exact is not None and _is_float64(self.eager[place]):
+                    largest = magnitude_of_rows(as_rows(exact.detach())).max()
+                    worst = worst.clamp(min=float(largest) * 2.0**-52)
+                self.eager_error[place] = worst
 
 
 def _errors(measured: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> Errors:
