@@ -164,16 +164,22 @@ def _captured(
     raises, after the capture was ended on the stream it began on."""
     torch.cuda.empty_cache()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    pool = torch.cuda.graph_pool_handle()
     try:
         with torch.cuda.stream(stream):
-            graph.capture_begin()
+            graph.capture_begin(pool=pool)
             try:
                 results = run()
-            finally:
-                torch.cuda.set_stream(stream)  # the candidate may have left another one
-                graph.capture_end()
+            except BaseException:
+                torch.cuda.set_stream(stream)
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            torch.cuda.set_stream(stream)  # the candidate may have left another one
+            graph.capture_end()
     except BaseException:
-        _mend_after_a_capture(graph, device)
+        _broken_captures.append(graph)
+        _mend_after_a_capture(pool, device)
         raise
     return graph, results
 
@@ -181,12 +187,11 @@ def _captured(
 _broken_captures: list[torch.cuda.CUDAGraph] = []  # the allocator still calls back into them
 
 
-def _mend_after_a_capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+def _mend_after_a_capture(pool: Any, device: torch.device) -> None:
     """End what a failed capture leaves begun: the allocator's pool and the random generator's
     recording, which the end of any sound capture ends."""
-    _broken_captures.append(graph)
     with contextlib.suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(device.index or 0, graph.pool())
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
     with contextlib.suppress(RuntimeError):
         torch.cuda.synchronize(device)
     with contextlib.suppress(RuntimeError):
