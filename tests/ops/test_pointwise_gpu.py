@@ -97,6 +97,16 @@ def test_sums_repeat_to_the_bit(implementation):
     assert_within_bar(first, upstream.sum(0), upstream.double().sum(0))
 
 
+@pytest.mark.parametrize("config", launch.BIAS_GRADIENT_CANDIDATES, ids=str)
+@pytest.mark.parametrize("shape", [(5001, 512), (4099, 37), (3, 9)], ids=str)
+def test_every_candidate_of_tuning_is_right(config, shape):
+    for dtype in (torch.float32, torch.bfloat16):
+        input, update = (on_gpu(*shape, dtype=dtype, seed=seed) for seed in (0, 1))
+        bias = on_gpu(shape[-1], dtype=dtype, seed=2)
+        forward, backward = KERNELS["cuda"]
+        check(forward, partial(backward, config=config), input, update, bias)
+
+
 @implementations
 @pytest.mark.parametrize("columns", [1024, 1023])
 def test_more_than_2_to_the_31_elements(implementation, columns):

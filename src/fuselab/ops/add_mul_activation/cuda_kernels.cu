@@ -261,35 +261,35 @@ __global__ void __launch_bounds__(threads)
 }
 
 // Adds up, per column, what the block's rows of threads hold; the first row of threads gets the sum.
-// The order is fixed.
-template <int width>
+// The order is fixed: in every step the upper half of the rows hands its sums to the lower half.
+template <int block_threads, int width>
 FUSELAB_INLINE void sum_over_rows_of_threads(double (&total)[width]) {
-  __shared__ double shared[threads * width];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-#pragma unroll
-  for (int i = 0; i < width; ++i) shared[i * threads + thread] = total[i];
-  __syncthreads();
+  constexpr int slots = block_threads / 2;
+  __shared__ double shared[slots * width];
   for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    const int row = threadIdx.y < half ? threadIdx.y : threadIdx.y - half;
+    const int slot = row * blockDim.x + threadIdx.x;
+    if (threadIdx.y >= half && threadIdx.y < 2 * half) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) shared[i * slots + slot] = total[i];
+    }
+    __syncthreads();
     if (threadIdx.y < half) {
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        shared[i * threads + thread] += shared[i * threads + thread + half * blockDim.x];
-      }
+      for (int i = 0; i < width; ++i) total[i] += shared[i * slots + slot];
     }
     __syncthreads();
   }
-#pragma unroll
-  for (int i = 0; i < width; ++i) total[i] = shared[i * threads + thread];
 }
 
 // A matrix (rows, columns) with the gradient of the bias. Threads are (x, y), a power of two each,
-// `threads` in all. A block owns x * width columns of rows_per_block rows and leaves their column
+// block_threads in all; a thread has `unroll` rows in flight. A block owns x * width columns of rows_per_block rows and leaves their column
 // sums in sums[block][column], or in the bias's gradient if there is one block of rows. Sums are in
 // double: one conversion and one addition per element, which a GPU that waits for memory has time
 // for. With width > 1 all matrices are row-major, aligned, and columns are a multiple of width.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
-          class Bias, class Sum, class Scale, class Index, int width>
-__global__ void __launch_bounds__(threads)
+          class Bias, class Sum, class Scale, class Index, int width, int block_threads, int unroll>
+__global__ void __launch_bounds__(block_threads)
     backward_with_bias(const Output* __restrict__ grad, const First* __restrict__ first,
                        const Update* __restrict__ update, const Bias* __restrict__ bias,
                        Input* __restrict__ grad_input, Update* __restrict__ grad_update,
@@ -299,7 +299,6 @@ __global__ void __launch_bounds__(threads)
                        int64_t update_row, int64_t update_column, int64_t bias_column) {
   using Real = Arithmetic<Output>;
   using Reads = Reads<Activation, Terms>;
-  constexpr int unroll = width <= 4 ? 4 : 2;  // more would spill
   const Real scale = scale_of<Real>(scale_argument);
   const int64_t tile_columns = int64_t(blockDim.x) * width;
   const int64_t across = (columns + tile_columns - 1) / tile_columns;
@@ -354,16 +353,17 @@ __global__ void __launch_bounds__(threads)
       }
     }
   }
-  sum_over_rows_of_threads(total);
+  sum_over_rows_of_threads<block_threads>(total);
   if (threadIdx.y == 0 && column < columns) {
 #pragma unroll
     for (int i = 0; i < width; ++i) assign(sums[block * columns + column + i], total[i]);
   }
 }
 
-// grad_bias[column] = the sum of sums[block][column]; 32 columns per block of 32 x 8 threads.
+// grad_bias[column] = the sum of sums[block][column]; 32 columns per block of 32 x 32 threads, so that
+// 264 blocks of rows are one round of loads in flight.
 template <class Bias>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(1024)
     column_sums(const double* __restrict__ sums, Bias* __restrict__ grad_bias, int64_t blocks,
                 int64_t columns) {
   const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -374,6 +374,6 @@ __global__ void __launch_bounds__(threads)
       total[0] += sums[block * columns + column];
     }
   }
-  sum_over_rows_of_threads(total);
+  sum_over_rows_of_threads<1024>(total);
   if (threadIdx.y == 0 && column < columns) assign(grad_bias[column], total[0]);
 }

@@ -526,9 +526,33 @@ _CUDA_NAMES = {
     torch.bfloat16: "__nv_bfloat16",
 }
 _THREADS = 256
-# Of backward_with_bias. More leave column_sums more to add: 149 us with 2, 154 with 4, 165 with 8
-# (H200, 65536 x 512 float32).
-_BLOCKS_PER_MULTIPROCESSOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BiasGradientConfig:
+    """How ``backward_with_bias`` is spread: threads per block, blocks per multiprocessor, and packs
+    that a thread has in flight per operand (half of them where a pack holds 8 elements)."""
+
+    threads: int
+    blocks: int
+    in_flight: int
+
+    def rows_in_flight(self, width: int) -> int:
+        return max(1, self.in_flight // 2) if width > 4 else self.in_flight
+
+
+# More blocks leave column_sums more to add: 149 us with 2, 154 with 4, 165 with 8 (H200,
+# 65536 x 512 float32, 256 threads; column_sums then had 256 threads too, not 1024).
+BIAS_GRADIENT = BiasGradientConfig(threads=256, blocks=2, in_flight=4)
+# What else is worth timing, by ``backward_cuda(..., config=...)``: more bytes in flight per
+# multiprocessor (64 KB above) or fewer blocks to add up. relu in float32 does not spill in any.
+BIAS_GRADIENT_CANDIDATES = (
+    BiasGradientConfig(threads=512, blocks=1, in_flight=4),
+    BiasGradientConfig(threads=512, blocks=2, in_flight=4),
+    BiasGradientConfig(threads=1024, blocks=1, in_flight=2),
+    BiasGradientConfig(threads=1024, blocks=1, in_flight=4),
+    BiasGradientConfig(threads=256, blocks=2, in_flight=8),
+)
 
 
 def _cuda_scale(scale: float | Tensor, output_dtype: torch.dtype) -> tuple[str, Tensor | Scalar]:
@@ -631,19 +655,24 @@ def _cuda_backward_types(grad_output: Tensor, saved: Saved) -> tuple[str, str, l
 
 
 def backward_cuda(
-    source: CudaSource, needs: Sequence[bool], grad_output: Tensor, saved: Saved
+    source: CudaSource,
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    saved: Saved,
+    config: BiasGradientConfig = BIAS_GRADIENT,
 ) -> Gradients:
     """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
     ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
 
-    The workspace and the copies are those of ``backward_triton``, with 2 blocks per multiprocessor.
+    The workspace and the copies are those of ``backward_triton``, with ``config.blocks`` blocks per
+    multiprocessor.
     """
     grads = saved.empty_gradients(needs, grad_output)
     numel = grad_output.numel()
     if numel == 0:
         return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
     if needs[2]:
-        return _backward_with_bias_cuda(source, grad_output, saved, grads)
+        return _backward_with_bias_cuda(source, grad_output, saved, grads, config)
     grad_input, grad_update, _ = grads
     template = grad_input if grad_input is not None else grad_update
     if template is None:
@@ -679,7 +708,11 @@ def backward_cuda(
 
 
 def _backward_with_bias_cuda(
-    source: CudaSource, grad_output: Tensor, saved: Saved, grads: Gradients
+    source: CudaSource,
+    grad_output: Tensor,
+    saved: Saved,
+    grads: Gradients,
+    config: BiasGradientConfig,
 ) -> Gradients:
     matrices = _Matrices(grad_output, saved, grads)
     rows, columns = matrices.rows, matrices.columns
@@ -692,16 +725,17 @@ def _backward_with_bias_cuda(
     if not _is_aligned(*read, *matrices.written[:2]):
         width = 1
     across = min(_power_of_two(_ceil_div(columns, width)), 64 if width > 1 else 128)
-    down = _THREADS // across
+    down = config.threads // across
+    unroll = config.rows_in_flight(width)
     column_tiles = _ceil_div(columns, across * width)
     blocks, rows_per_block = _row_blocks(
-        grad_output.device, rows, 4 * down, column_tiles, _BLOCKS_PER_MULTIPROCESSOR
+        grad_output.device, rows, unroll * down, column_tiles, config.blocks
     )
     sums = matrices.empty_sums(blocks)
     index = _index(matrices.needs_64_bit_offsets())
     source.launch(
         f"backward_with_bias<{kind}, {types}, {_CUDA_NAMES[sums.dtype]}, {scale_type}, {index}, "
-        f"{width}>",
+        f"{width}, {config.threads}, {unroll}>",
         grid=(blocks * column_tiles, 1, 1),
         block=(across, down, 1),
         args=(
@@ -720,7 +754,7 @@ def _backward_with_bias_cuda(
         source.launch(
             f"column_sums<{_CUDA_NAMES[grad_bias.dtype]}>",
             grid=(_ceil_div(columns, 32), 1, 1),
-            block=(32, _THREADS // 32, 1),
+            block=(32, 32, 1),
             args=(sums, grad_bias, i64(blocks), i64(columns)),
         )
     return matrices.finished()
@@ -732,6 +766,10 @@ def cuda_expressions(has_update: bool) -> tuple[str, ...]:
     terms = f"Terms<{_flags(has_update, True)}>"
     aligned = f"Access<{_flags(True, True, True, True)}>"
     unaligned = f"Access<{_flags(False, False, False, False)}>"
+
+    def spread(width: int) -> str:
+        return f"{width}, {BIAS_GRADIENT.threads}, {BIAS_GRADIENT.rows_in_flight(width)}"
+
     found = []
     for entry in ACTIVATIONS.values():
         kind, single = f"{entry.functor}, {terms}", ", ".join(["float"] * 4)
@@ -749,8 +787,8 @@ def cuda_expressions(has_update: bool) -> tuple[str, ...]:
             f"forward<{kind}, {four}, const {scale}*, int32_t, {unaligned}, {width}>",
             f"forward_strided<{kind}, {four}, {scale}, int32_t, 5>",
             f"backward_strided<{kind}, {five}, {scale}, int64_t, 3>",
-            f"backward_with_bias<{kind}, {five}, double, {scale}, int32_t, {width}>",
-            f"backward_with_bias<{kind}, {five}, {name}, {scale}, int64_t, 1>",
+            f"backward_with_bias<{kind}, {five}, double, {scale}, int32_t, {spread(width)}>",
+            f"backward_with_bias<{kind}, {five}, {name}, {scale}, int64_t, {spread(1)}>",
             f"column_sums<{name}>",
         ]
     return tuple(found)
