@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -267,7 +269,7 @@ class CountsCalls(nn.Module):
     [
         (BranchesOnData(), "control flow"),
         (BuildsATensor(), "builds a tensor"),
-        (CountsCalls(), "sets self.calls"),
+        (CountsCalls(), "changes self.calls"),
     ],
 )
 def test_what_a_trace_would_not_reproduce_is_left_and_said(
@@ -276,6 +278,113 @@ def test_what_a_trace_would_not_reproduce_is_left_and_said(
     result = _fuse(model, torch.randn(3, 2), op=op)
     assert len(result.left) == 1 and reason in result.left[0].reason
     assert "test_fuse.py:" in result.left[0].source
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(16, 16), 2.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(self.linear(input * self.factor))
+
+
+def _plain(chain: Chain, input: Tensor) -> Tensor:
+    return F.relu(chain.linear(input * chain.factor))
+
+
+def test_a_module_changed_after_fusion_runs_as_it_is_now(faster: None, op: FusedOp) -> None:
+    input = torch.randn(5, 16)
+    fused = _fuse(Chain(), input, op=op).model
+    seen: list[Tensor] = []
+    handle = fused.linear.register_forward_hook(lambda *call: seen.append(call[2]))
+    torch.testing.assert_close(fused(input), _plain(fused, input))
+    assert len(seen) == 2  # fused, and _plain
+    handle.remove()
+    fused.factor = 3.0
+    torch.testing.assert_close(fused(input), _plain(fused, input))
+    fused.factor = 2.0
+    fused.linear = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    torch.testing.assert_close(fused(input), _plain(fused, input))
+
+    pair = _fuse(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), input, op=op).model
+    torch.testing.assert_close(pair[:1](input), pair[0](input))
+    pair.append(nn.Tanh())
+    torch.testing.assert_close(pair(input), torch.tanh(F.relu(pair[0](input))))
+    pair[1] = nn.Sigmoid()
+    torch.testing.assert_close(pair(input), torch.tanh(torch.sigmoid(pair[0](input))))
+
+
+def test_under_autocast_a_fused_linear_keeps_the_dtype(faster: None, op: FusedOp) -> None:
+    model, input = Chain(), torch.randn(5, 16)
+    fused = _fuse(model, input, op=op).model
+    assert "bias_act" in type(fused).fused_source
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused(input).dtype == model(input).dtype == torch.bfloat16
+
+
+def test_a_change_in_place_after_the_chain_reads_leaves_the_model_as_it_was(faster: None) -> None:
+    class Zeroes(nn.Module):
+        def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+            doubled = input * 2
+            total = input + 0.5 * doubled
+            doubled.zero_()
+            return F.relu(total), doubled
+
+    input = torch.randn(5, 16)
+    result = _fuse(Zeroes(), input, op=contract("add_mul_activation"))
+    assert [tried.decision for tried in result.replacements] == [Decision.WRONG]
+    torch.testing.assert_close(result.model(input), (F.relu(2 * input), torch.zeros(5, 16)))
+
+
+def test_an_output_of_another_container_keeps_its_kind(faster: None, op: FusedOp) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.chain, self.log = Chain(), []
+
+        def forward(self, input: Tensor) -> OrderedDict[str, Tensor]:
+            return OrderedDict(b=self.chain(input), a=F.relu(input + self.chain.linear.bias))
+
+    result = _fuse(Named(), torch.randn(5, 16), op=op)
+    assert type(result.model(torch.randn(5, 16))) is OrderedDict
+    assert [tried.module for tried in result.kept] == ["chain"]
+
+
+def test_compiled_children_stay_whole(faster: None, op: FusedOp) -> None:
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+
+    scripted = torch.jit.script(layers())
+    compiled = torch.compile(layers(), backend="eager")
+    model = nn.Sequential(scripted, compiled, layers())
+    input = torch.randn(5, 16)
+    result = _fuse(model, input, op=op)
+    assert [tried.module for tried in result.kept] == ["2"]
+    assert [module.module for module in result.left if "compiled" in module.reason] == ["0", "1"]
+    torch.testing.assert_close(result.model(input), model(input))
+
+
+def test_a_model_that_cannot_be_copied_or_run_in_float64(faster: None, op: FusedOp) -> None:
+    class Locked(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    with pytest.raises(TargetError, match="cannot be copied"):
+        _fuse(Locked(), torch.randn(5, 16), op=op)
+    result = _fuse(nn.DataParallel(Chain()), torch.randn(5, 16), op=op)
+    assert len(result.kept) == 1 and "does not run in float64" in result.proof
+
+
+def test_softmax_without_a_dim_is_refused(faster: None) -> None:
+    result = _fuse(
+        lambda input: F.softmax(input, dim=None, _stacklevel=5),
+        torch.randn(5, 16),
+        op=contract("softmax"),
+    )
+    assert [tried.decision for tried in result.replacements] == [Decision.REFUSED]
+    assert "'dim' must be an int" in result.replacements[0].reason
 
 
 def test_a_model_that_raises_is_one_sentence(op: FusedOp) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import torch.nn.functional as F
@@ -12,9 +13,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fuselab.errors import ArgumentError, DtypeError
-from fuselab.fusion.expression import Apply, Attribute, Opaque, Value
+from fuselab.fusion.expression import Apply, Attribute, Opaque, Value, has_hooks
 from fuselab.fusion.match import Match
-from fuselab.fusion.trace import Call, Traced
+from fuselab.fusion.trace import Call, Traced, is_compiled
 from fuselab.runtime.dispatch import operator
 
 Emit = Callable[[Any], Any]
@@ -76,9 +77,30 @@ def emit_call(
     """The operator's call, with the chain's inputs as its arguments."""
     inputs = match.rewrite.call(**match.bindings)
     rows: dict[Any, Any] = {}
+    for value in match.covered:
+        # Under autocast a Linear casts its bias with the rest; one taken out of it is cast here.
+        product = value.arguments.get("input")
+        if (
+            value.name == "add"
+            and isinstance(product, Apply)
+            and product.name == "linear"
+            and product.origin is value.origin
+        ):
+            bias = value.arguments["other"]
+            rows[bias] = graph.call_function(
+                _in_dtype_of,
+                (
+                    _argument(graph, bias, known, rows),
+                    _argument(graph, product, known, rows),
+                ),
+            )
     args = tuple(_argument(graph, value, known, rows) for value in inputs.args)
     kwargs = {key: _argument(graph, value, known, rows) for key, value in inputs.kwargs.items()}
     return graph.call_function(function, args, kwargs)
+
+
+def _in_dtype_of(bias: Tensor, product: Tensor) -> Tensor:
+    return bias if bias.dtype == product.dtype else bias.to(product.dtype)
 
 
 class Region:
@@ -144,8 +166,9 @@ def install(module: nn.Module, graph: fx.Graph, call: Call) -> None:
     """Give ``module`` the forward that ``graph`` describes.
 
     The class of this one instance becomes a subclass that runs the graph where the call looks like
-    the one it was traced from (same training mode, tensors in the same places, equal values
-    elsewhere) and the class's own forward where it does not. Pickles as the original class.
+    the one it was traced from (tensors in the same places, equal values elsewhere) and so does the
+    module (same training mode and plain attributes, same children, no hook on a child that the
+    graph does not call), and the class's own forward elsewhere. Pickles as the original class.
     """
     original = type(module)
     code = graph.python_code(root_module="self")
@@ -157,10 +180,30 @@ def install(module: nn.Module, graph: fx.Graph, call: Call) -> None:
     leaves, structure = call.leaves()
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     only_tensors = not call.kwargs and all(isinstance(value, Tensor) for value in call.args)
-    count, training = len(leaves), module.training
+    count = len(leaves)
+    names = tuple(module._modules)
+    settings = _settings(module)
+    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+    bypassed = tuple(
+        (name, type(child))
+        for name, child in module._modules.items()
+        if child is not None and name not in called
+    )
+
+    def as_traced(self: nn.Module) -> bool:
+        state = self.__dict__
+        children = state["_modules"]
+        return (
+            all(state.get(name, _missing) == value for name, value in settings)
+            and tuple(children) == names
+            and all(
+                type(children[name]) is kind and not has_hooks(children[name])
+                for name, kind in bypassed
+            )
+        )
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self.training == training:
+        if as_traced(self):
             if only_tensors:
                 if (
                     not kwargs
@@ -205,6 +248,19 @@ def install(module: nn.Module, graph: fx.Graph, call: Call) -> None:
     )
 
 
+_missing = object()
+
+
+def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """The plain attributes a trace has taken as constants, the training mode among them."""
+    return tuple(
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str, NoneType))
+        and (name == "training" or not name.startswith("_"))
+    )
+
+
 def _unfused(original: type[nn.Module]) -> nn.Module:
     """What a pickle of a fused module begins with: an instance of the class it was made from."""
     return original.__new__(original)
@@ -219,6 +275,8 @@ def shared_copy(model: nn.Module) -> nn.Module:
     copies: dict[int, nn.Module] = {}
 
     def twin_of(module: nn.Module) -> nn.Module:
+        if is_compiled(module):  # its code holds the modules it was compiled from
+            return module
         if id(module) not in copies:
             twin = copies[id(module)] = module.__class__.__new__(module.__class__)
             twin.__dict__.update(module.__dict__)

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from fuselab.errors import FuselabError, TargetError
+from fuselab.errors import FuselabError
 from fuselab.fusion.emit import Region, install, rewritten, shared_copy
 from fuselab.fusion.expression import Expression, has_hooks
 from fuselab.fusion.judge import can_copy, measure, prove_model, prove_region, values_of
 from fuselab.fusion.match import Match, Pattern, find
-from fuselab.fusion.trace import Call, Traced, record_calls, shadow, source_line, trace_forward
+from fuselab.fusion.trace import (
+    Call,
+    Traced,
+    is_compiled,
+    modules_to_look_into,
+    record_calls,
+    shadow,
+    source_line,
+    trace_forward,
+)
 from fuselab.measure.verdict import Outcome, Verdict
 from fuselab.op import FusedOp, Inputs
-from fuselab.runtime.dispatch import choose, registered
+from fuselab.runtime.dispatch import check_types, choose, registered
 
 
 class Decision(StrEnum):
@@ -191,7 +200,10 @@ class _Fusion:
         stage = shadow(self.model)
         calls = record_calls(stage, self.args, self.kwargs)
         fused = shared_copy(self.model)
-        for path, module in stage.named_modules():
+        for path, module in modules_to_look_into(stage):
+            if is_compiled(module):
+                reason = "it is compiled already; fuse first, then compile"
+                self.left.append(LeftAlone(path, type(module).__qualname__, reason))
             if path not in calls or _is_plain_layer(module):
                 continue
             traced = self._trace(path, module, calls[path])
@@ -251,6 +263,7 @@ class _Fusion:
         try:
             inputs = _operator_inputs(region, tensors)
             arguments = match.op.bind(inputs)
+            check_types(match.op, arguments)
             match.op.validate(*arguments)
             implementation = choose(match.op, arguments)
         except FuselabError as error:
@@ -300,13 +313,17 @@ class _Fusion:
         if kept and not can_copy(self.model):
             proof = "each replacement proved; the whole model is too large for a float64 copy"
         elif kept:
-            problem = prove_model(shadow(self.model), shadow(fused), self.args, self.kwargs)
+            proof, problem = self._prove_whole(fused)
             if problem is not None:
-                raise TargetError(
-                    "the fused model does not reproduce the original although every replacement "
-                    f"does: {problem}; please report the model."
-                )
-            proof = "outputs and gradients of the whole model proved against float64"
+                # Each replacement was right by itself: something outside them changes a tensor
+                # between where a chain began and where its one call now stands.
+                fused = shared_copy(self.model)
+                self.tried = [
+                    replace(tried, decision=Decision.WRONG, reason=f"in the whole model: {problem}")
+                    if tried.decision is Decision.KEPT
+                    else tried
+                    for tried in self.tried
+                ]
         before_us, after_us, decision = measure(
             _bind(shadow(self.model), self.kwargs),
             _bind(shadow(fused), self.kwargs),
@@ -325,6 +342,22 @@ class _Fusion:
             verdict=decision,
             proof=proof,
         )
+
+    def _prove_whole(self, fused: nn.Module) -> tuple[str, str | None]:
+        """What the comparison of the whole models found, and what is wrong, if anything."""
+        try:
+            problem = prove_model(shadow(self.model), shadow(fused), self.args, self.kwargs)
+        except FuselabError:
+            raise
+        except Exception as error:  # float64 parameters reach code that wants the model's own dtype
+            first = str(error).strip().partition("\n")[0]
+            return (
+                f"each replacement proved; the whole model does not run in float64: {first}",
+                None,
+            )
+        if problem is not None:
+            return "the whole model was not reproduced, nothing is replaced", problem
+        return "outputs and gradients of the whole model proved against float64", None
 
 
 def _is_plain_layer(module: nn.Module) -> bool:

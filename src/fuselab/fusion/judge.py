@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from fuselab.errors import TargetError
 from fuselab.fusion.emit import Region
 from fuselab.measure.interleave import Candidate, interleave
 from fuselab.measure.steady_step import steady, step
@@ -165,6 +166,9 @@ def measure(
                 verdict(times["after"], times["before"]).outcome is not Outcome.UNCLEAR
             ),
         )
+    failed = next((result.failed for result in samples.values() if result.failed), None)
+    if failed is not None:
+        raise TargetError(f"the model raised while it was timed: {failed}")
     times = {name: result.times_us for name, result in samples.items()}
     decision = verdict(times["after"], times["before"])
     middle = {name: median(values) / counts[name] for name, values in times.items()}

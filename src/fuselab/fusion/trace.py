@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,12 +49,40 @@ class Traced:
 def shadow(model: nn.Module) -> nn.Module:
     """A copy with the same parameters, buffers of its own and no hooks, free to be run."""
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    copied = copy.deepcopy(model, memo)
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy takes leaves only
+                memo[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
+    try:
+        copied = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise TargetError(
+            f"the model cannot be copied, so it cannot be tried: {type(error).__name__}: {error}"
+        ) from error
     for module in copied.modules():
         for name, value in vars(module).items():
             if name.endswith("_hooks") and isinstance(value, dict):
                 value.clear()
     return copied
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module runs code compiled before: torch.compile's or TorchScript's."""
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or type(module).__module__ == "torch._dynamo.eval_frame"
+    )
+
+
+def modules_to_look_into(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """``named_modules`` without those inside a compiled module; that itself is listed."""
+    found = list(model.named_modules())
+    compiled = [f"{path}." if path else "" for path, module in found if is_compiled(module)]
+    return [
+        (path, module)
+        for path, module in found
+        if not any(path.startswith(prefix) and f"{path}." != prefix and path for prefix in compiled)
+    ]
 
 
 def record_calls(
@@ -70,7 +99,8 @@ def record_calls(
 
     handles = [
         module.register_forward_pre_hook(watch(path), with_kwargs=True)
-        for path, module in model.named_modules()
+        for path, module in modules_to_look_into(model)
+        if not is_compiled(module)
     ]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(args)):
@@ -121,32 +151,49 @@ def trace_forward(path: str, module: nn.Module, call: Call) -> Traced:
         type(module).__name__, (type(module),), {"forward": namespace["forward"]}
     )
     before = dict(vars(stand_in))
+    contents = {name: _contents(value) for name, value in before.items()}
     graph = _ChildrenAreLeaves().trace(stand_in)
     changed = [
         name for name, value in vars(stand_in).items() if before.get(name, stand_in) is not value
     ]
+    changed += [
+        name
+        for name, held in contents.items()
+        if name not in changed and held != _contents(vars(stand_in)[name])
+    ]
     if any(name.startswith("_tensor_constant") for name in changed):
         raise NotTraceableError("its forward builds a tensor, which a trace would freeze")
     if changed:
-        raise NotTraceableError(f"its forward sets self.{changed[0]}, which a trace leaves out")
+        what = "a buffer" if changed[0] == "_buffers" else f"self.{changed[0]}"
+        raise NotTraceableError(f"its forward changes {what}, which a trace leaves out")
     _check_reproduces(module, graph, call)
     return Traced(path, module, graph, call)
+
+
+def _contents(value: Any) -> Any:
+    """What a container holds, to see that it has changed; None for anything else."""
+    if isinstance(value, dict):
+        return [(id(key), id(held)) for key, held in value.items()]
+    return [id(held) for held in value] if isinstance(value, (list, set, deque)) else None
 
 
 def _check_reproduces(module: nn.Module, graph: fx.Graph, call: Call) -> None:
     """Run the forward and its trace: what a trace loses (``x += y``, aliases) shows here."""
 
-    def run(forward: Any, *, whole_call: bool) -> list[Any]:
+    def run(forward: Any, *, whole_call: bool) -> tuple[list[Any], Any]:
         copied = pytree.tree_map_only(Tensor, Tensor.clone, (call.args, dict(call.kwargs)))
         leaves = pytree.tree_leaves(copied)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(tensors)):
             torch.manual_seed(0)
             output = forward(*copied[0], **copied[1]) if whole_call else forward(*tensors)
-        return [*pytree.tree_leaves(output), *tensors]
+        results, structure = pytree.tree_flatten(output)
+        return [*results, *tensors], structure
 
-    expected = run(module.forward, whole_call=True)
-    actual = run(fx.GraphModule(module, graph), whole_call=False)
+    expected, structure = run(module.forward, whole_call=True)
+    actual, its_structure = run(fx.GraphModule(module, graph), whole_call=False)
+    if structure != its_structure:
+        raise NotTraceableError("it returns a container that a trace turns into another kind")
     same = len(expected) == len(actual) and all(
         torch.equal(torch.nan_to_num(mine), torch.nan_to_num(theirs))
         if isinstance(mine, Tensor) and isinstance(theirs, Tensor)

@@ -139,7 +139,8 @@ def _import_folder(folder: Path) -> ModuleType:
 
 def _what_raised(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}: SyntaxError: {error.msg}."
+        where = f"{error.filename}:{error.lineno}" if error.lineno else str(path)
+        return f"{where}: SyntaxError: {error.msg}."
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     line = f":{own[-1].lineno}" if own else ""

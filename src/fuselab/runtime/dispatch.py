@@ -647,7 +647,7 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
             "implementation", implementation, ["auto", "reference", *op.implementations]
         )
     if not compiling:
-        _check_types(registration, args)
+        check_types(op, args)
     device = _device_of(op, args)
     if op.autocast is not None and _has_autocast(device.type):
         args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))
@@ -675,10 +675,10 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
     return registration.raw_forward(scalar_tensors, *args, implementation)
 
 
-def _check_types(registration: _Registration, args: tuple[Any, ...]) -> None:
+def check_types(op: FusedOp, args: Sequence[Any]) -> None:
     """Raise for a value that is not of its parameter's type, 1 us; contracts may then rely on
     types. A float may be a 0-d tensor, but not one whose gradient would be dropped."""
-    short = registration.op.short_name
+    registration, short = _registered[op.name], op.short_name
     for value, (name, types, words) in zip(args, registration.accepted, strict=True):
         if not isinstance(value, types):
             raise ArgumentError(f"{short}: '{name}' must be {words}, got {type(value).__name__}.")
