@@ -1,4 +1,4 @@
-"""Checks on a GPU, each implementation and dtype in a process of its own, several at a time.
+"""Checks beside a GPU, each implementation and dtype in a process of its own, several at a time.
 
 Kernels of a first run compile in parallel that way, and one that ends its CUDA context (an illegal
 access, a capture that breaks) ends only its own row. The processes share one disk cache.
@@ -23,13 +23,12 @@ from fuselab.prove.result import Group, Result, Verdict, group_facts, group_from
 from fuselab.prove.subject import Subject
 
 TIME_LIMIT_S = 1800.0
-CORES_PER_PROCESS = 2
 
 
 def groups_apart(subjects: Sequence[Subject]) -> list[Group]:
     """One group per subject, in their order; every subject's ``spec`` must be loadable."""
     cores = len(os.sched_getaffinity(0))
-    workers = max(1, min(len(subjects), cores // CORES_PER_PROCESS))
+    workers = min(len(subjects), cores)
     with (
         tempfile.TemporaryDirectory(prefix="fuselab-check-") as folder,
         ThreadPoolExecutor(workers) as pool,
@@ -59,6 +58,7 @@ def _group(subject: Subject, folder: Path, number: int, threads: int) -> Group:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "OMP_NUM_THREADS": str(threads),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
     }
     with errors.open("wb") as log:
         process = subprocess.Popen(

@@ -40,8 +40,8 @@ CHECKS: tuple[Check, ...] = (
     *check_device.CHECKS,
 )
 
-QUICK_BUDGET_S = 30.0  # for the checks of one implementation and dtype
-BUDGET_S = 150.0
+QUICK_BUDGET_S = 20.0  # for the checks of one implementation and dtype
+BUDGET_S = 120.0
 
 Progress = Callable[[str], None]
 
@@ -65,14 +65,14 @@ def check(
         quick: fewer trials, two names of each choice between names (activations), and what does
             not depend on the dtype once only.
         seed: equal seeds try equal inputs in the same order, and give equal figures unless the time
-            ends first: 30 s for one implementation and dtype when quick, else 150 s, after which
+            ends first: 20 s for one implementation and dtype when quick, else 120 s, after which
             each check makes a quarter of its trials. The report says how many were made.
         device: as ``--device``. A CPU implementation runs on the CPU whatever it says; without a
             GPU, Triton runs under the interpreter and CUDA C++ is compiled only.
         case: ``CHECK@CASE`` as a failure prints it: that one trial alone.
         progress: called with one line per implementation.
 
-    On a GPU each implementation and dtype is checked in a process of its own, where there are
+    With a GPU each implementation and dtype is checked in a process of its own, where there are
     several and another process can import the operator.
 
     Raises:
@@ -89,8 +89,7 @@ def check(
     if case is not None:
         _find(case)
     dtypes = list(op.dtypes) if dtype is None else [dtype]
-    groups: list[Group] = []
-    on_gpu: list[Subject] = []
+    rows: list[Group | Subject] = []
     for name in op.implementations if implementation is None else (implementation,):
         runs_on = op.implementations[name].device
         progress(f"{op.name}: {name}")
@@ -100,17 +99,15 @@ def check(
                 subject = Subject(
                     op, name, where, wanted, seed, quick, first=number == 0, spec=spec
                 )
-                if where.type == "cuda":
-                    on_gpu.append(subject)
-                else:
-                    groups.append(run_group(subject, case))
+                rows.append(subject)
         elif is_triton(name):
-            groups += interpreted_groups(found, name, dtypes, quick, seed, case)
+            rows += interpreted_groups(found, name, dtypes, quick, seed, case)
         else:
-            groups.append(check_build.compiled_group(op, name, quick))
-    if on_gpu:
-        groups = _groups_on_a_gpu(on_gpu, found is not None, case) + groups
-    return CheckReport(op.name, seed, quick, str(place), tuple(groups))
+            rows.append(check_build.compiled_group(op, name, quick))
+    subjects = [row for row in rows if isinstance(row, Subject)]
+    checked = iter(_run_groups(subjects, found is not None, case))
+    groups = tuple(next(checked) if isinstance(row, Subject) else row for row in rows)
+    return CheckReport(op.name, seed, quick, str(place), groups)
 
 
 def is_triton(implementation: str) -> bool:
@@ -118,16 +115,17 @@ def is_triton(implementation: str) -> bool:
     return implementation.startswith("triton")
 
 
-def _groups_on_a_gpu(subjects: list[Subject], importable: bool, case: str | None) -> list[Group]:
-    if len(subjects) == 1 or not importable or case is not None:
+def _run_groups(subjects: list[Subject], importable: bool, case: str | None) -> list[Group]:
+    """The rows in their order: in this process, or apart where a GPU makes that worth its start."""
+    on_gpu = [subject for subject in subjects if subject.device.type == "cuda"]
+    if not on_gpu or len(subjects) == 1 or not importable or case is not None:
         return [run_group(subject, case) for subject in subjects]
-    op, device = subjects[0].op, subjects[0].device
-    arch = device_arch(device.index or 0)
-    names = list(dict.fromkeys(subject.implementation for subject in subjects))
-    for name in names:
-        threading.Thread(
-            target=check_build.compile_ahead, args=(op, name, arch), daemon=True
-        ).start()
+    arch = device_arch(on_gpu[0].device.index or 0)
+    for name in dict.fromkeys(subject.implementation for subject in on_gpu):
+        ahead = threading.Thread(
+            target=check_build.compile_ahead, args=(on_gpu[0].op, name, arch), daemon=True
+        )
+        ahead.start()
     return groups_apart(subjects)
 
 
