@@ -94,6 +94,15 @@ FUSELAB_INLINE Vec square_error(Vec a, Vec square) {
 #endif
 }
 
+#if defined(__AVX512F__)
+FUSELAB_INLINE Floats scaled(Floats x, Floats n) {
+  return (Floats)_mm512_scalef_ps((__m512)x, (__m512)n);
+}
+FUSELAB_INLINE Doubles scaled(Doubles x, Doubles n) {
+  return (Doubles)_mm512_scalef_pd((__m512d)x, (__m512d)n);
+}
+#endif
+
 // Unaligned loads of one vector of lanes, converted to the arithmetic type.
 
 template <class Vec>
