@@ -289,6 +289,17 @@ class Chain(nn.Module):
         return F.relu(self.linear(input * self.factor))
 
 
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+
+    def forward(self, input: Tensor) -> Tensor:
+        for layer in self.layers:
+            input = F.relu(layer(input))
+        return input
+
+
 def _plain(chain: Chain, input: Tensor) -> Tensor:
     return F.relu(chain.linear(input * chain.factor))
 
@@ -306,6 +317,10 @@ def test_a_module_changed_after_fusion_runs_as_it_is_now(faster: None, op: Fused
     fused.factor = 2.0
     fused.linear = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
     torch.testing.assert_close(fused(input), _plain(fused, input))
+
+    deep = _fuse(Listed(), input, op=op).model
+    deep.layers[1].register_forward_hook(lambda module, given, output: output + 1)
+    torch.testing.assert_close(deep(input), F.relu(deep.layers[1](F.relu(deep.layers[0](input)))))
 
     pair = _fuse(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), input, op=op).model
     torch.testing.assert_close(pair[:1](input), pair[0](input))

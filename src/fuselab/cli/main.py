@@ -45,7 +45,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(help_text.format_message())
         return 2
     except click.ClickException as error:
-        return _refuse(error.format_message())
+        # Typer says "Did you mean" in the message, click would add it once more.
+        return _refuse(error.message if "Did you mean" in error.message else error.format_message())
     except FuselabError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, click.Abort):

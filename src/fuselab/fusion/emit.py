@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -181,25 +181,15 @@ def install(module: nn.Module, graph: fx.Graph, call: Call) -> None:
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     only_tensors = not call.kwargs and all(isinstance(value, Tensor) for value in call.args)
     count = len(leaves)
-    names = tuple(module._modules)
     settings = _settings(module)
-    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-    bypassed = tuple(
-        (name, type(child))
-        for name, child in module._modules.items()
-        if child is not None and name not in called
+    outline = _outline(
+        module, {str(node.target) for node in graph.nodes if node.op == "call_module"}
     )
 
     def as_traced(self: nn.Module) -> bool:
         state = self.__dict__
-        children = state["_modules"]
-        return (
-            all(state.get(name, _missing) == value for name, value in settings)
-            and tuple(children) == names
-            and all(
-                type(children[name]) is kind and not has_hooks(children[name])
-                for name, kind in bypassed
-            )
+        return all(state.get(name, _missing) == value for name, value in settings) and _is_outlined(
+            self, outline
         )
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -259,6 +249,34 @@ def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
         if isinstance(value, (bool, int, float, str, NoneType))
         and (name == "training" or not name.startswith("_"))
     )
+
+
+def _outline(module: nn.Module, called: Collection[str], prefix: str = "") -> dict[str, Any]:
+    """The children by name: type and own outline of those that the graph does not call."""
+    return {
+        name: None
+        if child is None or f"{prefix}{name}" in called
+        else (type(child), _outline(child, called, f"{prefix}{name}."))
+        for name, child in module._modules.items()
+    }
+
+
+def _is_outlined(module: nn.Module, outline: Mapping[str, Any]) -> bool:
+    """Whether ``module`` still has these children, and no hook on those that are not called."""
+    children = module._modules
+    if tuple(children) != tuple(outline):
+        return False
+    for name, entry in outline.items():
+        if entry is not None:
+            child = children[name]
+            if (
+                child is None
+                or type(child) is not entry[0]
+                or has_hooks(child)
+                or not _is_outlined(child, entry[1])
+            ):
+                return False
+    return True
 
 
 def _unfused(original: type[nn.Module]) -> nn.Module:
