@@ -300,6 +300,11 @@ class Listed(nn.Module):
         return input
 
 
+class Twice(Chain):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(self.linear(input)) * self.linear(input)
+
+
 def _plain(chain: Chain, input: Tensor) -> Tensor:
     return F.relu(chain.linear(input * chain.factor))
 
@@ -321,6 +326,10 @@ def test_a_module_changed_after_fusion_runs_as_it_is_now(faster: None, op: Fused
     deep = _fuse(Listed(), input, op=op).model
     deep.layers[1].register_forward_hook(lambda module, given, output: output + 1)
     torch.testing.assert_close(deep(input), F.relu(deep.layers[1](F.relu(deep.layers[0](input)))))
+
+    twice = _fuse(Twice(), input, op=op).model
+    twice.linear.register_forward_hook(lambda module, given, output: output + 1)
+    torch.testing.assert_close(twice(input), F.relu(twice.linear(input)) * twice.linear(input))
 
     pair = _fuse(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), input, op=op).model
     torch.testing.assert_close(pair[:1](input), pair[0](input))

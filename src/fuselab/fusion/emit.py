@@ -162,14 +162,15 @@ def rewritten(traced: Traced, matches: Sequence[Match]) -> fx.Graph:
     return graph
 
 
-def install(module: nn.Module, graph: fx.Graph, call: Call) -> None:
-    """Give ``module`` the forward that ``graph`` describes.
+def install(module: nn.Module, traced: Traced, matches: Sequence[Match]) -> None:
+    """Give ``module`` the traced forward with every match replaced.
 
     The class of this one instance becomes a subclass that runs the graph where the call looks like
     the one it was traced from (tensors in the same places, equal values elsewhere) and so does the
     module (same training mode and plain attributes, same children, no hook on a child that the
     graph does not call), and the class's own forward elsewhere. Pickles as the original class.
     """
+    graph, call = rewritten(traced, matches), traced.call
     original = type(module)
     code = graph.python_code(root_module="self")
     name = f"<fused forward of {original.__qualname__} {id(module):x}>"
@@ -182,9 +183,10 @@ def install(module: nn.Module, graph: fx.Graph, call: Call) -> None:
     only_tensors = not call.kwargs and all(isinstance(value, Tensor) for value in call.args)
     count = len(leaves)
     settings = _settings(module)
-    outline = _outline(
-        module, {str(node.target) for node in graph.nodes if node.op == "call_module"}
-    )
+    replaced = {node for match in matches for node in match.origins}
+    calls = [node for node in traced.graph.nodes if node.op == "call_module"]
+    bypassed = {node.target for node in calls if node in replaced}
+    outline = _outline(module, {str(node.target) for node in calls if node.target not in bypassed})
 
     def as_traced(self: nn.Module) -> bool:
         state = self.__dict__

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fuselab.errors import FuselabError
-from fuselab.fusion.emit import Region, install, rewritten, shared_copy
+from fuselab.fusion.emit import Region, install, shared_copy
 from fuselab.fusion.expression import Expression, has_hooks
 from fuselab.fusion.judge import can_copy, measure, prove_model, prove_region, values_of
 from fuselab.fusion.match import Match, Pattern, find
@@ -211,7 +211,7 @@ class _Fusion:
                 kept = self._choose(traced)
                 if kept:
                     target = fused.get_submodule(path) if path else fused
-                    install(target, rewritten(traced, kept), traced.call)
+                    install(target, traced, kept)
         return self._conclude(fused)
 
     def _trace(self, path: str, module: nn.Module, call: Call) -> Traced | None:
