@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.fusion.expression import Apply, Attribute, Opaque, Value, has_hooks
 from fuselab.fusion.match import Match
-from fuselab.fusion.trace import Call, Traced, is_compiled
+from fuselab.fusion.trace import Traced, is_compiled
 from fuselab.runtime.dispatch import operator
 
 Emit = Callable[[Any], Any]
