@@ -659,7 +659,8 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
     ):
         op.validate(*args)
         return _without_autocast(op.reference, args)
-    scalar_tensors = compiling and bool(registration.float_positions)
+    # Dynamo in torch 2.11 cannot trace bool() of a tuple.
+    scalar_tensors = compiling and len(registration.float_positions) > 0
     if scalar_tensors:
         args = _with_scalar_tensors(registration, args)
     if torch.is_grad_enabled() and any(
