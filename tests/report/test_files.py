@@ -178,3 +178,11 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         files.folder_for_results(tmp_path / "file" / "below"),
     ):
         pass
+
+
+def test_a_destination_is_refused_before_the_work(tmp_path: Path) -> None:
+    files.check_destination(tmp_path / "result.json")
+    with pytest.raises(OutputError, match="does not exist; make it"):
+        files.check_destination(tmp_path / "nowhere" / "result.json")
+    with pytest.raises(OutputError, match="is a folder"):
+        files.check_destination(tmp_path)

@@ -13,6 +13,7 @@ import typer
 
 import fuselab.cli
 from fuselab.errors import FuselabError
+from fuselab.report import files
 
 
 def build_app() -> typer.Typer:
@@ -34,10 +35,12 @@ def build_app() -> typer.Typer:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns its status: 0 done, 1 the answer is no, 2 wrong input."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         command = typer.main.get_command(build_app())
+        _check_destinations(given)
         status = command.main(
-            args=list(sys.argv[1:] if arguments is None else arguments),
+            args=given,
             prog_name="fuselab",
             standalone_mode=False,
         )
@@ -57,6 +60,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status if isinstance(status, int) else 0
+
+
+def _check_destinations(given: Sequence[str]) -> None:
+    """Refuse a result file that cannot be written before the work that fills it, not after."""
+    for place, word in enumerate(given):
+        if word == "--":
+            return
+        option, equals, value = word.partition("=")
+        if option in ("--json", "--plot", "--trace"):
+            path = value if equals else given[place + 1] if place + 1 < len(given) else ""
+            if path:
+                files.check_destination(path)
 
 
 def _refuse(sentence: str) -> int:

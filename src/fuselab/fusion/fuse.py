@@ -241,7 +241,8 @@ class _Fusion:
         for match in matches:
             if not taken.isdisjoint(match.origins):
                 continue
-            # One chain can match with its operands swapped; the order that fits counts.
+            # One chain can match with its operands swapped, and another operator's pattern where
+            # its arguments do not fit; what fits counts.
             key = match.op.name, match.root.origin, match.chain
             if key in tried and tried[key].decision is not Decision.REFUSED:
                 continue
@@ -249,7 +250,14 @@ class _Fusion:
             if tried[key].decision is Decision.KEPT:
                 taken.update(match.origins)
                 kept.append(match)
-        self.tried += tried.values()
+        fitting = {
+            root for (_, root, _), one in tried.items() if one.decision is not Decision.REFUSED
+        }
+        self.tried += [
+            one
+            for (_, root, _), one in tried.items()
+            if one.decision is not Decision.REFUSED or root not in fitting
+        ]
         return kept
 
     def _try(self, traced: Traced, match: Match, values: Mapping[fx.Node, Any]) -> Replacement:

@@ -159,7 +159,14 @@ def repeated_calls_agree(subject: Subject, trial: Trial) -> Outcome:
 
 def storage_like(tensor: Tensor) -> Tensor:
     """The elements of a tensor as bytes, so that NaN equals NaN and -0.0 differs from 0.0."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).clone()
+    # A tensor of one element counts as contiguous whatever its stride, and cannot be viewed so.
+    return (
+        torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        .copy_(tensor.detach())
+        .reshape(-1)
+        .as_strided((tensor.numel(),), (1,))
+        .view(torch.uint8)
+    )
 
 
 def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:

@@ -24,6 +24,18 @@ from typing import Any
 from fuselab.errors import OutputError
 
 
+def check_destination(path: str | os.PathLike[str]) -> None:
+    """Raise OutputError where a file could not be written to ``path``: no such folder, a folder in
+    the file's place, no permission. A full disk only the write itself can tell."""
+    file = Path(path)
+    if file.is_dir():
+        raise OutputError(f"{file} is a folder; name a file in it.")
+    if not file.parent.is_dir():
+        raise OutputError(f"cannot write {file}: the folder {file.parent} does not exist; make it.")
+    if not os.access(file.parent, os.W_OK):
+        raise OutputError(f"cannot write {file}: no permission to write in {file.parent}.")
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` as UTF-8. Raises OutputError."""
     write_bytes(path, text.encode())

@@ -5,6 +5,7 @@
 // the output is double), with the product and the sums rounded one by one, as eager rounds them.
 // Sizes and strides are those of the loop nest, in elements, outermost dimension first.
 
+#include <cmath>
 #include "../activations/cpu_nest.h"
 #include "../activations/functions.h"
 
@@ -169,7 +170,7 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
   const Operand<First> all_x{first, {0, 0, 0, first_row, first_column}};
   const Operand<Update> all_u{update, {0, 0, 0, update_row, update_column}};
   const Operand<Bias> all_b{bias, {0, 0, 0, 0, bias_column}};
-  std::vector<double> totals(columns);
+  std::vector<double> totals(columns), lost(columns);  // what rounding took from each total
 
   const auto walk = [&](const Index& part, int64_t skipped, int64_t repeat, const auto& b) {
     const int64_t width = part[rank - 1];
@@ -198,7 +199,14 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
       for_each_column_sum(part[rank - 2], width, sums_of_part.data(), body);
     };
     with_saved<Activation, Terms>(sum, x, u, b);
-    for (int64_t i = 0; i < width; ++i) totals[i % columns] += sums_of_part[i];
+    // A narrow bias is folded up to `width` times: that many additions in a row need care.
+    for (int64_t i = 0; i < width; ++i) {
+      double& total = totals[i % columns];
+      const double before = total, added = sums_of_part[i];
+      total += added;
+      const double taken = total - before;
+      lost[i % columns] += (before - (total - taken)) + (added - taken);
+    }
   };
   const Index sizes{1, 1, 1, rows, columns};
   if constexpr (Activation::derivative_of == Saved::nothing) {
@@ -207,6 +215,9 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
     for_each_fold(sizes, all_b, walk, all_g, all_x);
   } else {
     for_each_fold(sizes, all_b, walk, all_g, all_x, all_u);
+  }
+  for (int64_t i = 0; i < columns; ++i) {
+    if (std::isfinite(lost[i])) totals[i] += lost[i];  // not where a total is infinite
   }
   for_each_vector<Doubles>(columns, [&](int64_t i, auto part) {
     store<false>(grad_bias + i, load<Doubles>(totals.data() + i, part), part);
