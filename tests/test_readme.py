@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,11 @@ def test_python_parses_and_its_names_exist() -> None:
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README))))
 def test_linked_files_exist(link: str) -> None:
     assert (CLONE / link).exists()
+
+
+def test_the_table_is_made_from_the_results() -> None:
+    sys.path.insert(0, str(CLONE / "tools"))
+    import readme_table
+
+    assert readme_table.written(README) == README
+    assert "| **" in readme_table.table()

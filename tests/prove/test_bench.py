@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fuselab
 from fuselab.cli.main import run
-from fuselab.device.ceiling import Ceilings
+from fuselab.device.ceiling import Ceilings, measured_ceilings
 from fuselab.errors import ArgumentError, BuildError, UnknownNameError
 from fuselab.measure import cpu_timer
 from fuselab.op import FusedOp, Implementation
@@ -405,7 +405,10 @@ def test_the_table_of_a_gpu_fits_80_columns() -> None:
 
 
 @pytest.mark.gpu
-def test_bench_on_cuda_measures_what_the_cpu_cannot(honest: FusedOp) -> None:
+def test_bench_on_cuda_measures_what_the_cpu_cannot(
+    honest: FusedOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "measured_ceilings", measured_ceilings)  # this device's own
     # 64 MiB in and 64 MiB out: 8 MiB lie in the second-level cache, where shares pass 1.1.
     honest = replace(honest, cases=(case(16384, 1024, "bench"),))
     (group,) = bench(honest, providers=["clamp", "compile"], device="cuda", budget_s=1.0).groups

@@ -23,7 +23,7 @@ _OPCHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
 def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
     """torch.library.opcheck of the raw forward, and of the raw backward with what it saves."""
-    if any(isinstance(value, Tensor) and value.numel() == 0 for value in trial.args):
+    if any(isinstance(value, Tensor) and value.shape.count(0) > 1 for value in trial.args):
         return Outcome(refused="opcheck of any operator fails on tensors with two empty dimensions")
     packet = getattr(getattr(torch.ops, subject.op.namespace), subject.op.short_name)
     for overload in packet.overloads():
