@@ -79,8 +79,9 @@ def table() -> str:
             "",
             f"{environment['device_name']}, torch {environment['torch']}, Triton "
             f"{environment['triton']}, {date}: medians, cold L2, all providers interleaved in one "
-            "run. The limit is the fastest kernel that only moves the same bytes. Commands and "
-            "full results: [benchmarks](benchmarks/README.md).",
+            "run. The limit is the fastest kernel that only moves the same bytes, timed in the same "
+            "rounds; a little over 100 % is its own spread. Commands and full results: "
+            "[benchmarks](benchmarks/README.md).",
             "",
         ]
     )
