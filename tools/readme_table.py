@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 CLONE = Path(__file__).resolve().parents[1]
-RESULTS = CLONE / "benchmarks" / "nvidia-h200"
+RESULTS = CLONE / "benchmarks"
 BEGIN, END = "<!-- table: tools/readme_table.py -->\n", "<!-- end of table -->"
 
-# What the table shows: operator, case, dtype, phase.
-ROWS = (
+# What the tables show: operator, case, dtype, phase.
+H200_ROWS = (
     ("add_mul_activation", "4x4", "float32", "forward"),
     ("add_mul_activation", "65536x512", "float32", "forward"),
     ("add_mul_activation", "262144x1024", "float32", "forward"),
@@ -26,6 +26,12 @@ ROWS = (
     ("softmax", "4096x4096", "float32", "backward"),
     ("softmax", "4096x16384", "float32", "backward"),
     ("softmax", "4096x16384", "bfloat16", "backward"),
+)
+CPU_ROWS = (
+    ("add_mul_activation", "4x4", "float32", "forward"),
+    ("add_mul_activation", "16384x256", "float32", "forward"),
+    ("bias_activation", "16384x256", "float32", "forward"),
+    ("softmax", "4096x1024", "float32", "forward"),
 )
 
 
@@ -43,9 +49,9 @@ def fastest(records: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
     return min(timed, key=lambda record: record[key], default=None)
 
 
-def line(operator: str, case: str, dtype: str, phase: str) -> str:
+def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
     """One row, from the file of its operator."""
-    result = json.loads((RESULTS / f"{operator}.json").read_text())
+    result = json.loads((RESULTS / folder / f"{operator}.json").read_text())
     group = next(
         group
         for group in result["groups"]
@@ -68,20 +74,28 @@ def line(operator: str, case: str, dtype: str, phase: str) -> str:
 
 
 def table() -> str:
-    """The table with the line that says where it comes from."""
-    environment = json.loads((RESULTS / "softmax.json").read_text())["environment"]
-    date = str(environment["date"])[:10]
+    """Both tables, each with the line that says where it comes from."""
+    h200 = json.loads((RESULTS / "nvidia-h200" / "softmax.json").read_text())["environment"]
+    cpu = json.loads((RESULTS / "cpu" / "softmax.json").read_text())["environment"]
+    head = [
+        "| us per call | size | eager | TorchScript | torch.compile | fuselab | of the limit |",
+        "|---|---|---|---|---|---|---|",
+    ]
     return "\n".join(
         [
-            "| us per call | size | eager | TorchScript | torch.compile | fuselab | of the limit |",
-            "|---|---|---|---|---|---|---|",
-            *(line(*row) for row in ROWS),
+            *head,
+            *(line("nvidia-h200", *row) for row in H200_ROWS),
             "",
-            f"{environment['device_name']}, torch {environment['torch']}, Triton "
-            f"{environment['triton']}, {date}: medians, cold L2, all providers interleaved in one "
-            "run. The limit is the fastest kernel that only moves the same bytes, timed in the same "
-            "rounds; a little over 100 % is its own spread. Commands and full results: "
-            "[benchmarks](benchmarks/README.md).",
+            f"{h200['device_name']}, torch {h200['torch']}, Triton {h200['triton']}, "
+            f"{h200['date'][:10]}: medians, cold L2, all providers interleaved in one run. The "
+            "limit is the fastest kernel that only moves the same bytes, timed in the same rounds; "
+            "a little over 100 % is its own spread.",
+            "",
+            *head,
+            *(line("cpu", *row) for row in CPU_ROWS),
+            "",
+            f"{cpu['threads']} cores of an {cpu['cpu']}, torch {cpu['torch']}, {cpu['date'][:10]}, "
+            "cold cache. Commands and full results: [benchmarks](benchmarks/README.md).",
             "",
         ]
     )
