@@ -202,7 +202,7 @@ class FusedOp:
 
     @cached_property
     def float_parameters(self) -> tuple[str, ...]:
-        """Names of the parameters annotated float: a change of their value never recompiles."""
+        """Names of the parameters annotated float: one compiled graph serves all their values."""
         return tuple(
             name
             for name, parameter in self.signature.parameters.items()

@@ -19,7 +19,7 @@ from fuselab.device.environment import cpu_model, driver_version
 from fuselab.device.streaming import Streaming, variants
 from fuselab.measure.host import host_latency_samples_us
 from fuselab.measure.statistics import significant
-from fuselab.measure.timer import timer
+from fuselab.measure.timer import Call, timer
 from fuselab.runtime import cache
 
 MIB = 1 << 20
@@ -121,7 +121,9 @@ def _driver(device: torch.device) -> str:
     return (driver_version() or "unknown") if device.type == "cuda" else "none"
 
 
-def _median_us(call, device: torch.device, cold: bool = True, samples: int = SAMPLES) -> float:  # type: ignore[no-untyped-def]
+def _median_us(
+    call: Call, device: torch.device, cold: bool = True, samples: int = SAMPLES
+) -> float:
     clock = timer(call, device, cold=cold)
     return median(clock.sample() for _ in range(samples))
 

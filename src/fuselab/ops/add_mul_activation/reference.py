@@ -23,7 +23,8 @@ def reference(
         input: any shape ``(..., N)``, float32, float16, bfloat16 or float64, any strides.
         update: the shape of ``input``; expand a smaller tensor, that costs no memory.
         bias: ``(N,)`` or None.
-        scale: a number. It has no gradient; a change of its value never recompiles.
+        scale: a number. It has no gradient. Under torch.compile one graph serves all values once
+            they are dynamic (``dynamic=True``, or from the second value on).
         activation: identity, relu, leaky_relu (slope 0.01), gelu (erf), gelu_tanh, silu, sigmoid or
             tanh.
 
