@@ -4,8 +4,8 @@ For an operator ``ns::name`` two raw operators are registered, ``ns::name`` and
 ``ns::name_backward``, each with a fake implementation and a vmap rule. The public function asks the
 launcher for a held launch plan first (a whole 4 x 4 call is 1.7 us of host time on a CPU with one,
 4.8 us on an H200). Past that it calls the raw operator where no gradient is needed, else an
-``autograd.Function`` over the raw ones: ``torch.library.register_autograd`` would add 4.5 us to every call, and ``torch.func.grad`` refuses
-operators made with it (measured with torch 2.11 and 2.13).
+``autograd.Function`` over the raw ones: ``torch.library.register_autograd`` would add 4.5 us to
+every call, and ``torch.func.grad`` refuses operators made with it (torch 2.11 and 2.13).
 
 Floats: an opaque operator with a float argument recompiles once per value. Inside ``torch.compile``
 the public function therefore turns floats into 0-d tensors on the inputs' device and calls the
