@@ -28,6 +28,10 @@ os.environ["OMP_NUM_THREADS"] = str(THREADS)
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from fuselab.fusion import fuse  # noqa: E402
+from fuselab.op import FusedOp  # noqa: E402
+from fuselab.runtime import dispatch  # noqa: E402
+
 torch.set_num_threads(THREADS)
 
 
@@ -42,3 +46,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def no_operators_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fuse`` uses every operator registered in the process; those that earlier tests registered,
+    wrong ones among them, are hidden from it."""
+    earlier = set(dispatch.registered())
+
+    def registered() -> dict[str, FusedOp]:
+        return {name: op for name, op in dispatch.registered().items() if name not in earlier}
+
+    monkeypatch.setattr(fuse, "registered", registered)

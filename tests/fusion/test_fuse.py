@@ -20,6 +20,7 @@ from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
 from fuselab.measure.verdict import Outcome, Verdict
 from fuselab.op import FusedOp, Implementation, Inputs, Rewrite
 from fuselab.ops import contract
+from fuselab.runtime.dispatch import operator
 
 from .conftest import make_op, reference
 
@@ -217,6 +218,13 @@ def test_one_library_call_is_enough(faster: None, spelt: Any) -> None:
 def test_half_a_linear_is_not_a_chain(faster: None, op: FusedOp) -> None:
     alone = make_op("fusiontest::plain_sum", rewrites=[_plain_sum()])
     assert _fuse(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4), op=alone).replacements == ()
+
+
+def test_by_default_every_registered_operator_is_tried(faster: None) -> None:
+    mine = make_op("fusiontest::mine", rewrites=[_plain_sum()])
+    operator(mine)
+    result = fuse_with_report(lambda a, b: a + b, [torch.randn(8, 16), torch.randn(16)])
+    assert {tried.op.name for tried in result.replacements} == {"fusiontest::mine"}
 
 
 def _plain_sum() -> Rewrite:
