@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
@@ -18,6 +18,17 @@ from torch import Tensor
 from fuselab.errors import ContractError
 
 Element = TypeVar("Element")
+
+
+def tensors_in(values: Iterable[Any]) -> tuple[Tensor, ...]:
+    """The tensors among ``values`` and in the lists and tuples among them, in order."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, Tensor))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,11 @@ class Draw(Protocol):
         """A floating tensor of that shape, with drawn values and a drawn layout (strides, offset,
         stride-0 dimensions)."""
 
+    def integers(
+        self, *shape: int, low: int, high: int, dtype: torch.dtype = torch.int64
+    ) -> Tensor:
+        """An integer tensor of that shape with values in [low, high) and a drawn layout."""
+
 
 @dataclass(frozen=True)
 class Implementation:
@@ -89,10 +105,12 @@ class Implementation:
 
     ``forward(*args)`` takes every argument of the reference, in its order and with defaults filled
     in, allocates its outputs, launches on the current stream and returns what the reference
-    returns. ``backward(needs, grad_output, *saved)`` returns one gradient or None for every tensor
-    argument of the forward, None where ``needs`` is False. ``supports(*args)`` returns None, or in
-    a few words why it cannot run these arguments; ``supports_backward(needs, grad_output, *saved)``
-    says the same of the backward. ``device`` is where it runs.
+    returns; of an operator that mutates arguments it writes their new values over them and returns
+    nothing. ``backward(needs, grad_output, *saved)`` returns one gradient or None for every tensor
+    argument of the forward (for each tensor of a sequence one), None where ``needs`` is False.
+    ``supports(*args)`` returns None, or in a few words why it cannot run these arguments;
+    ``supports_backward(needs, grad_output, *saved)`` says the same of the backward. ``device`` is
+    where it runs.
     """
 
     device: Literal["cuda", "cpu"]
@@ -112,13 +130,15 @@ class Gradient:
     every tensor argument, and its own derivative is the operator's second derivative.
     ``fake(needs, grad_output, *saved)`` returns empty tensors with the strides the implementations
     produce; without it, ``reference`` runs on fake tensors. ``prefer(needs, grad_output, *saved)``
-    gives the order in which ``implementation="auto"`` asks the implementations.
+    gives the order in which ``implementation="auto"`` asks the implementations. ``frozen`` names
+    the arguments whose gradient is refused, each with what to do instead, as the end of a sentence.
     """
 
     save: Callable[..., tuple[Any, ...]]
     reference: Callable[..., tuple[Tensor | None, ...]]
     fake: Callable[..., tuple[Tensor | None, ...]] | None = None
     prefer: Callable[..., Sequence[str]] | None = None
+    frozen: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,7 +159,8 @@ class FusedOp:
 
     ``name`` is ``namespace::operator``. ``reference`` defines what is right, in plain PyTorch that
     autograd understands; its parameters must be annotated, for they become the raw operator's
-    schema (Tensor, Tensor | None, float, int, bool, str, torch.dtype | None). ``cost(*args)``
+    schema (Tensor, Tensor | None, Sequence[Tensor], float, int, bool, str, torch.dtype | None;
+    ``Sequence[Tensor]`` arrives as a tuple). ``cost(*args)``
     counts what one forward must do, ``cost_backward(*args)``, of the forward's arguments too, what
     a backward that gives every gradient must. ``validate(*args)`` raises a typed error for
     arguments the operator refuses. ``fake(*args)`` returns an empty output with the strides the
@@ -150,6 +171,10 @@ class FusedOp:
     without it they stay as they are, as pointwise operators' do. ``peers`` are other spellings in
     plain PyTorch worth timing beside the reference, by provider name. ``dtypes`` are those worth
     checking. ``nondeterministic`` says why a reduction's order is not fixed, where it is not.
+
+    An operator with ``mutates`` writes over those of its arguments and returns the first of them;
+    its name ends in an underscore, as PyTorch's do. Its reference writes nothing: it returns their
+    new values, one tensor or a flat tuple of them. It has no gradient.
     """
 
     name: str
@@ -168,6 +193,7 @@ class FusedOp:
     autocast: Callable[..., Sequence[Any]] | None = None
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     nondeterministic: str | None = None
+    mutates: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]*::[a-z_][a-z0-9_]*", self.name):
@@ -177,6 +203,16 @@ class FusedOp:
             )
         if not self.cases:
             raise ContractError(f"{self.name}: FusedOp.cases is empty; give at least one Case.")
+        if bool(self.mutates) != self.name.endswith("_"):
+            raise ContractError(
+                f"{self.name}: the name of an operator ends in '_' if and only if FusedOp.mutates "
+                "names the arguments that it writes over."
+            )
+        if self.mutates and self.gradient is not None:
+            raise ContractError(
+                f"{self.name}: an operator that writes over its arguments has no gradient; give "
+                "FusedOp.gradient to the one that returns a new tensor."
+            )
 
     @property
     def namespace(self) -> str:
@@ -193,11 +229,11 @@ class FusedOp:
 
     @cached_property
     def tensor_parameters(self) -> tuple[str, ...]:
-        """Names of the parameters annotated Tensor or Tensor | None, in order."""
+        """Names of the parameters annotated Tensor, Tensor | None or Sequence[Tensor], in order."""
         return tuple(
             name
             for name, parameter in self.signature.parameters.items()
-            if parameter.annotation in (Tensor, Tensor | None)
+            if parameter.annotation in (Tensor, Tensor | None, Sequence[Tensor])
         )
 
     @cached_property
@@ -209,8 +245,13 @@ class FusedOp:
             if parameter.annotation is float
         )
 
+    def mutated(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
+        """The tensors among bound arguments that a call writes over, those of a sequence too."""
+        named = zip(self.signature.parameters, args, strict=True)
+        return tensors_in(value for name, value in named if name in self.mutates)
+
     def bind(self, inputs: Inputs) -> tuple[Any, ...]:
-        """All arguments of a call in the reference's order, defaults filled in."""
+        """All arguments of a call in the reference's order, defaults filled in, lists as tuples."""
         bound = self.signature.bind(*inputs.args, **inputs.kwargs)
         bound.apply_defaults()
-        return bound.args
+        return tuple(tuple(arg) if isinstance(arg, list) else arg for arg in bound.args)

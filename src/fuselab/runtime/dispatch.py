@@ -10,6 +10,9 @@ every call, and ``torch.func.grad`` refuses operators made with it (torch 2.11 a
 Floats: an opaque operator with a float argument recompiles once per value. Inside ``torch.compile``
 the public function therefore turns floats into 0-d tensors on the inputs' device and calls the
 overload ``.scalar_tensor``, whose kernels read the value through a pointer.
+
+Sequences of tensors: autograd sees tensors only where they are arguments themselves, so the
+``autograd.Function`` takes them laid out flat, with the length of every sequence beside them.
 """
 
 from __future__ import annotations
@@ -33,12 +36,13 @@ from fuselab.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from fuselab.op import FusedOp
+from fuselab.op import FusedOp, tensors_in
 from fuselab.runtime import fallback, launcher
 
 _SCHEMA_TYPES: dict[Any, str] = {
     Tensor: "Tensor",
     Tensor | None: "Tensor?",
+    Sequence[Tensor]: "Tensor[]",
     float: "float",
     int: "SymInt",
     int | None: "SymInt?",
@@ -54,6 +58,7 @@ _SCHEMA_TYPES: dict[Any, str] = {
 # What a value of a parameter may be, and how an error says it.
 _VALUE_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     Tensor: ((Tensor,), "a Tensor"),
+    Sequence[Tensor]: ((list, tuple), "a list of Tensors"),
     float: ((float, numbers.Real, Tensor, torch.SymFloat, torch.SymInt), "a number"),
     int: ((int, numbers.Integral, torch.SymInt), "an int"),
     bool: ((bool, torch.SymBool), "a bool"),
@@ -98,7 +103,10 @@ def operator(op: FusedOp) -> Callable[..., Tensor]:
 
 def choose(op: FusedOp, args: Sequence[Any]) -> str:
     """What ``implementation="auto"`` takes for these arguments: a key, or ``"reference"``."""
-    device = _device_of(op, args)
+    return _choose(op, args, _device_of(op, args))
+
+
+def _choose(op: FusedOp, args: Sequence[Any], device: torch.device) -> str:
     names = op.prefer(*args) if op.prefer is not None else tuple(op.implementations)
     for name in names:
         if name == "reference":
@@ -126,25 +134,26 @@ def why_not(op: FusedOp, implementation: str, args: Sequence[Any]) -> str | None
 
 def _device_of(op: FusedOp, args: Sequence[Any]) -> torch.device:
     first: tuple[str, Tensor] | None = None
-    for name, value in zip(op.signature.parameters, args, strict=True):
-        if name not in op.tensor_parameters or value is None:
+    for name, given in zip(op.signature.parameters, args, strict=True):
+        if name not in op.tensor_parameters or given is None:
             continue
-        if not isinstance(value, Tensor):
-            raise ArgumentError(
-                f"{op.short_name}: '{name}' must be a Tensor, got {type(value).__name__}."
-            )
-        if value.layout is not torch.strided:
-            raise ArgumentError(
-                f"{op.short_name}: '{name}' has layout {value.layout}; expected torch.strided "
-                "(to_dense() gives it)."
-            )
-        if first is None:
-            first = name, value
-        elif value.device != first[1].device:
-            raise DeviceError(
-                f"{op.short_name}: '{name}' is on {value.device} and '{first[0]}' on "
-                f"{first[1].device}; move them to one device."
-            )
+        for value in given if isinstance(given, (list, tuple)) else (given,):
+            if not isinstance(value, Tensor):
+                raise ArgumentError(
+                    f"{op.short_name}: '{name}' must be a Tensor, got {type(value).__name__}."
+                )
+            if value.layout is not torch.strided:
+                raise ArgumentError(
+                    f"{op.short_name}: '{name}' has layout {value.layout}; expected torch.strided "
+                    "(to_dense() gives it)."
+                )
+            if first is None:
+                first = name, value
+            elif value.device != first[1].device:
+                raise DeviceError(
+                    f"{op.short_name}: '{name}' is on {value.device} and '{first[0]}' on "
+                    f"{first[1].device}; move them to one device."
+                )
     if first is None:
         raise ArgumentError(f"{op.short_name}: at least one tensor argument is needed.")
     return first[1].device
@@ -156,8 +165,8 @@ def _schema_type(op_name: str, parameter: inspect.Parameter) -> str:
     except (KeyError, TypeError):
         raise ContractError(
             f"{op_name}: parameter '{parameter.name}' is annotated {parameter.annotation!r}; use "
-            "Tensor, Tensor | None, float, int, int | None, bool, str, str | None, torch.dtype, "
-            "torch.dtype | None, Sequence[int] or Sequence[bool]."
+            "Tensor, Tensor | None, Sequence[Tensor], float, int, int | None, bool, str, "
+            "str | None, torch.dtype, torch.dtype | None, Sequence[int] or Sequence[bool]."
         ) from None
 
 
@@ -166,28 +175,35 @@ def _is_scalar_tensor(schema_type: str) -> bool:
 
 
 class _Raw:
-    """One raw operator with its two overloads (floats as floats, floats as 0-d tensors)."""
+    """One raw operator with its two overloads (floats as floats, floats as 0-d tensors).
+
+    It returns ``result``, and writes over the parameters in ``mutates``.
+    """
 
     def __init__(
         self,
         name: str,
         parameters: Sequence[tuple[str, str]],
-        returns: int,
+        result: str,
         kernel: Callable[..., Any],
         fake: Callable[..., Any],
         differentiate: Callable[..., Any] | None = None,
+        mutates: Sequence[str] = (),
     ) -> None:
         namespace, short = name.split("::")
         library = _libraries.get(namespace)
         if library is None:
             library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
-        result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
+        aliases = {mutated: f"Tensor(a{place}!)" for place, mutated in enumerate(mutates)}
         has_float = any(_is_scalar_tensor(kind) for _, kind in parameters)
         self.overloads: list[Any] = []
         for suffix in ("", ".scalar_tensor") if has_float else ("",):
+            kinds = (
+                "Tensor" if suffix and _is_scalar_tensor(kind) else kind for _, kind in parameters
+            )
             listed = ", ".join(
-                f"{'Tensor' if suffix and _is_scalar_tensor(kind) else kind} {parameter}"
-                for parameter, kind in parameters
+                f"{kind.replace('Tensor', aliases.get(parameter, 'Tensor'))} {parameter}"
+                for (parameter, _), kind in zip(parameters, kinds, strict=True)
             )
             library.define(f"{short}{suffix}({listed}, str implementation) -> {result}")
             packet = getattr(getattr(torch.ops, namespace), short)
@@ -199,8 +215,13 @@ class _Raw:
                 _autograd_kernel(overload, parameters, differentiate),
                 "Autograd",
             )
+            if mutates:
+                places = [place for place, (known, _) in enumerate(parameters) if known in mutates]
+                bumping = _version_kernel(overload, places)
+                library.impl(f"{short}{suffix}", bumping, "ADInplaceOrView")
             torch.library.register_fake(f"{name}{suffix}", fake, lib=library)
-            torch.library.register_vmap(f"{name}{suffix}", _loop_over_batch(overload), lib=library)
+            rule = _refuse_vmap(short) if mutates else _loop_over_batch(overload)
+            torch.library.register_vmap(f"{name}{suffix}", rule, lib=library)
             self.overloads.append(overload)
 
     def __call__(self, scalar_tensors: bool, *args: Any) -> Any:
@@ -217,29 +238,73 @@ def _autograd_kernel(
     An exported program calls raw operators with parameters that want gradients: there
     ``differentiate`` takes over. A gradient that nothing defines is refused, never dropped.
     """
-    tensors = tuple(kind in ("Tensor", "Tensor?") for _, kind in parameters)
+    tensors = tuple(kind in ("Tensor", "Tensor?", "Tensor[]") for _, kind in parameters)
 
     def kernel(*args: Any) -> Any:
         grad_enabled = torch.is_grad_enabled()
         wanted = False
-        for place, value in enumerate(args):
-            if not isinstance(value, Tensor):
-                continue
-            needs_grad = grad_enabled and value.requires_grad
-            wanted |= needs_grad
-            if forward_ad.unpack_dual(value).tangent is not None or (
-                needs_grad and (differentiate is None or not tensors[place])
-            ):
-                raise DifferentiationError(
-                    f"the raw operator {overload} carries no gradient of '{parameters[place][0]}'; "
-                    "call the public function, detach the tensor, or use torch.no_grad()."
-                )
+        for place, given in enumerate(args):
+            for value in tensors_in((given,)):
+                needs_grad = grad_enabled and value.requires_grad
+                wanted |= needs_grad
+                if forward_ad.unpack_dual(value).tangent is not None or (
+                    needs_grad and (differentiate is None or not tensors[place])
+                ):
+                    raise DifferentiationError(
+                        f"the raw operator {overload} carries no gradient of "
+                        f"'{parameters[place][0]}'; call the public function, detach the tensor, "
+                        "or use torch.no_grad()."
+                    )
         if wanted and differentiate is not None:
             return differentiate(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return overload(*args)
 
     return kernel
+
+
+def _version_kernel(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
+    """The ADInplaceOrView kernel of an operator that writes over arguments: autograd then sees that
+    a tensor it saved has changed."""
+
+    def kernel(*args: Any) -> Any:
+        _bump_versions(tensors_in(args[place] for place in mutated))
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return overload(*args)
+
+    return kernel
+
+
+def _bump_versions(tensors: Sequence[Tensor]) -> None:
+    torch.autograd.graph.increment_version(
+        [tensor for tensor in tensors if not tensor.is_inference()]
+    )
+
+
+def _refuse_vmap(short: str) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise UnsupportedError(
+            f"{short}: it writes over its arguments, which torch.func.vmap cannot follow; use the "
+            "operator that returns a new tensor."
+        )
+
+    return rule
+
+
+def _select(value: Any, dim: Any, index: int) -> Any:
+    """One sample of a value with its vmap dimension, or of each tensor of a sequence."""
+    if isinstance(dim, (list, tuple)):
+        return [_select(item, of_item, index) for item, of_item in zip(value, dim, strict=True)]
+    return value.select(dim, index) if isinstance(dim, int) else value
+
+
+def _one_of_zeros(value: Any, dim: Any) -> Any:
+    """``value`` with one sample of zeros in place of none."""
+    if isinstance(dim, (list, tuple)):
+        return [_one_of_zeros(item, of_item) for item, of_item in zip(value, dim, strict=True)]
+    if not isinstance(dim, int):
+        return value
+    return value.new_zeros((*value.shape[:dim], 1, *value.shape[dim + 1 :]))
 
 
 def _loop_over_batch(overload: Any) -> Callable[..., Any]:
@@ -250,27 +315,20 @@ def _loop_over_batch(overload: Any) -> Callable[..., Any]:
     """
 
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
-        def sample(index: int) -> Any:
-            return overload(
-                *(
-                    value.select(dim, index) if isinstance(dim, int) else value
-                    for value, dim in zip(args, in_dims, strict=True)
-                )
-            )
-
         if info.batch_size == 0:  # one sample of zeros says what shape each would have
-            args = tuple(
-                value.new_zeros((*value.shape[:dim], 1, *value.shape[dim + 1 :]))
-                if isinstance(dim, int)
-                else value
-                for value, dim in zip(args, in_dims, strict=True)
+            args = tuple(map(_one_of_zeros, args, in_dims))
+        samples = [
+            overload(
+                *(_select(value, dim, index) for value, dim in zip(args, in_dims, strict=True))
             )
-        samples = [sample(index) for index in range(max(info.batch_size, 1))]
-        if isinstance(samples[0], tuple):
-            stacked = tuple(
+            for index in range(max(info.batch_size, 1))
+        ]
+        if isinstance(samples[0], (list, tuple)):
+            kind = type(samples[0])
+            stacked = kind(
                 torch.stack(column)[: info.batch_size] for column in zip(*samples, strict=True)
             )
-            return stacked, (0,) * len(stacked)
+            return stacked, kind([0] * len(stacked))
         return torch.stack(samples)[: info.batch_size], 0
 
     return rule
@@ -289,6 +347,9 @@ class _Registration:
             for index, name in enumerate(op.signature.parameters)
             if name in op.tensor_parameters
         )
+        self.sequence_positions = tuple(
+            index for index, (_, kind) in enumerate(forward_parameters) if kind == "Tensor[]"
+        )
         self.float_positions = tuple(
             index
             for index, name in enumerate(op.signature.parameters)
@@ -301,17 +362,22 @@ class _Registration:
         self.raw_forward = _Raw(
             op.name,
             forward_parameters,
-            1,
+            "()" if op.mutates else "Tensor",
             self._forward,
             self._fake_forward,
-            None if op.gradient is None else lambda *args: self.function.apply(*args),
+            None if op.gradient is None else self.differentiable,
+            op.mutates,
         )
         if backward_parameters:
             self.backward_id = launcher.register(f"{op.name}_backward")
             self.raw_backward = _Raw(
                 f"{op.name}_backward",
                 backward_parameters,
-                len(self.tensor_positions),
+                "Tensor[]"
+                if self.sequence_positions
+                else "Tensor"
+                if len(self.tensor_positions) == 1
+                else f"({', '.join(['Tensor'] * len(self.tensor_positions))})",
                 self._backward,
                 self._fake_backward,
             )
@@ -340,6 +406,19 @@ class _Registration:
             )
         return forward, backward
 
+    def differentiable(self, *args: Any) -> Tensor:
+        """The operator as a step that autograd knows; ``args`` end with the implementation."""
+        gradient = self.op.gradient
+        assert gradient is not None
+        *values, implementation = args
+        for name, value in zip(self.op.signature.parameters, values, strict=True):
+            if name in gradient.frozen and any(t.requires_grad for t in tensors_in((value,))):
+                raise DifferentiationError(
+                    f"{self.op.short_name}: '{name}' has no gradient; {gradient.frozen[name]}."
+                )
+        flat, lengths = _flat(values, self.sequence_positions)
+        return self.function.apply(*flat, lengths, implementation)
+
     def replace(self, op: FusedOp) -> None:
         """Take ``op`` in place of the operator registered under the same name."""
         if self._schema(op) != self.schema:
@@ -354,12 +433,16 @@ class _Registration:
 
     # The forward, from the raw operator's kernel down.
 
-    def _forward(self, *args: Any) -> Tensor:
+    def _forward(self, *args: Any) -> Tensor | None:
         *arguments, name = args
+        arguments = _with_tuples(arguments, self.sequence_positions)
+        op = self.op
+        if op.mutates:
+            self._write_over(arguments, name)
+            return None
         held = launcher.lookup(self.forward_id, name, tuple(arguments), False)
         if held is not None:
             return held
-        op = self.op
         # Choosing and validating are recorded too: where they look at a float, so does the plan.
         with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
             chosen = self._resolve(name, recording.args)
@@ -372,6 +455,25 @@ class _Registration:
                 except BuildError as error:
                     fallback.note_failed_build(op.name, chosen, error)
         return _not_aliased(_without_autocast(op.reference, arguments), arguments)
+
+    def _write_over(self, arguments: list[Any], name: str) -> None:
+        op = self.op
+        refuse_overlap(op, arguments)
+        if launcher.lookup(self.forward_id, name, tuple(arguments), False) is not None:
+            return
+        with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+            chosen = self._resolve(name, recording.args)
+            op.validate(*recording.args)
+            if chosen != "reference":
+                try:
+                    op.implementations[chosen].forward(*recording.args)
+                    recording.finish(())
+                    return
+                except BuildError as error:
+                    fallback.note_failed_build(op.name, chosen, error)
+        values = _without_autocast(op.reference, arguments)
+        for tensor, value in zip(op.mutated(arguments), tensors_in((values,)), strict=True):
+            tensor.copy_(value)
 
     def _resolve(self, name: str, arguments: Sequence[Any]) -> str:
         op = self.op
@@ -387,9 +489,12 @@ class _Registration:
             return "reference"
         return name
 
-    def _fake_forward(self, *args: Any) -> Tensor:
+    def _fake_forward(self, *args: Any) -> Tensor | None:
         *arguments, _ = args
+        arguments = _with_tuples(arguments, self.sequence_positions)
         self.op.validate(*arguments)
+        if self.op.mutates:
+            return None
         if self.op.fake is not None:
             return self.op.fake(*arguments)
         return _not_aliased(self.op.reference(*arguments), arguments)
@@ -399,11 +504,23 @@ class _Registration:
     def _backward(self, *args: Any) -> Any:
         needs, grad_output, *saved_and_name = args
         *saved, name = saved_and_name
-        arguments = (tuple(needs), grad_output, *saved)
+        arguments = (tuple(needs), grad_output, *self._saved_with_tuples(saved))
         grads = launcher.lookup(self.backward_id, name, arguments, False)
         if grads is None:
             grads = self._run_backward(name, arguments)
-        return _filled(grads, grad_output)
+        return self._filled(grads, grad_output)
+
+    def _saved_with_tuples(self, saved: Sequence[Any]) -> list[Any]:
+        kinds = (kind for _, kind in self.schema[1][2:])
+        places = [place for place, kind in enumerate(kinds) if kind == "Tensor[]"]
+        return _with_tuples(saved, places)
+
+    def _filled(self, grads: Sequence[Tensor | None], like: Tensor) -> Any:
+        """One tensor per gradient, an empty one for None, as the raw operator's schema wants it."""
+        filled = [like.new_empty(0) if grad is None else grad for grad in grads]
+        if self.sequence_positions:
+            return filled
+        return filled[0] if len(filled) == 1 else tuple(filled)
 
     def _run_backward(self, name: str, arguments: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         op = self.op
@@ -433,16 +550,98 @@ class _Registration:
         return _without_autocast(op.gradient.reference, arguments)
 
     def _fake_backward(self, *args: Any) -> Any:
-        *arguments, _ = args
+        needs, grad_output, *saved_and_name = args
+        saved = self._saved_with_tuples(saved_and_name[:-1])
         gradient = self.op.gradient
         assert gradient is not None
-        return _filled((gradient.fake or gradient.reference)(*arguments), arguments[1])
+        grads = (gradient.fake or gradient.reference)(needs, grad_output, *saved)
+        return self._filled(grads, grad_output)
 
 
-def _filled(grads: Sequence[Tensor | None], like: Tensor) -> Any:
-    """One tensor per gradient, an empty one for None, as a raw operator's schema wants it."""
-    filled = tuple(like.new_empty(0) if grad is None else grad for grad in grads)
-    return filled[0] if len(filled) == 1 else filled
+def _with_tuples(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    """``values`` with tuples at ``places``, where the dispatcher hands over lists."""
+    return [tuple(value) if place in places else value for place, value in enumerate(values)]
+
+
+def _flat(
+    values: Sequence[Any], places: Sequence[int]
+) -> tuple[list[Any], tuple[int | None, ...] | None]:
+    """``values`` with the sequences at ``places`` laid out flat, and how long each was (None for
+    what is no sequence; None for all where there is none)."""
+    if not places:
+        return list(values), None
+    lengths = tuple(len(value) if place in places else None for place, value in enumerate(values))
+    flat: list[Any] = []
+    for value, length in zip(values, lengths, strict=True):
+        flat.extend((value,) if length is None else value)
+    return flat, lengths
+
+
+def _nested(flat: Sequence[Any], lengths: tuple[int | None, ...] | None) -> list[Any]:
+    """What ``_flat`` laid out."""
+    if lengths is None:
+        return list(flat)
+    values: list[Any] = []
+    begin = 0
+    for length in lengths:
+        if length is None:
+            values.append(flat[begin])
+            begin += 1
+        else:
+            values.append(tuple(flat[begin : begin + length]))
+            begin += length
+    return values
+
+
+def _flat_places(places: Sequence[int], lengths: tuple[int | None, ...] | None) -> list[int]:
+    """Where the tensors of the arguments at ``places`` lie once laid out flat."""
+    if lengths is None:
+        return list(places)
+    found: list[int] = []
+    begin = 0
+    for place, length in enumerate(lengths):
+        count = 1 if length is None else length
+        if place in places:
+            found.extend(range(begin, begin + count))
+        begin += count
+    return found
+
+
+def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
+    """Raise where an argument to be written over shares memory with itself or another tensor.
+
+    Two tensors are taken to overlap where the ranges of their addresses do.
+
+    Raises:
+        ArgumentError: names the operator and says what to do.
+    """
+    mutated = op.mutated(args)
+    for tensor in mutated:
+        if torch._debug_has_internal_overlap(tensor) == 1:
+            raise ArgumentError(
+                f"{op.short_name}: it cannot write over a tensor whose elements share memory "
+                f"(shape {tuple(tensor.shape)}, strides {tensor.stride()}); clone it first."
+            )
+    ranges = sorted(
+        (tensor.data_ptr(), any(tensor is written for written in mutated), _span(tensor))
+        for tensor in tensors_in(args)
+        if tensor.numel()
+    )
+    end, end_written = 0, 0  # of all ranges so far, and of those that are written
+    for begin, written, span in ranges:
+        if begin < (end if written else end_written):
+            raise ArgumentError(
+                f"{op.short_name}: it cannot write over memory that another of its arguments "
+                "lies in; clone one of them first."
+            )
+        end = max(end, begin + span)
+        end_written = max(end_written, begin + span) if written else end_written
+
+
+def _span(tensor: Tensor) -> int:
+    """Bytes from the first to the last element."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
 
 
 def _not_aliased(output: Tensor, arguments: Sequence[Any]) -> Tensor:
@@ -461,7 +660,7 @@ def _has_autocast(device: str) -> bool:
 
 
 def _without_autocast(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    device = next(value.device.type for value in arguments if isinstance(value, Tensor))
+    device = tensors_in(arguments)[0].device.type
     if _has_autocast(device):
         with torch.autocast(device, enabled=False):
             return function(*arguments)
@@ -493,13 +692,19 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
         generate_vmap_rule = True
 
         @staticmethod
-        def forward(name: str, needs: tuple[bool, ...], grad: Tensor, *saved: Any) -> Any:
-            grads = raw_backward(name, needs, grad, saved)
+        def forward(
+            name: str,
+            needs: tuple[bool, ...],
+            lengths: tuple[int | None, ...] | None,
+            grad: Tensor,
+            *saved: Any,
+        ) -> Any:
+            grads = raw_backward(name, needs, grad, _nested(saved, lengths))
             return tuple(grad.new_empty(0) if value is None else value for value in grads)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            _, ctx.needs, *values = inputs
+            _, ctx.needs, ctx.lengths, *values = inputs
             _save(ctx, values)
 
         @staticmethod
@@ -517,14 +722,15 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
                 filled = list(values)
                 for place, tensor in zip(places, tensors, strict=True):
                     filled[place] = tensor
-                grads = gradient.reference(ctx.needs, *filled)
+                grad, *saved = filled
+                grads = gradient.reference(ctx.needs, grad, *_nested(saved, ctx.lengths))
                 return tuple(grad for grad in grads if grad is not None)
 
             pullback = torch.func.vjp(formula, *(values[place] for place in places))[1]
             wanted = tuple(grad for grad, need in zip(grad_grads, ctx.needs, strict=True) if need)
-            result: list[Tensor | None] = [None] * (2 + len(values))
+            result: list[Tensor | None] = [None] * (3 + len(values))
             for place, grad in zip(places, pullback(wanted), strict=True):
-                result[2 + place] = grad
+                result[3 + place] = grad
             return tuple(result)
 
     class Forward(torch.autograd.Function):
@@ -532,38 +738,49 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
 
         @staticmethod
         def forward(*args: Any) -> Tensor:
+            *flat, lengths, name = args
+            arguments = _nested(flat, lengths)
             registration = _registered[op_name]
             if not torch.compiler.is_compiling():
-                held = launcher.lookup(registration.forward_id, args[-1], args[:-1])
+                held = launcher.lookup(registration.forward_id, name, tuple(arguments))
                 if held is not None:
                     return held
-            scalar_tensors = _has_scalar_tensor(registration.schema[0], args)
-            return registration.raw_forward(scalar_tensors, *args)
+            scalar_tensors = _has_scalar_tensor(registration.schema[0], arguments)
+            return registration.raw_forward(scalar_tensors, *arguments, name)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-            *arguments, ctx.implementation = inputs
+            *flat, ctx.lengths, ctx.implementation = inputs
             gradient = _registered[op_name].op.gradient
             assert gradient is not None
-            _save(ctx, gradient.save(output, *arguments))
+            saved = gradient.save(output, *_nested(flat, ctx.lengths))
+            sequences = [place for place, value in enumerate(saved) if _holds_tensors(value)]
+            values, ctx.saved_lengths = _flat(saved, sequences)
+            _save(ctx, values)
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Any:
             saved = _saved(ctx)
-            tensor_positions = _registered[op_name].tensor_positions
-            needs = tuple(ctx.needs_input_grad[place] for place in tensor_positions)
+            places = _flat_places(_registered[op_name].tensor_positions, ctx.lengths)
+            needs = tuple(ctx.needs_input_grad[place] for place in places)
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                grads = Backward.apply(ctx.implementation, needs, grad, *saved)
+                grads = Backward.apply(ctx.implementation, needs, ctx.saved_lengths, grad, *saved)
             else:
-                grads = raw_backward(ctx.implementation, needs, grad, saved)
+                grads = raw_backward(
+                    ctx.implementation, needs, grad, _nested(saved, ctx.saved_lengths)
+                )
             result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-            for place, need, value in zip(tensor_positions, needs, grads, strict=True):
+            for place, need, value in zip(places, needs, grads, strict=True):
                 result[place] = value if need else None
             return tuple(result)
 
     Forward.__name__ = Forward.__qualname__ = f"{registration.op.short_name}_autograd"
     Backward.__name__ = Backward.__qualname__ = f"{registration.op.short_name}_backward_autograd"
     return Forward
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) > 0 and isinstance(value[0], Tensor)
 
 
 def _save(ctx: Any, values: Sequence[Any]) -> None:
@@ -624,6 +841,22 @@ def _public_function(registration: _Registration) -> Callable[..., Tensor]:
                 return held
         return _call(registration, args, implementation)
 
+    def public_in_place(*args: Any, implementation: str = "auto", **kwargs: Any) -> Any:
+        if kwargs or len(args) != arity:
+            args = bind(args, kwargs)
+        if not torch.compiler.is_compiling():
+            check_types(registration.op, args)
+            refuse_overlap(registration.op, args)
+            if launcher.lookup(forward_id, implementation, args) is not None:
+                _bump_versions(registration.op.mutated(args))
+                return args[first_written]
+        _call(registration, args, implementation)
+        return args[first_written]
+
+    if registration.op.mutates:
+        first_written = names.index(registration.op.mutates[0])
+        public = public_in_place
+
     public.__name__ = public.__qualname__ = short
     public.__doc__ = registration.op.reference.__doc__
     parameters = [*registration.op.signature.parameters.values()]
@@ -649,30 +882,29 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
     if not compiling:
         check_types(op, args)
     device = _device_of(op, args)
-    if op.autocast is not None and _has_autocast(device.type):
+    if op.autocast is not None and not op.mutates and _has_autocast(device.type):
         args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))
-    if not compiling and (
+    by_reference = not (compiling or op.mutates) and (
         implementation == "reference"
         # Forward-mode differentiation goes through the reference, which has every derivative.
         or forward_ad._current_level >= 0
-        or (implementation == "auto" and choose(op, args) == "reference")
-    ):
+        or (implementation == "auto" and _choose(op, args, device) == "reference")
+    )
+    if by_reference:
         op.validate(*args)
         return _without_autocast(op.reference, args)
     # Dynamo in torch 2.11 cannot trace bool() of a tuple.
     scalar_tensors = compiling and len(registration.float_positions) > 0
     if scalar_tensors:
         args = _with_scalar_tensors(registration, args)
-    if torch.is_grad_enabled() and any(
-        args[place] is not None and args[place].requires_grad
-        for place in registration.tensor_positions
-    ):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(args)):
         if op.gradient is None:
+            other = f"; {op.short_name[:-1]} has one" if f"{op.name[:-1]}" in _registered else ""
             raise DifferentiationError(
-                f"{op.short_name} defines no gradient; detach its inputs or call it under "
+                f"{op.short_name} defines no gradient{other}; detach its inputs or call it under "
                 "torch.no_grad()."
             )
-        return registration.function.apply(*args, implementation)
+        return registration.differentiable(*args, implementation)
     return registration.raw_forward(scalar_tensors, *args, implementation)
 
 
@@ -683,6 +915,13 @@ def check_types(op: FusedOp, args: Sequence[Any]) -> None:
     for value, (name, types, words) in zip(args, registration.accepted, strict=True):
         if not isinstance(value, types):
             raise ArgumentError(f"{short}: '{name}' must be {words}, got {type(value).__name__}.")
+    for place in registration.sequence_positions:
+        wrong = next((item for item in args[place] if not isinstance(item, Tensor)), None)
+        if wrong is not None:
+            name, _, words = registration.accepted[place]
+            raise ArgumentError(
+                f"{short}: '{name}' must be {words}, got a {type(wrong).__name__} in it."
+            )
     for place in registration.float_positions:
         value = args[place]
         if isinstance(value, Tensor):
