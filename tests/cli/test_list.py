@@ -74,7 +74,7 @@ def test_screen_and_json_name_every_operator_and_model(
     assert (written["schema"], written["verb"]) == (1, "list")
     assert written["environment"]["device"] == "cpu"
     assert [row["name"] for row in written["operators"]] == [
-        f"fuselab::{name}" for name in ops.packages()
+        f"fuselab::{name}" for name in ops.operators()
     ]
     for row in written["operators"]:
         assert re.search(rf"^{re.escape(row['call'])}$", screen, re.MULTILINE)

@@ -81,7 +81,7 @@ def test_an_unknown_operator_says_which_there_are() -> None:
 
 def test_every_package_of_the_library_meets_the_contract() -> None:
     assert {"add_mul_activation", "bias_activation", "softmax"} <= set(ops.packages())
-    for name in ops.packages():
+    for name in ops.operators():
         assert ops.contract(name).name == f"fuselab::{name}"
         assert getattr(ops, name) is ops.function(name)
         assert callable(getattr(ops, name))

@@ -363,3 +363,207 @@ def test_autocast_arguments_come_from_the_contract() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert function(*args).dtype == torch.float32
     assert function(*args).dtype == torch.bfloat16
+
+
+# Sequences of tensors.
+
+
+def weighted_sum(tables: Sequence[Tensor], weights: Tensor, powers: Sequence[int]) -> Tensor:
+    """The sum of weights[t] * tables[t] ** powers[t]."""
+    terms = [weights[t] * table ** powers[t] for t, table in enumerate(tables)]
+    return torch.stack(terms).sum(0)
+
+
+def weighted_sum_gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    tables: Sequence[Tensor],
+    weights: Tensor,
+    powers: Sequence[int],
+) -> tuple[Tensor | None, ...]:
+    grads: list[Tensor | None] = [
+        grad_output * weights[t] * powers[t] * table ** (powers[t] - 1) if needs[t] else None
+        for t, table in enumerate(tables)
+    ]
+    terms = [(grad_output * table ** powers[t]).sum() for t, table in enumerate(tables)]
+    return (*grads, torch.stack(terms) if needs[-1] else None)
+
+
+sum_op = fuselab.operator(
+    make_op(
+        "dispatchtest::weighted_sum",
+        reference=weighted_sum,
+        implementations={"cpp": Implementation("cpu", weighted_sum, weighted_sum_gradient)},
+        gradient=Gradient(save=lambda output, *args: args, reference=weighted_sum_gradient),
+    )
+)
+
+
+def _tables(count: int = 3) -> tuple[list[Tensor], Tensor, list[int]]:
+    generator = torch.Generator().manual_seed(count)
+    tables = [torch.rand(4, dtype=torch.float64, generator=generator) for _ in range(count)]
+    weights = torch.rand(count, dtype=torch.float64, generator=generator)
+    return tables, weights, [2, 3, 1][:count]
+
+
+def test_a_sequence_of_tensors_has_every_gradient() -> None:
+    tables, weights, powers = _tables()
+    tables[0].requires_grad_()
+    tables[2].requires_grad_()
+    weights.requires_grad_()
+    output = sum_op(tables, weights, powers)
+    torch.testing.assert_close(output, weighted_sum(tables, weights, powers))
+    upstream = torch.randn_like(output)
+    leaves = [tables[0], tables[2], weights]
+    actual = torch.autograd.grad(output, leaves, upstream)
+    expected = torch.autograd.grad(weighted_sum(tables, weights, powers), leaves, upstream)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_sequence_of_tensors_differentiates_twice() -> None:
+    tables, weights, powers = _tables()
+    leaves = [value.requires_grad_() for value in (*tables, weights)]
+
+    def function(*leaves: Tensor) -> Tensor:
+        return sum_op(leaves[:-1], leaves[-1], powers)
+
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves)
+
+
+def test_a_sequence_of_tensors_through_compile_vmap_and_export() -> None:
+    tables, weights, powers = _tables()
+    leaves = [value.clone().requires_grad_() for value in (*tables, weights)]
+    compiled = torch.compile(
+        lambda *leaves: sum_op(leaves[:-1], leaves[-1], powers),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    expected = torch.autograd.grad(weighted_sum(leaves[:-1], leaves[-1], powers).sum(), leaves)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves).sum(), leaves), expected)
+    stacked = [torch.stack([table, table + 1]) for table in tables]
+    mapped = torch.func.vmap(lambda *each: sum_op(each, weights, powers))(*stacked)
+    for index in range(2):
+        torch.testing.assert_close(
+            mapped[index], weighted_sum([table[index] for table in stacked], weights, powers)
+        )
+
+    class Module(torch.nn.Module):
+        def forward(self, first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
+            return sum_op([first, second], weights, [2, 1])
+
+    args = (tables[0], tables[1], weights[:2])
+    exported = torch.export.export(Module(), args).module()
+    torch.testing.assert_close(exported(*args), weighted_sum(tables[:2], weights[:2], [2, 1]))
+
+
+def test_what_is_no_sequence_of_tensors_is_refused() -> None:
+    tables, weights, powers = _tables()
+    with pytest.raises(ArgumentError, match="'tables' must be a list of Tensors, got a float in"):
+        sum_op([*tables, 1.0], weights, powers)
+    with pytest.raises(ArgumentError, match="'tables' must be a list of Tensors, got Tensor"):
+        sum_op(tables[0], weights, powers)
+    with pytest.raises(DeviceError, match="'tables' is on meta and 'tables' on cpu"):
+        sum_op([tables[0], tables[1].to("meta"), tables[2]], weights, powers)
+
+
+# Operators that write over their arguments.
+
+
+def shifted(values: Sequence[Tensor], state: Tensor, step: float) -> tuple[Tensor, ...]:
+    """(values + step..., state + 1)."""
+    return (*(value + step for value in values), state + 1)
+
+
+def write_shifted(values: Sequence[Tensor], state: Tensor, step: float) -> None:
+    CALLS.append("write")
+    for value in values:
+        value.data.add_(float(step))  # as a kernel does: unseen by autograd
+    state.data.add_(1)
+
+
+shift_op_ = fuselab.operator(
+    make_op(
+        "dispatchtest::shift_",
+        reference=shifted,
+        implementations={"cpp": Implementation("cpu", write_shifted)},
+        gradient=None,
+        mutates=("values", "state"),
+    )
+)
+
+
+@pytest.mark.parametrize("implementation", ["cpp", "reference"])
+def test_arguments_are_written_over_and_their_versions_move(implementation: str) -> None:
+    values, state = [torch.zeros(3), torch.ones(2, 2)], torch.zeros(1)
+    before = [value._version for value in (*values, state)]
+    returned = shift_op_(values, state, 0.5, implementation=implementation)
+    assert returned is values
+    assert [value.tolist() for value in values] == [[0.5] * 3, [[1.5] * 2] * 2]
+    assert state.tolist() == [1.0]
+    after = [value._version for value in (*values, state)]
+    assert all(new > old for old, new in zip(before, after, strict=True))
+
+
+def test_autograd_sees_that_a_saved_tensor_was_written_over() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    value = torch.ones(3)
+    product = (weight * value).sum()
+    shift_op_([value], torch.zeros(1), 1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_writing_over_inside_compile_and_inference_mode() -> None:
+    def function(value: Tensor) -> Tensor:
+        doubled = value * 2
+        shift_op_([doubled], torch.zeros(1), 1.0)
+        return doubled * 3
+
+    assert torch.compile(function, backend="aot_eager", fullgraph=True)(torch.ones(2)).tolist() == [
+        9.0,
+        9.0,
+    ]
+    with torch.inference_mode():
+        assert function(torch.ones(2)).tolist() == [9.0, 9.0]
+
+
+def test_writing_over_what_must_not_be_written_over_is_refused() -> None:
+    state = torch.zeros(1)
+    with pytest.raises(DifferentiationError, match="shift_ defines no gradient"):
+        shift_op_([torch.ones(3, requires_grad=True)], state, 1.0)
+    with pytest.raises(ArgumentError, match="elements share memory"):
+        shift_op_([torch.ones(1).expand(3)], state, 1.0)
+    both = torch.ones(6)
+    with pytest.raises(ArgumentError, match="another of its arguments"):
+        shift_op_([both[:4], both[3:]], state, 1.0)
+    shift_op_([both[:3], both[3:]], state, 1.0)
+    assert both.tolist() == [2.0] * 6
+    with pytest.raises(UnsupportedError, match="vmap cannot follow"):
+        torch.func.vmap(lambda value: shift_op_([value], state, 1.0)[0])(torch.ones(2, 3))
+
+
+def test_a_name_with_an_underscore_and_mutates_go_together() -> None:
+    with pytest.raises(ContractError, match="ends in '_' if and only if"):
+        make_op("dispatchtest::shift", mutates=("values",), gradient=None)
+    with pytest.raises(ContractError, match="has no gradient"):
+        make_op("dispatchtest::shift_", mutates=("input",))
+
+
+def test_a_frozen_argument_refuses_its_gradient_and_names_the_alternative() -> None:
+    frozen = fuselab.operator(
+        make_op(
+            "dispatchtest::frozen",
+            gradient=Gradient(
+                save=lambda output, *args: args,
+                reference=gradient,
+                frozen={"update": "detach it"},
+            ),
+        )
+    )
+    input, update, _ = _inputs(grad=True)
+    with pytest.raises(DifferentiationError, match="frozen: 'update' has no gradient; detach it"):
+        frozen(input, update)
+    assert frozen(input, update.detach()).requires_grad
+    with torch.no_grad():
+        frozen(input, update)

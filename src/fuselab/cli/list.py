@@ -76,7 +76,7 @@ def list_library(
     from fuselab.report.result import result
 
     chosen = select(device)
-    operators = [operator_row(ops.contract(name), chosen) for name in ops.packages()]
+    operators = [operator_row(ops.contract(name), chosen) for name in ops.operators()]
     models = list(model_rows())
     for row in operators:
         show_operator(row, chosen)

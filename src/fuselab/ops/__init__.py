@@ -3,7 +3,8 @@
 ``fuselab.ops.softmax`` is the public function of the package ``fuselab/ops/softmax/``, always:
 Python binds a subpackage's module to its parent when the subpackage is first imported, so this
 module is of a class that binds the function instead. The package's own files are reached as
-``from fuselab.ops.softmax.op import OP``.
+``from fuselab.ops.softmax.op import OP``. A package's in-place form is ``IN_PLACE`` in its
+``op.py``; its name ends in an underscore: ``fuselab.ops.softmax_``.
 """
 
 from __future__ import annotations
@@ -30,23 +31,48 @@ def packages() -> tuple[str, ...]:
     return tuple(sorted(folder.name for folder in folders if (folder / "op.py").is_file()))
 
 
+def has(name: str) -> bool:
+    """Whether the library has the operator ``name``."""
+    package = _package_of(name)
+    return package in packages() and (name == package or hasattr(_declaration(package), _IN_PLACE))
+
+
+def operators() -> tuple[str, ...]:
+    """Names of the library's operators, in-place forms too, sorted; imports every package."""
+    names = (name for package in packages() for name in (package, f"{package}_"))
+    return tuple(sorted(filter(has, names)))
+
+
 def contract(name: str) -> FusedOp:
-    """The ``OP`` of the kernel package ``name``.
+    """The operator ``name``: the ``OP`` of the kernel package, or its ``IN_PLACE``.
 
     Raises:
-        ContractError: the package's ``op.py`` has no ``OP`` that is a ``FusedOp``.
+        ContractError: the package's ``op.py`` has none that is a ``FusedOp``.
     """
     from fuselab.op import FusedOp
 
-    op = getattr(importlib.import_module(f"{__name__}.{name}.op"), "OP", None)
+    package = _package_of(name)
+    held = "OP" if package == name else _IN_PLACE
+    op = getattr(_declaration(package), held, None)
     if not isinstance(op, FusedOp):
-        raise ContractError(f"{name}/op.py has no 'OP'; write OP = FusedOp(...) in it.")
+        raise ContractError(f"{package}/op.py has no '{held}'; write {held} = FusedOp(...) in it.")
     return op
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The public function of the kernel package ``name``: the one its ``__init__`` names alike."""
-    return getattr(importlib.import_module(f"{__name__}.{name}"), name)
+    """The public function of the operator ``name``: the one its package's ``__init__`` names so."""
+    return getattr(importlib.import_module(f"{__name__}.{_package_of(name)}"), name)
+
+
+_IN_PLACE = "IN_PLACE"
+
+
+def _package_of(name: str) -> str:
+    return name if name in packages() else name.removesuffix("_")
+
+
+def _declaration(package: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{package}.op")
 
 
 class _Library(ModuleType):
@@ -58,7 +84,7 @@ class _Library(ModuleType):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in packages():
+        if name.startswith("_") or not has(name):
             raise AttributeError(
                 f"module '{__name__}' has no operator '{name}'; it has {', '.join(packages())}"
             )

@@ -77,13 +77,13 @@ def _holders(op: FusedOp) -> list[tuple[ModuleType, str]]:
 
 
 def _is_library_name(spec: str) -> bool:
-    return spec.removeprefix("fuselab::") in ops.packages()
+    return ops.has(spec.removeprefix("fuselab::"))
 
 
 def _library_op(spec: str) -> FusedOp:
     short = spec.removeprefix("fuselab::")
-    if short not in ops.packages():
-        raise UnknownNameError("operator", spec, ops.packages())
+    if not ops.has(short):
+        raise UnknownNameError("operator", spec, ops.operators())
     return ops.contract(short)
 
 
