@@ -27,12 +27,14 @@ _PUBLIC = {
     "time": "fuselab.measure",
 }
 
-__all__ = [*_PUBLIC, "ops"]
+_SUBPACKAGES = ("nn", "ops")
+
+__all__ = [*_PUBLIC, *_SUBPACKAGES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return importlib.import_module("fuselab.ops")
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"fuselab.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'fuselab' has no attribute '{name}'")
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
