@@ -567,3 +567,18 @@ def test_a_frozen_argument_refuses_its_gradient_and_names_the_alternative() -> N
     assert frozen(input, update.detach()).requires_grad
     with torch.no_grad():
         frozen(input, update)
+
+
+def test_a_tensor_that_outlived_its_torch_func_transform_has_a_gradient() -> None:
+    leaked = []
+
+    def leak(value: Tensor) -> Tensor:
+        leaked.append(value * 1)
+        return value.sum()
+
+    input, update, bias = _inputs(grad=False)
+    torch.func.grad(leak)(input)
+    bias.requires_grad_()
+    (grad,) = torch.autograd.grad(tanh_op(leaked[0], update, bias).sum(), [bias])
+    (expected,) = torch.autograd.grad(reference(input, update, bias).sum(), [bias])
+    torch.testing.assert_close(grad, expected)

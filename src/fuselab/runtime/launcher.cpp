@@ -280,9 +280,9 @@ std::vector<std::unique_ptr<Operator>> operators;
 // all of them.
 class KeyBuilder {
  public:
-  // Whether the arguments can have a plan at all.
-  bool build(const Operator& op, PyObject* implementation, PyObject* args) {
-    const bool grad_mode = c10::GradMode::is_enabled();
+  // Whether the arguments can have a plan at all. A gradient is looked for in `grad_mode`.
+  bool build(const Operator& op, PyObject* implementation, PyObject* args,
+             bool grad_mode = c10::GradMode::is_enabled()) {
     push(at::globalContext().deterministicAlgorithms() ? 1 : 0);
     if (!add_string(implementation)) return false;
     const Py_ssize_t count = PyTuple_GET_SIZE(args);
@@ -535,6 +535,23 @@ PyObject* lookup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// planned(id, implementation, args): whether there is a plan, were no gradient needed.
+PyObject* planned(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!arguments_are(args, count, 3)) return nullptr;
+  return translated([&]() -> PyObject* {
+  Operator& op = operator_of(args[0]);
+  KeyBuilder key;
+  if (op.entries.empty() || !nobody_watches() || !key.build(op, args[1], args[2], false)) {
+    Py_RETURN_FALSE;
+  }
+  const auto found = op.entries.find(key.words());
+  return PyBool_FromLong(found != op.entries.end() &&
+                         (found->second.plan != nullptr ||
+                          found->second.by_value.count(Key(key.float_bits().begin(),
+                                                           key.float_bits().end())) != 0));
+  });
+}
+
 // wanted(id, implementation, args): whether a plan could be kept for these arguments and is not.
 PyObject* wanted(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, count, 3)) return nullptr;
@@ -729,6 +746,7 @@ PyCFunction fast(Function function) {
 
 PyMethodDef methods[] = {
     {"lookup", fast(lookup), METH_FASTCALL, nullptr},
+    {"planned", fast(planned), METH_FASTCALL, nullptr},
     {"wanted", fast(wanted), METH_FASTCALL, nullptr},
     {"reject", fast(reject), METH_FASTCALL, nullptr},
     {"keep", fast(keep), METH_FASTCALL, nullptr},

@@ -75,6 +75,12 @@ def lookup(op_id: int, implementation: str, args: tuple[Any, ...], named: bool =
     return None if _native is None else _native.lookup(op_id, implementation, args, named)
 
 
+def planned(op_id: int, implementation: str, args: tuple[Any, ...]) -> bool:
+    """Whether ``lookup`` would find a plan for these arguments if no gradient were needed: then
+    they have been checked, and an implementation chosen."""
+    return _native is not None and bool(_native.planned(op_id, implementation, args))
+
+
 def forget(op_id: int) -> None:
     """Drop the plans of an operator: its implementations have changed."""
     if _native is not None:
