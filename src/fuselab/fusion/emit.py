@@ -85,6 +85,7 @@ def emit_call(
             and isinstance(product, Apply)
             and product.name == "linear"
             and product.origin is value.origin
+            and product not in match.covered
         ):
             bias = value.arguments["other"]
             rows[bias] = graph.call_function(
