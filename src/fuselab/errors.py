@@ -23,6 +23,10 @@ class ShapeError(ArgumentError):
     """Tensor shapes do not fit the operator; names the argument and what was expected."""
 
 
+class IndexRangeError(FuselabError, IndexError):
+    """An index lies outside the tensor it points into; names the index and where it stands."""
+
+
 class DtypeError(FuselabError, TypeError):
     """A tensor's dtype does not fit the operator; names the argument and what was expected."""
 

@@ -36,11 +36,14 @@ OPTIONS = (
 )
 
 # Unpacks untyped arguments by the kernel's own parameter types. An exception of the kernel comes
-# back as its text: it must not cross the C boundary.
+# back as its text: it must not cross the C boundary. What std::out_of_range and
+# std::invalid_argument say reaches the user as IndexRangeError and ArgumentError.
 _ENTRY = """
 #include <cstddef>
 #include <exception>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace fuselab_entry {
@@ -55,6 +58,10 @@ const char* guarded(void (*kernel)(Parameters...), void** arguments) noexcept {
   try {
     call(kernel, arguments, std::index_sequence_for<Parameters...>{});
     return nullptr;
+  } catch (const std::out_of_range& error) {
+    message = std::string("out of range: ") + error.what();
+  } catch (const std::invalid_argument& error) {
+    message = std::string("invalid argument: ") + error.what();
   } catch (const std::exception& error) {
     message = error.what();
   } catch (...) {
@@ -71,6 +78,7 @@ constexpr char code() {
   else if constexpr (std::is_same_v<Parameter, double>) return 'd';
   else if constexpr (std::is_integral_v<Parameter> && sizeof(Parameter) == 4) return 'i';
   else if constexpr (std::is_integral_v<Parameter> && sizeof(Parameter) == 8) return 'l';
+  else if constexpr (std::is_class_v<Parameter>) return 's';
   else return '?';
 }
 
@@ -184,4 +192,5 @@ class CppSource:
 
 def _spelt(codes: str) -> str:
     names = {"t": "pointer", "n": "null", "i": "i32", "l": "i64", "f": "f32", "d": "f64"}
+    names |= {"s": "struct"}
     return f"({', '.join(names.get(code, '?') for code in codes)})"

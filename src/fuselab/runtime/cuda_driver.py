@@ -138,6 +138,8 @@ def packed(codes: str, values: Sequence[Any]) -> tuple[list[Any], Any]:
             held.append(ctypes.c_void_p(value.data_ptr()))
         elif code == "n":
             held.append(ctypes.c_void_p(0))
+        elif code == "s":
+            held.append(ctypes.create_string_buffer(value, len(value)))
         else:
             held.append(_SCALARS[code](value))
     return held, (ctypes.c_void_p * max(1, len(held)))(*map(ctypes.addressof, held))

@@ -686,6 +686,8 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
       const at::Tensor& tensor = tensor_of(value);
       values[index] = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
       bytes += static_cast<int64_t>(tensor.nbytes());
+    } else if (codes[index] == 's') {  // a struct by value, whose bytes Python holds
+      pointers[index] = PyBytes_AsString(value);
     } else {
       values[index] = scalar_bits(codes[index], value);
     }

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuselab.errors import BuildError, LaunchError
+from fuselab.errors import ArgumentError, BuildError, IndexRangeError, LaunchError
 from fuselab.runtime import cache, cuda_driver
 from fuselab.runtime.compiler import compiler, run_compiler
 from fuselab.runtime.parameters import TracedFloat
@@ -187,6 +187,8 @@ class Recording:
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
         """One launch, as it is about to happen."""
         self._launches.append((described, codes, list(values)))
+        if "s" in codes:
+            self.note_opaque("a struct by value")
         if described[0] and (
             described[2] != self._device_index or _raw_stream(described[2]) != self._stream
         ):
@@ -359,6 +361,12 @@ def _raise_launch_error(
 
 
 def _raise_kernel_error(message: str) -> None:
+    """The two first words are cpp_source's for the exceptions of the user's making."""
+    kind, _, text = message.partition(": ")
+    if kind == "out of range":
+        raise IndexRangeError(text)
+    if kind == "invalid argument":
+        raise ArgumentError(text)
     raise LaunchError(f"a CPU kernel failed: {message}.")
 
 

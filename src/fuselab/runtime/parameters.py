@@ -110,9 +110,19 @@ class f64(Scalar):  # noqa: N801
     code = "d"
 
 
+class Struct(Scalar):
+    """A struct by value: its bytes, laid out as the kernel declares it."""
+
+    __slots__ = ()
+    code = "s"
+
+    def __repr__(self) -> str:
+        return f"Struct({len(self.value)} bytes)"
+
+
 def encode(args: Sequence[Tensor | Scalar | None]) -> tuple[str, list[Any]]:
-    """One code letter per parameter (``t`` tensor, ``n`` null, ``i``, ``l``, ``f``, ``d``) and the
-    values. Raises ArgumentError for anything else."""
+    """One code letter per parameter (``t`` tensor, ``n`` null, ``i``, ``l``, ``f``, ``d``, ``s``) and
+    the values. Raises ArgumentError for anything else."""
     codes = []
     values: list[Any] = []
     for arg in args:
