@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy
 import numpy.typing
 
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES as KAGGLE_CARDINALITIES
+
 DENSE_COLUMNS = 13
 SPARSE_COLUMNS = 26
 COLUMNS = 1 + DENSE_COLUMNS + SPARSE_COLUMNS
@@ -14,12 +16,6 @@ COLUMNS = 1 + DENSE_COLUMNS + SPARSE_COLUMNS
 # What stands in ``Rows`` for an empty field. Counts may be negative, so theirs is out of the way.
 MISSING_COUNT = int(numpy.iinfo(numpy.int64).min)
 MISSING_ID = -1
-
-# Distinct ids per categorical column of the Kaggle challenge's train.txt (45,840,617 rows).
-KAGGLE_CARDINALITIES = (
-    1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194,
-    27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,46 @@
+"""Hashing ids by their modulus in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ArgumentError
+from fuselab.ops.indices import is_readable
+
+
+def hash_indices(ids: Tensor, cardinalities: Tensor, method: str = "modulus") -> Tensor:
+    """``ids[b, t] mod cardinalities[t]``: an index below the cardinality for any id.
+
+    As Python's ``%``: -1 of 10 is 9. Criteo's convention, which sends missing ids (-1) to 0, is
+    ``hash_indices(ids + 1, cardinalities)``. Ids that are not uniform fill the slots unevenly, and
+    ids that share a slot share an embedding; ``vocabulary_indices`` has neither cost.
+
+    Args:
+        ids: (samples, columns), int64 or int32, any strides.
+        cardinalities: (columns,), int64 or int32, on the same device; each at least 1.
+        method: ``"modulus"``.
+
+    Returns:
+        (samples, columns) int64, contiguous, column t in [0, ``cardinalities[t]``).
+
+    Raises:
+        DtypeError: ``ids`` or ``cardinalities`` is neither int64 nor int32.
+        ShapeError: ``ids`` has not two dimensions, or ``cardinalities`` is not one per column.
+        UnknownNameError: ``method`` is none of the known.
+        ArgumentError: a cardinality is below 1. On the GPU, where looking would synchronise, a
+            device assert stops the kernels, and the reference's result is undefined.
+    """
+    if is_readable(cardinalities) and ids.numel():
+        refuse_not_positive(cardinalities)
+    return torch.remainder(ids.long(), cardinalities.long()).contiguous()
+
+
+def refuse_not_positive(cardinalities: Tensor) -> None:
+    """Raises ArgumentError for the first cardinality below 1."""
+    for column, cardinality in enumerate(cardinalities.tolist()):
+        if cardinality < 1:
+            raise ArgumentError(
+                f"hash_indices: 'cardinalities' has {cardinality} for column {column}; expected 1 "
+                "or more."
+            )

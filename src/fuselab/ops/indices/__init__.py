@@ -1,0 +1,38 @@
+"""What the operators on ids share: which ids they take, and Python's modulus in every language."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import DtypeError, ShapeError
+
+ID_DTYPES = (torch.int64, torch.int32)
+CPP_IDS = {torch.int64: "int64_t", torch.int32: "int32_t"}
+
+
+def check_integers(op: str, name: str, tensor: Tensor, dimensions: int) -> None:
+    """Raises DtypeError, ShapeError unless ``tensor`` is int64 or int32 with that many
+    dimensions."""
+    if tensor.dtype not in ID_DTYPES:
+        raise DtypeError(f"{op}: '{name}' is {tensor.dtype}; expected int64 or int32.")
+    if tensor.dim() != dimensions:
+        shape = {1: "one dimension", 2: "two dimensions, (samples, columns)"}[dimensions]
+        raise ShapeError(
+            f"{op}: '{name}' has shape {tuple(tensor.shape)}; expected a tensor of {shape}."
+        )
+
+
+def index_type(*counts: int) -> str:
+    """The C++ type of kernel indices for tensors of these many elements: 32 bits divide faster."""
+    return "int32_t" if max(counts) < 2**31 - 2**20 else "int64_t"
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether its values can be looked at: on the CPU, not traced, not wrapped by torch.func."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and type(tensor) is Tensor
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )

@@ -1,0 +1,82 @@
+"""Vocabulary look-up in plain PyTorch, and the tensors that a vocabulary is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ArgumentError
+
+
+class Vocabulary(NamedTuple):
+    """The ids of every column, sorted for binary search. Three tensors: register them as buffers.
+
+    ``sorted_keys`` int64 [K], the columns' ids one after the other, ascending within a column;
+    ``slots`` int64 [K], the index of each in its column's vocabulary; ``offsets`` int64
+    [columns + 1]: column t holds places ``offsets[t]`` to ``offsets[t + 1]``.
+    """
+
+    sorted_keys: Tensor
+    slots: Tensor
+    offsets: Tensor
+
+
+def vocabulary(columns: Sequence[Sequence[int] | Tensor]) -> Vocabulary:
+    """The vocabulary whose column t gives ``columns[t][i]`` the index i.
+
+    Raises:
+        ArgumentError: an id stands twice in a column.
+    """
+    keys, slots, offsets = [], [], [0]
+    for column, ids in enumerate(columns):
+        sorted_ids, order = torch.as_tensor(ids, dtype=torch.int64).cpu().sort()
+        twice = (sorted_ids[1:] == sorted_ids[:-1]).nonzero()
+        if len(twice):
+            raise ArgumentError(
+                f"vocabulary: 'columns' has the id {int(sorted_ids[twice[0]])} twice in column "
+                f"{column}; give every id once."
+            )
+        keys.append(sorted_ids)
+        slots.append(order)
+        offsets.append(offsets[-1] + len(sorted_ids))
+    none = torch.empty(0, dtype=torch.int64)
+    return Vocabulary(torch.cat([none, *keys]), torch.cat([none, *slots]), torch.tensor(offsets))
+
+
+def vocabulary_indices(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
+    """The index of every id in its column's vocabulary; ``len(vocabulary)`` for an unknown id.
+
+    An unknown id never shares the slot of a known one: a table for column t has one row more than
+    the vocabulary has ids, and its last row is the unknowns'. Binary search, so the cost does not
+    grow with the vocabulary's size but with its logarithm.
+
+    Args:
+        ids: (samples, columns), int64 or int32, any strides.
+        sorted_keys, slots, offsets: a ``Vocabulary``, int64, contiguous, on the same device;
+            ``vocabulary(columns)`` makes it. Tensors that are not such a vocabulary give undefined
+            indices: looking would synchronise.
+
+    Returns:
+        (samples, columns) int64, contiguous.
+
+    Raises:
+        DtypeError, ShapeError: names the tensor and what was expected.
+    """
+    low = offsets[:-1].expand(ids.shape)
+    high = ends = offsets[1:].expand(ids.shape)
+    if not sorted_keys.shape[0]:
+        return torch.zeros(ids.shape, dtype=torch.int64, device=ids.device)
+    for _ in range(len(sorted_keys).bit_length()):
+        middle = (low + high) // 2
+        searching = low < high
+        below = sorted_keys[middle.clamp(max=sorted_keys.shape[0] - 1)] < ids
+        low, high = (
+            torch.where(searching & below, middle + 1, low),
+            torch.where(searching & ~below, middle, high),
+        )
+    place = low.clamp(max=sorted_keys.shape[0] - 1)
+    known = (low < ends) & (sorted_keys[place] == ids)
+    return torch.where(known, slots[place], offsets[1:] - offsets[:-1]).contiguous()
