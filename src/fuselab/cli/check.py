@@ -23,6 +23,8 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
+    "int64": torch.int64,
+    "int32": torch.int32,
 }
 WIDTH = 80
 READABLE_ULPS = 1e6
@@ -42,7 +44,7 @@ def check(
         str | None, typer.Option(help="Only this one; all of the operator's by default.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Only this one: float32, float16, bfloat16, float64.")
+        str | None, typer.Option(help="Only this one: float32, bfloat16, ..., int64.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials.")] = False,
     seed: Annotated[int, typer.Option(help="Equal seeds try the same and say the same.")] = 0,

@@ -18,7 +18,7 @@ upstream gradient), of which every other one is moved by at most 3 ulp and the r
 sixteenth, and of the change that float64's result makes when its inputs move by the rounding of the
 arithmetic (2^-23, for float64 2^-52): what one more rounding of an input does is no mistake. Copies
 end when every row passes. A kernel that computes in fewer bits than it should is off by thousands
-of those.
+of those. Integer and boolean results must be equal to eager's.
 
 Where the working dtype is float64, ``exact`` rounds like ``eager`` and is no better. Eager's error
 is then float32's on the inputs rounded to float32, times 2^-29, the ratio of the two roundings, and
@@ -40,6 +40,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from fuselab.prove.arguments import mapped
 
 FACTOR = 4.0
 FACTOR_FLOAT64 = 64.0
@@ -113,7 +115,9 @@ def judge(
     if not ours.dtype.is_floating_point:
         if torch.equal(ours, eager):
             return Judgement(0.0, 0.0)
-        return Judgement(math.inf, 0.0, f"differs from eager's {ours.dtype} values", math.inf)
+        place = tuple((ours != eager).nonzero()[0].tolist())
+        problem = f"at {list(place)} is {ours[place].item()}, eager gives {eager[place].item()}"
+        return Judgement(math.inf, 0.0, problem, math.inf)
     ours, eager, exact = (as_rows(value.detach()) for value in (ours, eager, exact))
     ulp = ulp_of_rows(exact, ours.dtype)
     error = error_of_rows(ours, exact)
@@ -212,20 +216,16 @@ class Bar:
     """The bar for one set of inputs: eager's and float64's results, computed before ours runs.
 
     ``evaluate(values)`` runs the reference on ``values`` (arguments, then upstream gradients where
-    gradients are judged) and returns every result; ``values`` are upcast here for float64.
+    gradients are judged) and returns every result; ``values`` are upcast here for float64, those in
+    sequences too. Integer tensors stay what they are.
     """
 
     def __init__(self, evaluate: Evaluate, values: Sequence[Any], names: Sequence[str]) -> None:
         self.evaluate, self.names = evaluate, names
         # Copies: an implementation that writes to its inputs must not spoil what it is judged by.
-        self.values = [
-            value.detach().clone() if isinstance(value, Tensor) else value for value in values
-        ]
-        for copy, value in zip(self.values, values, strict=True):
-            if isinstance(value, Tensor) and value.requires_grad:
-                copy.requires_grad_()
+        self.values = mapped(_copy, values)
         self.eager = list(evaluate(self.values))
-        self.exact = list(evaluate([upcast(value) for value in self.values]))
+        self.exact = list(evaluate(mapped(upcast, self.values)))
         self.eager_error = [
             _estimate(eager, error)
             for eager, error in zip(
@@ -238,11 +238,11 @@ class Bar:
         on a copy of the inputs that ``move`` moves."""
         if not any(value is not None and value.dtype == torch.float64 for value in self.eager):
             return [None] * len(self.eager)
-        single = [
-            upcast(value, torch.float32) if _is_float64(value) else value for value in self.values
-        ]
-        single = [move(value) for value in single]
-        exact = self.evaluate([upcast(value) for value in single])
+        single = mapped(
+            lambda value: move(upcast(value, torch.float32) if _is_float64(value) else value),
+            self.values,
+        )
+        exact = self.evaluate(mapped(upcast, single))
         return [
             None if error is None else error * _FLOAT32_TO_FLOAT64
             for error in _errors(self.evaluate(single), exact)
@@ -286,9 +286,9 @@ class Bar:
         def move(value: Any) -> Any:
             return nudged(value, generator, far)
 
-        copy = [move(value) for value in self.values]
-        exact = self.evaluate([upcast(value) for value in copy])
-        moved = self.evaluate([rerounded(value, generator) for value in self.values])
+        copy = mapped(move, self.values)
+        exact = self.evaluate(mapped(upcast, copy))
+        moved = self.evaluate(mapped(lambda value: rerounded(value, generator), self.values))
         measured = (
             self.eager_error,
             _errors(self.evaluate(copy), exact),
@@ -303,6 +303,13 @@ class Bar:
                     largest = magnitude_of_rows(as_rows(truth.detach())).max()
                     worst = worst.clamp(min=float(largest) * 2.0**-52)
                 self.eager_error[place] = worst
+
+
+def _copy(value: Any) -> Any:
+    """A tensor's values in memory of their own, a leaf; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _errors(measured: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> Errors:

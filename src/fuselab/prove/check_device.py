@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import at
 from fuselab.prove.draw import make_values
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
@@ -35,28 +37,26 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
     the host until the producer is done.
     """
     places = subject.differentiable(trial.args)
-    truth = [value.clone() if isinstance(value, Tensor) else value for value in trial.args]
+    truth = [tensor.clone() for tensor in at(trial.args, places)]
     differentiates = subject.op.gradient is not None
     if differentiates:
         bar, names, _, upstream = gradient_bar(subject, trial)
     else:
-        bar, names = (
-            Bar(lambda values: [subject.op.reference(*values)], trial.args, ["output"]),
-            ["output"],
-        )
+        bar = subject.bar(trial.args)
+        names = list(bar.names)
 
     def run() -> list[Tensor | None]:
         if differentiates:
             return with_gradients(subject.call, places, [*trial.args, upstream])
-        return [subject.call(*trial.args)]
+        return [*subject.results(*trial.args)]
 
     def judge(results: Sequence[Tensor | None]) -> Outcome:
         return judged(bar.judge(results), names[: len(results)])
 
     stream = torch.cuda.Stream(subject.device)
     for _ in range(2):  # a busy host is asked twice before it is said to wait
-        for place in places:
-            trial.args[place].fill_(float("nan"))
+        for tensor in at(trial.args, places):
+            tensor.fill_(float("nan"))
         torch.cuda.synchronize(subject.device)
         with torch.cuda.stream(stream):
             square = torch.zeros(4096, 4096, device=subject.device)
@@ -80,7 +80,7 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
 def _behind_a_producer(
     subject: Subject,
     trial: Trial,
-    truth: Sequence[Any],
+    truth: Sequence[Tensor],
     stream: torch.cuda.Stream,
     square: Tensor,
     run: Callable[[], list[Tensor | None]],
@@ -91,8 +91,9 @@ def _behind_a_producer(
     begin = time.perf_counter()
     with torch.cuda.stream(stream):
         _delay(square, _DELAY_MATMULS)
-        for place in subject.differentiable(trial.args):
-            trial.args[place].copy_(truth[place])
+        places = subject.differentiable(trial.args)
+        for tensor, values in zip(at(trial.args, places), truth, strict=True):
+            tensor.copy_(values)
         launched = time.perf_counter()
         results = run()
         held = time.perf_counter() - launched
@@ -122,16 +123,16 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
         return replace(obeyed, problem=f"not captured: {obeyed.problem}")
     places = subject.differentiable(trial.args)
     differentiates = subject.op.gradient is not None
-    output = subject.op.reference(*trial.args)
-    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
     names = ["output", *(f"gradient {place}" for place in places)]
+    if not differentiates:
+        names = list(subject.bar(trial.args).names)
 
     def run(function: Any, values: Sequence[Any]) -> list[Tensor | None]:
         if differentiates:
             return with_gradients(function, places, values)
-        return [function(*values[:-1])]
+        return [*tensors_in((function(*values),))]
 
-    values = [*trial.args, upstream]
+    values = [*trial.args, subject.upstream(trial)] if differentiates else list(trial.args)
     side = torch.cuda.Stream(subject.device)
     side.wait_stream(torch.cuda.current_stream(subject.device))
     with torch.cuda.stream(side):
@@ -146,10 +147,10 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
         return Outcome(f"cannot be captured: {type(error).__name__}: {said}")
     outcome = Outcome()
     for _ in range(3):
-        for place in places:
+        for tensor in at(trial.args, places):
             seed = trial.draw.below(1 << 16)
-            fresh = make_values("normal", trial.args[place].shape, trial.args[place].dtype, seed)
-            trial.args[place].copy_(fresh.to(subject.device))
+            fresh = make_values("normal", tensor.shape, tensor.dtype, seed)
+            tensor.copy_(fresh.to(subject.device))
         bar = Bar(lambda values: run(subject.op.reference, values), values, names)
         graph.replay()
         torch.cuda.synchronize(subject.device)
@@ -243,21 +244,32 @@ def _compare_in_pieces(subject: Subject, trial: Trial) -> str | None:
     Float64 of the whole would not fit; an offset that wraps is off by far more than rounding, so
     elements may differ by 64 eps of eager's value and of the piece's mean magnitude.
     """
-    ours = subject.call(*trial.args)
-    eager = subject.op.reference(*trial.args)
+    for ours, eager in zip(
+        subject.results(*trial.args), subject.expected(*trial.args), strict=True
+    ):
+        problem = _difference(ours, eager)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _difference(ours: Tensor, eager: Tensor) -> str | None:
     if ours.shape != eager.shape or ours.dtype != eager.dtype:
         return f"is {ours.dtype}{list(ours.shape)}, eager gives {eager.dtype}{list(eager.shape)}"
     flat, truth = ours.reshape(-1), eager.reshape(-1)
-    tolerance = 64 * torch.finfo(ours.dtype).eps
     for start in range(0, flat.numel(), 1 << 26):
-        one = flat[start : start + (1 << 26)].float()
-        other = truth[start : start + (1 << 26)].float()
-        wrong = (one - other).abs() > tolerance * (other.abs() + other.abs().mean())
-        wrong |= one.isnan() != other.isnan()
+        one, other = (values[start : start + (1 << 26)] for values in (flat, truth))
+        if ours.is_floating_point():
+            one, other = one.float(), other.float()
+            tolerance = 64 * torch.finfo(ours.dtype).eps
+            wrong = (one - other).abs() > tolerance * (other.abs() + other.abs().mean())
+            wrong |= one.isnan() != other.isnan()
+        else:
+            wrong = one != other
         if bool(wrong.any()):
             place = int(wrong.nonzero()[0])
             return (
-                f"element {start + place} is {float(one[place])}, eager gives {float(other[place])}"
+                f"element {start + place} is {one[place].item()}, eager gives {other[place].item()}"
             )
     return None
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import DifferentiationError
+from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import at, filled, tensor_names
 from fuselab.prove.check_memory import Snapshot, storage_like
 from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.result import Verdict
@@ -21,20 +23,20 @@ from fuselab.prove.trials import Check, Outcome, as_leaves, gradient_bar, judged
 def gradient_is_present(subject: Subject, trial: Trial) -> Outcome:
     """An operator without any gradient passes opcheck; here it fails."""
     places = subject.differentiable(trial.args)
-    names = list(subject.op.signature.parameters)
+    names = tensor_names(subject.op, trial.args)
     output = subject.call(*as_leaves(trial.args, places))
     if not output.requires_grad:
         return Outcome("the output of inputs that need a gradient has none (no grad_fn)")
     ours = torch.autograd.grad(
         subject.call(*(leaves := as_leaves(trial.args, places))),
-        [leaves[place] for place in places],
+        at(leaves, places),
         torch.ones_like(output),
         allow_unused=True,
     )
     reference = subject.op.reference(*(leaves := as_leaves(trial.args, places)))
     eager = torch.autograd.grad(
         reference,
-        [leaves[place] for place in places],
+        at(leaves, places),
         torch.ones_like(reference),
         allow_unused=True,
     )
@@ -44,22 +46,36 @@ def gradient_is_present(subject: Subject, trial: Trial) -> Outcome:
     return Outcome()
 
 
-def refuses_a_gradient(subject: Subject, trial: Trial) -> Outcome:
-    """An operator that declares no gradient must say so, never return a constant."""
-    places = subject.differentiable(trial.args)
-    reference = subject.op.reference(*as_leaves(trial.args, places))
-    if not reference.requires_grad:
-        return Outcome()
-    try:
-        subject.call(*as_leaves(trial.args, places))
-    except DifferentiationError as error:
-        return Outcome(refused=str(error))
-    return Outcome("declares no gradient, yet does not refuse inputs that need one")
+def undefined_is_refused(subject: Subject, trial: Trial) -> Outcome:
+    """A gradient that is not declared must be refused, of each tensor alone: never a constant. The
+    tensors are all floating ones of an operator without gradient, else those of frozen arguments.
+    """
+    tensors, names = tensors_in(trial.args), tensor_names(subject.op, trial.args)
+    defined = subject.differentiable(trial.args) if subject.op.gradient is not None else []
+    refused: str | None = None
+    for place, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
+        if place in defined or not tensor.is_floating_point():
+            continue
+        reference = subject.expected(*as_leaves(trial.args, [place]))
+        if not any(output.requires_grad for output in reference):
+            continue
+        try:
+            subject.call(*as_leaves(trial.args, [place]))
+        except DifferentiationError as error:
+            refused = str(error)
+            continue
+        return Outcome(
+            f"declares no gradient of {name}, yet does not refuse a {name} that needs one"
+        )
+    return Outcome(refused=refused)
 
 
 def presence(subject: Subject, trial: Trial) -> Outcome:
-    check = refuses_a_gradient if subject.op.gradient is None else gradient_is_present
-    return check(subject, trial)
+    """Gradients that are declared are there, the others are refused."""
+    outcome = undefined_is_refused(subject, trial)
+    if subject.op.gradient is None or outcome.problem is not None:
+        return outcome
+    return gradient_is_present(subject, trial)
 
 
 def gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
@@ -80,8 +96,8 @@ def summed_output(subject: Subject, trial: Trial) -> Outcome:
         return Outcome()
     leaves = as_leaves(trial.args, places)
     output = subject.call(*leaves)
-    (output.sum() * upstream.reshape(-1)[0]).backward(inputs=[leaves[place] for place in places])
-    grads = [leaves[place].grad for place in places]
+    (output.sum() * upstream.reshape(-1)[0]).backward(inputs=at(leaves, places))
+    grads = [leaf.grad for leaf in at(leaves, places)]
     return judged(bar.judge([output.detach(), *grads]), names)
 
 
@@ -95,11 +111,11 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
     watched = Snapshot(
         [
             *((f"saved tensor {place}", tensor) for place, tensor in enumerate(saved)),
-            *((f"argument {place}", leaves[place]) for place in places),
+            *zip(tensor_names(subject.op, leaves), tensors_in(leaves), strict=True),
             ("the output", output),
         ]
     )
-    inputs = [leaves[place] for place in places]
+    inputs = at(leaves, places)
     grads: list[tuple[Tensor | None, ...]] = []
     for _ in range(2):
         grads.append(
@@ -111,7 +127,7 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
     if subject.op.nondeterministic is not None:
         return Outcome()
     for place, first, second in zip(places, *grads, strict=True):
-        name = list(subject.op.signature.parameters)[place]
+        name = tensor_names(subject.op, leaves)[place]
         if (first is None) != (second is None):
             return Outcome(f"the gradient of {name} is there in one backward only")
         if first is None or second is None:
@@ -124,10 +140,9 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
 def some_gradients(subject: Subject, trial: Trial) -> Outcome:
     """A gradient for one input only: the same as beside the others."""
     places = subject.differentiable(trial.args)
-    output = subject.op.reference(*trial.args)
-    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
+    upstream = subject.upstream(trial)
     for place in places:
-        names = ["output", f"gradient of {list(subject.op.signature.parameters)[place]} alone"]
+        names = ["output", f"gradient of {tensor_names(subject.op, trial.args)[place]} alone"]
         alone = functools.partial(with_gradients, subject.op.reference, [place])
         bar = Bar(alone, [*trial.args, upstream], names)
         ours = with_gradients(subject.call, [place], [*trial.args, upstream])
@@ -147,7 +162,7 @@ def _second(
     weights = values[len(values) - len(places) :]
     *args, upstream = values[: len(values) - len(places)]
     leaves = as_leaves(args, places)
-    inputs = [leaves[place] for place in places]
+    inputs = at(leaves, places)
     upstream = upstream.detach().requires_grad_()
     grads = torch.autograd.grad(
         function(*leaves), inputs, upstream, create_graph=True, allow_unused=True
@@ -165,17 +180,13 @@ def _second(
 def second_derivative(subject: Subject, trial: Trial) -> Outcome:
     places = subject.differentiable(trial.args)
     reference = subject.op.reference
-    output = reference(*trial.args)
-    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
+    upstream = subject.upstream(trial)
     weights = [
-        trial.draw.gradient(*trial.args[place].shape, dtype=trial.args[place].dtype)
-        for place in places
+        trial.draw.gradient(*tensor.shape, dtype=tensor.dtype) for tensor in at(trial.args, places)
     ]
+    arguments = tensor_names(subject.op, trial.args)
     names = [
-        *(
-            f"second derivative by {list(subject.op.signature.parameters)[place]}"
-            for place in places
-        ),
+        *(f"second derivative by {arguments[place]}" for place in places),
         "second derivative by the upstream gradient",
     ]
     values = [*trial.args, upstream, *weights]
@@ -204,7 +215,7 @@ def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
 
     def penalty(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor | None]:
         leaves = as_leaves(values, places)
-        inputs = [leaves[place] for place in places]
+        inputs = at(leaves, places)
         output = function(*leaves)
         grads = torch.autograd.grad(
             (output * output).sum(), inputs, create_graph=True, allow_unused=True
@@ -212,9 +223,8 @@ def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
         loss = output.sum() + sum((grad * grad).sum() for grad in grads if grad is not None)
         return list(torch.autograd.grad(loss, inputs, allow_unused=True))
 
-    names = [
-        f"penalty's gradient by {list(subject.op.signature.parameters)[place]}" for place in places
-    ]
+    arguments = tensor_names(subject.op, trial.args)
+    names = [f"penalty's gradient by {arguments[place]}" for place in places]
     bar = Bar(lambda values: penalty(subject.op.reference, values), trial.args, names)
     try:
         ours = penalty(subject.call, trial.args)
@@ -229,12 +239,9 @@ def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
     tolerance = 0.0 if subject.op.nondeterministic is None else 1e-10
 
     def function(*inputs: Tensor) -> Tensor:
-        args = list(trial.args)
-        for place, value in zip(places, inputs, strict=True):
-            args[place] = value
-        return subject.call(*args)
+        return subject.call(*filled(trial.args, places, inputs))
 
-    inputs = [trial.args[place].detach().clone().requires_grad_() for place in places]
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in at(trial.args, places)]
     torch.autograd.gradcheck(function, inputs, nondet_tol=tolerance)
     try:
         torch.autograd.gradgradcheck(function, inputs, nondet_tol=tolerance)
@@ -262,7 +269,13 @@ def _has_float64_gradient(subject: Subject) -> tuple[Verdict, str] | None:
 
 
 CHECKS = (
-    Check("gradient present", "inputs that need a gradient get one", presence, quick=2, full=4),
+    Check(
+        "gradient present",
+        "inputs that need a gradient get one, or are refused",
+        presence,
+        quick=2,
+        full=4,
+    ),
     Check(
         "gradients",
         "every gradient, for any upstream gradient",

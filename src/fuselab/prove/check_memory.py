@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuselab.errors import FuselabError
+from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import (
+    at,
+    copy_of_storage,
+    filled,
+    overlaps_itself,
+    tensor_names,
+    with_own_copies,
+    written_places,
+)
 from fuselab.prove.draw import LAYOUTS, VALUES, make_values
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
@@ -39,8 +50,13 @@ class PoisonedAllocations(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _EMPTIES:
-            result.fill_(self.poison if result.is_floating_point() else 1)
+            result.fill_(poison_of(result.dtype, self.poison))
         return result
+
+
+def poison_of(dtype: torch.dtype, poison: float) -> float:
+    """``poison`` in a floating dtype; in an integer one small, for a kernel may index by it."""
+    return poison if dtype.is_floating_point else 1 if math.isnan(poison) else int(poison)
 
 
 @contextlib.contextmanager
@@ -61,31 +77,32 @@ def filled_by_torch() -> Iterator[None]:
 
 def leave_poison_behind(like: Tensor, poison: float) -> None:
     """Free blocks of ``like``'s size that hold ``poison``: the allocator hands them out next."""
-    blocks = [torch.full_like(like, poison) for _ in range(4)]
+    blocks = [torch.full_like(like, poison_of(like.dtype, poison)) for _ in range(4)]
     del blocks
 
 
 def output_is_written(subject: Subject, trial: Trial) -> Outcome:
-    bar = Bar(lambda values: [subject.op.reference(*values)], trial.args, ["output"])
-    eager = bar.eager[0]
-    assert eager is not None
-    implementation = subject.op.implementations[subject.implementation]
-    worst = Outcome()
+    bar = subject.bar(trial.args)
+
+    def outcome_of(results: Sequence[Tensor], where: str) -> Outcome:
+        return judged(bar.judge(results), [f"{name} (in memory {where})" for name in bar.names])
+
     for poison in (math.nan, 7.0):
         with PoisonedAllocations(poison):
-            output = implementation.forward(*trial.args)
-        worst = judged(bar.judge([output]), ["output (in memory poisoned before)"])
-        if worst.problem is not None:
-            return worst
+            results = list(tensors_in((subject.call_alone(*trial.args),)))
+        outcome = outcome_of(results, "poisoned before")
+        if outcome.problem is not None:
+            return outcome
         # Twice through the public function: the second call may run a held launch plan.
         for _ in range(2):
-            leave_poison_behind(eager, poison)
-            outcome = judged(bar.judge([subject.call(*trial.args)]), ["output (in reused memory)"])
+            for eager in tensors_in(bar.eager):
+                leave_poison_behind(eager, poison)
+            outcome = outcome_of(subject.results(*trial.args), "used before")
             if outcome.problem is not None:
                 return outcome
     with filled_by_torch():
-        output = subject.call(*trial.args)
-    return judged(bar.judge([output]), ["output (in memory that torch filled)"])
+        results = subject.results(*trial.args)
+    return outcome_of(results, "that torch filled")
 
 
 def gradients_are_written(subject: Subject, trial: Trial) -> Outcome:
@@ -132,27 +149,56 @@ class Snapshot:
 
 
 def inputs_stay_as_they_are(subject: Subject, trial: Trial) -> Outcome:
-    names = list(subject.op.signature.parameters)
-    before = Snapshot(list(zip(names, trial.args, strict=True)))
+    if subject.op.mutates:
+        return only_the_declared_change(subject, trial)
+    named = list(zip(tensor_names(subject.op, trial.args), tensors_in(trial.args), strict=True))
+    before = Snapshot(named)
     for _ in range(2):
         subject.call(*trial.args)
     problem = before.changed()
     if problem is not None or subject.op.gradient is None:
         return Outcome(problem)
     places = subject.differentiable(trial.args)
-    output = subject.op.reference(*trial.args)
-    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
-    before = Snapshot([*zip(names, trial.args, strict=True), ("the upstream gradient", upstream)])
+    upstream = subject.upstream(trial)
+    before = Snapshot([*named, ("the upstream gradient", upstream)])
     with_gradients(subject.call, places, [*trial.args, upstream])
     changed = before.changed()
     return Outcome(None if changed is None else f"{changed} by the backward")
 
 
+def only_the_declared_change(subject: Subject, trial: Trial) -> Outcome:
+    """Of an operator that writes over arguments: no other one changes, nor memory around them."""
+    args = with_own_copies(subject.op, trial.args)
+    tensors, names = tensors_in(args), tensor_names(subject.op, args)
+    places = written_places(subject.op, args)
+    others = Snapshot(
+        [
+            (name, tensor)
+            for place, (name, tensor) in enumerate(zip(names, tensors, strict=True))
+            if place not in places
+        ]
+    )
+    surroundings = [memory_around(tensors[place]) for place in places]
+    for _ in range(2):
+        subject.public_named(*args)
+    for place, before in zip(places, surroundings, strict=True):
+        if not torch.equal(memory_around(tensors[place]), before):
+            return Outcome(f"memory beside the elements of {names[place]} was written to")
+    return Outcome(others.changed())
+
+
+def memory_around(tensor: Tensor) -> Tensor:
+    """A copy of a tensor's storage with its own elements set to zero, as bytes."""
+    copy = copy_of_storage(tensor.detach())
+    copy.zero_()
+    return storage_bytes(copy)
+
+
 def repeated_calls_agree(subject: Subject, trial: Trial) -> Outcome:
-    first = storage_like(subject.call(*trial.args))
+    first = [storage_like(result) for result in subject.results(*trial.args)]
     for number in range(2, 5):
-        again = storage_like(subject.call(*trial.args))
-        if not torch.equal(first, again):
+        again = [storage_like(result) for result in subject.results(*trial.args)]
+        if not all(map(torch.equal, first, again)):
             return Outcome(f"call {number} on the same inputs gives other bits than the first")
     return Outcome()
 
@@ -173,10 +219,10 @@ def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:
     """New values in the same buffers; written through ``.data``, which moves no version counter."""
     places = subject.differentiable(trial.args)
     differentiates = subject.op.gradient is not None
-    output = subject.op.reference(*trial.args)
-    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
+    upstream = subject.upstream(trial) if differentiates else None
     names = ["output"] + [f"gradient {place}" for place in places]
     reference = subject.op.reference
+    outcome = Outcome()
     for attempt in range(4):
         if differentiates:
             bar = Bar(
@@ -185,19 +231,28 @@ def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:
                 names,
             )
             results = with_gradients(subject.call, places, [*trial.args, upstream])
-        else:
-            bar = Bar(lambda values: [reference(*values)], trial.args, ["output"])
-            results = [subject.call(*trial.args)]
-        outcome = judged(bar.judge(results), bar.names)
+            outcome = judged(bar.judge(results), bar.names)
         if outcome.problem is None:
-            plain = Bar(lambda values: [reference(*values)], trial.args, ["output"])
-            outcome = judged(plain.judge([subject.call(*trial.args)]), ["output"])
+            plain = subject.bar(trial.args)
+            outcome = judged(plain.judge(subject.results(*trial.args)), plain.names)
         if outcome.problem is not None:
             seen = "" if attempt == 0 else " (new values in the same memory)"
             return Outcome(f"{outcome.problem}{seen}", outcome.ours_ulp, outcome.eager_ulp)
-        for place in places:
-            _refill(trial.args[place], trial.draw.below(1 << 16), one_element=attempt == 2)
+        for tensor in at(trial.args, places):
+            _refill(tensor, trial.draw.below(1 << 16), one_element=attempt == 2)
+        _redraw_integers(subject, trial)
     return outcome
+
+
+def _redraw_integers(subject: Subject, trial: Trial) -> None:
+    """Other values in the memory of the integer tensors: only the operator knows which are valid,
+    so it draws the whole case again, of the same shapes and with other seeds."""
+    again = subject.redrawn(trial)
+    if again is None:
+        return
+    for tensor, fresh in zip(tensors_in(trial.args), tensors_in(again.args), strict=True):
+        if not tensor.is_floating_point() and tensor.shape == fresh.shape:
+            tensor.data.copy_(fresh)
 
 
 def _refill(tensor: Tensor, seed: int, one_element: bool) -> None:
@@ -215,18 +270,56 @@ def _refill(tensor: Tensor, seed: int, one_element: bool) -> None:
 
 def outputs_are_fresh(subject: Subject, trial: Trial) -> Outcome:
     first = subject.call(*trial.args)
-    for name, value in zip(subject.op.signature.parameters, trial.args, strict=True):
-        if isinstance(value, Tensor) and _overlap(first, value):
+    named = zip(tensor_names(subject.op, trial.args), tensors_in(trial.args), strict=True)
+    for name, value in named:
+        if _overlap(first, value):
             return Outcome(f"the output shares its memory with {name}")
     held = storage_like(first)
-    for place in subject.differentiable(trial.args):
-        _refill(trial.args[place], trial.draw.below(1 << 16), one_element=False)
+    for tensor in at(trial.args, subject.differentiable(trial.args)):
+        _refill(tensor, trial.draw.below(1 << 16), one_element=False)
     second = subject.call(*trial.args)
     if _overlap(first, second):
         return Outcome("two calls return the same memory")
     if not torch.equal(held, storage_like(first)):
         return Outcome("a second call changed the first call's output")
     return Outcome()
+
+
+def written_arguments_are_told(subject: Subject, trial: Trial) -> Outcome:
+    """The version counter of every argument that is written over moves: what autograd saved of it
+    is then refused in a backward instead of being wrong. And the first one is what comes back."""
+    args = with_own_copies(subject.op, trial.args)
+    tensors, names = tensors_in(args), tensor_names(subject.op, args)
+    places = written_places(subject.op, args)
+    for _ in range(2):  # the second call may run a held launch plan
+        versions = [tensor._version for tensor in tensors]
+        output = subject.public_named(*args)
+        if output is not tensors[places[0]]:
+            return Outcome(f"does not return the argument {names[places[0]]} itself")
+        for place in places:
+            if tensors[place]._version <= versions[place]:
+                return Outcome(f"writes over {names[place]}, whose version counter does not move")
+    return Outcome()
+
+
+def shared_memory_is_refused(subject: Subject, trial: Trial) -> Outcome:
+    """A tensor to write over whose elements share memory is refused: which of its values stays
+    would depend on the order of the threads."""
+    refused = None
+    args = with_own_copies(subject.op, trial.args)
+    for place in written_places(subject.op, args):
+        (tensor,) = at(args, [place])
+        expanded = tensor[:1].expand(tensor.shape) if tensor.ndim and tensor.numel() else tensor
+        if not overlaps_itself(expanded):
+            continue
+        try:
+            subject.public_named(*filled(args, [place], [expanded]))
+        except FuselabError as error:
+            refused = str(error)
+            continue
+        name = tensor_names(subject.op, args)[place]
+        return Outcome(f"writes over an expanded {name}, whose elements share memory")
+    return Outcome(refused=refused)
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -275,6 +368,14 @@ def _deterministic(subject: Subject) -> tuple[Verdict, str] | None:
 
 def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
     return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
+
+
+def _writes_over(subject: Subject) -> tuple[Verdict, str] | None:
+    return None if subject.op.mutates else (Verdict.SKIPPED, "it writes over no argument")
+
+
+def _returns_new(subject: Subject) -> tuple[Verdict, str] | None:
+    return (Verdict.SKIPPED, "it writes over arguments") if subject.op.mutates else None
 
 
 STATE_CHECKS = (
@@ -330,5 +431,24 @@ CHECKS = (
         quick=4,
         full=12,
         max_numel=4096,
+        applies=_returns_new,
+    ),
+    Check(
+        "version counters",
+        "autograd hears of every argument that is written over",
+        written_arguments_are_told,
+        layouts=LAYOUTS,
+        quick=4,
+        full=12,
+        max_numel=4096,
+        applies=_writes_over,
+    ),
+    Check(
+        "shared memory",
+        "a tensor to write over whose elements share memory is refused",
+        shared_memory_is_refused,
+        quick=4,
+        max_numel=4096,
+        applies=_writes_over,
     ),
 )

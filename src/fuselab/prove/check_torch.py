@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import FuselabError
+from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import at, differentiable, filled, mapped
 from fuselab.prove.check_memory import storage_like
 from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.result import Verdict
@@ -23,7 +25,7 @@ _OPCHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
 def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
     """torch.library.opcheck of the raw forward, and of the raw backward with what it saves."""
-    if any(isinstance(value, Tensor) and value.shape.count(0) > 1 for value in trial.args):
+    if any(value.shape.count(0) > 1 for value in tensors_in(trial.args)):
         return Outcome(refused="opcheck of any operator fails on tensors with two empty dimensions")
     packet = getattr(getattr(torch.ops, subject.op.namespace), subject.op.short_name)
     for overload in packet.overloads():
@@ -42,22 +44,25 @@ def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
     if gradient is None:
         return Outcome()
     output = subject.call(*trial.args)
-    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
+    upstream = subject.upstream(trial)
     saved = gradient.save(output, *trial.args)
     backward = getattr(
         getattr(torch.ops, subject.op.namespace), f"{subject.op.short_name}_backward"
     )
-    needs = [value is not None for value in _tensor_arguments(subject, trial.args)]
+    needs = _needs(subject, trial.args)
     return Outcome(_opcheck(backward.default, (needs, upstream, *saved, subject.implementation)))
 
 
-def _tensor_arguments(subject: Subject, args: Sequence[Any]) -> list[Any]:
-    parameters = subject.op.signature.parameters
-    return [
-        value
-        for name, value in zip(parameters, args, strict=True)
-        if name in subject.op.tensor_parameters
-    ]
+def _needs(subject: Subject, args: Sequence[Any]) -> list[bool]:
+    """For every tensor of every tensor parameter, whether it can have a gradient."""
+    places = subject.differentiable(args)
+    count = iter(range(len(tensors_in(args))))
+    needs = []
+    for name, value in zip(subject.op.signature.parameters, args, strict=True):
+        if name in subject.op.tensor_parameters:
+            tensors = tensors_in((value,))
+            needs += [next(count) in places for _ in tensors] if value is not None else [False]
+    return needs
 
 
 def _scalar_dtype(subject: Subject) -> torch.dtype:
@@ -103,18 +108,20 @@ class CountingBackend:
 
 def _structure(args: Sequence[Any]) -> tuple[Any, ...] | None:
     """What torch.compile may specialise on; None where a size is 0 or 1, which it always does."""
-    tensors = [value for value in args if isinstance(value, Tensor)]
+    tensors = tensors_in(args)
     sizes = [size for tensor in tensors for size in tensor.shape]
     if any(size < 2 for size in sizes):
         return None
     equal = tuple(sizes.index(size) for size in sizes)
-    plain = tuple(
-        (value.ndim, value.dtype, value.is_contiguous())
-        if isinstance(value, Tensor)
-        else None
-        if isinstance(value, float)
-        else value
-        for value in args
+    plain = mapped(
+        lambda value: (
+            (value.ndim, value.dtype, value.is_contiguous())
+            if isinstance(value, Tensor)
+            else None
+            if isinstance(value, float)
+            else value
+        ),
+        args,
     )
     return (*plain, equal)
 
@@ -131,7 +138,7 @@ def _of_one_structure(subject: Subject, trial: Trial, wanted: int) -> list[tuple
         if structure is None:
             continue
         group = groups.setdefault(structure, {})
-        group[tuple(value.shape for value in drawn.args if isinstance(value, Tensor))] = drawn.args
+        group[tuple(value.shape for value in tensors_in(drawn.args))] = drawn.args
         if len(group) == wanted:
             return list(group.values())
     return list(max(groups.values(), key=len).values()) if groups else []
@@ -163,8 +170,9 @@ def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
             ("values of a float", floats if has_floats else []),
         ):
             for args in several:
-                bar = Bar(lambda values: [subject.op.reference(*values)], args, ["compiled output"])
-                outcome = judged(bar.judge([compiled(*args)]), bar.names)
+                bar = subject.bar(args)
+                results = tensors_in((compiled(*args),))
+                outcome = judged(bar.judge(results), [f"compiled {name}" for name in bar.names])
                 if outcome.problem is not None:
                     return outcome
             if backend.graphs > 1:
@@ -189,27 +197,29 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
     """Under torch.autocast: the reference's dtype and values, also where the inputs' dtypes mix."""
     device = subject.device.type
     outcome = Outcome()
+    floating = differentiable(subject.op, trial.args)
     for autocast_dtype in (torch.bfloat16, torch.float16):
         if subject.interpreted and subject.op.autocast and autocast_dtype == torch.bfloat16:
             continue  # the interpreter's bfloat16 is wrong
-        first, *rest = trial.args
-        for args in (trial.args, (first.to(autocast_dtype), *rest)):
+        narrowed = [tensor.to(autocast_dtype) for tensor in at(trial.args, floating[:1])]
+        for args in (trial.args, filled(trial.args, floating[:1], narrowed)):
 
             def reference(
                 values: Sequence[Any], autocast_dtype: torch.dtype = autocast_dtype
             ) -> list[Tensor]:
-                with torch.autocast(device, autocast_dtype):
-                    return [subject.op.reference(*values)]
+                # PyTorch's in-place operators do not autocast: the dtype of what is written stays.
+                with torch.autocast(device, autocast_dtype, enabled=not subject.op.mutates):
+                    return subject.expected(*values)
 
-            name = f"output under autocast({device}, {autocast_dtype})"
             try:
                 subject.op.validate(*args)
-                bar = Bar(reference, args, [name])
+                bar = Bar(reference, args, subject.bar(args).names)
             except (FuselabError, RuntimeError, TypeError, ValueError):
                 continue  # this mixture of dtypes is refused
             with torch.autocast(device, autocast_dtype):
-                ours = subject.call(*args)
-            outcome = judged(bar.judge([ours]), bar.names)
+                ours = subject.results(*args)
+            under = f"under autocast({device}, {autocast_dtype})"
+            outcome = judged(bar.judge(ours), [f"{name} {under}" for name in bar.names])
             if outcome.problem is not None:
                 return outcome
     return outcome
@@ -218,15 +228,14 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
 def transforms_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
     """torch.func.grad, vmap, vmap of grad; jvp right or refused."""
     args = trial.args
-    places = subject.differentiable(args)
+    places = subject.differentiable(args) or list(range(len(tensors_in(args))))
     outcome = Outcome()
-    for name, transform in _transforms(subject, places):
+    for name, transform in _transforms(places):
         if subject.op.gradient is None and name != "vmap":
             continue
         values = list(args)
         if name.startswith("vmap"):
-            for place in places:
-                values[place] = torch.stack([args[place], args[place] * 0.5, args[place] - 1])
+            values = filled(args, places, [_batch_of_three(tensor) for tensor in at(args, places)])
         bar = Bar(lambda values: transform(subject.op.reference, values), values, [])  # noqa: B023
         try:
             ours = transform(subject.call, values)
@@ -242,19 +251,20 @@ def transforms_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
     return outcome
 
 
+def _batch_of_three(tensor: Tensor) -> Tensor:
+    """Three samples for vmap, different ones where any value is valid."""
+    if not tensor.is_floating_point():
+        return torch.stack([tensor] * 3)
+    return torch.stack([tensor, tensor * 0.5, tensor - 1])
+
+
 Transform = Callable[[Callable[..., Tensor], Sequence[Any]], list[Tensor]]
 
 
-def _transforms(subject: Subject, places: Sequence[int]) -> list[tuple[str, Transform]]:
-    def filled(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
-        args = list(values)
-        for place, tensor in zip(places, tensors, strict=True):
-            args[place] = tensor
-        return args
-
+def _transforms(places: Sequence[int]) -> list[tuple[str, Transform]]:
     def loss(function: Callable[..., Tensor], values: Sequence[Any]) -> Callable[..., Tensor]:
         def scalar(*tensors: Tensor) -> Tensor:
-            output = function(*filled(values, tensors))
+            output = function(*filled(values, places, tensors))
             return (output * output).sum()
 
         return scalar
@@ -262,21 +272,25 @@ def _transforms(subject: Subject, places: Sequence[int]) -> list[tuple[str, Tran
     argnums = tuple(range(len(places)))
 
     def grad(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
-        tensors = [values[place] for place in places]
+        tensors = at(values, places)
         return list(torch.func.grad(loss(function, values), argnums)(*tensors))
 
     def vmap(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
-        tensors = [values[place] for place in places]
-        return [torch.vmap(lambda *one: function(*filled(values, one)))(*tensors)]
+        tensors = at(values, places)
+        return [torch.vmap(lambda *one: function(*filled(values, places, one)))(*tensors)]
 
     def vmap_grad(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
-        tensors = [values[place] for place in places]
+        tensors = at(values, places)
         return list(torch.vmap(torch.func.grad(loss(function, values), argnums))(*tensors))
 
     def jvp(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
-        tensors = tuple(values[place].detach() for place in places)
+        tensors = tuple(tensor.detach() for tensor in at(values, places))
         tangents = tuple(torch.ones_like(tensor) for tensor in tensors)
-        return list(torch.func.jvp(lambda *one: function(*filled(values, one)), tensors, tangents))
+
+        def of_tensors(*tensors: Tensor) -> Tensor:
+            return function(*filled(values, places, tensors))
+
+        return list(torch.func.jvp(of_tensors, tensors, tangents))
 
     return [("grad", grad), ("vmap", vmap), ("vmap(grad)", vmap_grad), ("jvp", jvp)]
 
@@ -284,8 +298,7 @@ def _transforms(subject: Subject, places: Sequence[int]) -> list[tuple[str, Tran
 def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
     """Under torch.use_deterministic_algorithms(True) forward and backward give the same bits."""
     places = subject.differentiable(trial.args) if subject.op.gradient is not None else []
-    output = subject.op.reference(*trial.args)
-    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
+    upstream = subject.upstream(trial) if places else None
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
@@ -295,7 +308,7 @@ def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
             if places:
                 results = with_gradients(subject.call, places, [*trial.args, upstream])
             else:
-                results = [subject.call(*trial.args)]
+                results = [*subject.results(*trial.args)]
             runs.append([storage_like(value) for value in results if value is not None])
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
@@ -310,9 +323,15 @@ def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
 
 
 def _narrow(subject: Subject) -> tuple[Verdict, str] | None:
-    """autocast leaves float64 alone."""
-    if subject.dtype == torch.float64:
-        return Verdict.SKIPPED, "autocast leaves float64 alone"
+    """autocast leaves float64 and integers alone."""
+    if subject.dtype == torch.float64 or not subject.dtype.is_floating_point:
+        return Verdict.SKIPPED, f"autocast leaves {subject.dtype_name} alone"
+    return None
+
+
+def _returns_new(subject: Subject) -> tuple[Verdict, str] | None:
+    if subject.op.mutates:
+        return Verdict.SKIPPED, "no transform of torch.func follows what is written over"
     return None
 
 
@@ -370,6 +389,7 @@ CHECKS = (
         quick=2,
         full=8,
         max_numel=256,
+        applies=_returns_new,
         shrink_tries=20,
         once=True,
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fuselab.prove.accuracy import Bar
 from fuselab.prove.draw import LAYOUTS, VALUES
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, judged
@@ -11,8 +10,8 @@ from fuselab.prove.trials import Check, Outcome, judged
 def output_is_right(subject: Subject, trial: Trial) -> Outcome:
     """The output against the bar. The bar's tensors stay alive, so their memory cannot be the
     output's: an output that is never written cannot hold the right values left over from eager."""
-    bar = Bar(lambda values: [subject.op.reference(*values)], trial.args, ["output"])
-    return judged(bar.judge([subject.call(*trial.args)]), bar.names)
+    bar = subject.bar(trial.args)
+    return judged(bar.judge(subject.results(*trial.args)), bar.names)
 
 
 CHECKS = (

@@ -77,6 +77,7 @@ class RecordedDraw:
     turn: int | None = None
     names: random.Random | None = None
     choices: list[int] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)  # places in ``choices`` that seed values
     notes: list[str] = field(default_factory=list)
     _product: int = 1
     _max_taken: bool = False
@@ -131,8 +132,7 @@ class RecordedDraw:
     def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype, any_value: bool) -> Tensor:
         layout = self._in_turn(self.layouts)
         kind = self._in_turn(self.values)
-        self._tensors += 1
-        seed = self.below(1 << 16)
+        seed = self._seed()
         if kind == "one max" and self._max_taken:
             kind = "normal"
         if not any_value and kind not in _FINITE_VALUES:
@@ -142,6 +142,32 @@ class RecordedDraw:
         tensor = lay_out(values, layout, self.device)
         self.notes.append(f"{describe(tensor)} {kind}")
         return tensor
+
+    def integers(
+        self, *shape: int, low: int, high: int, dtype: torch.dtype = torch.int64
+    ) -> Tensor:
+        """An integer tensor of that shape with values in [low, high) and a drawn layout; any, all
+        equal (the ids of one hot row), or the least and the largest alone. Memory around the
+        elements holds ``low``, a valid value: reading it shows and does not crash."""
+        if low >= high:
+            raise ValueError(f"no integer lies in [{low}, {high})")
+        layout = self._in_turn(self.layouts)
+        kind = self.choice(("any", "equal", "ends"))
+        generator = torch.Generator().manual_seed(self._seed())
+        values = torch.randint(low, high, shape, generator=generator)
+        if kind == "equal" and values.numel():
+            values = values.reshape(-1)[:1].expand(values.numel()).reshape(shape).contiguous()
+        elif kind == "ends":
+            values = torch.where(values % 2 == 0, low, high - 1)
+        tensor = lay_out(values.to(dtype), layout, self.device, around=low)
+        self.notes.append(f"{describe(tensor)} {kind} in [{low}, {high})")
+        return tensor
+
+    def _seed(self) -> int:
+        """The seed of one more tensor's values."""
+        self._tensors += 1
+        self.seeds.append(len(self.choices))
+        return self.below(1 << 16)
 
     def _in_turn(self, options: Sequence[str]) -> str:
         others = len(options) - 1
@@ -194,10 +220,10 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
     return values
 
 
-def lay_out(values: Tensor, layout: str, device: torch.device) -> Tensor:
+def lay_out(values: Tensor, layout: str, device: torch.device, around: float = math.nan) -> Tensor:
     """``values`` (contiguous, on the CPU) in one of ``LAYOUTS`` on ``device``.
 
-    Memory between and around the elements holds NaN, so that reading a neighbour shows. The
+    Memory between and around the elements holds ``around``, so that reading a neighbour shows. The
     expanded layouts repeat the first slice or element, so there the values change. A layout that
     the shape cannot have is the contiguous one.
     """
@@ -209,7 +235,7 @@ def lay_out(values: Tensor, layout: str, device: torch.device) -> Tensor:
     if layout == "one element" and values.numel():
         return values.reshape(-1)[:1].to(device).reshape([1] * values.ndim).expand(shape)
     strides, offset, room = _strides(shape, layout)
-    buffer = torch.full((room,), math.nan, dtype=values.dtype, device=device)
+    buffer = torch.full((room,), around, dtype=values.dtype, device=device)
     view = torch.as_strided(buffer, tuple(shape), strides, offset)
     view.copy_(values)
     return view

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import FuselabError
-from fuselab.op import Case, FusedOp, Inputs
+from fuselab.op import Case, FusedOp, Inputs, tensors_in
+from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import (
+    differentiable,
+    mapped,
+    overlaps_itself,
+    tensor_names,
+    with_own_copies,
+    written_places,
+)
 from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, describe
 from fuselab.runtime import dispatch
 
@@ -25,19 +34,21 @@ class Trial:
     title: str
 
     def describe(self, op: FusedOp) -> tuple[str, ...]:
-        """One line per argument; then what else was drawn."""
+        """One line per argument, of a sequence one per tensor; then what else was drawn."""
         lines = []
         notes = list(self.draw.notes)
+        names = iter(tensor_names(op, self.args))
         for name, value in zip(op.signature.parameters, self.args, strict=True):
-            if not isinstance(value, Tensor):
+            tensors = tensors_in((value,))
+            if not tensors:
                 lines.append(f"{name}={value!r}")
-                continue
-            # The note of a drawn tensor also says which kind of values it holds.
-            text = describe(value)
-            note = next((note for note in notes if note.startswith(f"{text} ")), None)
-            if note is not None:
-                notes.remove(note)
-            lines.append(f"{name}: {note or text}")
+            for tensor in tensors:
+                # The note of a drawn tensor also says which kind of values it holds.
+                text = describe(tensor)
+                note = next((note for note in notes if note.startswith(f"{text} ")), None)
+                if note is not None:
+                    notes.remove(note)
+                lines.append(f"{next(names)}: {note or text}")
         return (*lines, *(f"upstream: {note}" for note in notes))
 
 
@@ -59,13 +70,58 @@ class Subject:
     first: bool = True
     spec: str = ""
     public: Callable[..., Any] = field(init=False)
+    is_written: tuple[bool, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "public", dispatch.operator(self.op))
+        is_written = tuple(name in self.op.mutates for name in self.op.signature.parameters)
+        object.__setattr__(self, "is_written", is_written)
 
     def call(self, *args: Any) -> Any:
-        """The public function, with this implementation asked for by name."""
+        """The public function, with this implementation asked for by name. What it returns; of an
+        operator that writes over arguments their new values, written over copies of them."""
+        return self._called(self.public_named, args)
+
+    def call_alone(self, *args: Any) -> Any:
+        """As ``call``, of the implementation's own function, with nothing around it."""
+        return self._called(self.op.implementations[self.implementation].forward, args)
+
+    def public_named(self, *args: Any) -> Any:
         return self.public(*args, implementation=self.implementation)
+
+    def _called(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        if not self.op.mutates:
+            return function(*args)
+        if torch.compiler.is_compiling():
+            return self._called_in_a_graph(args)
+        args = with_own_copies(self.op, args)
+        function(*args)
+        return self.op.mutated(args)
+
+    def _called_in_a_graph(self, args: Sequence[Any]) -> Any:
+        copies = [
+            mapped(torch.clone, [value])[0] if is_written else value
+            for value, is_written in zip(args, self.is_written, strict=True)
+        ]
+        self.public_named(*copies)
+        return tensors_in(
+            [copy for copy, is_written in zip(copies, self.is_written, strict=True) if is_written]
+        )
+
+    def results(self, *args: Any) -> list[Tensor]:
+        """What ``call`` returns, as a list."""
+        return list(tensors_in((self.call(*args),)))
+
+    def expected(self, *args: Any) -> list[Tensor]:
+        """What the reference returns, as a list."""
+        return list(tensors_in((self.op.reference(*args),)))
+
+    def bar(self, args: Sequence[Any]) -> Bar:
+        """The bar for the results of a call."""
+        arguments = tensor_names(self.op, args)
+        written = [arguments[place] for place in written_places(self.op, args)]
+        names = written or ["output"]
+        return Bar(lambda values: self.expected(*values), args, names)
 
     @property
     def dtype_name(self) -> str:
@@ -120,11 +176,21 @@ class Subject:
         inputs = case.make(self.device, self.dtype, generator)
         return self._accepted(inputs, draw, case.name)
 
+    def redrawn(self, trial: Trial) -> Trial | None:
+        """``trial``, of contiguous tensors, with other seeds of all values."""
+        choices = list(trial.draw.choices)
+        for place in trial.draw.seeds:
+            choices[place] += 1
+        return self.draw("redrawn", 0, ("contiguous",), ("normal",), choices, trial.draw.max_numel)
+
     def _accepted(self, inputs: Inputs, draw: RecordedDraw, title: str) -> Trial | None:
         try:
             args = self.op.bind(inputs)
             self.op.validate(*args)
         except (FuselabError, TypeError):
+            return None
+        # An operator that writes over such a tensor refuses it, as the check "shared memory" asks.
+        if any(map(overlaps_itself, self.op.mutated(args))):
             return None
         if dispatch.why_not(self.op, self.implementation, args) is not None:
             return None
@@ -155,15 +221,14 @@ class Subject:
                 return draw.tensor(*value.shape, dtype=value.dtype)
             return value.to(self.device) if isinstance(value, Tensor) else value
 
-        return Inputs(
-            tuple(vary(value) for value in made.args),
-            {name: vary(value) for name, value in made.kwargs.items()},
-        )
+        values = mapped(vary, list(made.kwargs.values()))
+        return Inputs(tuple(mapped(vary, made.args)), dict(zip(made.kwargs, values, strict=True)))
 
     def differentiable(self, args: Sequence[Any]) -> list[int]:
-        """Positions of the arguments that can have a gradient."""
-        return [
-            place
-            for place, value in enumerate(args)
-            if isinstance(value, Tensor) and value.is_floating_point()
-        ]
+        """Places of the tensors that can have a gradient."""
+        return differentiable(self.op, args)
+
+    def upstream(self, trial: Trial) -> Tensor:
+        """A drawn upstream gradient for the output of ``trial``."""
+        output = self.op.reference(*trial.args)
+        return trial.draw.gradient(*output.shape, dtype=output.dtype)

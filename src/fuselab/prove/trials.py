@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fuselab.errors import FuselabError
 from fuselab.prove.accuracy import Bar, Judgement
+from fuselab.prove.arguments import at, filled, tensor_names
 from fuselab.prove.draw import shrink
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
@@ -241,22 +242,18 @@ def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
 def with_gradients(
     function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Output and gradients of the arguments at ``places``; ``values`` ends with the upstream."""
+    """Output and gradients of the tensors at ``places``; ``values`` ends with the upstream."""
     *args, upstream = values
     leaves = as_leaves(args, places)
     output = function(*leaves)
-    grads = torch.autograd.grad(
-        output, [leaves[place] for place in places], upstream, allow_unused=True
-    )
+    grads = torch.autograd.grad(output, at(leaves, places), upstream, allow_unused=True)
     return [output.detach(), *grads]
 
 
 def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
     """The arguments with fresh leaves (same memory, same strides) at ``places``."""
-    return [
-        value.detach().requires_grad_() if place in places else value
-        for place, value in enumerate(args)
-    ]
+    leaves = [tensor.detach().requires_grad_() for tensor in at(args, places)]
+    return filled(args, places, leaves)
 
 
 def gradient_bar(
@@ -268,13 +265,13 @@ def gradient_bar(
     """
     places = subject.differentiable(trial.args)
     reference = subject.op.reference
-    output = reference(*trial.args)
     if one_number:
+        output = reference(*trial.args)
         number = trial.draw.gradient(1, dtype=output.dtype)
         upstream = number.reshape([1] * output.ndim).expand(output.shape)
     else:
-        upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
-    names = list(subject.op.signature.parameters)
+        upstream = subject.upstream(trial)
+    names = tensor_names(subject.op, trial.args)
     labels = ["output", *(f"gradient of {names[place]}" for place in places)]
     bar = Bar(
         lambda values: with_gradients(reference, places, values), [*trial.args, upstream], labels
