@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fuselab.ops.add_mul_activation import add_mul_activation as add_mul_activation
     from fuselab.ops.bias_activation import bias_activation as bias_activation
     from fuselab.ops.hash_indices import hash_indices as hash_indices
+    from fuselab.ops.linear_activation import linear_activation as linear_activation
     from fuselab.ops.softmax import softmax as softmax
     from fuselab.ops.vocabulary_indices import vocabulary_indices as vocabulary_indices
 

@@ -1,0 +1,225 @@
+// act(input Wᵀ + b) for a depth K up to 32, on NVIDIA GPUs: a stream of output.
+//
+// The floor is memory, and nearly all of it is the output (65536 x 13 -> 512 in bfloat16: 67 of 69
+// MB). So the weights of a warp's columns stay in its registers, and the warp walks rows: it reads
+// their K elements (once per 128 columns, the other warps' reads hit L1), multiplies, and stores 16
+// bytes per thread. The next rows' input is on its way while these are computed. 16-bit inputs go
+// through the tensor cores (mma.m16n8k16, float32 accumulators), float32 through FMAs, exact
+// whatever allow_tf32 says: 13 FMAs per 4 bytes stored are 13 us of an H200's time where the bytes
+// take 31.
+//
+// Sizes and strides count elements; offsets are 64-bit, formed once per row.
+
+#include "../activations/cuda_vectors.h"
+#include "../activations/functions.h"
+
+constexpr int block_warps = 4;
+constexpr int threads = 32 * block_warps;
+
+// The rows and columns a warp owns: warps of a block take neighbouring columns of the same rows.
+struct Place {
+  int64_t worker, workers, column;
+  FUSELAB_INLINE Place(int64_t columns, int warp_columns) {
+    const int64_t across = (columns + warp_columns - 1) / warp_columns;
+    const int64_t warp = int64_t(blockIdx.x) * block_warps + threadIdx.x / 32;
+    worker = warp / across;
+    workers = int64_t(gridDim.x) * block_warps / across;
+    column = warp % across * warp_columns;
+  }
+};
+
+template <class Element>
+FUSELAB_INLINE Element element_or_zero(const Element* pointer, bool inside) {
+  return inside ? __ldg(pointer) : Element(0.0f);
+}
+
+template <class Element>
+FUSELAB_INLINE uint32_t paired(Element low, Element high) {
+  Element pair[2] = {low, high};
+  return *reinterpret_cast<uint32_t*>(pair);
+}
+
+FUSELAB_INLINE void multiply(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                             __half) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+FUSELAB_INLINE void multiply(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                             __nv_bfloat16) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The operand A of 16 rows from `row`: in the fragment of a 16 x 16 step, thread (g, t) = (lane / 4,
+// lane % 4) holds rows g and g + 8, depths 2t, 2t + 1 and 8 more.
+template <class Element, int steps>
+FUSELAB_INLINE void load_rows(uint32_t (&a)[steps][4], const Element* input, int64_t row,
+                              int64_t rows, int depth, int64_t input_row, int64_t input_column) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t at = row + g + i % 2 * 8;
+      const int k = step * 16 + 2 * t + i / 2 * 8;
+      const Element* from = input + at * input_row + k * input_column;
+      a[step][i] = paired(element_or_zero(from, at < rows && k < depth),
+                          element_or_zero(from + input_column, at < rows && k + 1 < depth));
+    }
+  }
+}
+
+// 16-bit elements. A warp owns `groups` groups of 32 columns and walks 16 rows at a time. Within a
+// group the four n-tiles of the tensor core take columns 8 n' + 2 tile + {0, 1}, so that the eight
+// accumulators of a thread and row are neighbours: one 16-byte store. packed: columns are a multiple
+// of 8, and the output is aligned.
+template <class Activation, class Element, int steps, int groups, bool packed>
+__global__ void __launch_bounds__(threads)
+    forward_shallow_half(const Element* __restrict__ input, const Element* __restrict__ weight,
+                         const Element* __restrict__ bias, Element* __restrict__ output,
+                         int64_t rows, int64_t columns, int64_t depth_argument, int64_t input_row,
+                         int64_t input_column, int64_t weight_row, int64_t weight_column,
+                         int64_t bias_stride) {
+  const int depth = int(depth_argument);
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const Place place(columns, groups * 32);
+  if (place.worker >= place.workers) return;
+  uint32_t w[groups][4][steps][2];
+  uint32_t added[groups][4];  // the bias of this thread's columns, in pairs
+#pragma unroll
+  for (int group = 0; group < groups; ++group) {
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile) {
+      const int64_t column = place.column + group * 32 + g / 2 * 8 + tile * 2 + g % 2;
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int k = step * 16 + 2 * t + i * 8;
+          const Element* from = weight + column * weight_row + k * weight_column;
+          w[group][tile][step][i] =
+              paired(element_or_zero(from, column < columns && k < depth),
+                     element_or_zero(from + weight_column, column < columns && k + 1 < depth));
+        }
+      }
+      const int64_t first = place.column + group * 32 + t * 8 + tile * 2;
+      const Element* from = bias + first * bias_stride;
+      added[group][tile] =
+          paired(element_or_zero(from, bias && first < columns),
+                 element_or_zero(from + bias_stride, bias && first + 1 < columns));
+    }
+  }
+  uint32_t a[steps][4], following[steps][4];
+  int64_t row = place.worker * 16;
+  load_rows<Element, steps>(a, input, row, rows, depth, input_row, input_column);
+  for (; row < rows; row += place.workers * 16) {
+    load_rows<Element, steps>(following, input, row + place.workers * 16, rows, depth, input_row,
+                              input_column);
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+      Pack<Element, 8> result[2];  // of rows g and g + 8
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile) {
+        const Element* pair = reinterpret_cast<const Element*>(&added[group][tile]);
+        const float low = widened<float>(pair[0]), high = widened<float>(pair[1]);
+        float sum[4] = {low, high, low, high};
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+          multiply(sum, a[step], w[group][tile][step], Element(0.0f));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          assign(result[i / 2].element[tile * 2 + i % 2], Activation::forward(sum[i]));
+        }
+      }
+      const int64_t column = place.column + group * 32 + t * 8;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t at = row + g + half * 8;
+        if (at >= rows) continue;
+        if constexpr (packed) {
+          if (column < columns) store<true>(output + at * columns + column, result[half]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            if (column + i < columns) output[at * columns + column + i] = result[half].element[i];
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[step][i] = following[step][i];
+    }
+  }
+}
+
+// float32. A thread owns 4 neighbouring columns (a warp 128) and their `padded_depth` weights each,
+// and walks two rows at a time, whose elements the whole warp reads at one address. packed: columns
+// are a multiple of 4, and the output is aligned.
+template <class Activation, int padded_depth, bool packed>
+__global__ void __launch_bounds__(threads)
+    forward_shallow_float(const float* __restrict__ input, const float* __restrict__ weight,
+                          const float* __restrict__ bias, float* __restrict__ output,
+                          int64_t rows, int64_t columns, int64_t depth_argument, int64_t input_row,
+                          int64_t input_column, int64_t weight_row, int64_t weight_column,
+                          int64_t bias_stride) {
+  const int depth = int(depth_argument);
+  const Place place(columns, 128);
+  const int64_t column = place.column + threadIdx.x % 32 * 4;
+  if (place.worker >= place.workers || column >= columns) return;
+  float w[4][padded_depth], added[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool inside = column + i < columns;
+    added[i] = element_or_zero(bias + (column + i) * bias_stride, bias && inside);
+#pragma unroll
+    for (int k = 0; k < padded_depth; ++k) {
+      w[i][k] = element_or_zero(weight + (column + i) * weight_row + k * weight_column,
+                                inside && k < depth);
+    }
+  }
+  for (int64_t row = place.worker * 2; row < rows; row += place.workers * 2) {
+    float sum[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool inside = row + half < rows;
+      const float* from = input + (row + half) * input_row;
+      float x[padded_depth];
+#pragma unroll
+      for (int k = 0; k < padded_depth; ++k) {
+        x[k] = element_or_zero(from + k * input_column, inside && k < depth);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sum[half][i] = 0.0f;
+#pragma unroll
+        for (int k = 0; k < padded_depth; ++k) {
+          sum[half][i] = __fmaf_rn(x[k], w[i][k], sum[half][i]);
+        }
+        sum[half][i] += added[i];
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row + half >= rows) break;
+      Pack<float, 4> result;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) result.element[i] = Activation::forward(sum[half][i]);
+      float* to = output + (row + half) * columns + column;
+      if constexpr (packed) {
+        store<true>(to, result);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (column + i < columns) to[i] = result.element[i];
+        }
+      }
+    }
+  }
+}

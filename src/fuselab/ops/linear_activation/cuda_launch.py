@@ -1,0 +1,144 @@
+"""Launching the CUDA C++ kernels of shallow products, and the gradients beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.activations import activation as activation_named
+from fuselab.ops.add_mul_activation import op as pointwise
+from fuselab.ops.add_mul_activation.launch import backward_cuda
+from fuselab.ops.linear_activation.product import (
+    SHALLOW_DEPTH,
+    as_rows,
+    empty_output,
+    gradients,
+)
+from fuselab.runtime.cuda_source import CudaSource, i64
+
+CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
+_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+_WARPS = 4  # block_warps of cuda_kernels.cu
+
+
+@dataclass(frozen=True, slots=True)
+class ShallowConfig:
+    """``groups`` groups of 32 columns per warp (16-bit only), ``blocks`` blocks per
+    multiprocessor."""
+
+    groups: int
+    blocks: int
+
+
+# As many blocks as registers let one multiprocessor hold (128 threads each). Registers for sm_90,
+# relu: bfloat16 to a depth of 16 68, 100, 159 with 1, 2, 4 groups, to 32 96, 134, 222; float32 to 8
+# 72, to 16 124, to 32 219. Nothing spills. By (16-bit, depth above 16).
+SHALLOW = {
+    (True, False): ShallowConfig(groups=2, blocks=5),
+    (True, True): ShallowConfig(groups=2, blocks=3),
+    (False, False): ShallowConfig(groups=4, blocks=4),
+    (False, True): ShallowConfig(groups=4, blocks=2),
+}
+# What else is worth timing, by ``forward(..., config=...)``.
+SHALLOW_CANDIDATES = tuple(
+    ShallowConfig(groups, blocks) for groups in (1, 2, 4) for blocks in (2, 3, 4, 5, 6, 7)
+)
+
+
+def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
+    if input.dtype == torch.float64:
+        return "it accumulates in float32"
+    if weight.shape[1] > SHALLOW_DEPTH:
+        return f"its depth K is above {SHALLOW_DEPTH}"
+    return None
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    config: ShallowConfig | None = None,
+) -> Tensor:
+    """One launch of ``forward_shallow_half`` or ``forward_shallow_float``."""
+    output = empty_output(input, weight)
+    if output.numel() == 0:
+        return output
+    x = as_rows(input)
+    (rows, depth), columns = x.shape, weight.shape[0]
+    functor = activation_named(activation).functor
+    pack = 16 // input.element_size()
+    packed = columns % pack == 0
+    config = config or SHALLOW[input.element_size() == 2, depth > 16]
+    if input.dtype == torch.float32:
+        padded = next(size for size in (8, 16, 32) if size >= depth)
+        expression = _single(functor, padded, packed)
+        warp_columns, warp_rows = 128, 2
+    else:
+        groups = min(config.groups, 1 << max(0, -(-columns // 32) - 1).bit_length())
+        steps = 1 if depth <= 16 else 2
+        expression = _half(functor, _TYPES[input.dtype], steps, groups, packed)
+        warp_columns, warp_rows = 32 * groups, 16
+    across = -(-columns // warp_columns)
+    # At least one warp for every tile of columns; no more warps than there are tiles.
+    tiles = across * -(-rows // warp_rows)
+    most = max(_multiprocessors(input.device) * config.blocks, -(-across // _WARPS))
+    blocks = min(most, -(-tiles // _WARPS))
+    numbers = (rows, columns, depth, *x.stride(), *weight.stride())
+    CUDA.launch(
+        expression,
+        (blocks, 1, 1),
+        (32 * _WARPS, 1, 1),
+        (
+            *(x, weight, bias, output),
+            *(i64(number) for number in numbers),
+            i64(0 if bias is None else bias.stride(0)),
+        ),
+    )
+    return output
+
+
+def backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> tuple[Tensor | None, ...]:
+    """``gradients``, with the CUDA C++ pass of ``add_mul_activation``."""
+    return gradients(partial(backward_cuda, pointwise.CUDA), needs, grad_output, *saved)
+
+
+def _single(functor: str, padded_depth: int, packed: bool) -> str:
+    return f"forward_shallow_float<{functor}, {padded_depth}, {str(packed).lower()}>"
+
+
+def _half(functor: str, element: str, steps: int, groups: int, packed: bool) -> str:
+    flag = str(packed).lower()
+    return f"forward_shallow_half<{functor}, {element}, {steps}, {groups}, {flag}>"
+
+
+def _representative_expressions() -> tuple[str, ...]:
+    """Every activation, and every kernel at its other types, depths and stores."""
+    found = []
+    for entry in ACTIVATIONS.values():
+        found.append(_single(entry.functor, 16, True))
+        found.append(_half(entry.functor, "__nv_bfloat16", 1, 4, True))
+    for packed in (True, False):
+        found += [_single("Relu", depth, packed) for depth in (8, 32)]
+        found += [
+            _half("Relu", element, steps, groups, packed)
+            for element in _TYPES.values()
+            for steps in (1, 2)
+            for groups in (1, 2, 4)
+        ]
+    return tuple(dict.fromkeys(found))
+
+
+CUDA_EXPRESSIONS = _representative_expressions()

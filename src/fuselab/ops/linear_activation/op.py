@@ -1,0 +1,289 @@
+"""The contract of ``fuselab::linear_activation``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.errors import ArgumentError, DtypeError, ShapeError
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.activations import activation as activation_named
+from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops.linear_activation import cuda_launch, triton_launch
+from fuselab.ops.linear_activation.cuda_launch import CUDA, CUDA_EXPRESSIONS
+from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
+from fuselab.ops.linear_activation.reference import gradient, reference
+
+__all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
+
+
+def validate(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> None:
+    activation_named(activation)
+    if input.dtype not in DTYPES:
+        raise DtypeError(
+            f"linear_activation: 'input' is {input.dtype}; expected float32, float16, bfloat16 or "
+            "float64."
+        )
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype != input.dtype:
+            raise DtypeError(
+                f"linear_activation: '{name}' is {tensor.dtype} and 'input' {input.dtype}; cast "
+                "one, or use torch.autocast."
+            )
+    if input.dim() == 0:
+        raise ShapeError("linear_activation: 'input' has no dimension; expected (..., K).")
+    if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
+        raise ShapeError(
+            f"linear_activation: 'weight' has shape {tuple(weight.shape)}; expected "
+            f"(N, {input.shape[-1]}), the last dimension of 'input' {tuple(input.shape)}."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"linear_activation: 'bias' has shape {tuple(bias.shape)}; expected "
+            f"({weight.shape[0]},), the first dimension of 'weight' {tuple(weight.shape)}."
+        )
+
+
+def fake(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return empty_output(input, weight)
+
+
+def autocast(
+    autocast_dtype: torch.dtype,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+) -> tuple[Any, ...]:
+    """As ``F.linear`` under torch.autocast: all but float64 in its dtype, the activation after."""
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+            return tensor
+        return tensor.to(autocast_dtype)
+
+    return cast(input), cast(weight), cast(bias), activation
+
+
+def save(
+    output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+) -> tuple[Any, ...]:
+    """The operands, and the output where the derivative is a function of it."""
+    derivative_of = activation_named(activation).derivative_of
+    return (
+        output if derivative_of == "output" else None,
+        input,
+        weight,
+        bias if derivative_of == "preactivation" else None,
+        activation,
+    )
+
+
+def fake_gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+) -> tuple[Tensor | None, ...]:
+    return (
+        input.new_empty(input.shape) if needs[0] else None,
+        weight.new_empty(weight.shape) if needs[1] else None,
+        weight.new_empty(weight.shape[:1]) if needs[2] else None,
+    )
+
+
+def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Cost:
+    """Operands read once, the output written once; the product's multiplications and additions.
+
+    In bfloat16 on an H200 (4.2 TB/s, 700 TFLOP/s): 65536x13->512 is 69 MB and 16 us, all of it the
+    output; 65536x512->256 101 MB and 24 us, or 17 GFLOP and 25 us; 4096^3 137 GFLOP and 196 us.
+    """
+    rows, columns = input.shape[:-1].numel(), weight.shape[0]
+    return Cost(
+        bytes_behind(input) + bytes_behind(weight) + bytes_behind(bias),
+        rows * columns * input.element_size(),
+        2 * rows * columns * input.shape[-1],
+        unit(input.dtype),
+    )
+
+
+def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Cost:
+    """Upstream gradient, saved tensors and operands read once, every gradient written once; two
+    products, three where the pre-activation is formed again."""
+    rows, columns = input.shape[:-1].numel(), weight.shape[0]
+    derivative_of = activation_named(activation).derivative_of
+    upstream = rows * columns * input.element_size()
+    written = input.numel() + weight.numel() + (0 if bias is None else bias.numel())
+    products = 3 if derivative_of == "preactivation" else 2
+    return Cost(
+        upstream * (2 if derivative_of == "output" else 1)
+        + bytes_behind(input)
+        + bytes_behind(weight),
+        written * input.element_size(),
+        2 * products * rows * columns * input.shape[-1],
+        unit(input.dtype),
+    )
+
+
+def prefer(*args: Any) -> Sequence[str]:
+    """The library's product and eager's activation: on a GPU until the kernels have been measured
+    there; on a CPU the product is nearly all of the time."""
+    return ("reference",)
+
+
+def addmm_activation(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "relu"
+) -> Tensor:
+    """cuBLASLt's epilogue: relu, or gelu_tanh."""
+    if bias is None or activation not in ("relu", "gelu_tanh"):
+        raise ArgumentError("torch._addmm_activation needs a bias, and relu or gelu_tanh.")
+    rows = input.flatten(0, -2) if input.dim() > 1 else input[None]
+    use_gelu = activation == "gelu_tanh"
+    output = torch._addmm_activation(bias, rows, weight.t(), use_gelu=use_gelu)
+    return output.view(*input.shape[:-1], weight.shape[0])
+
+
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+
+
+def _case(
+    shape: Sequence[int],
+    columns: int,
+    activation: str = "relu",
+    bias: bool = True,
+    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Make:
+    """Standard normal input; weights scaled as nn.Linear starts them. ``lay_out`` is given the
+    input and the weight."""
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        def random(*shape: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
+
+        input = lay_out(random(*shape))
+        depth = input.shape[-1]
+        weight = lay_out(random(columns, depth, scale=max(depth, 1) ** -0.5))
+        return Inputs((input, weight, random(weight.shape[0]) if bias else None, activation))
+
+    return make
+
+
+_BENCH = (
+    (16, 16, 16),
+    (65536, 13, 512),
+    (65536, 512, 256),
+    (65536, 256, 64),
+    (16384, 1024, 1024),
+    (4096, 4096, 4096),
+)
+# Around the edges of the tiles (16 to 128 rows, 32 to 256 columns, 16 to 64 deep), of a store (8
+# columns) and of the shallow kernels (16 and 32 deep).
+_BOUNDARY = (
+    (0, 3, 4),
+    (3, 0, 4),
+    (3, 4, 0),
+    (1, 1, 1),
+    (2, 3, 1),
+    (3, 2, 9),
+    (15, 13, 33),
+    (17, 16, 8),
+    (129, 17, 40),
+    (64, 32, 127),
+    (65, 33, 129),
+    (5, 64, 16),
+    (16, 65, 257),
+    (130, 129, 64),
+)
+
+
+def _cases() -> Iterator[Case]:
+    for rows, depth, columns in _BENCH:
+        tags = {"bench", "sweep"} | ({"tiny"} if rows == 16 else set())
+        name = f"{rows}x{depth}->{columns}"
+        yield Case(name, _case((rows, depth), columns), frozenset(tags))
+    boundary = frozenset({"boundary"})
+    for rows, depth, columns in _BOUNDARY:
+        name = f"boundary_{rows}x{depth}->{columns}"
+        yield Case(name, _case((rows, depth), columns), boundary)
+    for name in ACTIVATIONS:
+        yield Case(f"{name}_37x13->65", _case((37, 13), 65, name), boundary)
+        yield Case(f"{name}_37x40->65", _case((37, 40), 65, name), boundary)
+    yield Case("no_bias", _case((33, 40), 24, bias=False), boundary)
+    yield Case("1d", _case((40,), 24), boundary)
+    yield Case("4d", _case((2, 3, 5, 40), 24), boundary)
+    layouts: dict[str, Callable[[Tensor], Tensor]] = {
+        "transposed": lambda tensor: tensor.t(),
+        "every_other": lambda tensor: tensor[:, ::2],
+        "offset": lambda tensor: tensor[1:, 3:],
+        "one_row": lambda tensor: tensor[:1].expand_as(tensor),
+        "one_column": lambda tensor: tensor[:, :1].expand_as(tensor),
+    }
+    for name, lay_out in layouts.items():
+        yield Case(f"layout_{name}", _case((48, 48), 48, lay_out=lay_out), boundary)
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout, any activation, a bias or none."""
+    leading = [source.size(1, 16, 65) for _ in range(source.choice((1, 0, 2)))]
+    depth = source.size(1, 13, 16, 17, 32, 33, 64)
+    columns = source.size(1, 3, 8, 64, 129)
+    input, weight = source.tensor(*leading, depth), source.tensor(columns, depth)
+    bias = source.tensor(columns) if source.choice((True, False)) else None
+    return Inputs((input, weight, bias, source.choice(tuple(ACTIVATIONS))))
+
+
+def _rewrites() -> Iterator[Rewrite]:
+    """Every spelling of every activation behind a linear layer; identity is one call already."""
+
+    def spelt(act: Callable[[Tensor], Tensor], name: str) -> Iterator[Rewrite]:
+        def with_bias(input: Tensor, weight: Tensor, bias: Tensor) -> Inputs:
+            return Inputs((input, weight, bias, name))
+
+        def without_bias(input: Tensor, weight: Tensor) -> Inputs:
+            return Inputs((input, weight, None, name))
+
+        yield Rewrite(lambda input, weight, bias: act(F.linear(input, weight, bias)), with_bias)
+        yield Rewrite(lambda input, weight: act(F.linear(input, weight)), without_bias)
+
+    for entry in ACTIVATIONS.values():
+        if entry.name != "identity":
+            for spelling in entry.spellings:
+                yield from spelt(spelling, entry.name)
+
+
+OP = FusedOp(
+    name="fuselab::linear_activation",
+    reference=reference,
+    implementations={
+        "triton": Implementation(
+            "cuda",
+            triton_launch.forward,
+            triton_launch.backward,
+            triton_launch.supports,
+            triton_launch.supports_backward,
+        ),
+        "cuda": Implementation(
+            "cuda", cuda_launch.forward, cuda_launch.backward, cuda_launch.supports
+        ),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=tuple(_cases()),
+    gradient=Gradient(save, gradient, fake_gradient, prefer),
+    draw=draw,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    rewrites=tuple(_rewrites()),
+    peers={"addmm_activation": addmm_activation},
+    autocast=autocast,
+    dtypes=DTYPES,
+)

@@ -1,0 +1,193 @@
+"""The Triton and CUDA kernels of linear_activation on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from linear_cases import LAYOUTS, SHAPES, check, operands
+
+from fuselab.ops import linear_activation
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.linear_activation import cuda_launch, triton_launch
+from fuselab.ops.linear_activation.reference import reference
+from fuselab.runtime.fallback import strict
+
+pytestmark = pytest.mark.gpu
+
+KERNELS = {
+    "triton": (triton_launch.forward, triton_launch.backward),
+    "cuda": (cuda_launch.forward, cuda_launch.backward),
+}
+implementations = pytest.mark.parametrize("implementation", KERNELS)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+
+
+def depths(implementation: str) -> tuple[int, ...]:
+    return (13, 31) if implementation == "cuda" else (13, 31, 200, 256)
+
+
+@implementations
+@dtypes
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_and_dtypes(implementation, activation, dtype):
+    for depth in depths(implementation):
+        args = operands(1031, depth, 136, dtype, "cuda")
+        check(*KERNELS[implementation], *args, activation)
+
+
+@implementations
+@dtypes
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, (10_007, 13, 512), (4099, 9, 257), (1, 32, 4099), (513, 1, 1)], ids=str
+)
+def test_shapes(implementation, dtype, shape):
+    if implementation == "cuda" and shape[1] > 32:
+        pytest.skip("the CUDA kernels end at a depth of 32")
+    for bias in (True, False):
+        check(*KERNELS[implementation], *operands(*shape, dtype, "cuda", bias=bias))
+
+
+@pytest.mark.parametrize(
+    "shape", [(2048, 2048, 2048), (4096, 1000, 777), (100, 4097, 300)], ids=str
+)
+@dtypes
+def test_large_products(dtype, shape):
+    check(*KERNELS["triton"], *operands(*shape, dtype, "cuda"))
+
+
+@implementations
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(implementation, layout):
+    for size in (24, 32) if implementation == "cuda" else (24, 130):
+        for dtype in (torch.float32, torch.bfloat16):
+            input, weight, bias = operands(size, size, size, dtype, "cuda")
+            upstream = LAYOUTS[layout](operands(size, size, size, dtype, "cuda")[1])
+            input, weight = LAYOUTS[layout](input), LAYOUTS[layout](weight)
+            bias = bias.repeat_interleave(2)[::2]
+            args = (*KERNELS[implementation], input, weight, bias)
+            for activation in ("relu", "gelu"):
+                check(*args, activation, upstreams=(upstream,))
+
+
+@implementations
+def test_unaligned_operands(implementation):
+    def shifted(tensor):
+        return torch.nn.functional.pad(tensor.flatten(), (1, 0))[1:].view(tensor.shape)
+
+    for depth in (16, 32) if implementation == "cuda" else (16, 128):
+        input, weight, bias = operands(300, depth, 64, torch.bfloat16, "cuda")
+        check(*KERNELS[implementation], shifted(input), shifted(weight), shifted(bias))
+
+
+@pytest.mark.parametrize("depth", [13, 128])
+def test_every_triton_candidate_is_right(depth):
+    for dtype in DTYPES:
+        args = operands(515, depth, 300, dtype, "cuda")
+        x = args[0]
+        expected = reference(*(value.double() for value in args))
+        eager = (reference(*args).double() - expected).abs().max()
+        for config in triton_launch.triton_candidates(515, 300, depth, dtype):
+            if config.shared_bytes(dtype.itemsize) > triton_launch._device_limits(x.device)[1]:
+                continue
+            ours = triton_launch.forward(*args, "relu", config)
+            error = (ours.double() - expected).abs().max()
+            ulp = torch.finfo(dtype).eps * expected.abs().max()
+            assert error <= 4 * eager + 2 * ulp, config
+
+
+@dtypes
+@pytest.mark.parametrize("depth", [13, 32])
+def test_every_cuda_candidate_is_right(dtype, depth):
+    args = operands(4099, depth, 520, dtype, "cuda")
+    expected = cuda_launch.forward(*args, "relu")
+    for config in cuda_launch.SHALLOW_CANDIDATES:
+        assert torch.equal(cuda_launch.forward(*args, "relu", config), expected), config
+
+
+@pytest.mark.parametrize("depth", [13, 200])
+def test_float32_obeys_the_precision_setting(depth):
+    args = operands(512, depth, 256, torch.float32, "cuda")
+    exact = reference(*(value.double() for value in args), "identity")
+    before = torch.get_float32_matmul_precision()
+    errors = {}
+    try:
+        for precision in ("highest", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            ours = linear_activation(*args, "identity", implementation="triton")
+            errors[precision] = (ours.double() - exact).abs().max()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert errors["highest"] < 1e-5 < errors["high"] < 1e-2
+
+
+@implementations
+def test_sums_repeat_to_the_bit(implementation):
+    _, backward = KERNELS[implementation]
+    input, weight, bias = operands(30_001, 13, 129, torch.float32, "cuda")
+    output = reference(input, weight, bias)
+    first, second = (
+        backward(
+            (False, implementation == "triton", True), output, output, input, weight, None, "relu"
+        )
+        for _ in range(2)
+    )
+    assert torch.equal(first[2], second[2])
+    assert first[1] is None or torch.equal(first[1], second[1])
+
+
+@implementations
+def test_runs_on_the_callers_stream_and_in_a_graph(implementation):
+    for depth in (13,) if implementation == "cuda" else (13, 128):
+        args = operands(640, depth, 128, torch.bfloat16, "cuda")
+        leaves = [value.requires_grad_() for value in args]
+
+        def step(leaves=leaves):
+            output = linear_activation(*leaves, implementation=implementation)
+            return output, *torch.autograd.grad(output.sum(), leaves)
+
+        with strict():
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                step()
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                results = step()
+        with torch.no_grad():
+            leaves[0].copy_(operands(641, depth, 128, torch.bfloat16, "cuda")[0][1:])
+        graph.replay()
+        for ours, theirs in zip(results, step(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_calls_that_hit_a_launch_plan_see_alignment_and_shape():
+    storage = torch.randn(8 * 64 + 16, device="cuda").bfloat16()
+    _, weight, bias = operands(8, 16, 24, torch.bfloat16, "cuda")
+    for offset in (0, 8, 1, 2, 0, 3):
+        input = storage[offset : offset + 512].view(32, 16)
+        for implementation in KERNELS:
+            ours = linear_activation(input, weight, bias, implementation=implementation)
+            torch.testing.assert_close(ours, reference(input, weight, bias))
+
+
+@implementations
+def test_more_than_2_to_the_31_elements(implementation):
+    """Offsets past 32 bits in the output, and in the gradient of the weight's operands."""
+    columns = 512
+    rows = 2**31 // columns + 67
+    if torch.cuda.mem_get_info()[0] < 4 * 2 * rows * columns:
+        pytest.skip(f"needs {8 * rows * columns / 2**30:.0f} GiB of free GPU memory")
+    _, weight, bias = operands(1, 13, columns, torch.bfloat16, "cuda")
+    input = torch.zeros(rows, 13, device="cuda", dtype=torch.bfloat16)
+    input[-70:] = 1
+    with strict():
+        ours = linear_activation(input, weight, bias, implementation=implementation)
+    torch.testing.assert_close(ours[-70:], reference(input[-70:], weight, bias))
+    torch.testing.assert_close(ours[:3], reference(input[:3], weight, bias))
+    saved = ours, input, weight, None, "relu"
+    grads = KERNELS[implementation][1]((False, True, False), ours, *saved)
+    last = reference(input[-70:], weight, bias).double()
+    torch.testing.assert_close(
+        grads[1].double(), (last.t() @ input[-70:].double()), rtol=0.02, atol=0.5
+    )
