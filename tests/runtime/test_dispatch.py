@@ -564,6 +564,8 @@ def test_a_frozen_argument_refuses_its_gradient_and_names_the_alternative() -> N
     input, update, _ = _inputs(grad=True)
     with pytest.raises(DifferentiationError, match="frozen: 'update' has no gradient; detach it"):
         frozen(input, update)
+    with pytest.raises(DifferentiationError, match="'update' has no gradient"):
+        frozen(input, update, implementation="reference")
     assert frozen(input, update.detach()).requires_grad
     with torch.no_grad():
         frozen(input, update)

@@ -411,19 +411,22 @@ class _Registration:
 
     def differentiable(self, *args: Any) -> Tensor:
         """The operator as a step that autograd knows; ``args`` end with the implementation."""
-        gradient = self.op.gradient
-        assert gradient is not None
         *values, implementation = args
-        for name in gradient.frozen:
-            value = values[list(self.op.signature.parameters).index(name)]
-            if any(tensor.requires_grad for tensor in tensors_in((value,))):
-                raise DifferentiationError(
-                    f"{self.op.short_name}: '{name}' has no gradient; {gradient.frozen[name]}."
-                )
+        self.refuse_frozen(values)
         flat, lengths = _flat(values, self.sequence_positions)
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return self.function.apply(*flat, lengths, implementation)
         return self.apply_plainly(*flat, lengths, implementation)
+
+    def refuse_frozen(self, values: Sequence[Any]) -> None:
+        """Raise DifferentiationError where the gradient of a frozen argument is asked for."""
+        frozen = self.op.gradient.frozen if self.op.gradient is not None else {}
+        for name in frozen:
+            value = values[list(self.op.signature.parameters).index(name)]
+            if any(tensor.requires_grad for tensor in tensors_in((value,))):
+                raise DifferentiationError(
+                    f"{self.op.short_name}: '{name}' has no gradient; {frozen[name]}."
+                )
 
     def replace(self, op: FusedOp) -> None:
         """Take ``op`` in place of the operator registered under the same name."""
@@ -909,6 +912,8 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
     )
     if by_reference:
         op.validate(*args)
+        if torch.is_grad_enabled():
+            registration.refuse_frozen(args)
         return _without_autocast(op.reference, args)
     # Dynamo in torch 2.11 cannot trace bool() of a tuple.
     scalar_tensors = compiling and len(registration.float_positions) > 0
