@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from bench_operators import Remembering, case, clamped, lazy, operator, raising
+from gallery import in_place, lookup, remainder, wrong_arguments
 from torch import Tensor
 
 import fuselab
@@ -109,6 +110,36 @@ def test_wrong_lazy_and_broken_implementations_are_never_timed() -> None:
         "remembering wrong",
         "raising failed",
     ]
+
+
+def test_an_operator_that_writes_over_its_input_is_timed_on_a_copy_of_its_own() -> None:
+    inputs: list[Tensor] = []
+
+    def write(input: Tensor, bias: Tensor, scale: float) -> None:
+        inputs.append(input)
+        in_place.forward(input, bias, scale)
+
+    op = in_place.make_op("benched", forward=write)
+    (group,) = bench(op, cases=["16x64"], providers=["plain"], **FAST).groups
+    assert [record.status for record in group.records] == ["ok", "ok"]
+    addresses = {input.data_ptr() for input in inputs}
+    assert 2 <= len(addresses) < len(inputs) / 4  # the timed one, and a fresh one per verification
+    op = in_place.make_op("benched", forward=lambda input, bias, scale: None)
+    (group,) = bench(op, cases=["16x64"], providers=["plain"], **FAST).groups
+    assert rows(group)["plain"].status == "wrong"
+
+
+def test_sequences_and_integers_are_timed_and_verified() -> None:
+    result = bench(lookup.make_op("benched_lookup"), providers=["plain"], backward=True, **FAST)
+    assert [[record.status for record in group.records] for group in result.groups[:1]] == [
+        ["ok", "ok"]
+    ]
+    result = bench(remainder.make_op("benched_remainder"), providers=["plain", "torchscript"], **FAST)
+    assert [record.status for record in result.groups[0].records] == ["ok"] * 3
+    wrong = wrong_arguments.repeated_ids_overwrite("cpu")
+    result = bench(wrong, providers=["plain"], backward=True, **FAST)
+    assert [rows(group)["plain"].status for group in result.groups] == ["ok", "wrong", "wrong"]
+    assert "gradient 0" in (rows(result.groups[1])["plain"].reason or "")
 
 
 def test_a_wrong_forward_does_not_win_forward_and_backward() -> None:

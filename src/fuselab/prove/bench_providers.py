@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import UnknownNameError
-from fuselab.op import FusedOp
+from fuselab.op import FusedOp, tensors_in
+from fuselab.prove.arguments import filled
 from fuselab.runtime import dispatch
 
 Function = Callable[..., Any]
@@ -87,13 +88,11 @@ def _torchscript(op: FusedOp, args: Arguments) -> tuple[Function, Arguments]:
             scripted(*args)
             return scripted, args
         except Exception:  # whatever the script compiler cannot take
-            tensors = tuple(value for value in args if isinstance(value, Tensor))
+            tensors = tensors_in(args)
+            places = range(len(tensors))
 
             def reference(*tensors: Tensor) -> Any:
-                following = iter(tensors)
-                return op.reference(
-                    *(next(following) if isinstance(value, Tensor) else value for value in args)
-                )
+                return op.reference(*filled(args, places, tensors))
 
             detached = tuple(value.detach() for value in tensors)
             return torch.jit.trace(reference, detached, check_trace=False), tensors

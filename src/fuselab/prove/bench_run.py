@@ -19,7 +19,7 @@ from fuselab.measure.verdict import Outcome, verdict
 from fuselab.op import Cost
 from fuselab.prove.bench_providers import Provider, best_peer
 from fuselab.prove.bench_result import OURS, Ceiling, Comparison, Group, Record
-from fuselab.prove.bench_work import Work
+from fuselab.prove.bench_work import Calls, Work
 
 CEILING = "ceiling: "
 HOST_SHARE = 3  # the host's rounds take a third of the device's budget on top of it
@@ -40,7 +40,7 @@ class Run:
         self.work, self.providers, self.ceilings = work, providers, ceilings
         self.budget_s, self.seed, self.energy = budget_s, seed, energy
         self.costs = _costs(work)
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, Calls] = {}
         self.unmeasured: dict[str, Record] = {}
         self.kinds = {provider.name: provider.kind for provider in providers}
         self.renewed = False
@@ -50,8 +50,8 @@ class Run:
         with _compile_settings(self.work.phase, self.providers):
             self._prepare()
             candidates = [
-                Candidate(name, call, functools.partial(self._verify, call))
-                for name, call in self.calls.items()
+                Candidate(name, calls.timed, functools.partial(self._verify, calls.checked))
+                for name, calls in self.calls.items()
             ]
             samples = interleave(
                 [*candidates, *self._streaming()],
@@ -62,8 +62,8 @@ class Run:
             )
             hosts = interleave(
                 [
-                    Candidate(name, call)
-                    for name, call in self.calls.items()
+                    Candidate(name, calls.timed)
+                    for name, calls in self.calls.items()
                     if samples[name].times_us
                 ],
                 self.work.device,
@@ -99,7 +99,9 @@ class Run:
                 )
                 continue
             try:
-                self.calls[provider.name] = self.work.call(*provider.prepare(self.work.args))
+                function, args = provider.prepare(self.work.args)
+                writes = bool(self.work.op.mutates) and provider.kind in OURS
+                self.calls[provider.name] = self.work.calls(function, args, writes)
             except Exception as error:  # the compilers of others may raise anything
                 ours = provider.kind in OURS
                 first = (str(error).strip().splitlines() or [""])[0]
@@ -191,7 +193,7 @@ class Run:
         middle, low, high = (significant(value) for value in median_interval(found.times_us))
         total = _total(self.costs)
         share = significant(ceiling.median_us / middle) if ceiling else None
-        joules = joules_per_call(self.calls[name], self.work.device) if self.energy else None
+        joules = joules_per_call(self.calls[name].timed, self.work.device) if self.energy else None
         deciding = hosts if self.by_host else samples
         medians = {other: median(deciding[other].times_us) for other in hosts}
         return Record(
@@ -213,7 +215,7 @@ class Run:
             tflops=significant(total.flops / middle / 1e6) if total else None,
             ceiling_share=share,
             explain=_explain(share),
-            peak_bytes=peak_bytes(self.calls[name], self.work.device),
+            peak_bytes=peak_bytes(self.calls[name].timed, self.work.device),
             joules=significant(joules) if joules is not None else None,
             page_faults_per_call=(
                 significant(found.page_faults_per_call)

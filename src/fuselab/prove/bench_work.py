@@ -6,11 +6,15 @@ first, so that an output left unwritten shows, and the second time the inputs ha
 same memory, so that a result kept from an earlier call shows. The bar is four times as wide as
 ``check``'s: a benchmark sorts out wrong results, ``check`` judges accuracy, and a peer may round
 more often.
+
+What writes over arguments is timed on copies of its own, whose values drift from call to call, and
+verified on fresh ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +22,28 @@ from torch import Tensor
 
 from fuselab.measure.memory import poison
 from fuselab.measure.timer import Call
-from fuselab.op import Case, FusedOp
+from fuselab.op import Case, FusedOp, tensors_in
 from fuselab.prove.accuracy import ULPS, as_rows, error_of_rows, judge, ulp_of_rows, upcast
+from fuselab.prove.arguments import (
+    at,
+    differentiable,
+    filled,
+    mapped,
+    overlaps_itself,
+    with_own_copies,
+)
 
 PHASES = ("forward", "backward", "forward+backward")
 SLACK = 4.0
 SEED = 0
+
+
+@dataclass(frozen=True)
+class Calls:
+    """One provider's call as it is ``timed``, and ``checked``, which returns its results."""
+
+    timed: Call
+    checked: Call
 
 
 class Work:
@@ -33,10 +53,11 @@ class Work:
         self, op: FusedOp, case: Case, device: torch.device, dtype: torch.dtype, phase: str
     ) -> None:
         self.op, self.case, self.device, self.dtype, self.phase = op, case, device, dtype, phase
-        self.args = tuple(self._argument(value) for value in self._made(SEED))
-        self.inputs = [
-            value for value in self.args if isinstance(value, Tensor) and value.requires_grad
-        ]
+        made = self._made(SEED)
+        self.places = [] if phase == "forward" else differentiable(op, made)
+        leaves = [tensor.detach().requires_grad_() for tensor in at(made, self.places)]
+        self.args = tuple(filled(made, self.places, leaves))
+        self.inputs = at(self.args, self.places)
         self.upstream = None if phase == "forward" else self._make_upstream()
         self._expect()
 
@@ -44,29 +65,36 @@ class Work:
         generator = torch.Generator().manual_seed(seed)
         return self.op.bind(self.case.make(self.device, self.dtype, generator))
 
-    def _argument(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        differentiable = self.phase != "forward" and value.is_floating_point()
-        return value.detach().requires_grad_(differentiable)
-
     def _make_upstream(self) -> Tensor:
         with torch.no_grad():
             output = self.op.reference(*self.args)
         generator = torch.Generator().manual_seed(SEED)
         return torch.randn(output.shape, generator=generator).to(output.device, output.dtype)
 
-    def call(self, function: Callable[..., Any], args: Sequence[Any]) -> Call:
-        """``function(*args)`` as this phase runs it; ``args`` hold the tensors of ``self.args``.
+    def calls(
+        self, function: Callable[..., Any], args: Sequence[Any], writes: bool = False
+    ) -> Calls:
+        """``function(*args)`` as this phase runs it; ``args`` hold the tensors of ``self.args``, of
+        which the function ``writes`` over some or does not.
 
-        The call returns the output and, where there is a backward, the gradients after it.
+        The checked call returns the output (or outputs) and, where there is a backward, the
+        gradients after it.
         """
+        if writes:
+            own = with_own_copies(self.op, args)
+
+            def checked() -> tuple[Tensor, ...]:
+                fresh = with_own_copies(self.op, args)
+                function(*fresh)
+                return self.op.mutated(fresh)
+
+            return Calls(lambda: function(*own), checked)
         if self.phase == "forward":
-            return lambda: function(*args)
+            return _alike(lambda: function(*args))
         if self.phase == "backward":
             output = function(*args)
-            return lambda: self._with_gradients(output, self.inputs, retain_graph=True)
-        return lambda: self._with_gradients(function(*args), self.inputs)
+            return _alike(lambda: self._with_gradients(output, self.inputs, retain_graph=True))
+        return _alike(lambda: self._with_gradients(function(*args), self.inputs))
 
     def _with_gradients(
         self, output: Tensor, inputs: Sequence[Tensor], retain_graph: bool = False
@@ -81,36 +109,46 @@ class Work:
     def _reference_results(self, args: Sequence[Any]) -> list[Tensor | None]:
         output = self.op.reference(*args)
         if self.phase == "forward":
-            return [output]
-        inputs = [value for value in args if isinstance(value, Tensor) and value.requires_grad]
-        return list(self._with_gradients(output, inputs))
+            return list(tensors_in((output,)))
+        return list(self._with_gradients(output, at(args, self.places)))
 
     def _expect(self) -> None:
         self._eager = self._reference_results(self.args)
-        self._exact = self._reference_results([upcast(value) for value in self.args])
+        self._exact = self._reference_results(mapped(upcast, self.args))
 
     def renew(self) -> None:
         """New values in the same memory, and what the reference makes of them. Left out for
         ``backward``, whose graph holds the old values, and for tensors that overlap themselves."""
         if self.phase == "backward":
             return
-        for value, fresh in zip(self.args, self._made(SEED + 1), strict=True):
-            if isinstance(value, Tensor) and not _overlaps(value):
+        made = tensors_in(self._made(SEED + 1))
+        for value, fresh in zip(tensors_in(self.args), made, strict=True):
+            if not overlaps_itself(value):
                 value.detach().copy_(fresh)
         self._expect()
 
     def problem(self, call: Call) -> str | None:
-        """What is wrong with the results of ``call``, in a few words; None if they are right."""
+        """What is wrong with the results of a checked ``call``, in a few words; None if they are
+        right."""
         poison([value for value in self._eager if value is not None])
         returned: Any = call()
-        results = [returned] if self.phase == "forward" else list(returned)
+        results = [returned] if isinstance(returned, Tensor) else list(returned)
         for place, (ours, eager, exact) in enumerate(
             zip(results, self._eager, self._exact, strict=True)
         ):
             problem = _problem(ours, eager, exact)
             if problem is not None:
-                return f"{f'gradient {place - 1}' if place else 'output'} {problem}"
+                return f"{self._name(place)} {problem}"
         return None
+
+    def _name(self, place: int) -> str:
+        if self.phase == "forward":
+            return "output" if len(self._eager) == 1 else f"output {place}"
+        return f"gradient {place - 1}" if place else "output"
+
+
+def _alike(call: Call) -> Calls:
+    return Calls(call, call)
 
 
 def _problem(ours: Tensor | None, eager: Tensor | None, exact: Tensor | None) -> str | None:
@@ -123,9 +161,3 @@ def _problem(ours: Tensor | None, eager: Tensor | None, exact: Tensor | None) ->
     error = error_of_rows(as_rows(eager.detach()), rows)
     allowance = SLACK * error + ULPS * ulp_of_rows(rows, eager.dtype)
     return judge(ours, eager, exact, allowance).problem
-
-
-def _overlaps(tensor: Tensor) -> bool:
-    return any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-    )
