@@ -20,11 +20,16 @@ from fuselab.errors import ContractError
 
 if TYPE_CHECKING:
     from fuselab.op import FusedOp
+    from fuselab.ops.add import add as add
     from fuselab.ops.add_mul_activation import add_mul_activation as add_mul_activation
     from fuselab.ops.bias_activation import bias_activation as bias_activation
     from fuselab.ops.hash_indices import hash_indices as hash_indices
     from fuselab.ops.linear_activation import linear_activation as linear_activation
+    from fuselab.ops.log_softmax import log_softmax as log_softmax
+    from fuselab.ops.log_softmax import log_softmax_ as log_softmax_
     from fuselab.ops.softmax import softmax as softmax
+    from fuselab.ops.softmax import softmax_ as softmax_
+    from fuselab.ops.square import square as square
     from fuselab.ops.vocabulary_indices import vocabulary_indices as vocabulary_indices
 
 

@@ -37,6 +37,11 @@ class Nest:
             tuple((0,) * missing + strides for strides in self.strides),
         )
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether every operand counts up as the output does."""
+        return all(strides == (1,) for strides in self.strides)
+
     def needs_64_bit_offsets(self) -> bool:
         """Whether an offset into the output or into any operand passes 2^31 - 1 elements."""
         furthest = [
@@ -76,6 +81,17 @@ def nest(output: Tensor, operands: Sequence[tuple[int, ...]]) -> Nest:
     if not sizes:
         sizes, steps = [1], [(1,) * len(operands)]
     return Nest(tuple(sizes), tuple(zip(*steps, strict=True)))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their stretch of memory without gap or overlap, in any order."""
+    expected = 1
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted(step for step in steps if step[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def row_strides(rows: int, columns: int, matrix: Tensor) -> tuple[int, int]:

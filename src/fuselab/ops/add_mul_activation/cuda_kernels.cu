@@ -11,21 +11,8 @@
 //
 // Index is int32_t, or int64_t where an offset needs it. Sizes and strides count elements.
 
-#include "../activations/cuda_vectors.h"
+#include "../activations/cuda_nest.h"
 #include "../activations/functions.h"
-
-constexpr int threads = 256;
-
-template <class Output>
-struct ArithmeticOf {
-  using type = float;
-};
-template <>
-struct ArithmeticOf<double> {
-  using type = double;
-};
-template <class Output>
-using Arithmetic = typename ArithmeticOf<Output>::type;
 
 // Which terms there are beside the input.
 template <bool update, bool bias>
@@ -101,26 +88,6 @@ __global__ void __launch_bounds__(threads)
     assign(output[offset], Activation::forward(sum));
   }
 }
-
-// Offsets of operands in a nest of `rank` loops, innermost last, from the output's own offset.
-template <int rank, class Index>
-struct Position {
-  Index index[rank];
-  FUSELAB_INLINE Position(Index offset, const int64_t (&sizes)[5]) {
-#pragma unroll
-    for (int dim = rank - 1; dim > 0; --dim) {
-      index[dim] = offset % Index(sizes[5 - rank + dim]);
-      offset /= Index(sizes[5 - rank + dim]);
-    }
-    index[0] = offset;
-  }
-  FUSELAB_INLINE Index offset(const int64_t (&strides)[5]) const {
-    Index sum = 0;
-#pragma unroll
-    for (int dim = 0; dim < rank; ++dim) sum += index[dim] * Index(strides[5 - rank + dim]);
-    return sum;
-  }
-};
 
 // Any strides: consecutive threads take consecutive elements of the output.
 template <class Activation, class Terms, class Output, class Input, class Update, class Bias,

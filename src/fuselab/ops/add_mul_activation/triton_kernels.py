@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from fuselab.ops.activations.triton_functions import activate, pull_back
+from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest
 
 
 @triton.jit
@@ -96,41 +97,6 @@ def forward(
         )
 
 
-@triton.jit
-def _tile_of_nest(
-    size_3, size_4, rows, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr
-):
-    """This program's rows (all loops but the innermost) and columns, and the mask of those that
-    exist."""
-    tile = tl.program_id(0)
-    across = tl.cdiv(size_4, BLOCK_COLUMNS)
-    row = (tile // across) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = (tile % across) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    if WIDE:
-        tile_row = (tile // across).to(tl.int64) * BLOCK_ROWS
-        tile_column = (tile % across).to(tl.int64) * BLOCK_COLUMNS
-        row = tile_row + tl.arange(0, BLOCK_ROWS)[:, None]
-        column = tile_column + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    return row, column, (row < rows) & (column < size_4)
-
-
-@triton.jit
-def _offset_of(
-    row, column, size_1, size_2, size_3, stride_0, stride_1, stride_2, stride_3, stride_4,
-    MATRIX: tl.constexpr,
-):  # fmt: skip
-    """Offset of an operand. MATRIX: the outer three loops have one step."""
-    if MATRIX:
-        return row * stride_3 + column * stride_4
-    else:
-        offset = (row % size_3) * stride_3
-        row = row // size_3
-        offset += (row % size_2) * stride_2
-        row = row // size_2
-        offset += (row % size_1) * stride_1 + (row // size_1) * stride_0
-        return offset + column * stride_4
-
-
 _UNSPECIALIZED = [
     "rows", "size_1", "size_2",
     "input_0", "input_1", "input_2",
@@ -150,20 +116,20 @@ def forward_strided(
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, MATRIX: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row, column, mask = _tile_of_nest(size_3, size_4, rows, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    offset = _offset_of(
+    row, column, mask = tile_of_nest(size_3, size_4, rows, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    offset = offset_of(
         row, column, size_1, size_2, size_3, input_0, input_1, input_2, input_3, input_4, MATRIX
     )
     total = tl.load(input + offset, mask).to(COMPUTE)
     if update is not None:
-        offset = _offset_of(
+        offset = offset_of(
             row, column, size_1, size_2, size_3,
             update_0, update_1, update_2, update_3, update_4, MATRIX,
         )  # fmt: skip
         scale = _scale_of(scale_pointer, scale, COMPUTE)
         total += scale * tl.load(update + offset, mask).to(COMPUTE)
     if bias is not None:
-        offset = _offset_of(
+        offset = offset_of(
             row, column, size_1, size_2, size_3, bias_0, bias_1, bias_2, bias_3, bias_4, MATRIX
         )
         total += tl.load(bias + offset, mask).to(COMPUTE)
@@ -256,26 +222,26 @@ def backward_strided(
     MATRIX: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row, column, mask = _tile_of_nest(size_3, size_4, rows, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    row, column, mask = tile_of_nest(size_3, size_4, rows, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
     scale = _scale_of(scale_pointer, scale, COMPUTE)
-    offset = _offset_of(
+    offset = offset_of(
         row, column, size_1, size_2, size_3, grad_0, grad_1, grad_2, grad_3, grad_4, MATRIX
     )
     gradient = tl.load(grad + offset, mask).to(COMPUTE)
     if first is not None:
-        offset = _offset_of(
+        offset = offset_of(
             row, column, size_1, size_2, size_3, first_0, first_1, first_2, first_3, first_4, MATRIX
         )
         saved = tl.load(first + offset, mask).to(COMPUTE)
         if not FROM_OUTPUT:
             if update is not None:
-                offset = _offset_of(
+                offset = offset_of(
                     row, column, size_1, size_2, size_3,
                     update_0, update_1, update_2, update_3, update_4, MATRIX,
                 )  # fmt: skip
                 saved += scale * tl.load(update + offset, mask).to(COMPUTE)
             if bias is not None:
-                offset = _offset_of(
+                offset = offset_of(
                     row, column, size_1, size_2, size_3,
                     bias_0, bias_1, bias_2, bias_3, bias_4, MATRIX,
                 )  # fmt: skip

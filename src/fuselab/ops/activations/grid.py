@@ -1,0 +1,123 @@
+"""How a pointwise kernel is spread over a GPU: packs and blocks in CUDA C++, tiles in Triton."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.activations.layout import Nest
+from fuselab.runtime.cuda_source import CudaSource
+from fuselab.runtime.parameters import Scalar, i64
+
+CUDA_NAMES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+}
+THREADS = 256  # of a CUDA block, as cuda_nest.h says
+TRITON_BLOCK_BYTES = 4096  # of the output in a flat tile: two 16-byte stores of 4 warps' threads
+TRITON_TILE = 1024  # elements of a tile of the strided kernels
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is at least ``number``."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def numbers(*groups: Sequence[int]) -> list[Scalar]:
+    return [i64(number) for group in groups for number in group]
+
+
+def flags(*values: bool) -> str:
+    return ", ".join(str(value).lower() for value in values)
+
+
+def index_type(is_wide: bool) -> str:
+    return "int64_t" if is_wide else "int32_t"
+
+
+def is_aligned(*tensors: Tensor | None) -> bool:
+    """Whether 16-byte accesses may start where the tensors do."""
+    return all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
+
+
+def pack_width(*dtypes: torch.dtype | None) -> int:
+    """Elements per thread and pack: 16 bytes of the narrowest type."""
+    return 16 // min(dtype.itemsize for dtype in dtypes if dtype is not None)
+
+
+def launch_by_packs(
+    source: CudaSource,
+    kernel: str,
+    loops: Nest,
+    dtypes: Sequence[torch.dtype],
+    operands: Sequence[Tensor],
+    output: Tensor,
+) -> None:
+    """Launch ``kernel<types, Index, rank, width, packed...>(operands..., output, numel, nest)``: a
+    thread owns one pack of consecutive elements of ``output``, within one row of the nest."""
+    rank, row = len(loops.sizes), loops.sizes[-1]
+    width = pack_width(*dtypes)
+    if not is_aligned(output) or (rank > 1 and row % width):
+        width = 1
+    packed = (
+        width > 1
+        and is_aligned(operand)
+        and strides[-1] == 1
+        and all(stride % width == 0 for stride in strides[:-1])
+        for operand, strides in zip(operands, loops.strides, strict=True)
+    )
+    is_wide = loops.needs_64_bit_offsets() or loops.numel + THREADS * width > 2**31 - 1
+    types = ", ".join(CUDA_NAMES[dtype] for dtype in dtypes)
+    padded = loops.padded()
+    source.launch(
+        f"{kernel}<{types}, {index_type(is_wide)}, {rank}, {width}, {flags(*packed)}>",
+        grid=(ceil_div(loops.numel, THREADS * width), 1, 1),
+        block=(THREADS, 1, 1),
+        args=(*operands, output, i64(loops.numel), *numbers(padded.sizes, *padded.strides)),
+    )
+
+
+def triton_arithmetic(dtype: torch.dtype) -> Any:
+    """COMPUTE of a Triton kernel whose output has this dtype."""
+    import triton.language as tl
+
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def flat_tile(loops: Nest, output_dtype: torch.dtype) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Grid and tile of a flat Triton kernel."""
+    block = TRITON_BLOCK_BYTES // output_dtype.itemsize
+    return (ceil_div(loops.numel, block),), {"BLOCK": block}
+
+
+def tile_of(loops: Nest) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Grid and tile shape of a strided Triton kernel: square tiles where an operand is transposed,
+    so that the lines it touches are used while they are in L1."""
+    rows, columns = math.prod(loops.sizes[:-1]), loops.sizes[-1]
+    transposed = any(strides[-1] > 1 for strides in loops.strides)
+    across = min(32 if transposed else TRITON_TILE, power_of_two(columns))
+    down = min(TRITON_TILE // across, power_of_two(rows))
+    constants = {
+        "MATRIX": math.prod(loops.sizes[:-2]) == 1,
+        "WIDE": loops.needs_64_bit_offsets() or loops.numel + 2 * TRITON_TILE > 2**31 - 1,
+        "BLOCK_ROWS": down,
+        "BLOCK_COLUMNS": across,
+    }
+    return (ceil_div(rows, down) * ceil_div(columns, across),), constants
+
+
+def nest_numbers(loops: Nest) -> list[int]:
+    """Arguments of a strided Triton kernel: rows, four inner sizes, five strides per operand."""
+    padded = loops.padded()
+    strides = (stride for strides in padded.strides for stride in strides)
+    return [math.prod(padded.sizes[:-1]), *padded.sizes[1:], *strides]

@@ -1,0 +1,40 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Where the elements of a strided operand lie, for the pointwise Triton kernels."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_of_nest(
+    size_3, size_4, rows, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr
+):
+    """This program's rows (all loops but the innermost) and columns, and the mask of those that
+    exist. WIDE: offsets are 64-bit."""
+    tile = tl.program_id(0)
+    across = tl.cdiv(size_4, BLOCK_COLUMNS)
+    row = (tile // across) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    column = (tile % across) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    if WIDE:
+        tile_row = (tile // across).to(tl.int64) * BLOCK_ROWS
+        tile_column = (tile % across).to(tl.int64) * BLOCK_COLUMNS
+        row = tile_row + tl.arange(0, BLOCK_ROWS)[:, None]
+        column = tile_column + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    return row, column, (row < rows) & (column < size_4)
+
+
+@triton.jit
+def offset_of(
+    row, column, size_1, size_2, size_3, stride_0, stride_1, stride_2, stride_3, stride_4,
+    MATRIX: tl.constexpr,
+):  # fmt: skip
+    """Offset of an operand in a nest of five loops. MATRIX: the outer three have one step."""
+    if MATRIX:
+        return row * stride_3 + column * stride_4
+    else:
+        offset = (row % size_3) * stride_3
+        row = row // size_3
+        offset += (row % size_2) * stride_2
+        row = row // size_2
+        offset += (row % size_1) * stride_1 + (row // size_1) * stride_0
+        return offset + column * stride_4

@@ -1,0 +1,8 @@
+"""input * input: with add, the package to read first."""
+
+from fuselab.ops.square.op import OP
+from fuselab.runtime.dispatch import operator
+
+square = operator(OP)
+
+__all__ = ["OP", "square"]

@@ -1,0 +1,200 @@
+"""The contract of ``fuselab::square``, and its launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import DtypeError
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops.activations.grid import (
+    flat_tile,
+    launch_by_packs,
+    nest_numbers,
+    tile_of,
+    triton_arithmetic,
+)
+from fuselab.ops.activations.layout import MAX_RANK, Nest, arithmetic_unit, bytes_behind, nest
+from fuselab.ops.square.reference import gradient, reference
+from fuselab.runtime.cuda_source import CudaSource
+from fuselab.runtime.triton_launch import launch
+
+CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
+# Every dtype; packed and not, 32-bit and 64-bit offsets, one loop and five.
+CUDA_EXPRESSIONS = (
+    "square<float, int32_t, 1, 4, true>",
+    "square<double, int32_t, 2, 1, false>",
+    "square<__half, int64_t, 1, 8, true>",
+    "square<__nv_bfloat16, int64_t, 5, 8, false>",
+    "square_backward<float, int32_t, 1, 4, true, true>",
+    "square_backward<double, int32_t, 2, 1, false, false>",
+    "square_backward<__half, int64_t, 1, 8, true, true>",
+    "square_backward<__nv_bfloat16, int64_t, 5, 8, false, true>",
+)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def validate(input: Tensor) -> None:
+    if input.dtype not in DTYPES:
+        raise DtypeError(
+            f"square: 'input' is {input.dtype}; expected float32, float16, bfloat16 or float64."
+        )
+
+
+def save(output: Tensor, input: Tensor) -> tuple[Tensor]:
+    return (input,)
+
+
+def fake_gradient(
+    needs: Sequence[bool], grad_output: Tensor, input: Tensor
+) -> tuple[Tensor | None]:
+    return (torch.empty_like(input) if needs[0] else None,)
+
+
+def _nest(output: Tensor, *operands: Tensor) -> tuple[Nest, tuple[Tensor, ...]]:
+    """The loop nest; beyond rank 5, over copies laid out as the output is."""
+    loops = nest(output, [operand.stride() for operand in operands])
+    if len(loops.sizes) > MAX_RANK:
+        operands = tuple(torch.empty_like(output).copy_(operand) for operand in operands)
+        loops = nest(output, [operand.stride() for operand in operands])
+    return loops, operands
+
+
+def _launch_cuda(kernel: str, output: Tensor, *operands: Tensor) -> None:
+    loops, operands = _nest(output, *operands)
+    dtypes = (output.dtype,)
+    launch_by_packs(CUDA, kernel, loops, dtypes, operands, output)
+
+
+def _launch_triton(kernel: str, output: Tensor, *operands: Tensor) -> None:
+    """One launch of ``kernel`` where all tensors are dense alike, else of its strided form."""
+    from fuselab.ops.square import triton_kernels as kernels
+
+    loops, operands = _nest(output, *operands)
+    compute = triton_arithmetic(output.dtype)
+    if loops.is_flat:
+        grid, tile = flat_tile(loops, output.dtype)
+        launched, numbers = getattr(kernels, kernel), [loops.numel]
+    else:
+        grid, tile = tile_of(loops)
+        launched, numbers = getattr(kernels, f"{kernel}_strided"), nest_numbers(loops)
+    launch(launched, grid, *operands, output, *numbers, COMPUTE=compute, **tile)
+
+
+def _forward(run: Callable[..., None], input: Tensor) -> Tensor:
+    output = torch.empty_like(input)
+    if input.numel():
+        run("square", output, input)
+    return output
+
+
+def _backward(
+    run: Callable[..., None], needs: Sequence[bool], grad_output: Tensor, input: Tensor
+) -> tuple[Tensor | None]:
+    if not needs[0]:
+        return (None,)
+    grad_input = torch.empty_like(input)
+    if input.numel():
+        run("square_backward", grad_input, grad_output, input)
+    return (grad_input,)
+
+
+def forward_triton(input: Tensor) -> Tensor:
+    return _forward(_launch_triton, input)
+
+
+def backward_triton(
+    needs: Sequence[bool], grad_output: Tensor, input: Tensor
+) -> tuple[Tensor | None]:
+    return _backward(_launch_triton, needs, grad_output, input)
+
+
+def forward_cuda(input: Tensor) -> Tensor:
+    return _forward(_launch_cuda, input)
+
+
+def backward_cuda(
+    needs: Sequence[bool], grad_output: Tensor, input: Tensor
+) -> tuple[Tensor | None]:
+    return _backward(_launch_cuda, needs, grad_output, input)
+
+
+def cost(input: Tensor) -> Cost:
+    """The input read once, the output written once; one multiplication."""
+    numel, unit = input.numel(), arithmetic_unit(input.dtype)
+    return Cost(bytes_behind(input), numel * input.element_size(), numel, unit)
+
+
+def cost_backward(input: Tensor) -> Cost:
+    """The upstream gradient and the input read once, the gradient written once."""
+    size = input.numel() * input.element_size()
+    unit = arithmetic_unit(input.dtype)
+    return Cost(size + bytes_behind(input), size, 2 * input.numel(), unit)
+
+
+def prefer(input: Tensor) -> Sequence[str]:
+    """torch.square runs at the limit of memory. On GPUs ours await their measurement."""
+    return ("reference",)
+
+
+_SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))
+# Around a block's edge: 1024 elements in Triton and in CUDA C++, in float32.
+_BOUNDARY = ((), (0, 8), (1,), (2,), (3,), (1023,), (1024,), (1025,), (33, 31), (129, 257))
+_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda input: input.t(),
+    "expanded": lambda input: input[:1].expand_as(input),
+    "offset_rows": lambda input: input[1:, 3:],
+    "every_other_column": lambda input: input[:, ::2],
+    "rank_6": lambda input: input.view(2, 3, 2, 3, 2, 34)[..., :17].transpose(0, 4),
+}
+
+
+def _case(
+    shape: Sequence[int], lay_out: Callable[[Tensor], Tensor] = lambda input: input
+) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        return Inputs((lay_out(torch.randn(tuple(shape), generator=generator).to(device, dtype)),))
+
+    return make
+
+
+def _cases() -> Iterator[Case]:
+    for shape in _SWEEP:
+        tags = {"bench", "sweep"}
+        tags |= {"tiny"} if shape == (4, 4) else {"huge"} if shape[0] == 262144 else set()
+        yield Case("x".join(map(str, shape)), _case(shape), frozenset(tags))
+    boundary = frozenset({"boundary"})
+    for edge in _BOUNDARY:
+        yield Case(f"boundary_{'x'.join(map(str, edge)) or '0d'}", _case(edge), boundary)
+    for name, lay_out in _LAYOUTS.items():
+        yield Case(f"layout_{name}", _case((72, 34), lay_out), boundary)
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout."""
+    sizes = [source.size(1, 3, 4, 33, 256, 257) for _ in range(source.choice((2, 1, 0, 3)))]
+    return Inputs((source.tensor(*sizes),))
+
+
+OP = FusedOp(
+    name="fuselab::square",
+    reference=reference,
+    implementations={
+        "triton": Implementation("cuda", forward_triton, backward_triton),
+        "cuda": Implementation("cuda", forward_cuda, backward_cuda),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=tuple(_cases()),
+    gradient=Gradient(save, gradient, fake_gradient),
+    draw=draw,
+    validate=validate,
+    fake=torch.empty_like,
+    prefer=prefer,
+    peers={"x * x": lambda input: input * input},
+    dtypes=DTYPES,
+)
