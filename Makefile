@@ -4,6 +4,7 @@
 #   make demo          the whole loop on the small DLRM; DATA=path takes your own Criteo file
 #   make test          everything that can run on this machine
 #   make lint types compile-check
+#   make extension     an operator as a C++ extension: load_inline, a wheel, CMake and Ninja
 #
 # PIP_ARGS goes to pip, for example an --extra-index-url with CPU-only wheels of torch.
 
@@ -16,7 +17,7 @@ DATA ?=
 REPORT := fuselab-study
 export DATA
 
-.PHONY: install demo test lint types compile-check
+.PHONY: install demo test lint types compile-check extension
 
 # Always asked: the script answers in 50 ms when .venv is complete.
 install:
@@ -40,3 +41,6 @@ types: install
 
 compile-check: install
 	@.venv/bin/python tools/compile_check.py
+
+extension: install
+	@.venv/bin/python examples/extension/build.py
