@@ -1,0 +1,322 @@
+"""The contract of ``fuselab::lora_linear``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import DtypeError, ShapeError
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.activations import activation as activation_named
+from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
+from fuselab.ops.lora_linear import launch
+from fuselab.ops.lora_linear.reference import gradient, in_place, reference
+
+
+def validate(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    activation: str,
+) -> None:
+    """Raises UnknownNameError, DtypeError, ShapeError as the reference's docstring says."""
+    activation_named(activation)
+    tensors = {"weight": weight, "bias": bias, "lora_a": lora_a, "lora_b": lora_b}
+    if input.dtype not in DTYPES:
+        raise DtypeError(
+            f"lora_linear: 'input' is {input.dtype}; expected float32, float16, bfloat16 or "
+            "float64."
+        )
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype != input.dtype:
+            raise DtypeError(
+                f"lora_linear: '{name}' is {tensor.dtype} and 'input' {input.dtype}; cast one of "
+                "them, or use torch.autocast."
+            )
+    if input.dim() == 0:
+        raise ShapeError("lora_linear: 'input' has no dimension; expected (..., K).")
+    if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
+        raise ShapeError(
+            f"lora_linear: 'weight' has shape {tuple(weight.shape)}; expected (N, "
+            f"{input.shape[-1]}) for an 'input' of shape {tuple(input.shape)}."
+        )
+    columns, inner = weight.shape
+    if bias is not None and bias.shape != (columns,):
+        raise ShapeError(
+            f"lora_linear: 'bias' has shape {tuple(bias.shape)}; expected ({columns},) for a "
+            f"'weight' of shape {tuple(weight.shape)}."
+        )
+    if lora_a.dim() != 2 or lora_a.shape[1] != inner or lora_a.shape[0] < 1:
+        raise ShapeError(
+            f"lora_linear: 'lora_a' has shape {tuple(lora_a.shape)}; expected (r, {inner}) with a "
+            f"rank r of 1 or more for a 'weight' of shape {tuple(weight.shape)}."
+        )
+    if lora_b.shape != (columns, lora_a.shape[0]):
+        raise ShapeError(
+            f"lora_linear: 'lora_b' has shape {tuple(lora_b.shape)}; expected ({columns}, "
+            f"{lora_a.shape[0]}): the rows of 'weight' and those of 'lora_a'."
+        )
+
+
+def fake(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    activation: str,
+) -> Tensor:
+    return empty_output(input, weight)
+
+
+def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
+    """As F.linear: every floating tensor but float64 in the dtype of autocast."""
+
+    def cast(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype == torch.float64 or value.dim() == 0:
+            return value
+        return value.to(autocast_dtype) if value.is_floating_point() else value
+
+    return tuple(cast(value) for value in args)
+
+
+def save(
+    output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    activation: str,
+) -> tuple[Any, ...]:
+    """The output where the derivative is a function of it, the bias where the pre-activation is
+    computed again."""
+    derivative_of = activation_named(activation).derivative_of
+    return (
+        output if derivative_of == "output" else None,
+        input,
+        weight,
+        bias if derivative_of == "preactivation" else None,
+        lora_a,
+        lora_b,
+        scale,
+        activation,
+    )
+
+
+def fake_gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    activation: str,
+) -> tuple[Tensor | None, ...]:
+    tensors = (input, None, None, lora_a, lora_b)
+    return tuple(
+        tensor.new_empty(tensor.shape) if need and tensor is not None else None
+        for need, tensor in zip(needs, tensors, strict=True)
+    )
+
+
+def supports(input: Tensor, *rest: Any) -> str | None:
+    return "it accumulates in float32" if input.dtype == torch.float64 else None
+
+
+def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> str | None:
+    return supports(grad_output)
+
+
+def prefer(*args: Any) -> Sequence[str]:
+    """PyTorch's own products, until both implementations are measured on a GPU."""
+    return ("reference",)
+
+
+def cost(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    activation: str,
+) -> Cost:
+    """Every operand read once, the output written once; S is neither."""
+    rows, rank = input.shape[:-1].numel(), lora_a.shape[0]
+    columns, inner = weight.shape
+    operands = (input, weight, bias, lora_a, lora_b)
+    products = 2 * rows * (columns * inner + rank * (columns + inner))
+    pointwise = rows * columns * (2 + (bias is not None) + activation_named(activation).flops)
+    return Cost(
+        sum(bytes_behind(tensor) for tensor in operands),
+        rows * columns * input.element_size(),
+        products + pointwise,
+        unit(input.dtype),
+    )
+
+
+def cost_backward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    activation: str,
+) -> Cost:
+    """Upstream gradient, output and operands read once, three gradients written once; the products
+    dY W, dS A, dY B, dYᵀ S, dSᵀ x, and x Aᵀ again."""
+    rows, rank = input.shape[:-1].numel(), lora_a.shape[0]
+    columns, inner = weight.shape
+    derivative_of = activation_named(activation).derivative_of
+    read = rows * columns * input.element_size() * (1 + (derivative_of == "output"))
+    read += sum(bytes_behind(tensor) for tensor in (input, weight, lora_a, lora_b))
+    written = (input.numel() + lora_a.numel() + lora_b.numel()) * input.element_size()
+    products = 2 * rows * (columns * inner + rank * (2 * columns + 3 * inner))
+    if derivative_of == "preactivation":
+        products += 2 * rows * columns * (inner + rank)
+    pointwise = rows * columns * (1 + activation_named(activation).flops)
+    return Cost(read, written, products + pointwise, unit(input.dtype))
+
+
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+
+
+def _case(
+    leading: Sequence[int],
+    inner: int,
+    columns: int,
+    rank: int,
+    activation: str = "relu",
+    has_bias: bool = True,
+    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Make:
+    """Weights as a trained layer's: of order 1 / sqrt(K), with an update a quarter of its size."""
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        def normal(*shape: int, deviation: float = 1.0) -> Tensor:
+            values = torch.randn(shape, generator=generator) * deviation
+            return lay_out(values.to(device, dtype))
+
+        deviation = max(inner, 1) ** -0.5
+        return Inputs(
+            (
+                normal(*leading, inner),
+                normal(columns, inner, deviation=deviation),
+                normal(columns) if has_bias else None,
+                normal(rank, inner, deviation=deviation),
+                normal(columns, rank, deviation=0.25 * rank**-0.5),
+                0.5,
+                activation,
+            )
+        )
+
+    return make
+
+
+def _every_other(tensor: Tensor) -> Tensor:
+    """The same values, every other element of a larger tensor."""
+    spread = tensor.new_empty((*tensor.shape, 2))
+    spread[..., 0] = tensor
+    return spread[..., 0]
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+# Rows, K, N, r: a transformer's projections and a wide, short layer.
+CASES_TO_BEAT = (
+    (4096, 1024, 1024, 16),
+    (8192, 4096, 4096, 16),
+    (8192, 4096, 11008, 16),
+    (65536, 512, 512, 8),
+)
+
+
+def _cases() -> Iterator[Case]:
+    for rows, inner, columns, rank in CASES_TO_BEAT:
+        name = f"{rows}x{inner} -> {columns} r{rank}"
+        yield Case(name, _case((rows,), inner, columns, rank), frozenset({"bench"}))
+    boundary = frozenset({"boundary"})
+    for rank in (1, 2, 3, 8, 15, 16, 17, 33, 64, 65, 100):
+        yield Case(f"rank {rank}", _case((33,), 40, 48, rank), boundary)
+    for rows, inner, columns in ((0, 8, 8), (3, 8, 0), (1, 1, 1), (2, 3, 5), (65, 129, 63)):
+        yield Case(f"{rows}x{inner} -> {columns}", _case((rows,), inner, columns, 4), boundary)
+    for name in ACTIVATIONS:
+        yield Case(f"{name} 37x24 -> 40", _case((37,), 24, 40, 8, name), boundary)
+    yield Case("no bias", _case((17,), 32, 24, 8, has_bias=False), boundary)
+    yield Case("vector", _case((), 32, 24, 8), boundary)
+    yield Case("two leading dimensions", _case((3, 5), 32, 24, 8), boundary)
+    yield Case("every other", _case((9,), 32, 24, 8, lay_out=_every_other), boundary)
+    yield Case("transposed", _case((9,), 32, 24, 8, lay_out=_transposed), boundary)
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout, any rank and activation, a bias or none, any scale."""
+    leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2)))]
+    inner, columns = source.size(1, 3, 64, 128), source.size(1, 3, 64, 128)
+    rank = max(1, source.size(1, 3, 8, 16, 17, 64, 100))
+    input, weight = source.tensor(*leading, inner), source.tensor(columns, inner)
+    bias = source.tensor(columns) if source.choice((True, False)) else None
+    lora_a, lora_b = source.tensor(rank, inner), source.tensor(columns, rank)
+    scale = source.choice((1.0, 0.5, 0.0, source.uniform(-2.0, 2.0)))
+    activation = source.choice(tuple(ACTIVATIONS))
+    return Inputs((input, weight, bias, lora_a, lora_b, scale, activation))
+
+
+_INSTEAD = "detach it, or spell the layer in plain PyTorch to train it"
+
+OP = FusedOp(
+    name="fuselab::lora_linear",
+    reference=reference,
+    implementations={
+        # cuBLAS for the large product, Triton for the rest.
+        "triton_library": Implementation(
+            "cuda",
+            partial(launch.forward, launch.library_product),
+            partial(launch.backward, launch.library_product),
+            supports,
+            supports_backward,
+        ),
+        "triton": Implementation(
+            "cuda",
+            partial(launch.forward, launch.fused_product),
+            partial(launch.backward, launch.fused_product),
+            supports,
+            supports_backward,
+        ),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=tuple(_cases()),
+    gradient=Gradient(
+        save,
+        gradient,
+        fake_gradient,
+        prefer=prefer,
+        frozen={"weight": _INSTEAD, "bias": _INSTEAD},
+    ),
+    draw=draw,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    autocast=autocast,
+    peers={"in_place": in_place},
+    dtypes=DTYPES[:3],  # float64 is the reference's own
+)

@@ -1,0 +1,178 @@
+"""The kernels of lora_linear on the CPU, under Triton's interpreter in a child process; bfloat16 is
+left to the GPU: the interpreter's stores truncate."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from lora_cases import ALL, RANKS, check, laid_out, operands, upstream_of
+from pointwise_cases import LAYOUTS
+
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.lora_linear import launch
+from fuselab.ops.lora_linear.op import save
+from fuselab.ops.lora_linear.reference import reference
+from fuselab.runtime import interpreter
+
+FORWARD, BACKWARD = (f"fuselab.ops.lora_linear.launch:{step}" for step in ("forward", "backward"))
+KERNELS = {
+    product.__name__: (
+        partial(interpreter.run, FORWARD, product),
+        partial(interpreter.run, BACKWARD, product),
+    )
+    for product in (launch.fused_product, launch.library_product)
+}
+products = pytest.mark.parametrize("product", KERNELS)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation(activation):
+    args = operands(13, 20, 24, 8, activation)
+    check(*KERNELS["fused_product"], args)
+    forward, _ = KERNELS["library_product"]
+    torch.testing.assert_close(forward(*args), reference(*args))
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_every_rank(rank):
+    args = operands(19, 24, 33, rank, "tanh")
+    check(*KERNELS["fused_product"], args)
+    forward, _ = KERNELS["library_product"]
+    torch.testing.assert_close(forward(*args), reference(*args))
+
+
+@products
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 3, 5), (16, 16, 16), (17, 65, 63), (65, 64, 129)])
+def test_sizes(product, sizes):
+    check(*KERNELS[product], operands(*sizes, 3))
+
+
+@products
+def test_float16(product):
+    for activation in ("relu", "gelu"):
+        check(*KERNELS[product], operands(17, 33, 40, 3, activation, torch.float16))
+
+
+def test_more_rows_than_one_worker_has():
+    check(*KERNELS["fused_product"], operands(300, 20, 24, 4))
+
+
+@products
+@pytest.mark.parametrize("sizes", [(0, 8, 8), (3, 8, 0), (3, 0, 8)])
+def test_empty(product, sizes):
+    for activation in ("identity", "relu", "gelu"):
+        check(*KERNELS[product], operands(*sizes, 2, activation))
+
+
+def test_without_columns_an_infinite_input_makes_the_nan_that_eager_makes():
+    args = operands(3, 8, 0, 2)
+    args[0][1, 2] = torch.inf
+    grads = KERNELS["fused_product"][1](ALL, torch.empty(3, 0), *save(torch.empty(3, 0), *args))
+    assert torch.equal(grads[3].isnan(), (torch.zeros(2, 3) @ args[0]).isnan())
+
+
+@products
+def test_without_bias_and_of_any_leading_dimensions(product):
+    forward, backward = KERNELS[product]
+    args = operands(12, 16, 9, 4, "silu", has_bias=False)
+    check(forward, backward, args)
+    flat = forward(*args)
+    cube = (args[0].view(3, 4, 16), *args[1:])
+    output = forward(*cube)
+    assert torch.equal(output, flat.view(3, 4, 9))
+    grads = backward(ALL, upstream_of(flat).view(3, 4, 9), *save(output, *cube))
+    expected = backward(ALL, upstream_of(flat), *save(flat, *args))
+    assert torch.equal(grads[0], expected[0].view(3, 4, 16))
+    assert torch.equal(grads[3], expected[3]) and torch.equal(grads[4], expected[4])
+    vector = (args[0][0], *args[1:])
+    torch.testing.assert_close(forward(*vector), reference(*vector))
+
+
+@products
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(product, layout):
+    args = laid_out(operands(20, 18, 33, 5), LAYOUTS[layout])
+    upstream = LAYOUTS[layout](upstream_of(torch.empty(20, 33)))
+    check(*KERNELS[product], args, upstream)
+
+
+@products
+def test_the_gradients_that_are_needed_and_no_other(product):
+    forward, backward = KERNELS[product]
+    for rank in (4, 40):
+        args = operands(21, 18, 33, rank)
+        output = forward(*args)
+        saved = save(output, *args)
+        everything = backward(ALL, upstream_of(output), *saved)
+        for place in (0, 3, 4):
+            needs = tuple(other == place for other in range(5))
+            grads = backward(needs, upstream_of(output), *saved)
+            assert [grad is not None for grad in grads] == list(needs)
+            assert torch.equal(grads[place], everything[place])
+
+
+@products
+def test_scale_through_a_pointer(product):
+    forward, backward = KERNELS[product]
+    args = operands(9, 16, 20, 4, scale=-1.5)
+    pointed = (*args[:5], torch.full((), -1.5), args[6])
+    output = forward(*args)
+    assert torch.equal(forward(*pointed), output)
+    expected = backward(ALL, upstream_of(output), *save(output, *args))
+    ours = backward(ALL, upstream_of(output), *save(output, *pointed))
+    for grad, known in zip(ours, expected, strict=True):
+        assert known is None if grad is None else torch.equal(grad, known)
+
+
+@products
+def test_nan_and_infinity_stay_in_their_row(product):
+    args = operands(20, 18, 33, 5, "identity")
+    clean = reference(*args)
+    for value in (torch.nan, torch.inf):
+        args[0][3, 7] = value
+        output = KERNELS[product][0](*args)
+        expected = reference(*args)
+        assert torch.equal(output[3].isnan(), expected[3].isnan())
+        assert torch.equal(output[3].isinf(), expected[3].isinf())
+        rest = torch.arange(20) != 3
+        torch.testing.assert_close(output[rest], clean[rest])
+
+
+@pytest.mark.parametrize("columns", [64, 72])
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_tensor_maps_read_what_pointers_do(transposed, columns):
+    x, weight, bias, a, b, scale, activation = operands(70, 40, columns, 8, dtype=torch.float16)
+    projection = x @ a.t()
+    if transposed:
+        weight = weight.t().contiguous().t()
+    config = launch.TileConfig(32, 64, 32, group=2, maps=True)
+    assert launch._map_layout(x) == "rows"
+    assert launch._map_layout(weight) == ("columns" if transposed else "rows")
+    fused = partial(interpreter.run, "fuselab.ops.lora_linear.launch:fused_product")
+    args = (x, weight, bias, projection, b, scale, activation)
+    pointers = fused(*args, config=launch.TileConfig(32, 64, 32, group=2))
+    torch.testing.assert_close(fused(*args, config=config), pointers)
+
+
+def test_what_a_tensor_map_cannot_read():
+    for matrix in (
+        torch.empty(4, 9, dtype=torch.float16),
+        torch.empty(4, 17, dtype=torch.float16)[:, 1:],
+        torch.empty(1, 16, dtype=torch.float16).expand(4, 16),
+        torch.empty(4, 32, dtype=torch.float16)[:, ::2],
+    ):
+        assert launch._map_layout(matrix) == "none"
+
+
+def test_one_accumulator_rounds_once():
+    """16-bit: eager rounds x Wᵀ + bias, the update, its multiple and the sum."""
+    args = operands(40, 64, 48, 8, "identity", torch.float16)
+    exact = reference(*(arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args))
+    projection = (args[0] @ args[3].t()).double()
+    rounded = args[0].double() @ args[1].double().t() + args[2].double()
+    rounded += 0.5 * projection @ args[4].double().t()
+    ours = KERNELS["fused_product"][0](*args)
+    assert torch.equal(ours, rounded.half()) or (ours - rounded.half()).abs().max() <= 2.0**-10
+    assert (ours.double() - exact).norm() < (reference(*args).double() - exact).norm()
