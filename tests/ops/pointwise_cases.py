@@ -31,6 +31,24 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# How a tensor to be written over may lie in memory; the last two are not dense.
+DENSE_IN_MEMORY = ("contiguous", "transposed", "offset", "padded_rows", "every_other")
+
+
+def writable(layout: str, values: Tensor) -> tuple[Tensor, Tensor]:
+    """A copy of ``values`` in that layout, and all of the memory that it lies in."""
+    rows, columns = values.shape
+    memory = values.new_full((2 * rows * columns + 8 * rows,), 77.0)
+    tensor = {
+        "contiguous": lambda: memory[: values.numel()].view(rows, columns),
+        "transposed": lambda: memory[: values.numel()].view(columns, rows).t(),
+        "offset": lambda: memory[1 : values.numel() + 1].view(rows, columns),
+        "padded_rows": lambda: memory.view(rows, -1)[:, 3 : columns + 3],
+        "every_other": lambda: memory.view(rows, -1)[:, : 2 * columns : 2],
+    }[layout]()
+    return tensor.copy_(values), memory
+
+
 def assert_within_bar(
     ours: Tensor, eager: Tensor, exact: Tensor, what: str = "", eager_exact: Tensor | None = None
 ) -> None:

@@ -7,11 +7,31 @@ from functools import partial
 
 import pytest
 import torch
-from pointwise_cases import EXACT, LAYOUTS, assert_float64, assert_within_bar, check, normal
+from pointwise_cases import (
+    DENSE_IN_MEMORY,
+    EXACT,
+    LAYOUTS,
+    assert_float64,
+    assert_within_bar,
+    check,
+    normal,
+    writable,
+)
 
-from fuselab.errors import DtypeError, ShapeError, UnknownNameError
+from fuselab.errors import (
+    ArgumentError,
+    DifferentiationError,
+    DtypeError,
+    ShapeError,
+    UnknownNameError,
+)
 from fuselab.op import FusedOp
-from fuselab.ops import add_mul_activation, bias_activation
+from fuselab.ops import (
+    add_mul_activation,
+    add_mul_activation_,
+    bias_activation,
+    bias_activation_,
+)
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.add_mul_activation import launch
 from fuselab.ops.add_mul_activation.op import CPP
@@ -166,6 +186,67 @@ def test_first_and_second_derivatives(activation):
 
     assert torch.autograd.gradcheck(fused, inputs)
     assert torch.autograd.gradgradcheck(fused, inputs)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_in_place_forms_write_what_the_others_return(activation):
+    for of_input in DENSE_IN_MEMORY:
+        input = normal(40, 30, dtype=torch.float32)
+        update = LAYOUTS["every_other"](normal(40, 30, dtype=torch.float32, seed=1))
+        bias = normal(30, dtype=torch.float32, seed=2)
+        for function, in_place, others in (
+            (add_mul_activation, add_mul_activation_, (update, bias, 0.3, activation)),
+            (add_mul_activation, add_mul_activation_, (update, None, 2.0, activation)),
+            (bias_activation, bias_activation_, (bias, activation)),
+        ):
+            for _ in range(3):  # the second call runs a held plan
+                target, around = writable(of_input, input)
+                before = around.clone()
+                expected = function(target, *others)
+                version = target._version
+                assert in_place(target, *others) is target
+                assert target._version == version + 1
+                assert torch.equal(target, expected)
+                target.copy_(input)
+                assert torch.equal(around, before), f"{of_input}: wrote beside the input"
+
+
+def test_in_place_keeps_the_inputs_dtype():
+    input = normal(9, 21, dtype=torch.float16)
+    update = normal(9, 21, dtype=torch.float64, seed=1)
+    expected = torch.relu(input + 0.5 * update).half()
+    assert torch.equal(add_mul_activation_(input, update, None, 0.5), expected)
+    empty = torch.empty(0, 8)
+    assert bias_activation_(empty, torch.ones(8)) is empty
+
+
+def test_in_place_refuses_what_it_cannot_do():
+    memory = normal(8, 4, dtype=torch.float32)
+    for input, update in (
+        (memory, memory),
+        (memory[1:], memory[:-1]),
+        (memory[:, 1:], memory[:, :3]),
+    ):
+        with pytest.raises(ArgumentError, match="clone"):
+            add_mul_activation_(input, update)
+    with pytest.raises(ArgumentError, match="clone"):
+        bias_activation_(memory, memory[0])
+    with pytest.raises(ArgumentError, match="clone"):
+        bias_activation_(memory[:1].expand(8, 4), torch.ones(4))
+    with pytest.raises(DifferentiationError, match="bias_activation has one"):
+        bias_activation_(memory.clone().requires_grad_(), torch.ones(4))
+    with pytest.raises(ShapeError, match="add_mul_activation_: 'update'"):
+        add_mul_activation_(memory, torch.ones(4))
+
+
+def test_autograd_sees_that_an_input_was_written_over():
+    weight = torch.ones(3, requires_grad=True)
+    hidden = weight * 2
+    product = hidden * hidden
+    with torch.no_grad():
+        bias_activation_(hidden, torch.ones(3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
 
 
 @operators

@@ -6,9 +6,23 @@ from functools import partial
 
 import pytest
 import torch
-from pointwise_cases import EXACT, LAYOUTS, assert_float64, assert_within_bar, check, normal
+from pointwise_cases import (
+    DENSE_IN_MEMORY,
+    EXACT,
+    LAYOUTS,
+    assert_float64,
+    assert_within_bar,
+    check,
+    normal,
+    writable,
+)
 
-from fuselab.ops import add_mul_activation
+from fuselab.ops import (
+    add_mul_activation,
+    add_mul_activation_,
+    bias_activation,
+    bias_activation_,
+)
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.add_mul_activation import launch
 from fuselab.ops.add_mul_activation.op import CUDA
@@ -95,6 +109,29 @@ def test_sums_repeat_to_the_bit(implementation):
     first, second = (backward((False, False, True), upstream, saved)[2] for _ in range(2))
     assert torch.equal(first, second)
     assert_within_bar(first, upstream.sum(0), upstream.double().sum(0))
+
+
+@implementations
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("layout", DENSE_IN_MEMORY)
+def test_in_place_forms_write_what_the_others_return(implementation, layout, dtype):
+    input, update = (on_gpu(1031, 136, dtype=dtype, seed=seed) for seed in (0, 1))
+    bias = on_gpu(136, dtype=dtype, seed=2)
+    for function, in_place, others in (
+        (add_mul_activation, add_mul_activation_, (update, bias, 0.5, "gelu")),
+        (add_mul_activation, add_mul_activation_, (update.t().contiguous().t(), None, 2.0, "relu")),
+        (bias_activation, bias_activation_, (bias, "tanh")),
+    ):
+        for _ in range(3):  # the second call runs a held plan
+            target, around = writable(layout, input)
+            before, version = around.clone(), target._version
+            with strict():
+                expected = function(target, *others, implementation=implementation)
+                assert in_place(target, *others, implementation=implementation) is target
+            assert target._version == version + 1
+            assert torch.equal(target, expected)
+            target.copy_(input)
+            assert torch.equal(around, before)
 
 
 @pytest.mark.parametrize("config", launch.BIAS_GRADIENT_CANDIDATES, ids=str)

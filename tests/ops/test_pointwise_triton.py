@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from pointwise_cases import EXACT, LAYOUTS, assert_float64, check, normal
+from pointwise_cases import EXACT, LAYOUTS, assert_float64, check, normal, writable
 
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.runtime import interpreter
@@ -61,3 +61,12 @@ def test_without_update():
     input, bias = normal(9, 40, dtype=torch.float32), normal(40, dtype=torch.float32, seed=1)
     ours = forward(input, None, bias, 1.0, "silu")
     torch.testing.assert_close(ours, torch.nn.functional.silu(input + bias))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "offset"])
+def test_output_over_the_input(layout):
+    input, update = (normal(20, 30, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    target, _ = writable(layout, input)
+    others = (update, normal(30, dtype=torch.float32, seed=2), 0.5, "gelu")
+    written = forward(target, *others, output=target)
+    assert torch.equal(written, forward(input, *others))

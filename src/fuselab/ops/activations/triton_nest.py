@@ -1,5 +1,6 @@
-# mypy: disable-error-code="no-untyped-def"
 """Where the elements of a strided operand lie, for the pointwise Triton kernels."""
+
+# mypy: disable-error-code="no-untyped-def"
 
 import triton
 import triton.language as tl

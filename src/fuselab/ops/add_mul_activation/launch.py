@@ -7,7 +7,7 @@ launcher takes the kernels' source first, so that a package passes its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -17,7 +17,29 @@ from torch import Tensor
 
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.layout import MAX_RANK, Nest, nest, promoted, row_strides
+from fuselab.ops.activations.grid import (
+    CUDA_NAMES,
+    THREADS,
+    ceil_div,
+    flags,
+    flat_tile,
+    index_type,
+    is_aligned,
+    nest_numbers,
+    numbers,
+    pack_width,
+    power_of_two,
+    tile_of,
+    triton_arithmetic,
+)
+from fuselab.ops.activations.layout import (
+    MAX_RANK,
+    Nest,
+    is_dense,
+    nest,
+    promoted,
+    row_strides,
+)
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.parameters import Scalar, f32, f64, i64
@@ -76,6 +98,26 @@ def _broadcast(bias: Tensor | None, rank: int) -> tuple[int, ...]:
     return (0,) * rank if bias is None else (0,) * (rank - 1) + bias.stride()
 
 
+def overwrite(
+    forward: Callable[..., Tensor],
+    input: Tensor,
+    update: Tensor | None,
+    bias: Tensor | None,
+    scale: float | Tensor,
+    activation: str,
+) -> None:
+    """Write the output of ``forward`` over ``input``.
+
+    The kernels may: a thread reads an element of the input before it writes that one, and no other
+    thread reads it. That an update or a bias shares memory with the input has been refused. They
+    write dense tensors of the promoted dtype only; any other input is copied to once more.
+    """
+    if is_dense(input) and promoted(input, update, bias) == input.dtype:
+        forward(input, update, bias, scale, activation, output=input)
+    else:
+        input.copy_(forward(input, update, bias, scale, activation))
+
+
 def _forward_nest(
     output: Tensor, input: Tensor, update: Tensor | None, bias: Tensor | None
 ) -> tuple[Nest, Tensor, Tensor | None]:
@@ -92,17 +134,96 @@ def _forward_nest(
     return nest(output, strides), input, update
 
 
-def _terms(update: Tensor | None, bias: Tensor | None) -> str:
-    return f"Terms<{str(update is not None).lower()}, {str(bias is not None).lower()}>"
+Operands = Sequence[Tensor | None]
+Elementwise = Callable[[Nest, Operands, Gradients], None]
 
 
-def _numbers(*groups: Sequence[int]) -> list[Scalar]:
-    return [i64(number) for group in groups for number in group]
+def _run_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    saved: Saved,
+    elementwise: Elementwise,
+    with_bias: Callable[[_Matrices], None],
+) -> Gradients:
+    """Allocate the gradients and have them written: by ``with_bias`` where that of the bias is
+    needed, else by ``elementwise`` over a nest of grad_output, first, update and bias."""
+    grads = saved.empty_gradients(needs, grad_output)
+    if grad_output.numel() == 0:
+        return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
+    if needs[2]:
+        matrices = _Matrices(grad_output, saved, grads)
+        with_bias(matrices)
+        return matrices.finished()
+    template = grads[0] if grads[0] is not None else grads[1]
+    if template is not None:
+        operands: Operands = (grad_output, saved.first, saved.update, saved.bias)
+        loops = _backward_nest(template, operands)
+        if len(loops.sizes) > MAX_RANK:
+            operands = _dense_operands(template, operands)
+            loops = _backward_nest(template, operands)
+        elementwise(loops, operands, grads)
+    return grads
+
+
+def _backward_nest(template: Tensor, operands: Operands) -> Nest:
+    """The nest with operands grad_output, first, update, bias; one that is not read takes the
+    strides of grad_output and so asks for no loop of its own."""
+    *dense, bias = operands
+    assert dense[0] is not None
+    upstream = dense[0].stride()
+    strides = [upstream if tensor is None else tensor.stride() for tensor in dense]
+    strides.append(upstream if bias is None else _broadcast(bias, template.dim()))
+    return nest(template, strides)
+
+
+def _dense_operands(template: Tensor, operands: Operands) -> Operands:
+    """The operands but the last, the bias, copied to the template's layout."""
+    *dense, bias = operands
+    return [
+        operand
+        if operand is None
+        else torch.empty_like(template, dtype=operand.dtype).copy_(operand)
+        for operand in dense
+    ] + [bias]
+
+
+def _kind(activation: str, has_update: bool, has_bias: bool) -> str:
+    """The first template arguments of every kernel in C++ and CUDA C++."""
+    return f"{activation_named(activation).functor}, Terms<{flags(has_update, has_bias)}>"
+
+
+def _backward_kind(saved: Saved) -> str:
+    if saved.input is None:  # the terms are not read
+        return _kind(saved.activation, True, True)
+    return _kind(saved.activation, saved.update is not None, saved.bias is not None)
+
+
+def _forward_dtypes(output: Tensor, input: Tensor, *terms: Tensor | None) -> list[torch.dtype]:
+    """Of output, input, update, bias; one that is not there has the input's."""
+    return [output.dtype, input.dtype, *((input if t is None else t).dtype for t in terms)]
+
+
+def _backward_dtypes(grad_output: Tensor, saved: Saved) -> list[torch.dtype]:
+    """Of output, first, input, update, bias."""
+    return [
+        grad_output.dtype,
+        saved.first.dtype if saved.first is not None else grad_output.dtype,
+        saved.input_dtype,
+        saved.update_dtype or saved.input_dtype,
+        saved.bias_dtype or saved.input_dtype,
+    ]
+
+
+# C++.
 
 
 def _cpp_scale(scale: float | Tensor, output_dtype: torch.dtype) -> Scalar:
     value = scale.item() if isinstance(scale, Tensor) else scale
     return f64(value) if output_dtype == torch.float64 else f32(value)
+
+
+def _cpp_types(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(_CPP_NAMES[dtype] for dtype in dtypes)
 
 
 def forward_cpp(
@@ -112,27 +233,24 @@ def forward_cpp(
     bias: Tensor | None,
     scale: float | Tensor,
     activation: str,
+    output: Tensor | None = None,
 ) -> Tensor:
     """One launch of ``forward`` in cpu_kernels.cpp."""
-    output = empty_output(input, update, bias)
+    output = empty_output(input, update, bias) if output is None else output
     if output.numel() == 0:
         return output
     loops, input, update = _forward_nest(output, input, update, bias)
     loops = loops.padded()
-    types = ", ".join(
-        _CPP_NAMES[(tensor if tensor is not None else input).dtype]
-        for tensor in (output, input, update, bias)
-    )
-    functor = activation_named(activation).functor
+    kind = _kind(activation, update is not None, bias is not None)
     source.launch(
-        f"forward<{functor}, {_terms(update, bias)}, {types}>",
+        f"forward<{kind}, {_cpp_types(_forward_dtypes(output, input, update, bias))}>",
         args=(
             input,
             update,
             bias,
             output,
             _cpp_scale(scale, output.dtype),
-            *_numbers(loops.sizes, *loops.strides),
+            *numbers(loops.sizes, *loops.strides),
         ),
     )
     return output
@@ -147,58 +265,27 @@ def backward_cpp(
     1024 columns less). It writes row-major gradients, so a gradient whose strides are others is
     copied once more, and an operand whose rows have no common stride is copied first.
     """
-    grads = saved.empty_gradients(needs, grad_output)
-    if grad_output.numel() == 0:
-        return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
-    if needs[2]:
-        return _backward_with_bias_cpp(source, grad_output, saved, grads)
-    grad_input, grad_update, _ = grads
-    template = grad_input if grad_input is not None else grad_update
-    if template is None:
-        return grads
-    operands = [grad_output, saved.first, saved.update, saved.bias]
-    loops = _backward_nest(template, operands)
-    if len(loops.sizes) > MAX_RANK:
-        operands = _dense_operands(template, operands)
-        loops = _backward_nest(template, operands)
-    loops = loops.padded()
-    source.launch(
-        f"backward<{_backward_types(grad_output, saved)}>",
-        args=(
-            *operands,
-            grad_input,
-            grad_update,
-            _cpp_scale(saved.scale, grad_output.dtype),
-            *_numbers(loops.sizes, *loops.strides),
-        ),
-    )
-    return grads
+    kind = f"{_backward_kind(saved)}, {_cpp_types(_backward_dtypes(grad_output, saved))}"
+    scale = _cpp_scale(saved.scale, grad_output.dtype)
 
+    def elementwise(loops: Nest, operands: Operands, grads: Gradients) -> None:
+        loops = loops.padded()
+        shape = numbers(loops.sizes, *loops.strides)
+        source.launch(f"backward<{kind}>", args=(*operands, *grads[:2], scale, *shape))
 
-def _backward_nest(template: Tensor, operands: Sequence[Tensor | None]) -> Nest:
-    """The nest with operands grad_output, first, update, bias; one that is not read takes the
-    strides of grad_output and so asks for no loop of its own."""
-    *dense, bias = operands
-    assert dense[0] is not None
-    upstream = dense[0].stride()
-    strides = [upstream if tensor is None else tensor.stride() for tensor in dense]
-    strides.append(upstream if bias is None else _broadcast(bias, template.dim()))
-    return nest(template, strides)
+    def with_bias(matrices: _Matrices) -> None:
+        source.launch(
+            f"backward_with_bias<{kind}>",
+            args=(
+                *matrices.operands,
+                saved.bias,
+                *matrices.written,
+                scale,
+                *numbers((matrices.rows, matrices.columns), matrices.strides),
+            ),
+        )
 
-
-def _backward_types(grad_output: Tensor, saved: Saved) -> str:
-    """Template arguments of the backward kernels of cpu_kernels.cpp."""
-    functor = activation_named(saved.activation).functor
-    first = saved.first.dtype if saved.first is not None else grad_output.dtype
-    dtypes = (
-        grad_output.dtype,
-        first,
-        saved.input_dtype,
-        saved.update_dtype or saved.input_dtype,
-        saved.bias_dtype or saved.input_dtype,
-    )
-    terms = _terms(saved.update, saved.bias) if saved.input is not None else "Terms<true, true>"
-    return f"{functor}, {terms}, {', '.join(_CPP_NAMES[dtype] for dtype in dtypes)}"
+    return _run_backward(needs, grad_output, saved, elementwise, with_bias)
 
 
 class _Matrices:
@@ -209,10 +296,11 @@ class _Matrices:
             return None if tensor is None else tensor.reshape(-1, tensor.shape[-1])
 
         upstream = matrix(grad_output)
-        assert upstream is not None
+        assert upstream is not None and grads[2] is not None
         self.rows, self.columns = upstream.shape
         self.operands = (upstream, matrix(saved.first), matrix(saved.update))
-        self.grads = grads
+        self.bias_stride = 0 if saved.bias is None else saved.bias.stride(0)
+        self.grads, self.grad_bias = grads, grads[2]
         self.written = tuple(
             grad
             if grad is None or grad.is_contiguous()
@@ -222,12 +310,12 @@ class _Matrices:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Row and column stride of each operand."""
+        """Row and column stride of each operand, and the stride of the bias."""
         pairs = (
             (0, 0) if operand is None else row_strides(self.rows, self.columns, operand)
             for operand in self.operands
         )
-        return tuple(stride for pair in pairs for stride in pair)
+        return (*(stride for pair in pairs for stride in pair), self.bias_stride)
 
     def needs_64_bit_offsets(self) -> bool:
         # The margin: a tile's offsets are computed before they are masked.
@@ -235,18 +323,16 @@ class _Matrices:
             (self.rows + 2048) * row + (self.columns + 2048) * column
             for row, column in (
                 (self.columns, 1),
-                *zip(self.strides[::2], self.strides[1::2], strict=True),
+                *zip(self.strides[:-1:2], self.strides[1::2], strict=True),
             )
         )
         return max(furthest) > 2**31 - 1
 
     def empty_sums(self, blocks: int) -> Tensor:
         """Where the blocks' column sums go: the bias's gradient itself if there is one block."""
-        grad_bias = self.grads[2]
-        assert grad_bias is not None
         if blocks == 1:
-            return grad_bias
-        return grad_bias.new_empty((blocks, self.columns), dtype=torch.float64)
+            return self.grad_bias
+        return self.grad_bias.new_empty((blocks, self.columns), dtype=torch.float64)
 
     def finished(self) -> Gradients:
         """The gradients, filled from the tensors that were written in their place."""
@@ -256,28 +342,8 @@ class _Matrices:
         return self.grads
 
 
-def _backward_with_bias_cpp(
-    source: CppSource, grad_output: Tensor, saved: Saved, grads: Gradients
-) -> Gradients:
-    matrices = _Matrices(grad_output, saved, grads)
-    source.launch(
-        f"backward_with_bias<{_backward_types(grad_output, saved)}>",
-        args=(
-            *matrices.operands,
-            saved.bias,
-            *matrices.written,
-            _cpp_scale(saved.scale, grad_output.dtype),
-            *_numbers((matrices.rows, matrices.columns), matrices.strides),
-            i64(0 if saved.bias is None else saved.bias.stride(0)),
-        ),
-    )
-    return matrices.finished()
-
-
 # Triton. Threads of a program: 4 warps.
 
-_TRITON_BLOCK_BYTES = 4096  # of the output in a tile: two 16-byte stores per thread
-_TRITON_TILE = 1024  # elements of a tile of the strided kernels
 _TRITON_REDUCE_TILE = 2048  # elements that backward_with_bias handles at a time
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 
@@ -288,20 +354,6 @@ def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _arithmetic(dtype: torch.dtype) -> Any:
-    import triton.language as tl
-
-    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def _triton_scale(scale: float | Tensor) -> tuple[Tensor | None, float]:
@@ -329,30 +381,21 @@ def _flat_columns(
     return loops.sizes[-1] if inner else 1, inner
 
 
-def _flat_constants(numel: int, columns: int, output_dtype: torch.dtype) -> dict[str, Any]:
-    block = _TRITON_BLOCK_BYTES // output_dtype.itemsize
-    return {
+def _triton_walk(
+    loops: Nest, flat: tuple[int, int] | None, output_dtype: torch.dtype
+) -> tuple[str, tuple[int, ...], list[int], dict[str, Any]]:
+    """(suffix of the kernel's name, grid, numbers, constants) of a flat or a strided kernel."""
+    if flat is None:
+        grid, constants = tile_of(loops)
+        return "_strided", grid, nest_numbers(loops), constants
+    grid, constants = flat_tile(loops, output_dtype)
+    block, columns = constants["BLOCK"], flat[0]
+    constants |= {
         "VECTOR": math.gcd(columns, 8),
         "WRAPS_ONCE": block <= columns,
-        "WIDE": numel + block > 2**31 - 1,
-        "BLOCK": block,
+        "WIDE": loops.numel + block > 2**31 - 1,
     }
-
-
-def _tile_constants(loops: Nest) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Grid and tile shape of a strided kernel: square tiles where an operand is transposed, so that
-    the lines it touches are used while they are in L1."""
-    rows, columns = math.prod(loops.sizes[:-1]), loops.sizes[-1]
-    transposed = any(strides[-1] > 1 for strides in loops.strides)
-    across = min(32 if transposed else _TRITON_TILE, _power_of_two(columns))
-    down = min(_TRITON_TILE // across, _power_of_two(rows))
-    constants = {
-        "MATRIX": math.prod(loops.sizes[:-2]) == 1,
-        "WIDE": loops.needs_64_bit_offsets() or loops.numel + 2 * _TRITON_TILE > 2**31 - 1,
-        "BLOCK_ROWS": down,
-        "BLOCK_COLUMNS": across,
-    }
-    return (_ceil_div(rows, down) * _ceil_div(columns, across),), constants
+    return "", grid, [loops.numel, *flat], constants
 
 
 def forward_triton(
@@ -361,50 +404,28 @@ def forward_triton(
     bias: Tensor | None,
     scale: float | Tensor,
     activation: str,
+    output: Tensor | None = None,
 ) -> Tensor:
     """One launch of ``forward`` where all tensors are dense alike, else of ``forward_strided``."""
     from fuselab.ops.add_mul_activation import triton_kernels as kernels
 
-    output = empty_output(input, update, bias)
-    numel = output.numel()
-    if numel == 0:
+    output = empty_output(input, update, bias) if output is None else output
+    if output.numel() == 0:
         return output
     loops, input, update = _forward_nest(output, input, update, bias)
-    constants = {"ACTIVATION": activation, "COMPUTE": _arithmetic(output.dtype)}
     flat = _flat_columns(loops, None if bias is None else 2, (0, 1))
-    if flat is not None:
-        constants |= _flat_constants(numel, flat[0], output.dtype)
-        grid: tuple[int, ...] = (_ceil_div(numel, constants["BLOCK"]),)
-        numbers: tuple[int, ...] = (numel, *flat)
-        kernel = kernels.forward
-    else:
-        grid, tile = _tile_constants(loops)
-        constants |= tile
-        numbers = _nest_numbers(loops)
-        kernel = kernels.forward_strided
+    suffix, grid, shape, constants = _triton_walk(loops, flat, output.dtype)
     launch_triton(
-        kernel, grid, input, update, bias, output, *_triton_scale(scale), *numbers, **constants
+        getattr(kernels, f"forward{suffix}"),
+        grid,
+        *(input, update, bias, output),
+        *_triton_scale(scale),
+        *shape,
+        ACTIVATION=activation,
+        COMPUTE=triton_arithmetic(output.dtype),
+        **constants,
     )
     return output
-
-
-def _nest_numbers(loops: Nest) -> tuple[int, ...]:
-    """rows, the inner four sizes, and five strides per operand."""
-    padded = loops.padded()
-    rows = math.prod(padded.sizes[:-1])
-    strides = (stride for strides in padded.strides for stride in strides)
-    return (rows, *padded.sizes[1:], *strides)
-
-
-def _dense_operands(template: Tensor, operands: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The operands but the last, the bias, copied to the template's layout."""
-    *dense, bias = operands
-    return [
-        operand
-        if operand is None
-        else torch.empty_like(template, dtype=operand.dtype).copy_(operand)
-        for operand in dense
-    ] + [bias]
 
 
 def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradients:
@@ -418,93 +439,54 @@ def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) ->
     """
     from fuselab.ops.add_mul_activation import triton_kernels as kernels
 
-    grads = saved.empty_gradients(needs, grad_output)
-    numel = grad_output.numel()
-    if numel == 0:
-        return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
+    scale = _triton_scale(saved.scale)
     constants = {
         "ACTIVATION": saved.activation,
-        "COMPUTE": _arithmetic(grad_output.dtype),
+        "COMPUTE": triton_arithmetic(grad_output.dtype),
         "FROM_OUTPUT": saved.output is not None,
     }
-    if needs[2]:
-        return _backward_with_bias_triton(grad_output, saved, grads, constants)
-    grad_input, grad_update, _ = grads
-    template = grad_input if grad_input is not None else grad_update
-    if template is None:
-        return grads
-    operands = [grad_output, saved.first, saved.update, saved.bias]
-    loops = _backward_nest(template, operands)
-    if len(loops.sizes) > MAX_RANK:
-        operands = _dense_operands(template, operands)
-        loops = _backward_nest(template, operands)
-    flat = _flat_columns(loops, None if saved.bias is None else 3, (0, 1, 2))
-    if flat is not None:
-        constants |= _flat_constants(numel, flat[0], grad_output.dtype)
-        grid: tuple[int, ...] = (_ceil_div(numel, constants["BLOCK"]),)
-        numbers: tuple[int, ...] = (numel, *flat)
-        kernel = kernels.backward
-    else:
-        grid, tile = _tile_constants(loops)
-        constants |= tile
-        numbers = _nest_numbers(loops)
-        kernel = kernels.backward_strided
-    launch_triton(
-        kernel,
-        grid,
-        *operands,
-        grad_input,
-        grad_update,
-        *_triton_scale(saved.scale),
-        *numbers,
-        **constants,
-    )
-    return grads
 
+    def elementwise(loops: Nest, operands: Operands, grads: Gradients) -> None:
+        flat = _flat_columns(loops, None if saved.bias is None else 3, (0, 1, 2))
+        suffix, grid, shape, tile = _triton_walk(loops, flat, grad_output.dtype)
+        kernel = getattr(kernels, f"backward{suffix}")
+        arguments = (*operands, *grads[:2], *scale, *shape)
+        launch_triton(kernel, grid, *arguments, **constants, **tile)
 
-def _backward_with_bias_triton(
-    grad_output: Tensor, saved: Saved, grads: Gradients, constants: dict[str, Any]
-) -> Gradients:
-    from fuselab.ops.add_mul_activation import triton_kernels as kernels
-
-    matrices = _Matrices(grad_output, saved, grads)
-    rows, columns = matrices.rows, matrices.columns
-    across = min(_power_of_two(columns), 256)
-    down = min(_TRITON_REDUCE_TILE // across, _power_of_two(rows))
-    blocks, rows_per_block = _row_blocks(
-        grad_output.device, rows, down, _ceil_div(columns, across), _PROGRAMS_PER_MULTIPROCESSOR
-    )
-    sums = matrices.empty_sums(blocks)
-    launch_triton(
-        kernels.backward_with_bias,
-        (blocks * _ceil_div(columns, across),),
-        *matrices.operands,
-        saved.bias,
-        *matrices.written[:2],
-        sums,
-        *_triton_scale(saved.scale),
-        rows,
-        columns,
-        rows_per_block,
-        *matrices.strides,
-        0 if saved.bias is None else saved.bias.stride(0),
-        **constants,
-        WIDE=matrices.needs_64_bit_offsets(),
-        BLOCK_ROWS=down,
-        BLOCK_COLUMNS=across,
-    )
-    if blocks > 1:
-        launch_triton(
-            kernels.column_sums,
-            (_ceil_div(columns, 16),),
-            sums,
-            grads[2],
-            blocks,
-            columns,
-            BLOCK_ROWS=min(_power_of_two(blocks), 256),
-            BLOCK_COLUMNS=16,
+    def with_bias(matrices: _Matrices) -> None:
+        rows, columns = matrices.rows, matrices.columns
+        across = min(power_of_two(columns), 256)
+        down = min(_TRITON_REDUCE_TILE // across, power_of_two(rows))
+        tiles = ceil_div(columns, across)
+        blocks, rows_per_block = _row_blocks(
+            grad_output.device, rows, down, tiles, _PROGRAMS_PER_MULTIPROCESSOR
         )
-    return matrices.finished()
+        sums = matrices.empty_sums(blocks)
+        launch_triton(
+            kernels.backward_with_bias,
+            (blocks * tiles,),
+            *matrices.operands,
+            saved.bias,
+            *matrices.written[:2],
+            sums,
+            *scale,
+            *(rows, columns, rows_per_block),
+            *matrices.strides,
+            **constants,
+            WIDE=matrices.needs_64_bit_offsets(),
+            BLOCK_ROWS=down,
+            BLOCK_COLUMNS=across,
+        )
+        if blocks > 1:
+            launch_triton(
+                kernels.column_sums,
+                (ceil_div(columns, 16),),
+                *(sums, matrices.grad_bias, blocks, columns),
+                BLOCK_ROWS=min(power_of_two(blocks), 256),
+                BLOCK_COLUMNS=16,
+            )
+
+    return _run_backward(needs, grad_output, saved, elementwise, with_bias)
 
 
 def _row_blocks(
@@ -512,20 +494,12 @@ def _row_blocks(
 ) -> tuple[int, int]:
     """(blocks, rows per block): as many blocks as fill the device, each a multiple of ``step``."""
     programs = _multiprocessors(device) * per_multiprocessor
-    blocks = max(1, min(_ceil_div(rows, step), programs // column_tiles))
-    rows_per_block = _ceil_div(_ceil_div(rows, blocks), step) * step
-    return _ceil_div(rows, rows_per_block), rows_per_block
+    blocks = max(1, min(ceil_div(rows, step), programs // column_tiles))
+    rows_per_block = ceil_div(ceil_div(rows, blocks), step) * step
+    return ceil_div(rows, rows_per_block), rows_per_block
 
 
-# CUDA C++. Threads of a block: 256, as cuda_kernels.cu says.
-
-_CUDA_NAMES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-}
-_THREADS = 256
+# CUDA C++. Threads of a block: 256, as cuda_nest.h says.
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,25 +532,43 @@ BIAS_GRADIENT_CANDIDATES = (
 def _cuda_scale(scale: float | Tensor, output_dtype: torch.dtype) -> tuple[str, Tensor | Scalar]:
     """The type that the kernel is told, and the argument."""
     if isinstance(scale, Tensor):
-        return f"const {_CUDA_NAMES[scale.dtype]}*", scale
+        return f"const {CUDA_NAMES[scale.dtype]}*", scale
     return ("double", f64(scale)) if output_dtype == torch.float64 else ("float", f32(scale))
 
 
-def _is_aligned(*tensors: Tensor | None) -> bool:
-    return all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
+def _cuda_types(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(CUDA_NAMES[dtype] for dtype in dtypes)
 
 
-def _width(*dtypes: torch.dtype | None) -> int:
-    """Elements per thread and pack: 16 bytes of the narrowest type."""
-    return 16 // min(dtype.itemsize for dtype in dtypes if dtype is not None)
+def _launch_cuda(
+    source: CudaSource,
+    kernel: str,
+    loops: Nest,
+    flat: tuple[int, int] | None,
+    width: int,
+    aligned: tuple[bool, bool, Tensor | None, bool],
+    operands: Sequence[Tensor | Scalar | None],
+) -> None:
+    """Launch ``kernel``, an open template argument list, or its strided form.
 
-
-def _flags(*values: bool) -> str:
-    return ", ".join(str(value).lower() for value in values)
-
-
-def _index(is_wide: bool) -> str:
-    return "int64_t" if is_wide else "int32_t"
+    ``aligned`` is Access of cuda_kernels.cu, with the bias in place of what is said of it.
+    """
+    numel = loops.numel
+    if flat is None:
+        padded = loops.padded()
+        is_wide = loops.needs_64_bit_offsets() or numel + 4 * THREADS > 2**31 - 1
+        kernel = kernel.replace("<", "_strided<", 1)
+        kernel += f", {index_type(is_wide)}, {len(loops.sizes)}>"
+        blocks, shape = ceil_div(numel, 4 * THREADS), (*padded.sizes, *sum(padded.strides, ()))
+    else:
+        first, second, bias, written = aligned
+        bias_packed = bias is not None and flat[1] == 1 and flat[0] % width == 0
+        access = flags(first, second, bias_packed and is_aligned(bias), written)
+        index = index_type(numel + THREADS * width > 2**31 - 1)
+        kernel += f", {index}, Access<{access}>, {width}>"
+        blocks, shape = ceil_div(numel, THREADS * width), flat
+    arguments = (*operands, i64(numel), *numbers(shape))
+    source.launch(kernel, grid=(blocks, 1, 1), block=(THREADS, 1, 1), args=arguments)
 
 
 def forward_cuda(
@@ -586,72 +578,26 @@ def forward_cuda(
     bias: Tensor | None,
     scale: float | Tensor,
     activation: str,
+    output: Tensor | None = None,
 ) -> Tensor:
     """One launch of ``forward`` where all tensors are dense alike, else of ``forward_strided``."""
-    output = empty_output(input, update, bias)
-    numel = output.numel()
-    if numel == 0:
+    output = empty_output(input, update, bias) if output is None else output
+    if output.numel() == 0:
         return output
     loops, input, update = _forward_nest(output, input, update, bias)
     scale_type, scale_argument = _cuda_scale(scale, output.dtype)
-    types = ", ".join(
-        _CUDA_NAMES[(tensor if tensor is not None else input).dtype]
-        for tensor in (output, input, update, bias)
-    )
-    functor = activation_named(activation).functor
-    common = f"{functor}, {_terms(update, bias)}, {types}, {scale_type}"
-    operands = (input, update, bias, output, scale_argument, i64(numel))
-    flat = _flat_columns(loops, None if bias is None else 2, (0, 1))
-    if flat is None:
-        _launch_strided(source, f"forward_strided<{common}", loops, operands)
-        return output
-    width = _width(output.dtype, input.dtype, None if update is None else update.dtype)
-    access = _flags(
-        _is_aligned(input),
-        _is_aligned(update),
-        _is_bias_packed(bias, flat, width),
-        _is_aligned(output),
-    )
-    index = _index(numel + _THREADS * width > 2**31 - 1)
-    source.launch(
-        f"forward<{common}, {index}, Access<{access}>, {width}>",
-        grid=(_ceil_div(numel, _THREADS * width), 1, 1),
-        block=(_THREADS, 1, 1),
-        args=(*operands, *_numbers(flat)),
+    dtypes = _forward_dtypes(output, input, update, bias)
+    kind = _kind(activation, update is not None, bias is not None)
+    _launch_cuda(
+        source,
+        f"forward<{kind}, {_cuda_types(dtypes)}, {scale_type}",
+        loops,
+        _flat_columns(loops, None if bias is None else 2, (0, 1)),
+        pack_width(*dtypes[:3]),
+        (is_aligned(input), is_aligned(update), bias, is_aligned(output)),
+        (input, update, bias, output, scale_argument),
     )
     return output
-
-
-def _is_bias_packed(bias: Tensor | None, flat: tuple[int, int], width: int) -> bool:
-    columns, bias_stride = flat
-    return bias is not None and bias_stride == 1 and columns % width == 0 and _is_aligned(bias)
-
-
-def _launch_strided(
-    source: CudaSource, kernel: str, loops: Nest, operands: Sequence[Tensor | Scalar | None]
-) -> None:
-    padded = loops.padded()
-    is_wide = loops.needs_64_bit_offsets() or loops.numel + 4 * _THREADS > 2**31 - 1
-    source.launch(
-        f"{kernel}, {_index(is_wide)}, {len(loops.sizes)}>",
-        grid=(_ceil_div(loops.numel, 4 * _THREADS), 1, 1),
-        block=(_THREADS, 1, 1),
-        args=(*operands, *_numbers(padded.sizes, *padded.strides)),
-    )
-
-
-def _cuda_backward_types(grad_output: Tensor, saved: Saved) -> tuple[str, str, list[torch.dtype]]:
-    """(functor and terms, type names, dtypes): output, first, input, update, bias."""
-    functor = activation_named(saved.activation).functor
-    terms = _terms(saved.update, saved.bias) if saved.input is not None else "Terms<true, true>"
-    dtypes = [
-        grad_output.dtype,
-        saved.first.dtype if saved.first is not None else grad_output.dtype,
-        saved.input_dtype,
-        saved.update_dtype or saved.input_dtype,
-        saved.bias_dtype or saved.input_dtype,
-    ]
-    return f"{functor}, {terms}", ", ".join(_CUDA_NAMES[dtype] for dtype in dtypes), dtypes
 
 
 def backward_cuda(
@@ -667,105 +613,82 @@ def backward_cuda(
     The workspace and the copies are those of ``backward_triton``, with ``config.blocks`` blocks per
     multiprocessor.
     """
-    grads = saved.empty_gradients(needs, grad_output)
-    numel = grad_output.numel()
-    if numel == 0:
-        return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
-    if needs[2]:
-        return _backward_with_bias_cuda(source, grad_output, saved, grads, config)
-    grad_input, grad_update, _ = grads
-    template = grad_input if grad_input is not None else grad_update
-    if template is None:
-        return grads
-    operands = [grad_output, saved.first, saved.update, saved.bias]
-    loops = _backward_nest(template, operands)
-    if len(loops.sizes) > MAX_RANK:
-        operands = _dense_operands(template, operands)
-        loops = _backward_nest(template, operands)
-    kind, types, dtypes = _cuda_backward_types(grad_output, saved)
-    scale_type, scale_argument = _cuda_scale(saved.scale, grad_output.dtype)
-    common = f"{kind}, {types}, {scale_type}"
-    arguments = (*operands, grad_input, grad_update, scale_argument, i64(numel))
-    flat = _flat_columns(loops, None if saved.bias is None else 3, (0, 1, 2))
-    if flat is None:
-        _launch_strided(source, f"backward_strided<{common}", loops, arguments)
-        return grads
-    width = _width(*dtypes[:4])
-    access = _flags(
-        _is_aligned(operands[0], operands[1]),
-        _is_aligned(operands[2]),
-        _is_bias_packed(saved.bias, flat, width),
-        _is_aligned(grad_input, grad_update),
-    )
-    index = _index(numel + _THREADS * width > 2**31 - 1)
-    source.launch(
-        f"backward<{common}, {index}, Access<{access}>, {width}>",
-        grid=(_ceil_div(numel, _THREADS * width), 1, 1),
-        block=(_THREADS, 1, 1),
-        args=(*arguments, *_numbers(flat)),
-    )
-    return grads
+    dtypes = _backward_dtypes(grad_output, saved)
+    types = f"{_backward_kind(saved)}, {_cuda_types(dtypes)}"
+    scale_type, scale = _cuda_scale(saved.scale, grad_output.dtype)
+    width = pack_width(*dtypes[:4])
+
+    def elementwise(loops: Nest, operands: Operands, grads: Gradients) -> None:
+        _launch_cuda(
+            source,
+            f"backward<{types}, {scale_type}",
+            loops,
+            _flat_columns(loops, None if saved.bias is None else 3, (0, 1, 2)),
+            width,
+            (is_aligned(*operands[:2]), is_aligned(operands[2]), saved.bias, is_aligned(*grads)),
+            (*operands, *grads[:2], scale),
+        )
+
+    def with_bias(matrices: _Matrices) -> None:
+        _launch_with_bias(source, types, scale_type, scale, width, matrices, saved.bias, config)
+
+    return _run_backward(needs, grad_output, saved, elementwise, with_bias)
 
 
-def _backward_with_bias_cuda(
+def _launch_with_bias(
     source: CudaSource,
-    grad_output: Tensor,
-    saved: Saved,
-    grads: Gradients,
+    types: str,
+    scale_type: str,
+    scale: Tensor | Scalar,
+    width: int,
+    matrices: _Matrices,
+    bias: Tensor | None,
     config: BiasGradientConfig,
-) -> Gradients:
-    matrices = _Matrices(grad_output, saved, grads)
+) -> None:
     rows, columns = matrices.rows, matrices.columns
-    kind, types, dtypes = _cuda_backward_types(grad_output, saved)
-    scale_type, scale_argument = _cuda_scale(saved.scale, grad_output.dtype)
-    width = _width(*dtypes[:4])
     read = [operand for operand in matrices.operands if operand is not None]
     if columns % width or not all(operand.is_contiguous() for operand in read):
         width = 1
-    if not _is_aligned(*read, *matrices.written[:2]):
+    if not is_aligned(*read, *matrices.written[:2]):
         width = 1
-    across = min(_power_of_two(_ceil_div(columns, width)), 64 if width > 1 else 128)
+    across = min(power_of_two(ceil_div(columns, width)), 64 if width > 1 else 128)
     down = config.threads // across
     unroll = config.rows_in_flight(width)
-    column_tiles = _ceil_div(columns, across * width)
+    column_tiles = ceil_div(columns, across * width)
     blocks, rows_per_block = _row_blocks(
-        grad_output.device, rows, unroll * down, column_tiles, config.blocks
+        matrices.grad_bias.device, rows, unroll * down, column_tiles, config.blocks
     )
     sums = matrices.empty_sums(blocks)
-    index = _index(matrices.needs_64_bit_offsets())
+    index = index_type(matrices.needs_64_bit_offsets())
     source.launch(
-        f"backward_with_bias<{kind}, {types}, {_CUDA_NAMES[sums.dtype]}, {scale_type}, {index}, "
+        f"backward_with_bias<{types}, {CUDA_NAMES[sums.dtype]}, {scale_type}, {index}, "
         f"{width}, {config.threads}, {unroll}>",
         grid=(blocks * column_tiles, 1, 1),
         block=(across, down, 1),
         args=(
             *matrices.operands,
-            saved.bias,
+            bias,
             *matrices.written[:2],
             sums,
-            scale_argument,
-            *_numbers((rows, columns, rows_per_block), matrices.strides),
-            i64(0 if saved.bias is None else saved.bias.stride(0)),
+            scale,
+            *numbers((rows, columns, rows_per_block), matrices.strides),
         ),
     )
     if blocks > 1:
-        grad_bias = grads[2]
-        assert grad_bias is not None
         source.launch(
-            f"column_sums<{_CUDA_NAMES[grad_bias.dtype]}>",
-            grid=(_ceil_div(columns, 32), 1, 1),
+            f"column_sums<{CUDA_NAMES[matrices.grad_bias.dtype]}>",
+            grid=(ceil_div(columns, 32), 1, 1),
             block=(32, 32, 1),
-            args=(sums, grad_bias, i64(blocks), i64(columns)),
+            args=(sums, matrices.grad_bias, i64(blocks), i64(columns)),
         )
-    return matrices.finished()
 
 
 def cuda_expressions(has_update: bool) -> tuple[str, ...]:
     """Instantiations that between them reach every line of cuda_kernels.cu: each kernel, activation
     and dtype, both offset widths, aligned and not, the scale by value and through a pointer."""
-    terms = f"Terms<{_flags(has_update, True)}>"
-    aligned = f"Access<{_flags(True, True, True, True)}>"
-    unaligned = f"Access<{_flags(False, False, False, False)}>"
+    terms = f"Terms<{flags(has_update, True)}>"
+    aligned = f"Access<{flags(True, True, True, True)}>"
+    unaligned = f"Access<{flags(False, False, False, False)}>"
 
     def spread(width: int) -> str:
         return f"{width}, {BIAS_GRADIENT.threads}, {BIAS_GRADIENT.rows_in_flight(width)}"
@@ -777,8 +700,8 @@ def cuda_expressions(has_update: bool) -> tuple[str, ...]:
             f"forward<{kind}, {single}, float, int32_t, {aligned}, 4>",
             f"backward<{kind}, float, {single}, float, int32_t, {aligned}, 4>",
         ]
-    for dtype, name in _CUDA_NAMES.items():
-        width = _width(dtype)
+    for dtype, name in CUDA_NAMES.items():
+        width = pack_width(dtype)
         kind = f"{'Gelu' if dtype == torch.float64 else 'Relu'}, {terms}"
         scale = "double" if dtype == torch.float64 else "float"
         four, five = ", ".join([name] * 4), ", ".join([name] * 5)

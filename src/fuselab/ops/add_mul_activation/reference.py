@@ -48,6 +48,27 @@ def reference(
     return activations.activation(activation).function(total)
 
 
+def reference_in_place(
+    input: Tensor,
+    update: Tensor,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    activation: str = "relu",
+) -> Tensor:
+    """``add_mul_activation`` written over ``input``, which is returned; for inference.
+
+    Arguments and what is raised are those of ``add_mul_activation``. The result is rounded to the
+    dtype of ``input``. An input whose elements are not dense in memory is written by a copy. There
+    is no gradient; the version of ``input`` moves, so that autograd sees that it changed.
+
+    Raises:
+        ArgumentError: elements of ``input`` share memory (an expanded tensor), or ``update`` or
+            ``bias`` lies in memory that ``input`` lies in, the very same elements included.
+        DifferentiationError: an argument wants a gradient.
+    """
+    return reference(input, update, bias, scale, activation).to(input.dtype)
+
+
 def gradient(
     needs: Sequence[bool],
     grad_output: Tensor,

@@ -37,6 +37,21 @@ def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
     return activations.activation(activation).function(input + bias)
 
 
+def reference_in_place(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
+    """``bias_activation`` written over ``input``, which is returned; for inference.
+
+    Arguments and what is raised are those of ``bias_activation``. The result is rounded to the
+    dtype of ``input``. An input whose elements are not dense in memory is written by a copy. There
+    is no gradient; the version of ``input`` moves, so that autograd sees that it changed.
+
+    Raises:
+        ArgumentError: elements of ``input`` share memory (an expanded tensor), or ``bias`` lies in
+            memory that ``input`` lies in.
+        DifferentiationError: an argument wants a gradient.
+    """
+    return reference(input, bias, activation).to(input.dtype)
+
+
 def gradient(
     needs: Sequence[bool],
     grad_output: Tensor,
