@@ -5,6 +5,7 @@ One file with a FusedOp in it is all that ``fuselab check``, ``bench`` and ``asm
     python examples/own_triton_op.py
     fuselab check examples/own_triton_op.py
     fuselab bench examples/own_triton_op.py
+    fuselab bench examples/own_triton_op.py --tune --backward
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch import Tensor
 import fuselab
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.tuning import Config, chosen
 
+NAME = "mine::squared_relu"
 BLOCK = 1024
 
 
@@ -63,7 +66,13 @@ def backward_kernel(
     tl.store(grad_input_pointer + offsets, grad * 2 * relu, mask=inside)
 
 
-# The launchers: they allocate, the kernels never do.
+# The launchers: they allocate, the kernels never do. They ask `chosen` how to launch: that is the
+# first candidate until `fuselab bench --tune` has found another one faster on this device.
+
+
+def candidates(*args: object) -> list[Config]:
+    blocks_and_warps = ((BLOCK, 4), (512, 2), (2048, 4), (2048, 8), (4096, 8))
+    return [Config(block=block, num_warps=warps) for block, warps in blocks_and_warps]
 
 
 def forward(input: Tensor) -> Tensor:
@@ -71,7 +80,8 @@ def forward(input: Tensor) -> Tensor:
     output = torch.empty_like(input)
     numel = input.numel()
     if numel:
-        launch(forward_kernel, (triton.cdiv(numel, BLOCK),), input, output, numel, block=BLOCK)
+        config = chosen(NAME, "triton", (input.dtype,), candidates())
+        launch(forward_kernel, (triton.cdiv(numel, config.block),), input, output, numel, **config)
     return output
 
 
@@ -80,8 +90,9 @@ def backward(needs: Sequence[bool], grad_output: Tensor, input: Tensor) -> tuple
     grad_input = torch.empty_like(input)
     numel = input.numel()
     if numel:
-        grid = (triton.cdiv(numel, BLOCK),)
-        launch(backward_kernel, grid, grad_output, input, grad_input, numel, block=BLOCK)
+        config = chosen(NAME, "triton_backward", (input.dtype,), candidates())
+        grid = (triton.cdiv(numel, config.block),)
+        launch(backward_kernel, grid, grad_output, input, grad_input, numel, **config)
     return (grad_input,)
 
 
@@ -121,7 +132,7 @@ def draw(draw: Draw) -> Inputs:
 
 
 SQUARED_RELU = FusedOp(
-    name="mine::squared_relu",
+    name=NAME,
     reference=reference,
     implementations={"triton": Implementation("cuda", forward, backward)},
     cost=cost,
@@ -135,6 +146,7 @@ SQUARED_RELU = FusedOp(
     gradient=Gradient(lambda output, input: (input,), gradient, empty_gradient),
     fake=empty_output,
     draw=draw,
+    configs={"triton": candidates, "triton_backward": candidates},
 )
 
 squared_relu = fuselab.operator(SQUARED_RELU)

@@ -171,6 +171,9 @@ class FusedOp:
     without it they stay as they are, as pointwise operators' do. ``peers`` are other spellings in
     plain PyTorch worth timing beside the reference, by provider name. ``dtypes`` are those worth
     checking. ``nondeterministic`` says why a reduction's order is not fixed, where it is not.
+    ``configs[implementation](*args)`` lists the ``runtime.tuning.Config`` that tuning may choose
+    from for these arguments, the default rule's first; ``configs[f"{implementation}_backward"]``,
+    of the backward's arguments, those of the backward.
 
     An operator with ``mutates`` writes over those of its arguments and returns the first of them;
     its name ends in an underscore, as PyTorch's do. Its reference writes nothing: it returns their
@@ -193,6 +196,9 @@ class FusedOp:
     autocast: Callable[..., Sequence[Any]] | None = None
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     nondeterministic: str | None = None
+    configs: Mapping[str, Callable[..., Sequence[Mapping[str, int | str]]]] = field(
+        default_factory=dict
+    )
     mutates: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -203,6 +209,12 @@ class FusedOp:
             )
         if not self.cases:
             raise ContractError(f"{self.name}: FusedOp.cases is empty; give at least one Case.")
+        for key in self.configs:
+            if key.removesuffix("_backward") not in self.implementations:
+                raise ContractError(
+                    f"{self.name}: FusedOp.configs has '{key}'; its keys are those of "
+                    "FusedOp.implementations, with '_backward' behind them for the backward."
+                )
         if bool(self.mutates) != self.name.endswith("_"):
             raise ContractError(
                 f"{self.name}: the name of an operator ends in '_' if and only if FusedOp.mutates "

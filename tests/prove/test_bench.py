@@ -134,7 +134,9 @@ def test_sequences_and_integers_are_timed_and_verified() -> None:
     assert [[record.status for record in group.records] for group in result.groups[:1]] == [
         ["ok", "ok"]
     ]
-    result = bench(remainder.make_op("benched_remainder"), providers=["plain", "torchscript"], **FAST)
+    result = bench(
+        remainder.make_op("benched_remainder"), providers=["plain", "torchscript"], **FAST
+    )
     assert [record.status for record in result.groups[0].records] == ["ok"] * 3
     wrong = wrong_arguments.repeated_ids_overwrite("cpu")
     result = bench(wrong, providers=["plain"], backward=True, **FAST)

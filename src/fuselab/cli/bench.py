@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fuselab.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def add(app: typer.Typer) -> None:
@@ -30,6 +36,13 @@ def bench(
     dtype: Annotated[
         list[str] | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, ...; repeatable.")
     ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Time every configuration the operator offers; save the best."),
+    ] = False,
+    ship: Annotated[
+        bool, typer.Option("--ship", help="With --tune: save beside the operator, for everyone.")
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Three cases, a short budget, no energy.")
     ] = False,
@@ -50,14 +63,23 @@ def bench(
 ) -> None:
     """Time every provider of an operator, interleaved and verified, against eager and the limit.
 
-    Exit status 1: one of our implementations is wrong or failed, or something became slower.
+    Exit status 1: one of our implementations, or with --tune one of its configurations, is wrong or
+    failed, or something became slower.
     """
     from fuselab.device.select import select
     from fuselab.measure.fresh import allocation_is_pinned, run_pinned
 
+    if ship and not tune:
+        raise ArgumentError("--ship says where --tune saves; add --tune.")
+    if tune and (plot is not None or against is not None or quick):
+        raise ArgumentError("--tune goes without --plot, --against and --quick; leave them out.")
     where = select(device)
     if where.type == "cpu" and not allocation_is_pinned():
         raise typer.Exit(run_pinned("fuselab", _command_line(locals())))
+
+    if tune:
+        _tune(locals(), where)
+        return
 
     import fuselab.prove.bench as benchmark
     from fuselab.prove import bench_against
@@ -96,7 +118,36 @@ def bench(
         raise typer.Exit(1)
 
 
-def _command_line(given: dict[str, object]) -> list[str]:
+def _tune(given: dict[str, Any], device: torch.device) -> None:
+    """--tune: the table of what was tried, the saved choices, and exit status 1 for a wrong one."""
+    from fuselab.prove.bench import dtype_of
+    from fuselab.prove.load import load_op
+    from fuselab.prove.tune import tune
+    from fuselab.report import files, tables
+
+    if given["json"] is not None:
+        files.check_destination(given["json"])
+    found = tune(
+        load_op(given["op"]),
+        implementations=given["provider"].split(",") if given["provider"] is not None else None,
+        cases=given["case"],
+        dtypes=[dtype_of(name) for name in given["dtype"]] if given["dtype"] else None,
+        backward=given["backward"],
+        device=device,
+        budget_s=given["budget"],
+        seed=given["seed"],
+        ship=given["ship"],
+        command=shlex.join(["fuselab", *_command_line(given | {"json": None, "seed": None})]),
+        progress=lambda text: print(text, file=sys.stderr),
+    )
+    tables.console().print(tables.tuning_table(found))
+    if given["json"] is not None:
+        files.write_json(given["json"], found.to_json())
+    if found.wrong or not any(one.is_chosen for case in found.cases for one in case.tried):
+        raise typer.Exit(1)
+
+
+def _command_line(given: dict[str, Any]) -> list[str]:
     """The options of this call again, for the fresh process that does the work."""
     words = ["bench", str(given["op"])]
     for name in ("provider", "case", "dtype", "budget", "seed", "plot", "against", "json"):
@@ -104,5 +155,5 @@ def _command_line(given: dict[str, object]) -> list[str]:
         for each in value if isinstance(value, list) else [value]:
             if each is not None:
                 words += [f"--{name}", str(each)]
-    words += [f"--{name}" for name in ("backward", "quick") if given[name]]
+    words += [f"--{name}" for name in ("backward", "tune", "ship", "quick") if given[name]]
     return [*words, "--device", str(given["device"])]

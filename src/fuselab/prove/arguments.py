@@ -64,6 +64,19 @@ def differentiable(op: FusedOp, args: Sequence[Any]) -> list[int]:
     ]
 
 
+def needed(op: FusedOp, args: Sequence[Any]) -> list[bool]:
+    """``needs`` of a backward that gives every gradient: one flag per tensor of each tensor
+    parameter, False for one that is None."""
+    places = differentiable(op, args)
+    count = iter(range(len(tensors_in(args))))
+    needs = []
+    for name, value in zip(op.signature.parameters, args, strict=True):
+        if name in op.tensor_parameters:
+            tensors = tensors_in((value,))
+            needs += [next(count) in places for _ in tensors] if value is not None else [False]
+    return needs
+
+
 def written_places(op: FusedOp, args: Sequence[Any]) -> list[int]:
     """Places of the tensors that the operator writes over."""
     names = tensor_names(op, args)

@@ -88,7 +88,7 @@ def bench(
     ceilings = measured_ceilings(where)
     fallback.forget()  # an implementation that did not build before must fail here, not fall back
     for dtype in dtypes:
-        for case in _cases(op, cases, where, dtype, quick, memory_factor, skipped):
+        for case in fitting_cases(op, cases, where, dtype, quick, memory_factor, skipped):
             for phase in PHASES if backward else PHASES[:1]:
                 progress(f"{op.short_name}: {case.name}, {_text(dtype)}, {phase}")
                 with fallback.strict():
@@ -149,7 +149,7 @@ def _text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _cases(
+def fitting_cases(
     op: FusedOp,
     names: Sequence[str] | None,
     device: torch.device,

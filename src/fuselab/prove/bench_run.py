@@ -54,7 +54,7 @@ class Run:
                 for name, calls in self.calls.items()
             ]
             samples = interleave(
-                [*candidates, *self._streaming()],
+                [*candidates, *self.streaming()],
                 self.work.device,
                 budget_s=self.budget_s,
                 seed=self.seed,
@@ -72,7 +72,7 @@ class Run:
                 seed=self.seed,
                 decided=self._decided,
             )
-            ceiling = self._ceiling(samples)
+            ceiling = self.ceiling(samples)
             records = [
                 self._record(provider, samples, hosts, ceiling) for provider in self.providers
             ]
@@ -119,7 +119,7 @@ class Run:
         problem = self.work.problem(call)
         return f"after timing: {problem}" if problem and after else problem
 
-    def _streaming(self) -> list[Candidate]:
+    def streaming(self) -> list[Candidate]:
         """The size-matched ceiling's candidates; forward+backward runs one after the other."""
         ways = [
             streaming_ceiling(cost.bytes_read, cost.bytes_written, self.work.device)
@@ -150,7 +150,7 @@ class Run:
             if other is not None
         )
 
-    def _ceiling(self, samples: Mapping[str, Samples]) -> Ceiling | None:
+    def ceiling(self, samples: Mapping[str, Samples]) -> Ceiling | None:
         streamed = {
             name.removeprefix(CEILING): median(found.times_us)
             for name, found in samples.items()

@@ -13,7 +13,7 @@ from torch import Tensor
 from fuselab.errors import FuselabError
 from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import at, differentiable, filled, mapped
+from fuselab.prove.arguments import at, differentiable, filled, mapped, needed
 from fuselab.prove.check_memory import storage_like
 from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.result import Verdict
@@ -49,20 +49,8 @@ def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
     backward = getattr(
         getattr(torch.ops, subject.op.namespace), f"{subject.op.short_name}_backward"
     )
-    needs = _needs(subject, trial.args)
+    needs = needed(subject.op, trial.args)
     return Outcome(_opcheck(backward.default, (needs, upstream, *saved, subject.implementation)))
-
-
-def _needs(subject: Subject, args: Sequence[Any]) -> list[bool]:
-    """For every tensor of every tensor parameter, whether it can have a gradient."""
-    places = subject.differentiable(args)
-    count = iter(range(len(tensors_in(args))))
-    needs = []
-    for name, value in zip(subject.op.signature.parameters, args, strict=True):
-        if name in subject.op.tensor_parameters:
-            tensors = tensors_in((value,))
-            needs += [next(count) in places for _ in tensors] if value is not None else [False]
-    return needs
 
 
 def _scalar_dtype(subject: Subject) -> torch.dtype:

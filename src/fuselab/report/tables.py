@@ -12,6 +12,7 @@ from rich.text import Text
 from fuselab.measure.verdict import Outcome
 from fuselab.prove.bench_against import Against, Change
 from fuselab.prove.bench_result import Bench, Comparison, Group, Record
+from fuselab.prove.tune import Tried, TunedCase, Tuning
 from fuselab.report.numbers import NONE, byte_count, digits, rate
 
 WIDTH = 80
@@ -66,6 +67,57 @@ def against_table(against: Against) -> RenderableType:
         parts.append(table)
     parts.append(Text(_summary(against)))
     return Lines(*parts)
+
+
+def tuning_table(tuning: Tuning) -> RenderableType:
+    """Every configuration that was tried, the fastest first, and what was saved where."""
+    environment = tuning.environment
+    parts: list[RenderableType] = [
+        Text(f"{tuning.operator} on {environment['device_name']}, torch {environment['torch']}")
+    ]
+    for case in tuning.cases:
+        parts += [Text(), Text(case.title, style="bold"), _tried_table(case)]
+        parts += [
+            Text(f"{tried.config} {tried.status.upper()}: {tried.reason}")
+            for tried in case.tried
+            if tried.status != "ok"
+        ]
+    parts += [Text(f"skipped {line}") for line in tuning.skipped]
+    parts += [Text(f"undecided {line}") for line in tuning.undecided]
+    chosen = any(tried.is_chosen for case in tuning.cases for tried in case.tried)
+    saved = f"saved in {tuning.file}" if chosen else "nothing to save: no configuration is right"
+    return Lines(*parts, Text(), Text(saved))
+
+
+def _tried_table(case: TunedCase) -> Table:
+    table = _new_table()
+    table.add_column("configuration", width=31, overflow="fold")
+    headings = (("us", 7), ("+-%", 5), ("of def.", 7), ("%lim", 5), ("regs", 4), ("shared", 6))
+    for heading, width in headings:
+        table.add_column(heading, justify="right", width=width)
+    table.add_column("", width=7)
+    default = next((tried.median_us for tried in case.tried if tried.is_default), None)
+    right = [tried for tried in case.tried if tried.median_us is not None]
+    for tried in sorted(right, key=lambda tried: tried.median_us or 0.0):
+        assert tried.median_us is not None
+        spilled = "!" if tried.local_bytes else ""
+        table.add_row(
+            Text(str(tried.config), style="bold" if tried.is_chosen else ""),
+            _digits(tried.median_us),
+            _spread(tried),
+            digits(tried.median_us / default) if default else NONE,
+            _share(tried),
+            NONE if tried.registers is None else f"{tried.registers}{spilled}",
+            NONE if tried.shared_bytes is None else f"{tried.shared_bytes}",
+            _mark(tried),
+        )
+    return table
+
+
+def _mark(tried: Tried) -> str:
+    if tried.is_chosen:
+        return "kept" if tried.is_default else "chosen"
+    return "default" if tried.is_default else ""
 
 
 def _summary(against: Against) -> str:
@@ -128,7 +180,7 @@ def _digits(value: float | None) -> str:
     return text if len(text) <= 7 else f"{value:g}"
 
 
-def _spread(record: Record) -> str:
+def _spread(record: Record | Tried) -> str:
     """Half the interval of the median, in percent of it."""
     assert record.median_us is not None and record.low_us is not None
     assert record.high_us is not None
@@ -136,7 +188,7 @@ def _spread(record: Record) -> str:
     return f"{half:.1f}" if half < 100 else ">99"
 
 
-def _share(record: Record) -> str:
+def _share(record: Record | Tried) -> str:
     if record.ceiling_share is None:
         return NONE
     return digits(100 * record.ceiling_share)

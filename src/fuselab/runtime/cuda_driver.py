@@ -14,6 +14,7 @@ from typing import Any
 from fuselab.errors import BuildError, DeviceError, LaunchError
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
+_SHARED_SIZE_BYTES, _LOCAL_SIZE_BYTES, _NUM_REGS = 1, 3, 4
 _CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
 SHARED_BYTES_WITHOUT_OPT_IN = 48 * 1024
 _SCALARS = {
@@ -103,6 +104,22 @@ def allow_shared_bytes(function: int, shared_bytes: int, device_index: int) -> N
             f"the kernel asks for {shared_bytes} bytes of shared memory, more than CUDA device "
             f"{device_index} gives one block ({error_name(status)})."
         )
+
+
+def function_resources(function: int, device_index: int) -> tuple[int, int, int]:
+    """Registers per thread, local memory per thread in bytes (spills and arrays), and static shared
+    bytes per block. Raises LaunchError."""
+    value, found = ctypes.c_int(), []
+    with on_device(device_index) as driver:
+        for attribute in (_NUM_REGS, _LOCAL_SIZE_BYTES, _SHARED_SIZE_BYTES):
+            status = driver.cuFuncGetAttribute(
+                ctypes.byref(value), attribute, ctypes.c_void_p(function)
+            )
+            if status:
+                raise LaunchError(f"a kernel's resources cannot be read ({error_name(status)}).")
+            found.append(value.value)
+    registers, local_bytes, shared_bytes = found
+    return registers, local_bytes, shared_bytes
 
 
 def launch(

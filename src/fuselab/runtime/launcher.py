@@ -48,7 +48,7 @@ _tried = False
 
 
 class _Thread(threading.local):
-    recording: Recording | None = None
+    recording: Recording | Launches | None = None
 
 
 _thread = _Thread()
@@ -85,6 +85,13 @@ def forget(op_id: int) -> None:
     """Drop the plans of an operator: its implementations have changed."""
     if _native is not None:
         _native.forget(op_id)
+
+
+def forget_named(name: str) -> None:
+    """``forget`` of the operator registered as ``name``: another configuration was chosen."""
+    for op_id, known in enumerate(_names):
+        if known == name:
+            forget(op_id)
 
 
 def plans(op_id: int) -> int:
@@ -148,6 +155,28 @@ class _Watch(TorchDispatchMode):
         elif not (func.is_view or func.name().split(".")[0] in self.QUESTIONS):
             self.computes = self.computes or str(func)
         return result
+
+
+class Launches:
+    """A context that hears of every launch this thread makes, in ``made``: whether on CUDA, the
+    function, the device's index, grid, block, dynamic shared bytes."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+
+    def __enter__(self) -> Launches:
+        self._outer, _thread.recording = _thread.recording, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.recording = self._outer
+
+    def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
+        """One launch, as it is about to happen."""
+        self.made.append(described)
+
+    def note_opaque(self, what: str) -> None:
+        """One that nothing is known of."""
 
 
 class Recording:

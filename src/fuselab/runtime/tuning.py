@@ -1,0 +1,308 @@
+"""Tuned configurations: what a launcher may choose from, what was chosen, and where that is kept.
+
+A launcher asks ``chosen`` how to launch, with the candidates for its arguments. ``fuselab bench OP
+--tune`` times them, each within ``forced``, and saves the fastest under the launcher's key, per
+device: in the user's cache folder, or beside the operator (``tuned/nvidia-h200.json``), from where
+it ships. The user's choice goes before the shipped one, and the default rule is what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuselab.errors import ArgumentError, ContractError, DataError, OutputError
+from fuselab.op import FusedOp
+from fuselab.runtime import cache, dispatch, launcher
+
+SCHEMA = 1
+
+
+class Config(Mapping[str, int | str]):
+    """One way to launch a kernel: ``Config(threads=256, blocks=2)``. Never changes; its text is
+    ``threads=256 blocks=2``. Values are read as ``config["threads"]`` or ``config.threads``.
+
+    Raises ArgumentError for a value that is neither an int nor a str.
+    """
+
+    __slots__ = ("_values",)
+
+    _values: dict[str, int | str]
+
+    def __init__(self, **values: int | str) -> None:
+        for name, value in values.items():
+            if not isinstance(value, (int, str)):
+                raise ArgumentError(
+                    f"Config: '{name}' is {value!r}; expected an int or a str, which JSON can hold."
+                )
+        object.__setattr__(self, "_values", values)
+
+    def __getitem__(self, name: str) -> int | str:
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self, "_values")[name]
+        except KeyError:
+            raise AttributeError(f"the Config {self} has no '{name}'") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Config never changes; make another one")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._values.items())
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _config_of, (self._values,)
+
+
+def _config_of(values: Mapping[str, int | str]) -> Config:
+    return Config(**values)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration that was found fastest for a key: what a file holds.
+
+    ``us`` is its median in the last of ``cases``, ``default_us`` the default rule's in the same
+    rounds. ``versions`` are those of torch, Triton and the driver, ``command`` what was run.
+    """
+
+    config: Config
+    us: float
+    default_us: float | None
+    cases: Sequence[str]
+    date: str
+    versions: Mapping[str, str | None]
+    command: str
+
+
+@dataclass
+class Forced:
+    """What ``forced`` hands to its block: the ``keys`` asked for within it."""
+
+    of: tuple[str, str]
+    config: Config
+    keys: list[str] = field(default_factory=list)
+
+
+class _Thread(threading.local):
+    forced: Forced | None = None
+
+
+_thread = _Thread()
+_saved: dict[tuple[str, str], dict[tuple[str, str], Config]] = {}
+
+
+def chosen(
+    op_name: str, implementation: str, key: str | Sequence[Any], candidates: Sequence[Config]
+) -> Config:
+    """How to launch: the choice saved for this device and ``key``, else ``candidates[0]``, the
+    default rule's. A saved choice that is no candidate (any more) is passed over.
+
+    Args:
+        op_name: ``FusedOp.name``.
+        implementation: its key; of the backward, with ``_backward`` behind it.
+        key: what the best configuration depends on, coarsely: a text, or values that become one
+            (``("float32", 4096)``).
+        candidates: ``FusedOp.configs[implementation](...)`` for these arguments.
+
+    Raises ContractError where there is no candidate, or where the one that is being tried is none.
+    """
+    if not candidates:
+        raise ContractError(f"{op_name}: {implementation} gives no candidate configuration.")
+    text = key_text(key)
+    forced = _thread.forced
+    if forced is not None and forced.of == (op_name, implementation):
+        forced.keys.append(text)
+        if forced.config not in candidates:
+            raise ContractError(
+                f"{op_name}: FusedOp.configs['{implementation}'] offers {forced.config}, which its "
+                "launcher does not; both must ask one function."
+            )
+        return forced.config
+    device = device_name(op_name, implementation)
+    if device is None:
+        return candidates[0]
+    choice = _choices(op_name, device).get((implementation, text))
+    return choice if choice is not None and choice in candidates else candidates[0]
+
+
+def key_text(key: str | Sequence[Any]) -> str:
+    """A key as files hold it: its values with spaces between, dtypes by their short names."""
+    if isinstance(key, str):
+        return key
+    return " ".join(str(part).removeprefix("torch.") for part in key)
+
+
+@contextlib.contextmanager
+def forced(op_name: str, implementation: str, config: Config) -> Iterator[Forced]:
+    """Within this context, in this thread, ``chosen`` gives ``config`` for that implementation.
+
+    Call the implementation itself, not the public function: that one may hold a launch plan.
+    """
+    before = _thread.forced
+    _thread.forced = Forced((op_name, implementation), config)
+    try:
+        yield _thread.forced
+    finally:
+        _thread.forced = before
+
+
+def device_name(op_name: str, implementation: str) -> str | None:
+    """The device that the implementation of a registered operator runs on; None where there is
+    none, as under the Triton interpreter."""
+    kind = _kinds.get((op_name, implementation))
+    if kind is None:
+        op = dispatch.registered().get(op_name)
+        declared = op.implementations.get(implementation.removesuffix("_backward")) if op else None
+        if declared is None:
+            return None
+        kind = _kinds[op_name, implementation] = declared.device
+    if kind == "cpu":
+        return _cpu_name()
+    return _cuda_name(torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+_kinds: dict[tuple[str, str], str] = {}
+
+
+@functools.cache
+def _cpu_name() -> str:
+    from fuselab.device.environment import cpu_model
+
+    return cpu_model()
+
+
+@functools.cache
+def _cuda_name(index: int) -> str:
+    return torch.cuda.get_device_name(index)
+
+
+def _choices(op_name: str, device: str) -> dict[tuple[str, str], Config]:
+    """Choices by implementation and key: the shipped ones, and over them the user's."""
+    found = _saved.get((op_name, device))
+    if found is None:
+        found = {}
+        for file in (shipped_file(dispatch.registered()[op_name], device), user_file(device)):
+            with _warned_of_bad_files():
+                for place, entry in _entries(file, op_name):
+                    found[place] = Config(**entry["config"])
+        _saved[op_name, device] = found
+    return found
+
+
+def _entries(file: Path, op_name: str) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
+    for implementation, keys in read(file)["operators"].get(op_name, {}).items():
+        for key, entry in keys.items():
+            yield (implementation, key), entry
+
+
+@contextlib.contextmanager
+def _warned_of_bad_files() -> Iterator[None]:
+    """A file that cannot be read costs speed, never a result."""
+    try:
+        yield
+    except (DataError, AttributeError, KeyError, TypeError, ArgumentError) as error:
+        warnings.warn(f"tuned configurations are passed over: {error}", stacklevel=2)
+
+
+def user_file(device: str) -> Path:
+    """Where the user's choices for a device lie."""
+    return cache.folder() / "tuned" / f"{_slug(device)}.json"
+
+
+def shipped_file(op: FusedOp, device: str) -> Path:
+    """Where the choices lie that come with the operator: beside the file of its reference."""
+    reference: Any = op.reference
+    while isinstance(reference, functools.partial):
+        reference = reference.func
+    module = sys.modules.get(getattr(reference, "__module__", ""))
+    folder = Path(getattr(module, "__file__", None) or "nowhere").parent
+    return folder / "tuned" / f"{_slug(device)}.json"
+
+
+def _slug(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The whole of a file of choices; an empty one where there is none. Raises DataError."""
+    try:
+        payload = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {"schema": SCHEMA, "operators": {}}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read as JSON ({error}); mend or delete it.") from error
+    if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
+        raise DataError(f"{file}: is no file of tuned configurations, schema {SCHEMA}; delete it.")
+    if not isinstance(payload.get("operators"), dict):
+        raise DataError(f"{file}: has no 'operators'; mend or delete it.")
+    return payload
+
+
+def save(op: FusedOp, device: str, choices: Mapping[tuple[str, str], Choice], file: Path) -> None:
+    """Put choices, by implementation and key, into ``file``, beside what it holds; they count at
+    once: launch plans made before are dropped. Raises DataError, OutputError."""
+    operators = read(file)["operators"]
+    for (implementation, key), choice in choices.items():
+        entry = asdict(choice) | {"config": dict(choice.config)}
+        operators.setdefault(op.name, {}).setdefault(implementation, {})[key] = entry
+    in_order = {
+        name: {
+            implementation: dict(sorted(keys.items()))
+            for implementation, keys in sorted(implementations.items())
+        }
+        for name, implementations in sorted(operators.items())
+    }
+    payload = {"schema": SCHEMA, "device": device, "operators": in_order}
+    _write(file, json.dumps(payload, indent=2, ensure_ascii=False) + "\n")
+    forget(op.name)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-", suffix=".json")
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {file}: {error.strerror}; the choice is not saved."
+        ) from error
+
+
+def forget(op_name: str) -> None:
+    """Read an operator's choices anew, and drop the launch plans that were made with the old."""
+    held: dict[tuple[str, str], Any]
+    for held in (_saved, _kinds):
+        for place in [place for place in held if place[0] == op_name]:
+            del held[place]
+    launcher.forget_named(op_name)
+    launcher.forget_named(f"{op_name}_backward")
