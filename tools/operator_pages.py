@@ -1,0 +1,352 @@
+"""docs/operators/: a page per operator and an index, made from contracts and benchmark results.
+
+python tools/operator_pages.py    write them all, and remove pages of operators that are gone
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fuselab import ops
+from fuselab.op import Cost, FusedOp
+from fuselab.report.numbers import NONE, byte_count, digits
+
+CLONE = Path(__file__).resolve().parents[1]
+FOLDER = CLONE / "docs" / "operators"
+RESULTS = CLONE / "benchmarks"
+MADE = "<!-- made by tools/operator_pages.py from the operator's contract; do not edit -->\n"
+SECTIONS = ("Args", "Returns", "Raises")
+
+
+def pages() -> dict[str, str]:
+    """Every page by file name, the index (README.md) first."""
+    names = ops.packages()
+    written = {f"{name}.md": page(name) for name in names}
+    return {"README.md": index(names)} | written
+
+
+def index(names: Sequence[str]) -> str:
+    """The table of all operators."""
+    rows = []
+    for name in names:
+        op = ops.contract(name)
+        in_place = f", `{name}_`" if has_in_place(name) else ""
+        gradient = "yes" if op.gradient is not None else "no"
+        rows.append(
+            f"| [`{name}`]({name}.md){in_place} | {summary(op)} | {', '.join(op.implementations)} "
+            f"| {gradient} | {where_measured(name)} |"
+        )
+    return "\n".join(
+        [
+            "# Operators",
+            "",
+            MADE,
+            'Each takes `implementation="auto"` too: `auto`, `reference` or one of the table\'s. '
+            "[The contract](../contract.md) says how to add yours.",
+            "",
+            "| operator | computes | implementations | gradient | measured |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def page(name: str) -> str:
+    """The page of the kernel package ``name``."""
+    op = ops.contract(name)
+    parts = [f"# {name}", "", MADE, code(signature(op)), "", *description(op)]
+    if op.mutates:
+        parts += [writes(op), ""]
+    if has_in_place(name):
+        parts += in_place(ops.contract(f"{name}_"))
+    parts += implementations(op)
+    parts += floor(op)
+    parts += measured(name)
+    parts += limits(op)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def has_in_place(name: str) -> bool:
+    return f"{name}_" in ops.operators()
+
+
+def code(text: str) -> str:
+    return textwrap.indent(text, "    ")
+
+
+def signature(op: FusedOp) -> str:
+    """The public call with its annotations, a line per argument where one is too long."""
+    shown = list(map(parameter, inspect.signature(op.reference).parameters.values()))
+    line = f"{op.short_name}({', '.join(shown)})"
+    if len(line) <= 90:
+        return line
+    return f"{op.short_name}(\n    " + ",\n    ".join(shown) + ",\n)"
+
+
+def parameter(one: inspect.Parameter) -> str:
+    """``dim: int = -1``, as the source spells it."""
+    annotation = one.annotation
+    if not isinstance(annotation, str):
+        annotation = inspect.formatannotation(annotation)
+    default = "" if one.default is one.empty else f" = {one.default!r}"
+    return f"{one.name}: {annotation}{default}"
+
+
+def docstring(op: FusedOp) -> dict[str, str]:
+    """The reference's docstring by section; ``""`` is what stands before the first."""
+    text = inspect.cleandoc(op.reference.__doc__ or "")
+    pieces = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
+    found = {"": pieces[0].strip()}
+    found |= dict(zip(pieces[1::2], map(textwrap.dedent, pieces[2::2]), strict=True))
+    return {name: markdown(body.strip()) for name, body in found.items()}
+
+
+def markdown(text: str) -> str:
+    return text.replace("``", "`")
+
+
+def joined(text: str) -> str:
+    """One paragraph on one line; a bar would end a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def summary(op: FusedOp) -> str:
+    return joined(docstring(op)[""].split("\n\n")[0]) or op.short_name
+
+
+def entries(section: str) -> Iterator[tuple[str, str]]:
+    """``name: text`` pairs of a section whose later lines are indented."""
+    for entry in re.split(r"\n(?=\S)", section):
+        name, _, text = entry.partition(":")
+        yield name.strip(), joined(text)
+
+
+def description(op: FusedOp) -> list[str]:
+    """What it computes, its arguments, what comes back, what is refused."""
+    sections = docstring(op)
+    parts = [sections[""], ""]
+    if "Args" in sections:
+        parts += ["| argument | |", "|---|---|"]
+        parts += [f"| `{name}` | {text} |" for name, text in entries(sections["Args"])]
+        parts.append("")
+    if "Returns" in sections:
+        parts += [f"**Returns** {joined(sections['Returns'])}", ""]
+    if "Raises" in sections:
+        raised = list(entries(sections["Raises"]))
+        named = all(said for _, said in raised)
+        listed = " ".join(f"`{name}`: {said}" for name, said in raised)
+        parts += [f"**Raises** {listed if named else joined(sections['Raises'])}", ""]
+    return parts
+
+
+def in_place(op: FusedOp) -> list[str]:
+    return ["## In place", "", code(signature(op)), "", writes(op), ""]
+
+
+def writes(op: FusedOp) -> str:
+    names = ", ".join(f"`{name}`" for name in op.mutates)
+    return (
+        f"Writes over {names}: {', '.join(op.implementations)}. Inputs that need a gradient and "
+        "tensors whose elements share memory are refused; version counters move."
+    )
+
+
+def implementations(op: FusedOp) -> list[str]:
+    """Where each runs, and what its ``supports`` says of itself."""
+    rows = []
+    for name, one in op.implementations.items():
+        backward = "forward, backward" if one.backward is not None else "forward"
+        tuned = " and ".join(
+            step
+            for step, key in (("forward", name), ("backward", f"{name}_backward"))
+            if key in op.configs
+        )
+        rows.append(
+            f"| `{name}` | {one.device} | {backward} | {tuned or NONE} | {said(one.supports)} |"
+        )
+    return [
+        "## Implementations",
+        "",
+        "| | runs on | has | `bench --tune` | limits |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        f"dtypes: {', '.join(text(dtype) for dtype in op.dtypes)}.",
+        "",
+        *(
+            [f"`auto`: {said(op.prefer)}", ""]
+            if op.prefer is not None and op.prefer.__doc__
+            else []
+        ),
+    ]
+
+
+def said(function: Callable[..., Any]) -> str:
+    """The first paragraph of a function's docstring."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    paragraph = markdown(inspect.cleandoc(function.__doc__ or "")).split("\n\n")[0]
+    return joined(paragraph) or NONE
+
+
+def text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def floor(op: FusedOp) -> list[str]:
+    """The least that must happen, at the benchmark's cases."""
+    rows = []
+    for case in [case for case in op.cases if "bench" in case.tags] or op.cases[:1]:
+        try:
+            with FakeTensorMode():
+                made = case.make(
+                    torch.device("cpu"), op.dtypes[0], torch.Generator().manual_seed(0)
+                )
+                args = op.bind(made)
+                costs = [op.cost(*args), op.cost_backward(*args) if op.cost_backward else None]
+        except Exception:  # a case whose making looks at values has none to look at here
+            continue
+        rows.append(f"| {case.name} | {' | '.join(map(cost, costs))} |")
+    if not rows:
+        return []
+    return [
+        "## Floor",
+        "",
+        f"Every input byte read once, every output byte written once; {text(op.dtypes[0])}.",
+        "",
+        "| case | forward | | | backward | | |",
+        "|---|---|---|---|---|---|---|",
+        "| | read | written | operations | read | written | operations |",
+        *rows,
+        "",
+    ]
+
+
+def cost(one: Cost | None) -> str:
+    if one is None:
+        return " | ".join([NONE] * 3)
+    operations = f"{count(one.flops)} {one.unit}"
+    return f"{byte_count(one.bytes_read)} | {byte_count(one.bytes_written)} | {operations}"
+
+
+def count(number: int) -> str:
+    """A number of operations with its SI prefix."""
+    power = min(int(math.log10(number) // 3), 4) if number else 0
+    return f"{number / 1000**power:.4g}{' kMGT'[power].strip()}"
+
+
+def result_files(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """(folder, payload) of every benchmark of the operator."""
+    files = sorted(RESULTS.glob(f"*/{name}.json"))
+    return [(file.parent.name, json.loads(file.read_text())) for file in files]
+
+
+def where_measured(name: str) -> str:
+    found = [
+        f"{folder}, {payload['environment']['date'][:10]}" for folder, payload in result_files(name)
+    ]
+    return "; ".join(found) or NONE
+
+
+def measured(name: str) -> list[str]:
+    """A table per device: eager, the best of the rest of PyTorch, and every implementation."""
+    parts = ["## Measured", ""]
+    for folder, payload in result_files(name):
+        environment = payload["environment"]
+        groups = payload["groups"]
+        ours = list(
+            dict.fromkeys(
+                record["provider"]
+                for group in groups
+                for record in group["records"]
+                if record["kind"] == "implementation"
+            )
+        )
+        parts += [
+            f"{environment['device_name']}, torch {environment['torch']}, Triton "
+            f"{environment['triton']}, {environment['date'][:10]} "
+            f"([all of it](../../benchmarks/{folder}/{name}.json)): median us, cold cache, and the "
+            "share of the limit. Tiny cases: host time.",
+            "",
+            f"| case | | eager | best peer | {' | '.join(ours)} |",
+            "|---|---" * 2 + "|---" * len(ours) + "|",
+            *(measured_row(group, ours) for group in groups),
+            "",
+        ]
+    if len(parts) == 2:
+        parts += ["Nothing was measured yet.", ""]
+    return parts
+
+
+def measured_row(group: dict[str, Any], ours: Sequence[str]) -> str:
+    by_host = group["verdicts_by"] == "host time"
+    key = "host_us" if by_host else "median_us"
+    records = {record["provider"]: record for record in group["records"]}
+
+    def time(name: str) -> str:
+        record = records.get(name)
+        if record is None or record.get(key) is None:
+            return NONE
+        share = record["ceiling_share"]
+        limit = "" if by_host or share is None else f" ({100 * share:.0f} %)"
+        return f"{digits(record[key])}{limit}"
+
+    peers = {
+        name: record[key]
+        for name, record in records.items()
+        if record["kind"] in ("peer", "torchscript", "compile") and record.get(key) is not None
+    }
+    best = min(peers, key=peers.__getitem__, default=None)
+    cells = [
+        group["case"],
+        f"{group['dtype']} {group['phase']}",
+        time("eager"),
+        f"{time(best)} {best}" if best else NONE,
+        *map(time, ours),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def limits(op: FusedOp) -> list[str]:
+    """What it does not do."""
+    lines = []
+    if op.gradient is None:
+        lines.append("It has no gradient.")
+    else:
+        for name, instead in op.gradient.frozen.items():
+            lines.append(f"`{name}` has no gradient; {markdown(instead)}.")
+    if op.nondeterministic is not None:
+        lines.append(
+            f"Not deterministic: {markdown(op.nondeterministic)}; it obeys "
+            "`torch.use_deterministic_algorithms`."
+        )
+    unmeasured = not result_files(op.short_name)
+    if unmeasured and any(one.device == "cuda" for one in op.implementations.values()):
+        lines.append("Its GPU kernels have not been measured.")
+    return ["## Limits", "", *(f"- {line}" for line in lines), ""] if lines else []
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    made = pages()
+    for name, content in made.items():
+        (FOLDER / name).write_text(content, encoding="utf-8")
+    for file in FOLDER.glob("*.md"):
+        if file.name not in made:
+            file.unlink()
+
+
+if __name__ == "__main__":
+    main()
