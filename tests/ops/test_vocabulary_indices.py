@@ -52,8 +52,8 @@ def check(forward, device="cpu"):
         ids[:6, 2] = torch.tensor(ends)
         assert_as_dictionaries(forward, columns, ids.to(device))
     columns = columns[:2]
-    for ids in (ids.int()[:, :2], ids[::3, 1:3], ids.t()[:, :2], ids[:1, :2].expand(9, 2)):
-        assert_as_dictionaries(forward, columns, ids.to(device))
+    for laid_out in (ids.int()[:, :2], ids[::3, 1:3], ids.t()[:, :2], ids[:1, :2].expand(9, 2)):
+        assert_as_dictionaries(forward, columns, laid_out.to(device))
     assert_as_dictionaries(forward, [[], []], torch.zeros(3, 2, dtype=torch.int64, device=device))
     assert_as_dictionaries(forward, [[1]], torch.zeros(0, 1, dtype=torch.int64, device=device))
     assert_as_dictionaries(forward, [], torch.zeros(4, 0, dtype=torch.int64, device=device))
@@ -93,7 +93,7 @@ def test_refusals():
         vocabulary([[1], [7, 2, 7]])
     with pytest.raises(DtypeError, match="'ids'"):
         vocabulary_indices(ids.float(), *known)
-    with pytest.raises(DtypeError, match="'slots' is torch.int32"):
+    with pytest.raises(DtypeError, match=r"'slots' is torch\.int32"):
         vocabulary_indices(ids, known.sorted_keys, known.slots.int(), known.offsets)
     with pytest.raises(ShapeError, match="'offsets' has 3 entries"):
         vocabulary_indices(ids[:, :1], *known)

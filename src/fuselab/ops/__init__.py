@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from fuselab.ops.add import add as add
     from fuselab.ops.add_mul_activation import add_mul_activation as add_mul_activation
     from fuselab.ops.bias_activation import bias_activation as bias_activation
+    from fuselab.ops.embedding_adagrad_ import embedding_adagrad_ as embedding_adagrad_
+    from fuselab.ops.embedding_lookup import embedding_lookup as embedding_lookup
+    from fuselab.ops.embedding_sgd_ import embedding_sgd_ as embedding_sgd_
     from fuselab.ops.hash_indices import hash_indices as hash_indices
     from fuselab.ops.linear_activation import linear_activation as linear_activation
     from fuselab.ops.log_softmax import log_softmax as log_softmax

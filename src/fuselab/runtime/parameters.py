@@ -121,8 +121,8 @@ class Struct(Scalar):
 
 
 def encode(args: Sequence[Tensor | Scalar | None]) -> tuple[str, list[Any]]:
-    """One code letter per parameter (``t`` tensor, ``n`` null, ``i``, ``l``, ``f``, ``d``, ``s``) and
-    the values. Raises ArgumentError for anything else."""
+    """One code letter per parameter (``t`` tensor, ``n`` null, ``s`` struct, ``i``, ``l``, ``f``,
+    ``d``) and the values. Raises ArgumentError for anything else."""
     codes = []
     values: list[Any] = []
     for arg in args:

@@ -1,0 +1,169 @@
+"""Many embedding tables looked up in one launch, optionally with the optimizer in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fuselab.errors import ArgumentError, ShapeError, UnknownNameError
+from fuselab.ops import embedding_lookup
+from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_lookup.rules import HASHES, OUT_OF_RANGE, compute_dtype
+from fuselab.ops.embedding_lookup.updating import OPTIMIZERS
+
+
+class _Table(nn.Embedding):
+    """An embedding table, with row-wise Adagrad's state as the buffer ``row_state``.
+
+    A checkpoint without it, as ``nn.Embedding`` writes it, loads; the state stays what it is.
+    """
+
+    row_state: Tensor
+
+    def keep_state(self) -> None:
+        """Begin with a state of zeros, one number per row."""
+        zeros = torch.zeros(
+            self.num_embeddings,
+            dtype=compute_dtype(self.weight.dtype),
+            device=self.weight.device,
+        )
+        self.register_buffer("row_state", zeros)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        if "row_state" in self._buffers:
+            state_dict.setdefault(f"{prefix}row_state", self.row_state)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Table:
+        super()._apply(fn, recurse)
+        if "row_state" in self._buffers:  # .half() narrows the weights, not the sums
+            self.row_state = self.row_state.to(compute_dtype(self.weight.dtype))
+        return self
+
+
+class FusedEmbeddingCollection(nn.ModuleList):
+    """Embeddings of T tables of one width, [B, T, D] from ids [B, T], in one launch.
+
+    It is the ``nn.ModuleList`` of ``nn.Embedding`` that it replaces: the same modules, parameters
+    and state_dict keys (``0.weight``, ``1.weight``, ...), whose tables may be indexed, frozen,
+    moved and loaded one by one. Kernels get the tables' addresses with every call, so they need
+    not be neighbours in memory.
+
+    With an ``optimizer`` the backward takes its step on the rows it met (see
+    ``updating_embedding_lookup`` for what that means): the parameters never get a ``.grad``, and
+    an optimizer of the whole model leaves them alone. Row-wise Adagrad's state is a buffer of each
+    table, ``0.row_state`` and on: it moves and is saved with it. ``learning_rate`` is an attribute
+    to be set by a schedule; make it a 0-d tensor where the step is captured in a CUDA graph.
+
+    Args:
+        num_embeddings: rows of each table.
+        embedding_dim: D.
+        out_of_range, hash: as for ``embedding_lookup``.
+        optimizer: None, ``"sgd"`` or ``"rowwise_adagrad"``.
+        learning_rate, eps: the optimizer's.
+        device, dtype: of the tables.
+
+    Raises:
+        UnknownNameError: ``out_of_range``, ``hash`` or ``optimizer`` is none of the known.
+    """
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[_Table]: ...
+
+    def __init__(
+        self,
+        num_embeddings: Sequence[int],
+        embedding_dim: int,
+        *,
+        out_of_range: str = "error",
+        hash: str | None = None,
+        optimizer: str | None = None,
+        learning_rate: float | Tensor = 0.01,
+        eps: float = 1e-10,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        for kind, name, known in (
+            ("out_of_range", out_of_range, OUT_OF_RANGE),
+            ("hash", hash, (*HASHES, None)),
+            ("optimizer", optimizer, (*OPTIMIZERS, None)),
+        ):
+            if name not in known:
+                raise UnknownNameError(kind, name, [str(one) for one in known])
+        super().__init__(
+            _Table(rows, embedding_dim, device=device, dtype=dtype) for rows in num_embeddings
+        )
+        self.embedding_dim = embedding_dim
+        self.out_of_range, self.hash = out_of_range, hash
+        self.optimizer, self.learning_rate, self.eps = optimizer, learning_rate, eps
+        if optimizer == "rowwise_adagrad":
+            for table in self:
+                table.keep_state()
+
+    @classmethod
+    def from_embeddings(
+        cls, embeddings: Iterable[nn.Embedding], **options: Any
+    ) -> FusedEmbeddingCollection:
+        """A collection that holds the very parameters of these modules.
+
+        ``options`` are the keywords of the constructor.
+
+        Raises:
+            ArgumentError: there is none, or one has an option that a look-up does not know
+                (padding_idx, max_norm, scale_grad_by_freq, sparse).
+            ShapeError: their widths differ.
+        """
+        modules = list(embeddings)
+        if not modules:
+            raise ArgumentError("from_embeddings: there is no embedding; give at least one.")
+        for place, module in enumerate(modules):
+            if module.embedding_dim != modules[0].embedding_dim:
+                raise ShapeError(
+                    f"from_embeddings: embedding {place} is {module.embedding_dim} wide and "
+                    f"embedding 0 {modules[0].embedding_dim}; expected one width."
+                )
+            for option in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
+                value = getattr(module, option)
+                if value is not None and value is not False:
+                    raise ArgumentError(
+                        f"from_embeddings: embedding {place} has {option}={value}, which a fused "
+                        "look-up does not know; keep it as it is."
+                    )
+        sizes = [module.num_embeddings for module in modules]
+        collection = cls(sizes, modules[0].embedding_dim, device="meta", **options)
+        for table, module in zip(collection, modules, strict=True):
+            table.weight = module.weight
+            table.train(module.training)
+            if "row_state" in table._buffers:
+                table.keep_state()
+        return collection
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[B, T, D] of ids [B, T], int64 or int32."""
+        tables = [table.weight for table in self]
+        if self.optimizer is None:
+            return embedding_lookup(tables, ids, self.out_of_range, self.hash)
+        adagrad = self.optimizer == "rowwise_adagrad"
+        states = [table.row_state for table in self] if adagrad else []
+        return updating_embedding_lookup(
+            tables,
+            ids,
+            self.optimizer,
+            self.learning_rate,
+            states,
+            self.eps,
+            self.out_of_range,
+            self.hash,
+        )
+
+    def extra_repr(self) -> str:
+        parts = [f"out_of_range={self.out_of_range!r}", f"hash={self.hash!r}"]
+        if self.optimizer is not None:
+            parts.append(f"optimizer={self.optimizer!r}, learning_rate={self.learning_rate}")
+        return ", ".join(parts)

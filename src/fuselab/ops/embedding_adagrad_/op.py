@@ -1,0 +1,181 @@
+"""The contract of ``fuselab::embedding_adagrad_``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ArgumentError, DtypeError, ShapeError
+from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
+from fuselab.ops.embedding_adagrad_ import reference
+from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch
+from fuselab.ops.embedding_lookup.change import Change
+from fuselab.ops.embedding_lookup.description import scattered
+from fuselab.ops.embedding_lookup.inputs import BATCHES, draw_gradient, tables_and_ids
+from fuselab.ops.embedding_lookup.rules import (
+    DTYPES,
+    check_gradient,
+    check_ids,
+    check_tables,
+    compute_dtype,
+)
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
+
+_NAME = "embedding_adagrad_"
+
+
+def validate(
+    tables: Sequence[Tensor],
+    states: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+    learning_rate: float,
+    eps: float,
+    out_of_range: str,
+    hash: str | None,
+) -> None:
+    """Raises ArgumentError, ShapeError, DtypeError, UnknownNameError as the docstring says."""
+    check_tables(_NAME, tables)
+    check_ids(_NAME, tables, ids, out_of_range, hash)
+    check_gradient(_NAME, tables, ids, grad_output)
+    if len(states) != len(tables):
+        raise ArgumentError(
+            f"{_NAME}: 'states' has {len(states)} tensors for {len(tables)} tables; expected one "
+            "per table."
+        )
+    dtype = compute_dtype(tables[0].dtype)
+    for place, (table, state) in enumerate(zip(tables, states, strict=True)):
+        if state.dim() != 1 or state.shape[0] != table.shape[0]:
+            raise ShapeError(
+                f"{_NAME}: 'states[{place}]' has shape {tuple(state.shape)}; expected "
+                f"({table.shape[0]},), a number per row."
+            )
+        if state.dtype != dtype:
+            raise DtypeError(f"{_NAME}: 'states[{place}]' is {state.dtype}; expected {dtype}.")
+    if isinstance(eps, float) and not eps > 0:
+        raise ArgumentError(f"{_NAME}: 'eps' is {eps}; expected a number above 0.")
+
+
+def _arguments(
+    tables: Sequence[Tensor],
+    states: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+    learning_rate: float,
+    eps: float,
+    out_of_range: str,
+    hash: str | None,
+) -> tuple[Change, Sequence[Tensor | None], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
+    how = Change("rowwise_adagrad", out_of_range, hash, learning_rate, eps)
+    return how, tables, [table.shape[0] for table in tables], states, ids, grad_output
+
+
+def forward_cuda(*args: Any) -> None:
+    cuda_launch.change(*_arguments(*args))
+
+
+def forward_cpp(*args: Any) -> None:
+    cpu_launch.change(*_arguments(*args))
+
+
+def supports(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> str | None:
+    if not all(state.is_contiguous() for state in states):
+        return "a state is not contiguous"
+    return scattered(tables)
+
+
+def supports_cuda(
+    tables: Sequence[Tensor],
+    states: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+    learning_rate: float,
+    eps: float,
+    *_: Any,
+) -> str | None:
+    if isinstance(eps, Tensor):
+        return "eps lies on the device"
+    return supports(tables, states) or cuda_launch.too_wide(tables)
+
+
+def prefer(
+    tables: Sequence[Tensor], states: Sequence[Tensor], ids: Tensor, *_: Any
+) -> Sequence[str]:
+    """The reference on CUDA, until the kernels are measured there."""
+    return ("reference", "cuda") if ids.is_cuda else ("cpp",)
+
+
+def cost(
+    tables: Sequence[Tensor],
+    states: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+    learning_rate: float,
+    eps: float,
+    out_of_range: str,
+    hash: str | None,
+) -> Cost:
+    """Every id and gradient read once, every row met (as if no id came twice, but at most all rows)
+    and its state read and written once; an addition per gradient element, four operations per row
+    element."""
+    width = tables[0].shape[1]
+    row_bytes = width * tables[0].element_size()
+    rows = sum(min(ids.shape[0], table.shape[0]) for table in tables)
+    changed = rows * (row_bytes + states[0].element_size())
+    read = ids.numel() * (ids.element_size() + row_bytes) + changed
+    return Cost(read, changed, (ids.numel() + 4 * rows) * width)
+
+
+def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **rules: str | None) -> Case:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, bool(rules))
+        grad = torch.randn((batch, len(sizes), width), generator=generator).to(device, dtype)
+        states = [
+            torch.rand(size, generator=generator).to(device, compute_dtype(dtype)) for size in sizes
+        ]
+        return Inputs((tables, states, ids, grad, 0.1), rules)
+
+    how = " ".join(str(value) for value in rules.values())
+    name = f"{batch} ids of {len(sizes)} tables x {width} {how}".strip()
+    return Case(name, make, frozenset(tags))
+
+
+_SMALL = (3, 1, 105, 27, 5000)
+CASES = (
+    *(_case(batch, KAGGLE_CARDINALITIES, 16, "bench", "sweep", *tags) for batch, *tags in BATCHES),
+    *(_case(70, _SMALL, width, "boundary") for width in (1, 3, 4, 7, 8, 16, 17, 128, 129)),
+    *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 31, 32, 33, 257, 1025)),
+    *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
+    _case(100, _SMALL, 16, "boundary", hash="modulus"),
+    _case(5, (4,) * 33, 4, "boundary"),
+)
+
+
+def draw(draw: Draw) -> Inputs:
+    tables, ids, grad_output, rules = draw_gradient(draw)
+    generator = torch.Generator().manual_seed(len(tables))
+    states = [
+        torch.rand(table.shape[0], generator=generator).to(draw.device, compute_dtype(table.dtype))
+        for table in tables
+    ]
+    return Inputs((tables, states, ids, grad_output, draw.uniform(0.0, 1.0)), rules)
+
+
+OP = FusedOp(
+    name=f"fuselab::{_NAME}",
+    reference=reference.embedding_adagrad_,
+    implementations={
+        "cuda": Implementation("cuda", forward_cuda, supports=supports_cuda),
+        "cpp": Implementation("cpu", forward_cpp, supports=supports),
+    },
+    cost=cost,
+    cases=CASES,
+    draw=draw,
+    validate=validate,
+    prefer=prefer,
+    dtypes=DTYPES,
+    mutates=("tables", "states"),
+)

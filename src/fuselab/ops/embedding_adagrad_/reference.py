@@ -1,0 +1,60 @@
+"""A step of row-wise Adagrad on the rows that ids point to, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.embedding_lookup.reference import embedding_lookup_backward
+from fuselab.ops.embedding_lookup.rules import compute_dtype
+
+
+def embedding_adagrad_(
+    tables: Sequence[Tensor],
+    states: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+    learning_rate: float,
+    eps: float = 1e-10,
+    out_of_range: str = "error",
+    hash: str | None = None,
+) -> tuple[Tensor, ...]:
+    """Adagrad with one number per row, on every row of ``tables`` that an id points to.
+
+    With g the sum of the row's upstream gradients over all of its ids, s its state and w the row:
+
+        s += mean(g^2)
+        w -= learning_rate * g / (sqrt(s) + eps)
+
+    Duchi, Hazan and Singer (JMLR 12, 2011) with the accumulator averaged over a row. Equal ids are
+    added up first, in a fixed order: the result is exact and does not vary from run to run. Rows
+    that no id points to stay as they are.
+
+    Args:
+        tables: T tensors (rows_t, D) of one D and dtype, written over.
+        states: T tensors (rows_t,), contiguous, float32 (float64 for float64 tables), written over.
+        ids: (B, T), int64 or int32; ``out_of_range`` and ``hash`` as for ``embedding_lookup``.
+        grad_output: (B, T, D), the gradient of ``embedding_lookup``'s result, in the tables' dtype.
+        learning_rate, eps: as in the formula; ``eps`` above 0.
+
+    Returns:
+        ``tables``.
+
+    Raises:
+        ArgumentError, ShapeError, DtypeError, UnknownNameError, IndexRangeError: as
+            ``embedding_lookup``, and for states that do not fit; nothing has changed then.
+    """
+    rows = [table.shape[0] for table in tables]
+    needs = [True] * len(tables) + [False]
+    wide = grad_output.to(compute_dtype(grad_output.dtype))
+    grads = embedding_lookup_backward(needs, wide, ids, rows, out_of_range, hash)
+    new_tables, new_states = [], []
+    for table, state, grad in zip(tables, states, grads, strict=False):
+        assert grad is not None
+        total = state + (grad * grad).mean(dim=1) if table.shape[1] else state.clone()
+        step = learning_rate * grad / (torch.sqrt(total) + eps)[:, None]
+        new_tables.append((table - step).to(table.dtype))
+        new_states.append(total)
+    return (*new_tables, *new_states)

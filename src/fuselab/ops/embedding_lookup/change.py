@@ -1,0 +1,33 @@
+"""What a gradient does to the rows of the tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.embedding_lookup.rules import rule
+from fuselab.runtime.parameters import Scalar, f32, f64
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a gradient does to its row: ``gradient`` (is stored), ``sgd`` or ``rowwise_adagrad``."""
+
+    update: str
+    out_of_range: str
+    hash: str | None
+    learning_rate: float | Tensor = 0.0
+    eps: float | Tensor = 0.0
+
+    @property
+    def rule(self) -> str:
+        return f"Rule::{rule(self.out_of_range, self.hash)}"
+
+    def numbers(self, dtype: torch.dtype) -> tuple[Tensor | Scalar | None, Scalar]:
+        """The learning rate: a device tensor or null, and a value."""
+        number = f64 if dtype == torch.float64 else f32
+        if isinstance(self.learning_rate, Tensor):
+            return self.learning_rate.to(dtype), number(0.0)
+        return None, number(self.learning_rate)

@@ -1,0 +1,98 @@
+"""Launching the C++ kernels: look-up, dense gradients, and updates in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.embedding_lookup.change import Change
+from fuselab.ops.embedding_lookup.description import MOST, groups
+from fuselab.ops.embedding_lookup.rules import rule
+from fuselab.ops.indices import CPP_IDS
+from fuselab.runtime.cpp_source import CppSource, f32, f64, i64
+
+CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
+_TYPES = {
+    torch.float32: "float",
+    torch.float16: "_Float16",
+    torch.bfloat16: "bfloat16",
+    torch.float64: "double",
+}
+
+
+def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
+    row_bytes = tables[0].shape[1] * tables[0].element_size()
+    output = tables[0].new_empty((*ids.shape, tables[0].shape[1]))
+    if output.numel() == 0:
+        return output
+    for group in groups(tables, [table.shape[0] for table in tables]):
+        part = ids[:, group.columns]
+        CPP.launch(
+            f"look_up<{CPP_IDS[ids.dtype]}, Rule::{rule(out_of_range, hash)}>",
+            (
+                part,
+                output[:, group.columns],
+                *map(i64, part.shape),
+                i64(row_bytes),
+                *map(i64, part.stride()),
+                i64(ids.shape[1] * row_bytes),
+                group.description(MOST),
+            ),
+        )
+    return output
+
+
+def backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> tuple[Tensor | None, ...]:
+    """Dense gradients: zeros, and the rows met."""
+    width = grad_output.shape[2]
+    grads = [
+        grad_output.new_zeros((count, width)) if need else None
+        for need, count in zip(needs, rows, strict=False)
+    ]
+    change(Change("gradient", out_of_range, hash), grads, rows, (), ids, grad_output)
+    return (*grads, None)
+
+
+def change(
+    how: Change,
+    tables: Sequence[Tensor | None],
+    rows: Sequence[int],
+    states: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+) -> None:
+    """Let ``grad_output`` (samples, tables, D) change the tables; None is left alone."""
+    if grad_output.numel() == 0:
+        return
+    if grad_output.stride(2) != 1:
+        grad_output = grad_output.contiguous()
+    number = f64 if grad_output.dtype == torch.float64 else f32
+    for group in groups(tables, rows, states):
+        part, grads = ids[:, group.columns], grad_output[:, group.columns]
+        # Two tasks a thread, so that none waits long for the largest table.
+        parts = -(-2 * torch.get_num_threads() // part.shape[1])
+        CPP.launch(
+            f"change<{_TYPES[grads.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
+            f"Update::{how.update}>",
+            (
+                part,
+                grads,
+                *map(i64, grads.shape),
+                *map(i64, part.stride()),
+                *map(i64, grads.stride()[:2]),
+                number(float(how.learning_rate)),
+                number(float(how.eps)),
+                i64(parts),
+                group.description(MOST),
+            ),
+        )

@@ -1,0 +1,264 @@
+"""Launching the CUDA C++ kernels: look-up, dense gradients, and updates in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.embedding_lookup.change import Change
+from fuselab.ops.embedding_lookup.description import Group, groups
+from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
+from fuselab.ops.indices import CPP_IDS, index_type
+from fuselab.runtime.cuda_source import CudaSource, f32, f64, i32, i64
+
+CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
+_TYPES = {
+    torch.float32: "float",
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float64: "double",
+}
+_CHUNKS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
+_THREADS = 256  # kThreads of cuda_kernels.cu
+_RUN = 32  # kRun
+WIDEST_UPDATE = 1024  # columns that a warp's registers hold
+
+# Rows in flight per thread of look_up; candidates are 2, 4 and 8.
+LOOKUP_ITEMS = 4
+# Samples per block of scatter: more of them make larger runs, fewer make more blocks.
+SCATTER_SAMPLES = (256, 1024)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _alignment(*places: int) -> int:
+    """The largest power of two up to 16 that divides all of these addresses and distances."""
+    bits = 16
+    for place in places:
+        bits |= place
+    return bits & -bits
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a row is spread: ``lanes`` threads have ``tiles`` vectors of ``vector`` elements each."""
+
+    vector: int
+    lanes: int
+    tiles: int
+
+    @classmethod
+    def of(cls, width: int, itemsize: int, alignment: int) -> Spread:
+        vector = max(alignment // itemsize, 1)
+        lanes = min(_power_of_two(-(-width // vector)), 32)
+        return cls(vector, lanes, _power_of_two(-(-width // (vector * lanes))))
+
+    def __str__(self) -> str:
+        return f"{self.vector}, {self.lanes}, {self.tiles}"
+
+
+def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
+    """One launch for up to 256 tables."""
+    width, itemsize = tables[0].shape[1], tables[0].element_size()
+    output = tables[0].new_empty((*ids.shape, width))
+    if output.numel() == 0:
+        return output
+    for group in groups(tables, [table.shape[0] for table in tables]):
+        part = ids[:, group.columns]
+        step = _alignment(*group.addresses, *group.pitches, width * itemsize)
+        chunks = width * itemsize // step
+        lanes = min(_power_of_two(chunks), 32)
+        per_block = _THREADS // lanes * LOOKUP_ITEMS
+        CUDA.launch(
+            f"look_up<{_CHUNKS[step]}, {CPP_IDS[ids.dtype]}, Rule::{rule(out_of_range, hash)}, "
+            f"{lanes}, {LOOKUP_ITEMS}, {group.capacity}, {index_type(part.numel())}>",
+            (-(-part.numel() // per_block), 1, 1),
+            (_THREADS, 1, 1),
+            (
+                part,
+                output[:, group.columns],
+                i64(part.numel()),
+                i32(part.shape[1]),
+                i32(chunks),
+                *map(i64, part.stride()),
+                i64(ids.shape[1] * chunks),
+                group.description(),
+            ),
+        )
+    return output
+
+
+def backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> tuple[Tensor | None, ...]:
+    """Dense gradients: zeros, and the rows met. Atomics where their order may vary and their
+    rounding does not matter; in 16 bits, and where PyTorch shall be deterministic, sorted runs."""
+    width = grad_output.shape[2]
+    grads = [
+        grad_output.new_zeros((count, width)) if need else None
+        for need, count in zip(needs, rows, strict=False)
+    ]
+    change(Change("gradient", out_of_range, hash), grads, rows, (), ids, grad_output)
+    return (*grads, None)
+
+
+def supports_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> str | None:
+    return too_wide((grad_output[0],)) if len(grad_output) else None
+
+
+def too_wide(tables: Sequence[Tensor]) -> str | None:
+    """Why rows of these widths cannot be changed, or None."""
+    if any(table.dim() == 2 and table.shape[1] > WIDEST_UPDATE for table in tables):
+        return f"rows are wider than {WIDEST_UPDATE}"
+    return None
+
+
+def change(
+    how: Change,
+    tables: Sequence[Tensor | None],
+    rows: Sequence[int],
+    states: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+) -> None:
+    """Let ``grad_output`` (samples, tables, D) change the tables; None is left alone."""
+    if grad_output.numel() == 0:
+        return
+    if grad_output.stride(2) != 1:
+        grad_output = grad_output.contiguous()
+    atomics = (
+        how.update != "rowwise_adagrad"
+        and grad_output.element_size() >= 4
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+    for group in groups(tables, rows, states):
+        if any(table is not None for table in group.tables):
+            part = ids[:, group.columns], grad_output[:, group.columns]
+            (_scatter if atomics else _sort_and_reduce)(how, group, *part)
+
+
+def _spread(group: Group, grad_output: Tensor) -> Spread:
+    itemsize, width = grad_output.element_size(), grad_output.shape[2]
+    distances = (*grad_output.stride()[:2], width)
+    places = (*group.addresses, *group.pitches, grad_output.data_ptr())
+    step = _alignment(*places, *(itemsize * distance for distance in distances))
+    return Spread.of(width, itemsize, step)
+
+
+def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor) -> None:
+    batch, tables, width = grad_output.shape
+    spread = _spread(group, grad_output)
+    multiprocessors = torch.cuda.get_device_properties(ids.device).multi_processor_count
+    few, many = SCATTER_SAMPLES
+    samples = many if tables * -(-batch // many) >= 2 * multiprocessors else few
+    CUDA.launch(
+        f"scatter<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
+        f"Update::{how.update}, {spread}, {samples}, {group.capacity}>",
+        (tables * -(-batch // samples), 1, 1),
+        (_THREADS, 1, 1),
+        (
+            ids,
+            grad_output,
+            i64(batch),
+            i32(tables),
+            i32(width),
+            *map(i64, ids.stride()),
+            *map(i64, grad_output.stride()[:2]),
+            *how.numbers(grad_output.dtype),
+            group.description(),
+        ),
+    )
+
+
+def _sort_and_reduce(how: Change, group: Group, ids: Tensor, grad_output: Tensor) -> None:
+    """Workspace: 12 bytes per id and as many to sort, 8 D bytes per 32 ids for partial sums."""
+    positions, tables, width = ids.numel(), ids.shape[1], grad_output.shape[2]
+    dtype = compute_dtype(grad_output.dtype)
+    short = group.all_rows < 2**31 - 1
+    keys = ids.new_empty(positions, dtype=torch.int32 if short else torch.int64)
+    key = CPP_IDS[keys.dtype]
+    description = group.description()
+    CUDA.launch(
+        f"key_positions<{CPP_IDS[ids.dtype]}, {key}, {how.rule}, {group.capacity}>",
+        (-(-positions // _THREADS), 1, 1),
+        (_THREADS, 1, 1),
+        (
+            ids,
+            keys,
+            i64(positions),
+            i32(tables),
+            i64(group.all_rows),
+            *map(i64, ids.stride()),
+            description,
+        ),
+    )
+    keys, order = torch.sort(keys, stable=True)
+    pieces = -(-positions // _RUN)
+    heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
+    number = f64 if dtype == torch.float64 else f32
+    eps = number(float(how.eps))
+    spread = _spread(group, grad_output)
+    arguments = f"{_TYPES[grad_output.dtype]}, {key}, Update::{how.update}, {spread}, "
+    sizes = (i64(positions), i32(tables), i32(width), i64(group.all_rows))
+    numbers = (*how.numbers(dtype), eps, description)
+    CUDA.launch(
+        f"reduce_runs<{arguments}{group.capacity}>",
+        (-(-pieces * spread.lanes // _THREADS), 1, 1),
+        (_THREADS, 1, 1),
+        (keys, order, grad_output, heads, tails, *sizes, *_strides(grad_output), *numbers),
+    )
+    CUDA.launch(
+        f"join_runs<{arguments}{group.capacity}>",
+        (-(-pieces * 32 // _THREADS), 1, 1),
+        (_THREADS, 1, 1),
+        (keys, order, heads, tails, *sizes, *numbers),
+    )
+
+
+def _strides(grad_output: Tensor) -> list[i64]:
+    return [i64(stride) for stride in grad_output.stride()[:2]]
+
+
+def _representative_expressions() -> Iterator[str]:
+    """Every kernel in every dtype for rows of 16; one of each at both ends of the widths."""
+    for place, (dtype, name) in enumerate(_TYPES.items()):
+        ids = tuple(CPP_IDS.values())[place % 2]
+        narrow = Spread.of(7, dtype.itemsize, dtype.itemsize)
+        wide = Spread.of(WIDEST_UPDATE, dtype.itemsize, 16)
+        usual = Spread.of(16, dtype.itemsize, 16)
+        updates = ("gradient", "sgd", "rowwise_adagrad")
+        for update, spread in (*((update, usual) for update in updates), ("sgd", narrow)):
+            yield f"reduce_runs<{name}, {ids}, Update::{update}, {spread}, 32>"
+            yield f"join_runs<{name}, {ids}, Update::{update}, {spread}, 32>"
+        yield f"reduce_runs<{name}, {ids}, Update::sgd, {wide}, 256>"
+        if dtype.itemsize >= 4:
+            for spread, samples in ((usual, 1024), (narrow, 256), (wide, 256)):
+                yield (
+                    f"scatter<{name}, {ids}, Rule::modulus, Update::sgd, {spread}, {samples}, 32>"
+                )
+    for meaning in ("error", "clamp", "ignore", "modulus"):
+        yield f"key_positions<int64_t, int32_t, Rule::{meaning}, 32>"
+        yield f"look_up<uint4, int64_t, Rule::{meaning}, 4, {LOOKUP_ITEMS}, 32, int32_t>"
+    for chunk in _CHUNKS.values():
+        yield f"look_up<{chunk}, int32_t, Rule::modulus, 4, {LOOKUP_ITEMS}, 256, int64_t>"
+
+
+CUDA_EXPRESSIONS = tuple(_representative_expressions())

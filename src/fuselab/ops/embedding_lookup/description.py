@@ -1,0 +1,71 @@
+"""Tables as kernels take them: the struct of tables.h, by value, up to 256 tables at a time."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from torch import Tensor
+
+from fuselab.runtime.parameters import Struct
+
+MOST = 256
+CAPACITIES = (32, MOST)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some tables, one after the other; None stands for one that is left alone. ``rows`` are those
+    of all of them, ``states`` row-wise Adagrad's, ``columns`` their columns of the ids."""
+
+    tables: tuple[Tensor | None, ...]
+    rows: tuple[int, ...]
+    states: tuple[Tensor, ...]
+    columns: slice
+
+    @property
+    def all_rows(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def capacity(self) -> int:
+        """Of the struct: the tables that ``description`` has room for."""
+        return next(size for size in CAPACITIES if size >= len(self.tables))
+
+    @property
+    def addresses(self) -> list[int]:
+        return [table.data_ptr() if table is not None else 0 for table in self.tables]
+
+    @property
+    def pitches(self) -> list[int]:
+        return [
+            table.stride(0) * table.element_size() if table is not None else 0
+            for table in self.tables
+        ]
+
+    def description(self, capacity: int | None = None) -> Struct:
+        """``Tables<capacity>`` of tables.h."""
+        capacity = capacity or self.capacity
+        first = [0, *accumulate(self.rows)][:-1]
+        states = [state.data_ptr() for state in self.states]
+        fields = (self.addresses, self.pitches, self.rows, first, states)
+        words = [word for field in fields for word in (*field, *[0] * (capacity - len(field)))]
+        return Struct(struct.pack(f"{len(words)}q", *words))
+
+
+def groups(
+    tables: Sequence[Tensor | None], rows: Sequence[int], states: Sequence[Tensor] = ()
+) -> Iterator[Group]:
+    """The tables in groups that fit one launch."""
+    for begin in range(0, len(tables), MOST):
+        part = slice(begin, begin + MOST)
+        yield Group(tuple(tables[part]), tuple(rows[part]), tuple(states[part]), part)
+
+
+def scattered(tables: Sequence[Tensor]) -> str | None:
+    """Why kernels cannot run these tables, or None. They need not be valid yet."""
+    if any(table.dim() == 2 and table.shape[1] > 1 and table.stride(1) != 1 for table in tables):
+        return "a row of a table is not contiguous"
+    return None

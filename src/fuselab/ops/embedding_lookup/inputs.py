@@ -1,0 +1,66 @@
+"""Tables and ids to try and to time: cases and draws of all embedding operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Draw, Inputs
+from fuselab.ops.embedding_lookup.rules import HASHES, OUT_OF_RANGE
+from fuselab.ops.indices import ID_DTYPES
+
+# Samples at which Criteo's tables are timed, and further tags of the case.
+BATCHES = ((128, "tiny"), (2048,), (65536,))
+
+
+def tables_and_ids(
+    batch: int,
+    sizes: Sequence[int],
+    width: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    strayed: bool = False,
+) -> tuple[list[Tensor], Tensor]:
+    """Normal tables, views of one storage, and uniform ids; ``strayed`` ones leave their table on
+    both sides."""
+    # On the device where there are many: 2 GiB of normal numbers take the CPU 20 s.
+    large = sum(sizes) * width > 2**26
+    if large:
+        flat = torch.empty(sum(sizes), width, dtype=dtype, device=device).uniform_(-1, 1)
+    else:
+        flat = torch.randn(sum(sizes), width, generator=generator).to(device, dtype)
+    bounds = torch.tensor(sizes, dtype=torch.float64)
+    ids = (
+        torch.rand((batch, len(sizes)), generator=generator, dtype=torch.float64) * bounds
+    ).long()
+    if strayed:
+        ids += torch.randint(-3, 4, ids.shape, generator=generator)
+    return list(flat.split(list(sizes))), ids.to(device)
+
+
+def draw_look_up(draw: Draw) -> Inputs:
+    """Some tables and ids, of which some are out of range where that is allowed."""
+    tables, ids, rules = _drawn(draw)
+    return Inputs((tables, ids), rules)
+
+
+def draw_gradient(draw: Draw) -> tuple[list[Tensor], Tensor, Tensor, dict[str, str | None]]:
+    """Tables, ids and upstream gradient of an update, and its rules."""
+    tables, ids, rules = _drawn(draw)
+    return tables, ids, draw.tensor(*ids.shape, tables[0].shape[1]), rules
+
+
+def _drawn(draw: Draw) -> tuple[list[Tensor], Tensor, dict[str, str | None]]:
+    batch, width, count = draw.size(31, 33), draw.size(16, 128), draw.choice((1, 2, 5, 26, 33))
+    sizes = [draw.choice((3, 1, 2, 17)) for _ in range(count)]
+    hash = draw.choice((None, *HASHES))
+    out_of_range = draw.choice(OUT_OF_RANGE)
+    dtype = draw.choice(ID_DTYPES)
+    stray = 9 if hash or out_of_range != "error" else 0
+    smallest = min(sizes)
+    ids = draw.integers(batch, count, low=-stray, high=smallest + stray, dtype=dtype)
+    tables = [draw.tensor(size, width) for size in sizes]
+    return tables, ids, {"out_of_range": out_of_range, "hash": hash}

@@ -1,0 +1,151 @@
+"""The contract of ``fuselab::embedding_lookup``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, reference
+from fuselab.ops.embedding_lookup.description import scattered
+from fuselab.ops.embedding_lookup.inputs import BATCHES, draw_look_up, tables_and_ids
+from fuselab.ops.embedding_lookup.rules import DTYPES, check_ids, check_tables
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
+
+
+def validate(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> None:
+    """Raises ArgumentError, ShapeError, DtypeError, UnknownNameError as the docstring says."""
+    check_tables("embedding_lookup", tables)
+    check_ids("embedding_lookup", tables, ids, out_of_range, hash)
+
+
+def fake(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
+    return tables[0].new_empty((*ids.shape, tables[0].shape[1]))
+
+
+def supports(
+    tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
+) -> str | None:
+    return scattered(tables)
+
+
+def save(
+    output: Tensor,
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    out_of_range: str,
+    hash: str | None,
+) -> tuple[Tensor, tuple[int, ...], str, str | None]:
+    """Of the tables only their lengths: the gradient does not depend on what is in them."""
+    return ids, tuple(table.shape[0] for table in tables), out_of_range, hash
+
+
+def fake_gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> tuple[Tensor | None, ...]:
+    width = grad_output.shape[2]
+    return (
+        *(
+            grad_output.new_empty((count, width)) if need else None
+            for need, count in zip(needs, rows, strict=False)
+        ),
+        None,
+    )
+
+
+def prefer(
+    tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
+) -> Sequence[str]:
+    """The reference on CUDA, until the kernels are measured there."""
+    return ("reference", "cuda", "triton") if ids.is_cuda else ("cpp",)
+
+
+def prefer_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> Sequence[str]:
+    """As ``prefer``."""
+    return ("reference", "cuda", "triton") if grad_output.is_cuda else ("cpp",)
+
+
+def cost(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Cost:
+    """Every id read once, every row met once (as if no id came twice, but at most all rows), every
+    vector written once."""
+    row_bytes = tables[0].shape[1] * tables[0].element_size()
+    rows = sum(min(ids.shape[0], table.shape[0]) for table in tables)
+    read = ids.numel() * ids.element_size() + rows * row_bytes
+    return Cost(read, ids.numel() * row_bytes, 0)
+
+
+def cost_backward(
+    tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
+) -> Cost:
+    """Every id and every upstream gradient read once, all rows of all tables written once; one
+    addition per element."""
+    width = tables[0].shape[1]
+    row_bytes = width * tables[0].element_size()
+    read = ids.numel() * (ids.element_size() + row_bytes)
+    rows = sum(table.shape[0] for table in tables)
+    return Cost(read, rows * row_bytes, ids.numel() * width)
+
+
+def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: str | None) -> Case:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        strayed = bool(kwargs)
+        tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, strayed)
+        return Inputs((tables, ids), kwargs)
+
+    how = " ".join(str(value) for value in kwargs.values())
+    name = f"{batch} ids of {len(sizes)} tables x {width} {how}".strip()
+    return Case(name, make, frozenset(tags))
+
+
+_SMALL = (3, 1, 105, 27, 5000)
+CASES = (
+    *(_case(batch, KAGGLE_CARDINALITIES, 16, "bench", "sweep", *tags) for batch, *tags in BATCHES),
+    *(_case(7, _SMALL, width, "boundary") for width in (1, 2, 3, 4, 7, 8, 16, 17, 127, 128, 129)),
+    *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 2, 51, 52, 255, 256, 257)),
+    *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
+    _case(100, _SMALL, 16, "boundary", hash="modulus"),
+    _case(5, (4,) * 33, 4, "boundary"),
+    _case(3, (4,) * 257, 4, "boundary"),
+    _case(40, (1,), 1200, "boundary"),
+)
+
+
+OP = FusedOp(
+    name="fuselab::embedding_lookup",
+    reference=reference.embedding_lookup,
+    implementations={
+        "cuda": Implementation(
+            "cuda",
+            cuda_launch.forward,
+            cuda_launch.backward,
+            supports,
+            cuda_launch.supports_backward,
+        ),
+        "cpp": Implementation("cpu", cpu_launch.forward, cpu_launch.backward, supports),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=CASES,
+    gradient=Gradient(save, reference.embedding_lookup_backward, fake_gradient, prefer_backward),
+    draw=draw_look_up,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    peers={"per_table": reference.per_table},
+    dtypes=DTYPES,
+    nondeterministic="gradients of equal ids are added by atomics (float32 and float64 on a GPU)",
+)

@@ -1,0 +1,91 @@
+"""Embedding look-up over many tables in plain PyTorch: what is right, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.embedding_lookup.rules import compute_dtype, rows_of
+
+
+def embedding_lookup(
+    tables: Sequence[Tensor], ids: Tensor, out_of_range: str = "error", hash: str | None = None
+) -> Tensor:
+    """Row ``ids[b, t]`` of table t for every sample b and table t: T embeddings in one launch.
+
+    Args:
+        tables: T tensors (rows_t, D) of one D and dtype (float32, float16, bfloat16 or float64).
+        ids: (B, T), int64 or int32, any strides.
+        out_of_range: what a negative id, or one past the last row, means. ``"error"``: as in
+            PyTorch, an IndexRangeError on the CPU and a device assert on the GPU. ``"clamp"``: the
+            first or last row. ``"ignore"``: a vector of zeros, no gradient.
+        hash: ``"modulus"``: id b of table t is row ``id mod rows_t``, as ``hash_indices`` has it,
+            and none is out of range. None: ids are rows.
+
+    Returns:
+        (B, T, D), contiguous, in the tables' dtype.
+
+    The gradient is dense, a tensor per table, as that of ``nn.Embedding``; it takes memory and time
+    for all rows of all tables, and ``updating_embedding_lookup`` for the rows met. Sums over equal
+    ids are in float32 (float64 for float64). Their order is not fixed for float32 and float64
+    unless ``torch.use_deterministic_algorithms`` asks for it.
+
+    Raises:
+        ArgumentError: no tables, or a table without rows where the rule must find one.
+        ShapeError, DtypeError, UnknownNameError: names the argument and what was expected.
+        IndexRangeError: an id is out of range (CPU).
+    """
+    vectors = []
+    for place, table in enumerate(tables):
+        row, inside = rows_of(ids, place, table.shape[0], out_of_range, hash)
+        if table.shape[0] == 0:
+            vector = table.new_zeros((ids.shape[0], table.shape[1])) + table.sum()
+        else:
+            vector = torch.nn.functional.embedding(row, table)
+        vectors.append(vector if inside is None else torch.where(inside[:, None], vector, 0))
+    return torch.stack(vectors, dim=1)
+
+
+def embedding_lookup_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> tuple[Tensor | None, ...]:
+    """Each row's sum of the upstream gradients of its ids; ``needs`` ends with that of the ids."""
+    return (
+        *(
+            _gradient(grad_output, ids, place, count, out_of_range, hash) if need else None
+            for place, (need, count) in enumerate(zip(needs, rows, strict=False))
+        ),
+        None,
+    )
+
+
+def _gradient(
+    grad_output: Tensor, ids: Tensor, place: int, rows: int, out_of_range: str, hash: str | None
+) -> Tensor:
+    row, inside = rows_of(ids, place, rows, out_of_range, hash)
+    grad = grad_output[:, place].to(compute_dtype(grad_output.dtype))
+    sums = grad.new_zeros((rows, grad.shape[1]))
+    if rows > 0:
+        counted = grad if inside is None else torch.where(inside[:, None], grad, 0)
+        sums = sums.index_add(0, row, counted)
+    return sums.to(grad_output.dtype)
+
+
+def per_table(
+    tables: Sequence[Tensor], ids: Tensor, out_of_range: str = "error", hash: str | None = None
+) -> Tensor:
+    """As model code has it: one look-up per table, then a stack."""
+    columns = (
+        torch.nn.functional.embedding(
+            rows_of(ids, place, table.shape[0], out_of_range, hash)[0], table
+        )
+        for place, table in enumerate(tables)
+    )
+    return torch.stack(list(columns), dim=1)

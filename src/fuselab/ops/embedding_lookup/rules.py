@@ -1,0 +1,116 @@
+"""What an id that is no row of its table means, and what the embedding operators refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ArgumentError, DtypeError, IndexRangeError, ShapeError, UnknownNameError
+from fuselab.ops.indices import check_integers, is_readable
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+OUT_OF_RANGE = ("error", "clamp", "ignore")
+HASHES = ("modulus",)
+
+
+def rule(out_of_range: str, hash: str | None) -> str:
+    """The kernels' Rule: with a hash no id is out of range."""
+    return hash if hash is not None else out_of_range
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums, and row-wise Adagrad's state, are kept in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_tables(op: str, tables: Sequence[Tensor]) -> None:
+    """Raises ArgumentError, ShapeError, DtypeError unless all are (rows, D) of one D and dtype."""
+    if not tables:
+        raise ArgumentError(f"{op}: 'tables' is empty; give at least one table.")
+    for place, table in enumerate(tables):
+        if table.dim() != 2:
+            raise ShapeError(
+                f"{op}: 'tables[{place}]' has shape {tuple(table.shape)}; expected (rows, D)."
+            )
+        if table.dtype not in DTYPES:
+            raise DtypeError(
+                f"{op}: 'tables[{place}]' is {table.dtype}; expected float32, float16, bfloat16 or "
+                "float64."
+            )
+        if table.dtype != tables[0].dtype:
+            raise DtypeError(
+                f"{op}: 'tables[{place}]' is {table.dtype} and 'tables[0]' {tables[0].dtype}; "
+                "expected one dtype."
+            )
+        if table.shape[1] != tables[0].shape[1]:
+            raise ShapeError(
+                f"{op}: 'tables[{place}]' is {table.shape[1]} wide and 'tables[0]' "
+                f"{tables[0].shape[1]}; expected one width D."
+            )
+
+
+def check_ids(
+    op: str, tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
+) -> None:
+    """Raises DtypeError, ShapeError, UnknownNameError, and ArgumentError for a table without rows
+    where the rule must find one."""
+    check_integers(op, "ids", ids, 2)
+    if ids.shape[1] != len(tables):
+        raise ShapeError(
+            f"{op}: 'ids' has shape {tuple(ids.shape)} for {len(tables)} tables; expected "
+            f"(samples, {len(tables)})."
+        )
+    if out_of_range not in OUT_OF_RANGE:
+        raise UnknownNameError("out_of_range", out_of_range, OUT_OF_RANGE)
+    if hash is not None and hash not in HASHES:
+        raise UnknownNameError("hash", hash, HASHES)
+    if rule(out_of_range, hash) in ("clamp", "modulus"):
+        for place, table in enumerate(tables):
+            if table.shape[0] == 0 and ids.shape[0] > 0:
+                raise ArgumentError(
+                    f"{op}: 'tables[{place}]' has no rows, so no id can be brought into it; give "
+                    "it one, or use out_of_range='ignore' without a hash."
+                )
+
+
+def check_gradient(op: str, tables: Sequence[Tensor], ids: Tensor, grad_output: Tensor) -> None:
+    """Raises ShapeError, DtypeError unless it is one vector per id in the tables' dtype."""
+    expected = (*ids.shape, tables[0].shape[1])
+    if tuple(grad_output.shape) != expected:
+        raise ShapeError(
+            f"{op}: 'grad_output' has shape {tuple(grad_output.shape)}; expected {expected}."
+        )
+    if grad_output.dtype != tables[0].dtype:
+        raise DtypeError(
+            f"{op}: 'grad_output' is {grad_output.dtype}; expected {tables[0].dtype}, as the "
+            "tables."
+        )
+
+
+def rows_of(
+    ids: Tensor, table: int, rows: int, out_of_range: str, hash: str | None
+) -> tuple[Tensor, Tensor | None]:
+    """Column ``table`` of the ids as rows, and which of them count (None: all), in plain PyTorch.
+
+    Raises IndexRangeError where ids can be looked at, as a CPU's can.
+    """
+    column = ids[:, table].long()
+    if hash is not None:
+        return torch.remainder(column, rows), None
+    if out_of_range == "clamp":
+        return column.clamp(0, rows - 1), None
+    inside = (column >= 0) & (column < rows)
+    if out_of_range == "error":
+        if is_readable(ids) and not bool(inside.all()):
+            sample = int((~inside).nonzero()[0])
+            raise IndexRangeError(
+                f"embedding: 'ids' has {int(column[sample])} in sample {sample} for table {table}, "
+                f"which has {rows} rows; {ALTERNATIVES}."
+            )
+        return column, None
+    return torch.where(inside, column, 0), inside
+
+
+ALTERNATIVES = "out_of_range='clamp', 'ignore' and hash='modulus' take such ids"

@@ -1,0 +1,127 @@
+"""The contract of ``fuselab::embedding_sgd_``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
+from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch
+from fuselab.ops.embedding_lookup.change import Change
+from fuselab.ops.embedding_lookup.description import scattered
+from fuselab.ops.embedding_lookup.inputs import BATCHES, draw_gradient, tables_and_ids
+from fuselab.ops.embedding_lookup.rules import DTYPES, check_gradient, check_ids, check_tables
+from fuselab.ops.embedding_sgd_ import reference
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
+
+
+def validate(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+    learning_rate: float,
+    out_of_range: str,
+    hash: str | None,
+) -> None:
+    """Raises ArgumentError, ShapeError, DtypeError, UnknownNameError as the docstring says."""
+    check_tables("embedding_sgd_", tables)
+    check_ids("embedding_sgd_", tables, ids, out_of_range, hash)
+    check_gradient("embedding_sgd_", tables, ids, grad_output)
+
+
+def _arguments(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+    learning_rate: float,
+    out_of_range: str,
+    hash: str | None,
+) -> tuple[Change, Sequence[Tensor | None], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
+    how = Change("sgd", out_of_range, hash, learning_rate)
+    return how, tables, [table.shape[0] for table in tables], (), ids, grad_output
+
+
+def forward_cuda(*args: Any) -> None:
+    cuda_launch.change(*_arguments(*args))
+
+
+def forward_cpp(*args: Any) -> None:
+    cpu_launch.change(*_arguments(*args))
+
+
+def supports(tables: Sequence[Tensor], *_: Any) -> str | None:
+    return scattered(tables)
+
+
+def supports_cuda(tables: Sequence[Tensor], *_: Any) -> str | None:
+    return scattered(tables) or cuda_launch.too_wide(tables)
+
+
+def prefer(tables: Sequence[Tensor], ids: Tensor, *_: Any) -> Sequence[str]:
+    """The reference on CUDA, until the kernels are measured there."""
+    return ("reference", "cuda") if ids.is_cuda else ("cpp",)
+
+
+def cost(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+    learning_rate: float,
+    out_of_range: str,
+    hash: str | None,
+) -> Cost:
+    """Every id and gradient read once, every row met (as if no id came twice, but at most all rows)
+    read and written once; an addition per gradient element, two operations per row element."""
+    width = tables[0].shape[1]
+    row_bytes = width * tables[0].element_size()
+    rows = sum(min(ids.shape[0], table.shape[0]) for table in tables)
+    read = ids.numel() * (ids.element_size() + row_bytes) + rows * row_bytes
+    return Cost(read, rows * row_bytes, (ids.numel() + 2 * rows) * width)
+
+
+def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **rules: str | None) -> Case:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, bool(rules))
+        grad = torch.randn((batch, len(sizes), width), generator=generator).to(device, dtype)
+        return Inputs((tables, ids, grad, 0.1), rules)
+
+    how = " ".join(str(value) for value in rules.values())
+    name = f"{batch} ids of {len(sizes)} tables x {width} {how}".strip()
+    return Case(name, make, frozenset(tags))
+
+
+_SMALL = (3, 1, 105, 27, 5000)
+CASES = (
+    *(_case(batch, KAGGLE_CARDINALITIES, 16, "bench", "sweep", *tags) for batch, *tags in BATCHES),
+    *(_case(70, _SMALL, width, "boundary") for width in (1, 3, 4, 7, 8, 16, 17, 128, 129)),
+    *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 31, 32, 33, 257, 1025)),
+    *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
+    _case(100, _SMALL, 16, "boundary", hash="modulus"),
+    _case(5, (4,) * 33, 4, "boundary"),
+)
+
+
+def draw(draw: Draw) -> Inputs:
+    tables, ids, grad_output, rules = draw_gradient(draw)
+    return Inputs((tables, ids, grad_output, draw.uniform(0.0, 1.0)), rules)
+
+
+OP = FusedOp(
+    name="fuselab::embedding_sgd_",
+    reference=reference.embedding_sgd_,
+    implementations={
+        "cuda": Implementation("cuda", forward_cuda, supports=supports_cuda),
+        "cpp": Implementation("cpu", forward_cpp, supports=supports),
+    },
+    cost=cost,
+    cases=CASES,
+    draw=draw,
+    validate=validate,
+    prefer=prefer,
+    dtypes=DTYPES,
+    nondeterministic="gradients of equal ids are added by atomics (float32 and float64 on a GPU)",
+    mutates=("tables",),
+)

@@ -1,0 +1,254 @@
+"""embedding_lookup: values, gradients, rules for stray ids, refusals, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from embedding_cases import WIDTHS, assert_near, exact_gradients, exact_look_up, made
+
+from fuselab.errors import (
+    ArgumentError,
+    DtypeError,
+    IndexRangeError,
+    ShapeError,
+    UnknownNameError,
+)
+from fuselab.ops import embedding_lookup
+from fuselab.ops.embedding_lookup.cuda_launch import Spread, _alignment
+from fuselab.ops.embedding_lookup.op import CASES, OP
+from fuselab.runtime.fallback import strict
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+implementations = pytest.mark.parametrize("implementation", ["cpp", "reference"])
+RULES = {"error": 0, "clamp": 3, "ignore": 3, "modulus": 200}
+rules = pytest.mark.parametrize("rule", RULES)
+
+
+@pytest.fixture(autouse=True)
+def no_fallback():
+    with strict():
+        yield
+
+
+def arguments(rule):
+    return {"hash": rule} if rule == "modulus" else {"out_of_range": rule}
+
+
+@implementations
+@dtypes
+def test_values_are_copied_exactly(implementation, dtype):
+    for width in WIDTHS:
+        tables, ids, _ = made(9, width, dtype)
+        tables[0][0, 0] = float("nan")
+        tables[2][:, -1] = -0.0
+        output = embedding_lookup(tables, ids, implementation=implementation)
+        assert output.is_contiguous() and output.dtype == dtype
+        expected = exact_look_up(tables, ids)
+        assert torch.equal(output.view(torch.uint8), expected.view(torch.uint8))
+
+
+@implementations
+@rules
+def test_stray_ids(implementation, rule):
+    tables, ids, _ = made(300, 5, stray=RULES[rule])
+    for given in (ids, ids.int()):
+        output = embedding_lookup(tables, given, implementation=implementation, **arguments(rule))
+        assert torch.equal(output, exact_look_up(tables, ids, rule))
+
+
+# The reference's 16-bit gradients are eager's, which adds in 16 bits.
+@pytest.mark.parametrize(
+    "implementation, dtype",
+    [*(("cpp", dtype) for dtype in DTYPES), *(("reference", dtype) for dtype in DTYPES[::3])],
+)
+@rules
+def test_gradients(implementation, dtype, rule):
+    for batch, width in ((600, 3), (40, 16)):
+        tables, ids, grad = made(batch, width, dtype, stray=RULES[rule])
+        leaves = [table.requires_grad_() for table in tables]
+        output = embedding_lookup(leaves, ids, implementation=implementation, **arguments(rule))
+        grads = torch.autograd.grad(output, leaves, grad)
+        exact = exact_gradients(tables, ids, grad, rule)
+        for ours, right in zip(grads, exact, strict=True):
+            assert ours.dtype == dtype and ours.shape == right.shape
+            accumulation = (
+                batch * torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+            )
+            limit = (torch.finfo(dtype).eps + accumulation) * float(right.abs().max())
+            assert float((ours.double() - right).abs().max()) <= limit
+        assert float(exact[0].abs().max()) > 1
+
+
+@implementations
+def test_upstream_gradients_of_any_stride(implementation):
+    tables, ids, _ = made(6, 4)
+    leaves = [table.requires_grad_() for table in tables]
+    output = embedding_lookup(leaves, ids, implementation=implementation)
+    for grad in (
+        torch.ones(()).expand(6, 5, 4),
+        torch.randn(4, 5, 6).permute(2, 1, 0),
+        torch.randn(6, 1, 4).expand(6, 5, 4),
+        torch.randn(6, 5, 9)[..., 1:5],
+        torch.randn(6, 10, 4)[:, ::2],
+    ):
+        grads = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+        assert_near(list(grads), exact_gradients(tables, ids, grad), 1.0)
+
+
+@implementations
+def test_layouts_of_tables_and_ids(implementation):
+    flat = torch.randn(40, 6)
+    tables = [flat[:10], flat[10:11], flat[11:40:2], flat[::4, 1:4].repeat(1, 2), flat.t()[:, :6]]
+    tables += [flat[0].expand(9, 6)]
+    _, ids, _ = made(20, 6, sizes=tuple(map(len, tables)))
+    for laid_out in (ids, ids.t().contiguous().t(), ids[::3], ids[:1].expand(7, -1)):
+        output = embedding_lookup(tables, laid_out, implementation="reference")
+        assert torch.equal(output, exact_look_up(tables, laid_out))
+        taken = tables if implementation == "reference" else [*tables[:4], tables[0], tables[5]]
+        output = embedding_lookup(taken, laid_out.clamp(max=5), implementation=implementation)
+        expected = torch.stack(
+            [table[laid_out[:, c].clamp(max=5)] for c, table in enumerate(taken)], 1
+        )
+        assert torch.equal(output, expected)
+
+
+@implementations
+def test_edges_of_the_table_count(implementation):
+    for count in (1, 32, 33, 256, 257):
+        tables, ids, grad = made(3, 2, sizes=(4,) * count)
+        leaves = [table.requires_grad_() for table in tables]
+        output = embedding_lookup(leaves, ids, implementation=implementation)
+        assert torch.equal(output, exact_look_up(tables, ids))
+        grads = torch.autograd.grad(output, leaves, grad)
+        for ours, right in zip(grads, exact_gradients(tables, ids, grad), strict=True):
+            torch.testing.assert_close(ours, right.float())
+
+
+@implementations
+def test_empty_batches_and_tables(implementation):
+    tables, ids, _ = made(0, 4)
+    leaves = [table.requires_grad_() for table in tables]
+    output = embedding_lookup(leaves, ids, implementation=implementation)
+    assert output.shape == (0, 5, 4)
+    grads = torch.autograd.grad(output, leaves, output)
+    assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in grads)
+    empty = torch.empty(0, 4)
+    ids = torch.zeros(3, 1, dtype=torch.int64)
+    ignored = embedding_lookup([empty], ids, "ignore", implementation=implementation)
+    assert torch.equal(ignored, torch.zeros(3, 1, 4))
+    with pytest.raises(IndexRangeError, match="which has 0 rows"):
+        embedding_lookup([empty], ids, implementation=implementation)
+    for rule in ("clamp", "modulus"):
+        with pytest.raises(ArgumentError, match=r"'tables\[0\]' has no rows"):
+            embedding_lookup([empty], ids, implementation=implementation, **arguments(rule))
+
+
+@implementations
+@pytest.mark.parametrize("stray", [105, -1, 2**40])
+def test_an_id_out_of_range_is_an_index_error_that_names_it(implementation, stray):
+    tables, ids, _ = made(9, 4)
+    ids[5, 2] = stray
+    message = f"'ids' has {stray} in sample 5 for table 2, which has 105 rows"
+    with pytest.raises(IndexRangeError, match=message):
+        embedding_lookup(tables, ids, implementation=implementation)
+    with pytest.raises(IndexError):
+        embedding_lookup(tables, ids, implementation=implementation)
+
+
+def test_only_some_tables_need_a_gradient():
+    tables, ids, grad = made(30, 4)
+    tables[3].requires_grad_()
+    embedding_lookup(tables, ids).backward(grad)
+    assert [table.grad is None for table in tables] == [True, True, True, False, True]
+    assert_near([tables[3].grad], exact_gradients(tables, ids, grad)[3:4], 1.0)
+
+
+@implementations
+def test_second_derivatives(implementation):
+    tables, ids, _ = made(4, 3, torch.float64, sizes=(3, 2))
+    leaves = [table.requires_grad_() for table in tables]
+
+    def function(*given):
+        return embedding_lookup(given, ids, implementation=implementation).sin()
+
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_with_gradients(dynamic):
+    compiled = torch.compile(
+        lambda tables, ids: embedding_lookup(tables, ids, hash="modulus") * 2,
+        backend="aot_eager",
+        fullgraph=True,
+        dynamic=dynamic,
+    )
+    for batch in (5, 9):
+        tables, ids, grad = made(batch, 4, sizes=(5, 7), stray=30)
+        leaves = [table.requires_grad_() for table in tables]
+        output = compiled(leaves, ids)
+        assert torch.equal(output, 2 * exact_look_up(tables, ids, "modulus"))
+        grads = torch.autograd.grad(output, leaves, grad)
+        assert_near(list(grads), exact_gradients(tables, ids, 2 * grad, "modulus"), 1.0)
+
+
+def test_refusals():
+    tables, ids, _ = made(2, 4)
+    with pytest.raises(ArgumentError, match="'tables' is empty"):
+        embedding_lookup([], ids[:, :0])
+    with pytest.raises(ShapeError, match=r"'tables\[1\]' has shape \(4,\)"):
+        embedding_lookup([tables[0], tables[1][0]], ids[:, :2])
+    with pytest.raises(ShapeError, match=r"'tables\[1\]' is 3 wide and 'tables\[0\]' 4"):
+        embedding_lookup([tables[0], tables[1][:, :3]], ids[:, :2])
+    with pytest.raises(DtypeError, match=r"'tables\[1\]' is torch\.float64 and 'tables\[0\]'"):
+        embedding_lookup([tables[0], tables[1].double()], ids[:, :2])
+    with pytest.raises(DtypeError, match=r"'tables\[0\]' is torch\.int64"):
+        embedding_lookup([tables[0].long()], ids[:, :1])
+    with pytest.raises(DtypeError, match=r"'ids' is torch\.float32"):
+        embedding_lookup(tables, ids.float())
+    with pytest.raises(ShapeError, match="'ids' has shape"):
+        embedding_lookup(tables, ids[:, :4])
+    with pytest.raises(UnknownNameError, match="unknown out_of_range 'wrap'"):
+        embedding_lookup(tables, ids, "wrap")
+    with pytest.raises(UnknownNameError, match="unknown hash 'md5'"):
+        embedding_lookup(tables, ids, hash="md5")
+
+
+def test_cases():
+    for case in CASES:
+        if "bench" not in case.tags:
+            inputs = case.make(torch.device("cpu"), torch.float32, torch.Generator().manual_seed(2))
+            reference = embedding_lookup(*inputs.args, **inputs.kwargs, implementation="reference")
+            assert torch.equal(embedding_lookup(*inputs.args, **inputs.kwargs), reference)
+
+
+def test_cost_counts_rows_once():
+    tables, ids, _ = made(10, 4, sizes=(3, 100))
+    cost = OP.cost(tables, ids, "error", None)
+    assert cost.bytes_read == 10 * 2 * 8 + (3 + 10) * 16 and cost.bytes_written == 10 * 2 * 16
+
+
+@pytest.mark.parametrize(
+    "width, itemsize, alignment, spread",
+    [
+        (16, 4, 16, (4, 4, 1)),
+        (16, 2, 16, (8, 2, 1)),
+        (16, 8, 16, (2, 8, 1)),
+        (1, 4, 4, (1, 1, 1)),
+        (7, 4, 4, (1, 8, 1)),
+        (128, 4, 16, (4, 32, 1)),
+        (129, 4, 4, (1, 32, 8)),
+        (1024, 8, 16, (2, 32, 16)),
+    ],
+)
+def test_spread_of_a_row(width, itemsize, alignment, spread):
+    chosen = Spread.of(width, itemsize, alignment)
+    assert (chosen.vector, chosen.lanes, chosen.tiles) == spread
+    assert chosen.vector * chosen.lanes * chosen.tiles >= width
+
+
+def test_alignment_of_addresses_and_distances():
+    assert _alignment(512, 64) == 16
+    assert _alignment(512, 68) == 4
+    assert _alignment(520, 0) == 8
