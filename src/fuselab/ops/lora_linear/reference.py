@@ -21,8 +21,10 @@ def reference(
     scale: float,
     activation: str = "identity",
 ) -> Tensor:
-    """``activation(input weightᵀ + bias + scale (input lora_aᵀ) lora_bᵀ)``: a frozen linear layer
-    and its low-rank adapter (Hu et al., "LoRA", arXiv:2106.09685, equation 3).
+    """``activation(input weightᵀ + bias + scale (input lora_aᵀ) lora_bᵀ)``: a layer, adapted.
+
+    The frozen linear layer and its low-rank adapter are those of Hu et al., "LoRA"
+    (arXiv:2106.09685), equation 3.
 
     Args:
         input: any shape ``(..., K)`` of one dimension or more, float32, float16, bfloat16 or
