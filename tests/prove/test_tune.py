@@ -141,6 +141,16 @@ def test_the_fastest_right_one_over_all_cases_of_a_key(
     assert maybe is None
 
 
+def test_cases_of_one_key_may_have_different_defaults() -> None:
+    first, second = (timed(name, default=[10.0] * 24, common=[8.0] * 24) for name in ("1", "2"))
+    other = {Config(is_="other"): [7.9] * 24, Config(is_="common"): [8.0] * 24}
+    second = replace(second, tried=[Tried(Config(is_="other"), "ok")], times_us=other)
+    # Within the verdict's band of the second's default, and faster than the first's.
+    assert tuner._fastest([first, second]) == (Config(is_="common"), None)
+    alone = replace(second, times_us=other | {Config(is_="common"): [9.0] * 24})
+    assert tuner._fastest([first, alone]) == (None, None)  # each keeps its own rule
+
+
 def test_too_few_rounds_keep_the_default_and_say_so() -> None:
     config, maybe = tuner._fastest([timed("8x8", default=[10.0] * 4, faster=[5.0] * 4)])
     assert (config, maybe) == (Config(is_="default"), Config(is_="faster"))

@@ -2,8 +2,8 @@
 
 Candidates of one case are timed interleaved, beside the ceiling, as providers are. A key that
 several cases share gets the configuration that is fastest over all of them (geometric mean of the
-times over the default rule's) among those that no case finds slower than the default rule's and one
-finds faster, by the verdicts of ``measure.verdict``: what lies within them keeps the default.
+times over each case's default) among those that one case finds FASTER than its default and none
+SLOWER, by the verdicts of ``measure.verdict``. Where there is none, the default is kept.
 """
 
 from __future__ import annotations
@@ -371,31 +371,37 @@ def _choose(
 
 
 def _fastest(cases: Sequence[TunedCase]) -> tuple[Config | None, Config | None]:
-    """Of the configurations that are right in every case, None where there is none; and one that
-    seems faster and had too few rounds for a verdict, or None."""
+    """Of the configurations that are right in every case: None where there is none, or where the
+    cases' defaults differ and nothing is better. And one that seems faster and had too few rounds
+    for a verdict, or None."""
     right = [
         config for config in cases[0].times_us if all(case.times_us.get(config) for case in cases)
     ]
-    if not right:
-        return None, None
-    default = cases[0].tried[0].config
+    defaults = [case.tried[0].config for case in cases]
+    times = [case.times_us[default] for case, default in zip(cases, defaults, strict=True)]
 
     def score(config: Config) -> float:
-        return math.prod(median(case.times_us[config]) for case in cases)
+        """The product of the times over the default's, in each case."""
+        return math.prod(
+            median(case.times_us[config]) / median(default)
+            for case, default in zip(cases, times, strict=True)
+            if default
+        )
 
     ranked = sorted(right, key=score)
-    if default not in right:
-        return ranked[0], None
+    if not all(times):
+        return (ranked[0] if ranked else None), None
     maybe = None
-    for config in ranked[: ranked.index(default)]:
+    for config in [config for config in ranked if score(config) < 1]:
         outcomes = [
-            verdict(case.times_us[config], case.times_us[default]).outcome for case in cases
+            verdict(case.times_us[config], default).outcome
+            for case, default in zip(cases, times, strict=True)
         ]
         if Outcome.FASTER in outcomes and Outcome.SLOWER not in outcomes:
             return config, maybe
         if Outcome.SLOWER not in outcomes and Outcome.UNCLEAR in outcomes:
             maybe = maybe or config
-    return default, maybe
+    return (defaults[0] if len(set(defaults)) == 1 else None), maybe
 
 
 def _marked(case: TunedCase, choices: Mapping[tuple[str, str], Choice]) -> TunedCase:

@@ -87,11 +87,10 @@ def forget(op_id: int) -> None:
         _native.forget(op_id)
 
 
-def forget_named(name: str) -> None:
-    """``forget`` of the operator registered as ``name``: another configuration was chosen."""
-    for op_id, known in enumerate(_names):
-        if known == name:
-            forget(op_id)
+def forget_all() -> None:
+    """Drop every plan: another launch configuration was chosen, and operators share launchers."""
+    for op_id in range(len(_names)):
+        forget(op_id)
 
 
 def plans(op_id: int) -> int:
