@@ -33,7 +33,7 @@ from fuselab.ops import (
     bias_activation_,
 )
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.add_mul_activation import launch
+from fuselab.ops.add_mul_activation import bias_gradient, launch
 from fuselab.ops.add_mul_activation.op import CPP
 from fuselab.ops.add_mul_activation.op import OP as ADD_MUL
 from fuselab.ops.bias_activation.op import OP as BIAS
@@ -299,6 +299,35 @@ def test_costs_count_every_byte_once(op):
     assert op.cost(*args).bytes_written == size
     assert op.cost_backward(*args).bytes_read == 2 * size
     assert op.cost_backward(*args).bytes_written == tensors * size + columns * 4
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_every_row_is_in_one_tile_of_one_block(interleaved):
+    for rows in (1, 7, 8, 9, 63, 64, 65, 1000):
+        for most_blocks in (0, 1, 3, 8, 500):
+            how = bias_gradient.spread(rows, 8, most_blocks, interleaved)
+            found = [
+                row
+                for block in range(how.blocks)
+                for first in range(
+                    block * how.apart, min(block * how.apart + how.span, rows), how.step
+                )
+                for row in range(first, min(first + 8, rows))
+            ]
+            assert sorted(found) == list(range(rows))
+            assert how.blocks <= max(1, most_blocks)
+
+
+def test_tuning_chooses_where_the_bias_has_a_gradient():
+    input, bias = torch.zeros(4, 4), torch.zeros(4)
+    saved = ADD_MUL.gradient.save(input, input, input, bias, 1.0, "relu")
+    for key, candidates in (
+        ("triton_backward", bias_gradient.TRITON),
+        ("cuda_backward", bias_gradient.CUDA),
+    ):
+        assert ADD_MUL.configs[key]((True, True, True), input, *saved) == candidates
+        assert ADD_MUL.configs[key]((True, True, False), input, *saved) == candidates[:1]
+        assert len(set(candidates)) == len(candidates)
 
 
 def test_the_published_sweep():

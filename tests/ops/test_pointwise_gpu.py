@@ -24,7 +24,7 @@ from fuselab.ops import (
     bias_activation_,
 )
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.add_mul_activation import launch
+from fuselab.ops.add_mul_activation import bias_gradient, launch
 from fuselab.ops.add_mul_activation.op import CUDA
 from fuselab.runtime.fallback import strict
 
@@ -134,14 +134,26 @@ def test_in_place_forms_write_what_the_others_return(implementation, layout, dty
             assert torch.equal(around, before)
 
 
-@pytest.mark.parametrize("config", launch.BIAS_GRADIENT_CANDIDATES, ids=str)
+CONFIGS = [("triton", one) for one in bias_gradient.TRITON]
+CONFIGS += [("cuda", one) for one in bias_gradient.CUDA]
+
+
+@pytest.mark.parametrize("implementation, config", CONFIGS, ids=str)
 @pytest.mark.parametrize("shape", [(5001, 512), (4099, 37), (3, 9)], ids=str)
-def test_every_candidate_of_tuning_is_right(config, shape):
+def test_every_candidate_of_tuning_is_right(implementation, config, shape):
     for dtype in (torch.float32, torch.bfloat16):
         input, update = (on_gpu(*shape, dtype=dtype, seed=seed) for seed in (0, 1))
         bias = on_gpu(shape[-1], dtype=dtype, seed=2)
-        forward, backward = KERNELS["cuda"]
+        forward, backward = KERNELS[implementation]
         check(forward, partial(backward, config=config), input, update, bias)
+
+
+@pytest.mark.parametrize("rows", [1, 127, 128, 129, 1024, 1025])
+@pytest.mark.parametrize("columns", [1, 3, 32, 33, 256])
+def test_short_matrices(rows, columns):
+    for dtype in (torch.float32, torch.bfloat16):
+        input, update = (on_gpu(rows, columns, dtype=dtype, seed=seed) for seed in (0, 1))
+        check(*KERNELS["cuda"], input, update, on_gpu(columns, dtype=dtype, seed=2), "gelu")
 
 
 @implementations

@@ -250,10 +250,12 @@ FUSELAB_INLINE void sum_over_rows_of_threads(double (&total)[width]) {
 }
 
 // A matrix (rows, columns) with the gradient of the bias. Threads are (x, y), a power of two each,
-// block_threads in all; a thread has `unroll` rows in flight. A block owns x * width columns of rows_per_block rows and leaves their column
-// sums in sums[block][column], or in the bias's gradient if there is one block of rows. Sums are in
-// double: one conversion and one addition per element, which a GPU that waits for memory has time
-// for. With width > 1 all matrices are row-major, aligned, and columns are a multiple of width.
+// block_threads in all; a thread has `unroll` rows in flight, so that a tile is x * width columns of
+// unroll * y rows. Block b of rows owns tiles from row b * apart on, one every `step` rows, as far as
+// `span` rows reach, and leaves their column sums in sums[b][column], or in the bias's gradient if
+// there is one block of rows. Sums are in double: one conversion and one addition per element, which
+// a GPU that waits for memory has time for. With width > 1 all matrices are row-major, aligned, and
+// columns are a multiple of width.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
           class Bias, class Sum, class Scale, class Index, int width, int block_threads, int unroll>
 __global__ void __launch_bounds__(block_threads)
@@ -261,7 +263,7 @@ __global__ void __launch_bounds__(block_threads)
                        const Update* __restrict__ update, const Bias* __restrict__ bias,
                        Input* __restrict__ grad_input, Update* __restrict__ grad_update,
                        Sum* __restrict__ sums, Scale scale_argument, int64_t rows,
-                       int64_t columns, int64_t rows_per_block, int64_t grad_row,
+                       int64_t columns, int64_t apart, int64_t step, int64_t span, int64_t grad_row,
                        int64_t grad_column, int64_t first_row, int64_t first_column,
                        int64_t update_row, int64_t update_column, int64_t bias_column) {
   using Real = Arithmetic<Output>;
@@ -271,9 +273,8 @@ __global__ void __launch_bounds__(block_threads)
   const int64_t across = (columns + tile_columns - 1) / tile_columns;
   const int64_t block = blockIdx.x / across;
   const Index column = Index(blockIdx.x % across * tile_columns) + threadIdx.x * width;
-  const Index begin = Index(block * rows_per_block);
-  const Index end = Index(block * rows_per_block + rows_per_block < rows
-                              ? block * rows_per_block + rows_per_block : rows);
+  const Index begin = Index(block * apart);
+  const Index end = Index(block * apart + span < rows ? block * apart + span : rows);
   double total[width] = {};
   if (column < columns) {
     Pack<Bias, width> b;
@@ -281,7 +282,7 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
       for (int i = 0; i < width; ++i) b.element[i] = bias[(column + i) * bias_column];
     }
-    for (Index row = begin + threadIdx.y; row < end; row += unroll * blockDim.y) {
+    for (Index row = begin + threadIdx.y; row < end; row += Index(step)) {
       Pack<Output, width> g[unroll];
       Pack<First, width> x[unroll];
       Pack<Update, width> u[unroll];
@@ -327,8 +328,8 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// grad_bias[column] = the sum of sums[block][column]; 32 columns per block of 32 x 32 threads, so that
-// 264 blocks of rows are one round of loads in flight.
+// grad_bias[column] = the sum of sums[block][column]; 8 columns per block of 8 x 128 threads, so that
+// 1024 blocks of rows are one round of loads in flight.
 template <class Bias>
 __global__ void __launch_bounds__(1024)
     column_sums(const double* __restrict__ sums, Bias* __restrict__ grad_bias, int64_t blocks,

@@ -40,10 +40,12 @@ from fuselab.ops.activations.layout import (
     promoted,
     row_strides,
 )
+from fuselab.ops.add_mul_activation import bias_gradient
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.parameters import Scalar, f32, f64, i64
 from fuselab.runtime.triton_launch import launch as launch_triton
+from fuselab.runtime.tuning import Config
 
 _CPP_NAMES = {
     torch.float32: "float",
@@ -326,7 +328,8 @@ class _Matrices:
                 *zip(self.strides[:-1:2], self.strides[1::2], strict=True),
             )
         )
-        return max(furthest) > 2**31 - 1
+        # The other: a row counts on by a step of all blocks' tiles before it is compared.
+        return max(*furthest, self.rows + 2**24) > 2**31 - 1
 
     def empty_sums(self, blocks: int) -> Tensor:
         """Where the blocks' column sums go: the bias's gradient itself if there is one block."""
@@ -342,10 +345,7 @@ class _Matrices:
         return self.grads
 
 
-# Triton. Threads of a program: 4 warps.
-
-_TRITON_REDUCE_TILE = 2048  # elements that backward_with_bias handles at a time
-_PROGRAMS_PER_MULTIPROCESSOR = 4
+# Triton and CUDA C++.
 
 
 @cache
@@ -428,14 +428,17 @@ def forward_triton(
     return output
 
 
-def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradients:
+def backward_triton(
+    needs: Sequence[bool], grad_output: Tensor, saved: Saved, config: Config | None = None
+) -> Gradients:
     """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
     ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
 
-    The latter's workspace is (row blocks, columns) in float64: 4 programs of up to 256 columns per
-    multiprocessor, so at most 1 MB on 132 of them. It writes row-major gradients, so a
+    The latter's workspace is (row blocks, columns) in float64: ``programs`` of up to 256 columns
+    per multiprocessor, so at most 1 MB on 132 of them with 4. It writes row-major gradients, so a
     gradient whose strides are others is copied once more, and an operand whose rows have no common
-    stride is copied first. The order of the sums depends on shape and device only.
+    stride is copied first. The order of the sums depends on shape, device and ``config`` only (by
+    default what tuning chose of bias_gradient.TRITON).
     """
     from fuselab.ops.add_mul_activation import triton_kernels as kernels
 
@@ -455,12 +458,13 @@ def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) ->
 
     def with_bias(matrices: _Matrices) -> None:
         rows, columns = matrices.rows, matrices.columns
+        how = config or bias_gradient.tuned("triton_backward", grad_output, bias_gradient.TRITON)
         across = min(power_of_two(columns), 256)
-        down = min(_TRITON_REDUCE_TILE // across, power_of_two(rows))
+        down = min(how.elements // across, power_of_two(rows))
         tiles = ceil_div(columns, across)
-        blocks, rows_per_block = _row_blocks(
-            grad_output.device, rows, down, tiles, _PROGRAMS_PER_MULTIPROCESSOR
-        )
+        programs = _multiprocessors(grad_output.device) * how.programs
+        spread = bias_gradient.spread(rows, down, programs // tiles, how.interleaved == 1)
+        blocks = spread.blocks
         sums = matrices.empty_sums(blocks)
         launch_triton(
             kernels.backward_with_bias,
@@ -470,8 +474,9 @@ def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) ->
             *matrices.written[:2],
             sums,
             *scale,
-            *(rows, columns, rows_per_block),
+            *(rows, columns, *spread.numbers),
             *matrices.strides,
+            num_warps=how.warps,
             **constants,
             WIDE=matrices.needs_64_bit_offsets(),
             BLOCK_ROWS=down,
@@ -489,44 +494,7 @@ def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) ->
     return _run_backward(needs, grad_output, saved, elementwise, with_bias)
 
 
-def _row_blocks(
-    device: torch.device, rows: int, step: int, column_tiles: int, per_multiprocessor: int
-) -> tuple[int, int]:
-    """(blocks, rows per block): as many blocks as fill the device, each a multiple of ``step``."""
-    programs = _multiprocessors(device) * per_multiprocessor
-    blocks = max(1, min(ceil_div(rows, step), programs // column_tiles))
-    rows_per_block = ceil_div(ceil_div(rows, blocks), step) * step
-    return ceil_div(rows, rows_per_block), rows_per_block
-
-
 # CUDA C++. Threads of a block: 256, as cuda_nest.h says.
-
-
-@dataclass(frozen=True, slots=True)
-class BiasGradientConfig:
-    """How ``backward_with_bias`` is spread: threads per block, blocks per multiprocessor, and packs
-    that a thread has in flight per operand (half of them where a pack holds 8 elements)."""
-
-    threads: int
-    blocks: int
-    in_flight: int
-
-    def rows_in_flight(self, width: int) -> int:
-        return max(1, self.in_flight // 2) if width > 4 else self.in_flight
-
-
-# More blocks leave column_sums more to add: 149 us with 2, 154 with 4, 165 with 8 (H200,
-# 65536 x 512 float32, 256 threads; column_sums then had 256 threads too, not 1024).
-BIAS_GRADIENT = BiasGradientConfig(threads=256, blocks=2, in_flight=4)
-# What else is worth timing, by ``backward_cuda(..., config=...)``: more bytes in flight per
-# multiprocessor (64 KB above) or fewer blocks to add up. relu in float32 does not spill in any.
-BIAS_GRADIENT_CANDIDATES = (
-    BiasGradientConfig(threads=512, blocks=1, in_flight=4),
-    BiasGradientConfig(threads=512, blocks=2, in_flight=4),
-    BiasGradientConfig(threads=1024, blocks=1, in_flight=2),
-    BiasGradientConfig(threads=1024, blocks=1, in_flight=4),
-    BiasGradientConfig(threads=256, blocks=2, in_flight=8),
-)
 
 
 def _cuda_scale(scale: float | Tensor, output_dtype: torch.dtype) -> tuple[str, Tensor | Scalar]:
@@ -605,13 +573,13 @@ def backward_cuda(
     needs: Sequence[bool],
     grad_output: Tensor,
     saved: Saved,
-    config: BiasGradientConfig = BIAS_GRADIENT,
+    config: Config | None = None,
 ) -> Gradients:
     """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
     ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
 
-    The workspace and the copies are those of ``backward_triton``, with ``config.blocks`` blocks per
-    multiprocessor.
+    The workspace and the copies are those of ``backward_triton``, with ``blocks`` per
+    multiprocessor; ``config`` is one of bias_gradient.CUDA, by default what tuning chose.
     """
     dtypes = _backward_dtypes(grad_output, saved)
     types = f"{_backward_kind(saved)}, {_cuda_types(dtypes)}"
@@ -630,7 +598,10 @@ def backward_cuda(
         )
 
     def with_bias(matrices: _Matrices) -> None:
-        _launch_with_bias(source, types, scale_type, scale, width, matrices, saved.bias, config)
+        how = config
+        if how is None and matrices.rows > bias_gradient.SHORT_ROWS:
+            how = bias_gradient.tuned("cuda_backward", grad_output, bias_gradient.CUDA)
+        _launch_with_bias(source, types, scale_type, scale, width, matrices, saved.bias, how)
 
     return _run_backward(needs, grad_output, saved, elementwise, with_bias)
 
@@ -643,26 +614,31 @@ def _launch_with_bias(
     width: int,
     matrices: _Matrices,
     bias: Tensor | None,
-    config: BiasGradientConfig,
+    config: Config | None,
 ) -> None:
+    """``config`` is None where one block of rows is to do."""
     rows, columns = matrices.rows, matrices.columns
     read = [operand for operand in matrices.operands if operand is not None]
     if columns % width or not all(operand.is_contiguous() for operand in read):
         width = 1
     if not is_aligned(*read, *matrices.written[:2]):
         width = 1
-    across = min(power_of_two(ceil_div(columns, width)), 64 if width > 1 else 128)
-    down = config.threads // across
-    unroll = config.rows_in_flight(width)
+    how = config or bias_gradient.SHORT
+    most_across = (64 if width > 1 else 128) if config else (8 if width > 1 else 32)
+    across = min(power_of_two(ceil_div(columns, width)), most_across)
+    down = how.threads // across
+    unroll = bias_gradient.rows_in_flight(how, width)
     column_tiles = ceil_div(columns, across * width)
-    blocks, rows_per_block = _row_blocks(
-        matrices.grad_bias.device, rows, unroll * down, column_tiles, config.blocks
+    programs = _multiprocessors(matrices.grad_bias.device) * how.blocks if config else 1
+    spread = bias_gradient.spread(
+        rows, unroll * down, programs // column_tiles, how.interleaved == 1
     )
+    blocks = spread.blocks
     sums = matrices.empty_sums(blocks)
     index = index_type(matrices.needs_64_bit_offsets())
     source.launch(
         f"backward_with_bias<{types}, {CUDA_NAMES[sums.dtype]}, {scale_type}, {index}, "
-        f"{width}, {config.threads}, {unroll}>",
+        f"{width}, {how.threads}, {unroll}>",
         grid=(blocks * column_tiles, 1, 1),
         block=(across, down, 1),
         args=(
@@ -671,14 +647,14 @@ def _launch_with_bias(
             *matrices.written[:2],
             sums,
             scale,
-            *numbers((rows, columns, rows_per_block), matrices.strides),
+            *numbers((rows, columns, *spread.numbers), matrices.strides),
         ),
     )
     if blocks > 1:
         source.launch(
             f"column_sums<{CUDA_NAMES[matrices.grad_bias.dtype]}>",
-            grid=(ceil_div(columns, 32), 1, 1),
-            block=(32, 32, 1),
+            grid=(ceil_div(columns, 8), 1, 1),
+            block=(8, 128, 1),
             args=(sums, matrices.grad_bias, i64(blocks), i64(columns)),
         )
 
@@ -690,9 +666,10 @@ def cuda_expressions(has_update: bool) -> tuple[str, ...]:
     aligned = f"Access<{flags(True, True, True, True)}>"
     unaligned = f"Access<{flags(False, False, False, False)}>"
 
-    def spread(width: int) -> str:
-        return f"{width}, {BIAS_GRADIENT.threads}, {BIAS_GRADIENT.rows_in_flight(width)}"
+    def spread(width: int, config: Config = bias_gradient.CUDA[0]) -> str:
+        return f"{width}, {config.threads}, {bias_gradient.rows_in_flight(config, width)}"
 
+    short = bias_gradient.SHORT
     found = []
     for entry in ACTIVATIONS.values():
         kind, single = f"{entry.functor}, {terms}", ", ".join(["float"] * 4)
@@ -712,6 +689,7 @@ def cuda_expressions(has_update: bool) -> tuple[str, ...]:
             f"backward_strided<{kind}, {five}, {scale}, int64_t, 3>",
             f"backward_with_bias<{kind}, {five}, double, {scale}, int32_t, {spread(width)}>",
             f"backward_with_bias<{kind}, {five}, {name}, {scale}, int64_t, {spread(1)}>",
+            f"backward_with_bias<{kind}, {five}, {name}, {scale}, int32_t, {spread(width, short)}>",
             f"column_sums<{name}>",
         ]
     return tuple(found)

@@ -25,7 +25,7 @@ from fuselab.op import (
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind, promoted
-from fuselab.ops.add_mul_activation import launch
+from fuselab.ops.add_mul_activation import bias_gradient, launch
 from fuselab.ops.add_mul_activation.reference import gradient, reference, reference_in_place
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource
@@ -378,6 +378,10 @@ OP = FusedOp(
     prefer=prefer,
     rewrites=tuple(_rewrites()),
     dtypes=DTYPES,
+    configs={
+        "triton_backward": lambda needs, *_: bias_gradient.configs(bias_gradient.TRITON, needs),
+        "cuda_backward": lambda needs, *_: bias_gradient.configs(bias_gradient.CUDA, needs),
+    },
 )
 
 

@@ -256,28 +256,29 @@ def backward_with_bias(
     grad_input, grad_update,  # row-major, or None where not needed
     sums,  # float64 (row blocks, columns), or the gradient of the bias if there is one row block
     scale_pointer, scale: tl.float64,
-    rows, columns, rows_per_block,
+    rows, columns, apart, step, span,
     grad_row, grad_column, first_row, first_column, update_row, update_column, bias_column,
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, FROM_OUTPUT: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BLOCK_COLUMNS columns of one block of rows, walks it BLOCK_ROWS at a time and
-    leaves its column sums; ``column_sums`` adds those up in a fixed order. Sums are in float64: one
+    """A program owns BLOCK_COLUMNS columns of one block of rows: BLOCK_ROWS at a time from row
+    block * apart on, every ``step`` rows as far as ``span`` rows reach. It leaves its column sums;
+    ``column_sums`` adds those up in a fixed order. Sums are in float64: one
     conversion and one addition per element, a tenth of what an H200 can do while it waits for
     memory, and a column of a million equal gradients comes out right."""
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     block = tl.program_id(0) // across
     column = (tl.program_id(0) % across) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    first_of_block = block * rows_per_block
+    first_of_block = block * apart
     if WIDE:
-        first_of_block = block.to(tl.int64) * rows_per_block
+        first_of_block = block.to(tl.int64) * apart
         column = column.to(tl.int64)
-    last_of_block = tl.minimum(first_of_block + rows_per_block, rows)
+    last_of_block = tl.minimum(first_of_block + span, rows)
     scale = _scale_of(scale_pointer, scale, COMPUTE)
     if bias is not None:
         bias_row = tl.load(bias + column * bias_column, column < columns).to(COMPUTE)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float64)
-    for start in range(first_of_block, last_of_block, BLOCK_ROWS):
+    for start in range(first_of_block, last_of_block, step):
         row = start + tl.arange(0, BLOCK_ROWS)[:, None]
         mask = (row < last_of_block) & (column < columns)
         gradient = tl.load(grad + row * grad_row + column * grad_column, mask, 0).to(COMPUTE)
