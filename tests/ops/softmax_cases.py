@@ -60,18 +60,24 @@ def layouts() -> dict[str, tuple[Tensor, int]]:
 
 
 def assert_forward(
-    forward: Forward, input: Tensor, dim: int = -1, dtype: torch.dtype | None = None
+    forward: Forward,
+    input: Tensor,
+    dim: int = -1,
+    dtype: torch.dtype | None = None,
+    form: str = "softmax",
 ) -> None:
-    """``forward(input, dim, dtype)`` within 4 times eager's error of float64, per row."""
+    """``forward(input, dim, dtype)`` within 4 times eager's error of float64, per row; ``form`` is
+    the name of torch's function."""
     before = input.clone()
     output = forward(input, dim, dtype)
-    eager = torch.softmax(input, dim, dtype=dtype)
+    library = getattr(torch, form)
+    eager = library(input, dim, dtype=dtype)
     assert output.stride() == eager.stride()
 
     def exact(input: Tensor) -> Tensor:
-        return torch.softmax((input if dtype is None else input.to(dtype)).double(), dim)
+        return library((input if dtype is None else input.to(dtype)).double(), dim)
 
-    function = partial(torch.softmax, dim=dim, dtype=dtype)
+    function = partial(library, dim=dim, dtype=dtype)
     _assert_right(output, dim, output.dtype, function, exact, input)
     assert torch.equal(input.nan_to_num(), before.nan_to_num()), "the input changed"
 
@@ -82,18 +88,20 @@ def assert_backward(
     grad: Tensor,
     dim: int = -1,
     input_dtype: torch.dtype | None = None,
+    form: str = "softmax",
 ) -> None:
     """``backward(needs, grad, output, dim, input_dtype)`` held to the same bar."""
     input_dtype = input_dtype or output.dtype
     (ours,) = backward((True,), grad, output, dim, input_dtype)
     assert ours is not None and ours.dtype == input_dtype and ours.is_contiguous()
 
+    library = getattr(torch, f"_{form}_backward_data")
+
     def eager(grad: Tensor, output: Tensor) -> Tensor:
-        gradient = torch._softmax_backward_data(grad, output, dim, output.dtype)
-        return gradient.to(input_dtype)
+        return library(grad, output, dim, output.dtype).to(input_dtype)
 
     def exact(grad: Tensor, output: Tensor) -> Tensor:
-        return torch._softmax_backward_data(grad.double(), output.double(), dim, torch.float64)
+        return library(grad.double(), output.double(), dim, torch.float64)
 
     _assert_right(ours, dim, output.dtype, eager, exact, grad, output)
     assert backward((False,), grad, output, dim, input_dtype) == (None,)
@@ -124,15 +132,19 @@ def _assert_right(
         return
     truth = rows(exact(*args))
     assert torch.equal(ours.isnan(), expected.isnan())
-    assert torch.equal(ours.isinf(), expected.isinf())
+    assert torch.equal(ours.isposinf(), expected.isposinf())
+    assert torch.equal(ours.isneginf(), expected.isneginf())
 
     def error(result: Tensor, truth: Tensor) -> Tensor:
-        return (rows(result) - truth).abs().nan_to_num(nan=0.0, posinf=0.0).amax(-1)
+        return finite(rows(result) - truth).amax(-1)
+
+    def finite(tensor: Tensor) -> Tensor:
+        return tensor.abs().nan_to_num(nan=0.0, posinf=0.0)
 
     double = dtype == torch.float64 and ours.dtype == torch.float64
     factor, slack, rounding = (64, 8, 2.0**-52) if double else (4, 2, 2.0**-23)
     limits = torch.finfo(ours.dtype)
-    largest = truth.abs().nan_to_num(nan=0.0).amax(-1).clamp(limits.tiny, limits.max)
+    largest = finite(truth).amax(-1).clamp(limits.tiny, limits.max)
     ulp = limits.eps * 2 ** largest.log2().floor()
     mine, allowed = error(ours, truth), error(expected, truth)
     generator = torch.Generator().manual_seed(0)

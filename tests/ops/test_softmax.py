@@ -19,8 +19,9 @@ from softmax_cases import (
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.ops import softmax
 from fuselab.ops.softmax import cpu_launch, cuda_launch
+from fuselab.ops.softmax.declaration import CASES
 from fuselab.ops.softmax.layout import Rows, rows_of, vector_length
-from fuselab.ops.softmax.op import CASES, OP, _order_on_cuda
+from fuselab.ops.softmax.op import OP, _order_on_cuda
 from fuselab.runtime.dispatch import choose
 from fuselab.runtime.fallback import strict
 
@@ -311,16 +312,36 @@ def test_vectors_follow_width_strides_and_alignment():
 
 
 def test_tables_hold_what_they_say():
-    """Every width finds the first line that holds it; elements are whole vectors of 8."""
-    for tables in cuda_launch.CUDA_ROWS.values():
-        for itemsize, table in tables.items():
-            widths = [config.width for config in table]
+    """Every width finds the first line that holds it; elements are whole vectors."""
+    for (_, itemsize), tables in cuda_launch.CUDA_ROWS.items():
+        for table in tables:
+            widths = [line.threads * line.elements * line.cluster for line in table]
             assert widths == sorted(widths)
-            for config in table:
-                assert config.elements % (16 // itemsize) == 0
-                assert config.threads in (1, 2, 4, 8, 16) or config.threads % 32 == 0
-    for width in (1, 1000, 4096, 100_000):
-        assert cuda_launch.cuda_candidates(width) or width < 128
+            for line in table:
+                assert line.elements % (16 // itemsize) == 0
+                assert line.threads in (1, 2, 4, 8, 16) or line.threads % 32 == 0
+                assert max(line.threads, 128) * line.blocks <= 2048
+        assert all(line.cluster == 1 for line in tables[1])
+
+
+@pytest.mark.parametrize("step", ["forward", "backward"])
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_candidates_hold_the_width_and_begin_with_the_default(step, itemsize):
+    for clusters in (True, False):
+        for width in (1, 512, 513, 4096, 100_000, 262_144, 1_000_000):
+            candidates = cuda_launch.cuda_candidates(step, itemsize, width, clusters)
+            assert len(candidates) == len(set(candidates))
+            for candidate in candidates:
+                if "cluster" in candidate:
+                    held = candidate.threads * candidate.elements * candidate.cluster
+                    assert held >= width and (clusters or candidate.cluster == 1)
+                    assert max(candidate.threads, 128) * candidate.blocks <= 2048
+            table = cuda_launch.CUDA_ROWS[step, itemsize][not clusters]
+            assert candidates[0] in table or "piece" in candidates[0]
+    # What was measured on an H200 stays the default there.
+    config = cuda_launch.cuda_candidates("forward", 4, 16_384, True)[0]
+    assert (config.threads, config.elements, config.blocks) == (1024, 16, 2)
+    assert "piece" in cuda_launch.cuda_candidates("forward", 4, 1_000_000, True)[0]
 
 
 @pytest.mark.parametrize("inner", [2, 3, 8, 31, 1000])

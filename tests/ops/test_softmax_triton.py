@@ -11,8 +11,9 @@ import pytest
 import torch
 from softmax_cases import assert_backward, assert_forward, layouts, normal, special_rows
 
-from fuselab.ops.softmax.triton_launch import TritonConfig
-from fuselab.runtime import interpreter
+from fuselab.ops.softmax import triton_launch
+from fuselab.ops.softmax.triton_launch import triton_candidates
+from fuselab.runtime import interpreter, tuning
 
 forward = partial(interpreter.run, "fuselab.ops.softmax.triton_launch:forward")
 backward = partial(interpreter.run, "fuselab.ops.softmax.triton_launch:backward")
@@ -83,6 +84,16 @@ def test_dtype_casts_first_and_the_gradient_has_the_inputs():
 
 
 def test_any_config_gives_the_same():
-    input = normal(5, 100)
-    for config in (TritonConfig(128, 1, 1), TritonConfig(128, 4, 2)):
-        assert_forward(partial(forward, config=config), input)
+    for width in (1000, 40_001):
+        input = normal(5, width)
+        for place in range(len(triton_candidates("forward", width))):
+            assert_forward(partial(interpreter.run, f"{__name__}:by_candidate", place), input)
+
+
+def by_candidate(
+    place: int, input: torch.Tensor, dim: int, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """In the interpreter's process: the forward by one of tuning's candidates."""
+    config = triton_candidates("forward", input.shape[dim])[place]
+    with tuning.forced("fuselab::softmax", "triton", config):
+        return triton_launch.forward(input, dim, dtype)

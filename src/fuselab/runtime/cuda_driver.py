@@ -14,6 +14,7 @@ from typing import Any
 from fuselab.errors import BuildError, DeviceError, LaunchError
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
+_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 _SHARED_SIZE_BYTES, _LOCAL_SIZE_BYTES, _NUM_REGS = 1, 3, 4
 _CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
 SHARED_BYTES_WITHOUT_OPT_IN = 48 * 1024
@@ -83,6 +84,8 @@ def load_function(image: bytes, name: str, device_index: int) -> int:
             status = status or driver.cuModuleGetFunction(
                 ctypes.byref(function), module, name.encode()
             )
+            if not status:  # clusters of 16 blocks; a GPU without clusters refuses, and needs none
+                driver.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         finally:
             driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if status or function.value is None:

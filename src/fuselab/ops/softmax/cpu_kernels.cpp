@@ -1,9 +1,13 @@
-// Softmax over one dimension and its gradient on the CPU: vector code without intrinsics, except for
-// float16 conversion, which GCC does not vectorise.
+// Softmax and log_softmax over one dimension and their gradients on the CPU: vector code without
+// intrinsics, except for float16 conversion, which GCC does not vectorise.
 //
 // Rows: a thread takes whole rows; a row is read once from memory and passes three times through a
 // scratch row that stays in L1 or L2 (maximum; exp and sum; scale and store). Columns: a thread takes
 // strips of kStrip neighbouring columns and walks down the dimension three times.
+//
+// In place (output is input): a thread reads and writes only its own rows or columns, and an element
+// is written after its last read. The last vector of a row is read early where it overlaps the one
+// before it.
 
 #include <cmath>
 #include <cstdint>
@@ -14,6 +18,8 @@
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
+
+enum Form { kSoftmax, kLogSoftmax };
 
 struct bfloat16 {
   uint16_t bits;
@@ -204,6 +210,38 @@ inline C sum_of(Vector<C> value) {
   return result;
 }
 
+// What is kept of an element until its row's sum is known, and what then becomes of it: `factor` is
+// 1 / sum, or log(sum).
+template <Form kForm, typename V>
+inline V kept(V difference, V term) {
+  return kForm == kSoftmax ? term : difference;
+}
+template <Form kForm, typename V>
+inline V finished(V kept, V factor) {
+  return kForm == kSoftmax ? kept * factor : kept - factor;
+}
+template <Form kForm, typename C>
+inline C factor_of(C sum) {
+  return kForm == kSoftmax ? 1 / sum : std::log(sum);
+}
+template <Form kForm, typename C>
+inline Vector<C> factors_of(Vector<C> sums) {
+  if (kForm == kSoftmax) return 1 / sums;
+  for (int i = 0; i < kLanes<C>; ++i) sums[i] = std::log(sums[i]);
+  return sums;
+}
+
+// What the backward sums over a row, and the gradient of an element.
+template <Form kForm, typename V>
+inline V summand(V grad, V y) {
+  return kForm == kSoftmax ? grad * y : grad;
+}
+template <Form kForm, typename V>
+inline V gradient(V grad, V y, V sum) {
+  if constexpr (kForm == kSoftmax) return y * (grad - sum);
+  return grad - exponential(y) * sum;
+}
+
 // How a vector of a row meets memory. A row's last vector, where the width is no multiple, is read and
 // written whole, kLanes before the end: it Overlaps the one before, and only its last `fresh` lanes
 // count in a sum. A row shorter than a vector is Partial.
@@ -214,6 +252,8 @@ struct Overlap {
 struct Partial {
   int count;
 };
+template <typename How>
+constexpr bool is_overlap = std::is_same_v<How, Overlap>;
 
 template <typename T>
 inline Vector<Compute<T>> load_as(Whole, const T* from, Compute<T>) {
@@ -285,7 +325,7 @@ inline int64_t row_offset(int64_t row, int64_t inner_count, int64_t outer_stride
 // kLanes rows narrower than a vector, `count` of them wanted: one row per lane. They are gathered,
 // widened, transposed, and go back the same way: 65536 rows of 5 float32 take 0.6 ms so, and 12.8 ms
 // as one partial vector each (one thread, Zen 4).
-template <typename T>
+template <Form kForm, typename T>
 inline void forward_row_per_lane(const T* const* from, T* to, int64_t count, int64_t width) {
   using C = Compute<T>;
   using V = Vector<C>;
@@ -300,12 +340,13 @@ inline void forward_row_per_lane(const T* const* from, T* to, int64_t count, int
   V maximum = all<V>(-INFINITY), sum = {};
   for (int64_t i = 0; i < width; ++i) maximum = larger(maximum, V(load(columns + i * kStep)));
   for (int64_t i = 0; i < width; ++i) {
-    const V term = exponential(load(columns + i * kStep) - maximum);
-    store(columns + i * kStep, term);
+    const V difference = load(columns + i * kStep) - maximum, term = exponential(difference);
+    store(columns + i * kStep, kept<kForm>(difference, term));
     sum += term;
   }
-  const V factor = 1 / sum;
-  for (int64_t i = 0; i < width; ++i) store(columns + i * kStep, load(columns + i * kStep) * factor);
+  const V factor = factors_of<kForm, C>(sum);
+  for (int64_t i = 0; i < width; ++i)
+    store(columns + i * kStep, finished<kForm>(load(columns + i * kStep), factor));
   for (int64_t i = 0; i < width; ++i)
     for (int64_t lane = 0; lane < kStep; ++lane) rows[lane * width + i] = columns[i * kStep + lane];
   for (int64_t i = 0; i < width; ++i) store(packed + i * kStep, V(load(rows + i * kStep)));
@@ -314,15 +355,16 @@ inline void forward_row_per_lane(const T* const* from, T* to, int64_t count, int
 
 }  // namespace
 
-// output[row, :] = softmax(input[row, :]): rows of `width` contiguous elements; row = outer *
-// inner_count + inner begins at outer * outer_stride + inner * inner_stride. The output is contiguous.
-template <typename T>
+// output[row, :] = softmax(input[row, :]), or log_softmax: rows of `width` contiguous elements; row =
+// outer * inner_count + inner begins at outer * outer_stride + inner * inner_stride. The output is
+// contiguous.
+template <Form kForm, typename T>
 void forward_rows(const T* input, T* output, int64_t rows, int64_t width, int64_t inner_count,
                   int64_t outer_stride, int64_t inner_stride) {
   using C = Compute<T>;
   using V = Vector<C>;
   constexpr int kStep = kLanes<T>;
-  constexpr bool kInPlace = std::is_same_v<T, C>;  // terms wait in the output
+  constexpr bool kInOutput = std::is_same_v<T, C>;  // what is kept waits in the output
   const C lowest = -INFINITY;
   const int64_t unrolled = width - width % (4 * kStep);
   if (width < kStep) {
@@ -332,22 +374,22 @@ void forward_rows(const T* input, T* output, int64_t rows, int64_t width, int64_
       const T* from[kStep];
       for (int64_t lane = 0; lane < count; ++lane)
         from[lane] = input + row_offset(first + lane, inner_count, outer_stride, inner_stride);
-      forward_row_per_lane(from, output + first * width, count, width);
+      forward_row_per_lane<kForm>(from, output + first * width, count, width);
     }
     return;
   }
 #pragma omp parallel if (rows > 1 && rows * width >= kSerial)
   {
-    const std::unique_ptr<C[]> scratch(kInPlace ? nullptr : new C[width]);
+    const std::unique_ptr<C[]> scratch(kInOutput ? nullptr : new C[width]);
 #pragma omp for
     for (int64_t row = 0; row < rows; ++row) {
       const T* from = input + row_offset(row, inner_count, outer_stride, inner_stride);
       T* to = output + row * width;
-      C* terms;
-      if constexpr (kInPlace) {
-        terms = to;
+      C* waiting;
+      if constexpr (kInOutput) {
+        waiting = to;
       } else {
-        terms = scratch.get();
+        waiting = scratch.get();
       }
       V maxima[4] = {all<V>(lowest), all<V>(lowest), all<V>(lowest), all<V>(lowest)};
       for (int64_t element = 0; element < unrolled; element += 4 * kStep)
@@ -358,36 +400,37 @@ void forward_rows(const T* input, T* output, int64_t rows, int64_t width, int64_
       const C maximum =
           maximum_of<C>(larger(larger(maxima[0], maxima[1]), larger(maxima[2], maxima[3])));
 
+      // Before its first lanes are written over.
+      V last = load(from + width - kStep);
       V sums[4] = {};
       for (int64_t element = 0; element < unrolled; element += 4 * kStep)
         for (int i = 0; i < 4; ++i) {
-          const V term = exponential(load(from + element + i * kStep) - maximum);
-          store(terms + element + i * kStep, term);
+          const V difference = load(from + element + i * kStep) - maximum;
+          const V term = exponential(difference);
+          store(waiting + element + i * kStep, kept<kForm>(difference, term));
           sums[i] += term;
         }
       for_vectors<kStep>(unrolled, width, [&](int64_t, int64_t element, auto how) {
-        const V term = exponential(load_as(how, from + element, lowest) - maximum);
-        store_as(how, terms + element, term);
+        const V value = is_overlap<decltype(how)> ? last : load_as(how, from + element, lowest);
+        const V difference = value - maximum, term = exponential(difference);
+        store_as(how, waiting + element, kept<kForm>(difference, term));
         sums[0] += fresh(how, term);
       });
-      const C factor = 1 / sum_of<C>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+      const C factor = factor_of<kForm>(sum_of<C>((sums[0] + sums[1]) + (sums[2] + sums[3])));
 
-      // Taken before its first lanes are scaled in place.
-      const V last = load(terms + width - kStep) * factor;
+      last = load(waiting + width - kStep);
       for_vectors<kStep>(0, width, [&](int64_t, int64_t element, auto how) {
-        if constexpr (std::is_same_v<decltype(how), Overlap>) {
-          store(to + element, last);
-        } else {
-          store_as(how, to + element, load_as(how, terms + element, C(0)) * factor);
-        }
+        const V value = is_overlap<decltype(how)> ? last : load_as(how, waiting + element, C(0));
+        store_as(how, to + element, finished<kForm>(value, V{} + factor));
       });
     }
   }
 }
 
-// grad_input[row, :] = output * (grad_output - sum(grad_output * output)): grad_output has contiguous
-// rows placed as forward_rows' input, output and grad_input are contiguous.
-template <typename T>
+// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), of log_softmax
+// grad_output - exp(output) * sum(grad_output): grad_output has contiguous rows placed as
+// forward_rows' input, output and grad_input are contiguous.
+template <Form kForm, typename T>
 void backward_rows(const T* grad_output, const T* output, T* grad_input, int64_t rows,
                    int64_t width, int64_t inner_count, int64_t outer_stride,
                    int64_t inner_stride) {
@@ -403,20 +446,23 @@ void backward_rows(const T* grad_output, const T* output, T* grad_input, int64_t
     V sums[4] = {};
     for (int64_t element = 0; element < unrolled; element += 4 * kStep)
       for (int i = 0; i < 4; ++i)
-        sums[i] += load(grad + element + i * kStep) * load(y + element + i * kStep);
+        sums[i] +=
+            summand<kForm>(load(grad + element + i * kStep), load(y + element + i * kStep));
     for_vectors<kStep>(unrolled, width, [&](int64_t, int64_t element, auto how) {
-      sums[0] += fresh(how, load_as(how, grad + element, C(0)) * load_as(how, y + element, C(0)));
+      sums[0] += fresh(how, summand<kForm>(load_as(how, grad + element, C(0)),
+                                           load_as(how, y + element, C(0))));
     });
-    const C sum = sum_of<C>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    const V sum = V{} + sum_of<C>((sums[0] + sums[1]) + (sums[2] + sums[3]));
     for_vectors<kStep>(0, width, [&](int64_t, int64_t element, auto how) {
-      const V difference = load_as(how, grad + element, C(0)) - sum;
-      store_as(how, to + element, load_as(how, y + element, C(0)) * difference);
+      store_as(how, to + element,
+               gradient<kForm>(load_as(how, grad + element, C(0)),
+                               load_as(how, y + element, C(0)), sum));
     });
   }
 }
 
-// Softmax along the middle dimension of a contiguous (outer, width, inner) tensor.
-template <typename T>
+// The forward along the middle dimension of a contiguous (outer, width, inner) tensor.
+template <Form kForm, typename T>
 void forward_columns(const T* input, T* output, int64_t outer, int64_t width, int64_t inner) {
   using C = Compute<T>;
   using V = Vector<C>;
@@ -443,22 +489,22 @@ void forward_columns(const T* input, T* output, int64_t outer, int64_t width, in
       for (int64_t row = 0; row < width; ++row)
         for_vectors<kStep>(0, columns, [&](int64_t index, int64_t column, auto how) {
           const V value = load_as(how, from + row * inner + column, lowest);
-          const V term = exponential(value - maxima[index]);
-          store(scratch.get() + row * kStrip + index * kStep, term);
+          const V difference = value - maxima[index], term = exponential(difference);
+          store(scratch.get() + row * kStrip + index * kStep, kept<kForm>(difference, term));
           sums[index] += term;
         });
-      for (int i = 0; i < kVectors; ++i) sums[i] = 1 / sums[i];
+      for (int i = 0; i < kVectors; ++i) sums[i] = factors_of<kForm, C>(sums[i]);
       for (int64_t row = 0; row < width; ++row)
         for_vectors<kStep>(0, columns, [&](int64_t index, int64_t column, auto how) {
-          const V term = load(scratch.get() + row * kStrip + index * kStep);
-          store_as(how, to + row * inner + column, term * sums[index]);
+          const V value = load(scratch.get() + row * kStrip + index * kStep);
+          store_as(how, to + row * inner + column, finished<kForm>(value, sums[index]));
         });
     }
   }
 }
 
 // The gradient along the middle dimension; all three tensors are contiguous (outer, width, inner).
-template <typename T>
+template <Form kForm, typename T>
 void backward_columns(const T* grad_output, const T* output, T* grad_input, int64_t outer,
                       int64_t width, int64_t inner) {
   using C = Compute<T>;
@@ -476,14 +522,15 @@ void backward_columns(const T* grad_output, const T* output, T* grad_input, int6
     for (int64_t row = 0; row < width; ++row)
       for_vectors<kStep>(0, columns, [&](int64_t index, int64_t column, auto how) {
         const int64_t place = offset + row * inner + column;
-        sums[index] +=
-            load_as(how, grad_output + place, C(0)) * load_as(how, output + place, C(0));
+        sums[index] += summand<kForm>(load_as(how, grad_output + place, C(0)),
+                                      load_as(how, output + place, C(0)));
       });
     for (int64_t row = 0; row < width; ++row)
       for_vectors<kStep>(0, columns, [&](int64_t index, int64_t column, auto how) {
         const int64_t place = offset + row * inner + column;
-        const V difference = load_as(how, grad_output + place, C(0)) - sums[index];
-        store_as(how, grad_input + place, load_as(how, output + place, C(0)) * difference);
+        store_as(how, grad_input + place,
+                 gradient<kForm>(load_as(how, grad_output + place, C(0)),
+                                 load_as(how, output + place, C(0)), sums[index]));
       });
   }
 }

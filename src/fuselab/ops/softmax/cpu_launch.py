@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.softmax.layout import rows_in_place_or_copied
-from fuselab.ops.softmax.tensors import cast, empty_output
+from fuselab.ops.softmax.tensors import FORMS, Form, cast, empty_output
 from fuselab.runtime.cpp_source import CppSource, i64
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
@@ -23,41 +23,54 @@ _TYPES = {
 
 
 @functools.cache
-def _cpu_kernels(dtype: torch.dtype) -> str:
-    """The kernels' template argument; all four are built at once, in the time of one."""
-    name = _TYPES[dtype]
+def _cpu_kernels(form: Form, dtype: torch.dtype) -> str:
+    """The kernels' template arguments; all four are built at once, in the time of one."""
+    name = f"{FORMS[form]}, {_TYPES[dtype]}"
     kernels = ("forward_rows", "backward_rows", "forward_columns", "backward_columns")
     CPP.prebuild([f"{kernel}<{name}>" for kernel in kernels])
     return name
 
 
-def forward(input: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+def forward(input: Tensor, dim: int, dtype: torch.dtype | None, form: Form = "softmax") -> Tensor:
     """The forward in C++; another input dtype is cast first, as torch does on the CPU."""
     output = empty_output(input, dtype)
     if output.numel() == 0:
         return output
-    _launch("forward", input.to(output.dtype), dim, output)
+    _launch("forward", form, input.to(output.dtype), dim, output)
     return output
 
 
+def forward_in_place(input: Tensor, dim: int, form: Form = "softmax") -> None:
+    """The forward over its input; one that is not contiguous takes a workspace of its size."""
+    if not input.is_contiguous():
+        input.copy_(forward(input, dim, None, form))
+    elif input.numel():
+        _launch("forward", form, input, dim, input)
+
+
 def backward(
-    needs: Sequence[bool], grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int,
+    input_dtype: torch.dtype,
+    form: Form = "softmax",
 ) -> tuple[Tensor | None, ...]:
     """The gradient in C++, in the output's dtype, cast to the input's last."""
     if not needs[0]:
         return (None,)
     grad_input = torch.empty(output.shape, dtype=output.dtype, device=output.device)
     if grad_input.numel():
-        _launch("backward", grad_output, dim, output.contiguous(), grad_input)
+        _launch("backward", form, grad_output, dim, output.contiguous(), grad_input)
     return (cast(grad_input, input_dtype),)
 
 
-def _launch(step: str, strided: Tensor, dim: int, *contiguous: Tensor) -> None:
+def _launch(step: str, form: Form, strided: Tensor, dim: int, *contiguous: Tensor) -> None:
     """Rows read ``strided`` where it lies if their elements are neighbours, columns want a copy."""
     strided, rows = rows_in_place_or_copied(strided, dim)
     if rows.columns or rows.dim_stride != 1:
         strided, rows = rows_in_place_or_copied(strided.contiguous(), dim)
-    name = _cpu_kernels(strided.dtype)
+    name = _cpu_kernels(form, strided.dtype)
     if rows.columns:
         sizes = (i64(rows.outer_count), i64(rows.width), i64(rows.inner_count))
         CPP.launch(f"{step}_columns<{name}>", (strided, *contiguous, *sizes))

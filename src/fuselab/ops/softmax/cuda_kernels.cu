@@ -1,16 +1,24 @@
-// Softmax over one dimension and its gradient, for rows and for columns, in CUDA C++.
+// Softmax and log_softmax over one dimension and their gradients, in CUDA C++.
 //
 // A "row" is one softmax: `width` elements. Three ways to own a row, chosen by the launcher:
-//   *_resident  rows along the last dimension that fit on chip: each element is read once, its exp
-//               is computed once, kept in registers, scaled and written once. A row belongs to 1 to
-//               32 lanes of a warp, to a block, or to a cluster of blocks (sm_90 and newer).
-//   *_looped    rows of any width: two passes, the second one backwards so that it meets in L2 what
-//               the first pass read last.
+//   *_resident  rows along the last dimension that fit on chip (*_cluster: on several blocks): each
+//               element is read once, its exp is computed once, kept in registers, scaled and
+//               written once. A row belongs to 1 to 32 lanes of a warp, to a block, or to a cluster
+//               of blocks (sm_90 and newer).
+//   *_pieces    rows of any width, cut into pieces of one block each: one launch reads every piece
+//               for its maximum and sum (backward: sum), and *_apply, the next launch, merges those
+//               of a row in a fixed order, reads the elements again and writes. So a single row
+//               occupies the whole GPU.
 //   *_columns   the dimension is not the last one: lanes lie across columns (coalesced), warps along
 //               the dimension.
 // The reduction is one exchange, not two: every warp takes exp against its own maximum, and what
 // crosses the block is the pair (maximum, sum); 2^(warp maximum - row maximum) is then a part of the
 // one factor that every element is multiplied with anyway. So a row costs one barrier.
+//
+// In place (kInPlace: output is input, of equal layout): in every kernel an element of the output is
+// written by the thread that read that element, after its last read of it, and by no other; no
+// thread reads an element that another one writes. So pointers are not __restrict__, and loads take
+// the read-only path (which may be moved past a store) only where input and output are kApart.
 //
 // A row's place: row = outer * inner_count + inner, and its first element lies at
 // outer * outer_stride + inner * inner_stride. Strides count elements and may be 0.
@@ -25,10 +33,8 @@
 #define FUSELAB_CLUSTER(blocks)
 #endif
 
-namespace {
-
-constexpr unsigned kFullWarp = 0xffffffffu;
-constexpr int kNarrowBlock = 128;  // threads of a block whose rows belong to lanes of a warp
+enum Form { kSoftmax, kLogSoftmax };
+enum Aliasing { kApart, kInPlace };  // of output and input
 
 template <typename T>
 struct AccumulatorOf {
@@ -38,6 +44,17 @@ template <>
 struct AccumulatorOf<double> {
   using type = double;
 };
+
+template <typename Accumulator>
+struct alignas(2 * sizeof(Accumulator)) Partial {  // of a softmax over some of a row's elements
+  Accumulator maximum;
+  Accumulator sum;  // of exp(element - maximum)
+};
+
+namespace {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+constexpr int kNarrowBlock = 128;  // threads of a block whose rows belong to lanes of a warp
 
 template <typename T>
 constexpr bool IsBfloat16 = false;
@@ -82,26 +99,37 @@ __device__ Accumulator negative_infinity() {
   return static_cast<Accumulator>(-__int_as_float(0x7f800000));
 }
 
-// exp(difference) for difference <= 0. ex2.approx errs by 2 ulp, and without .ftz keeps results below
-// 2^-126, as eager does: a slice across the softmax may hold nothing larger.
+// exp(difference) for difference <= 0, within 2 ulp. 2^n * 2^r: n is the nearest integer to
+// difference * log2(e), found by adding 1.5 * 2^23 (+ 127, so that the low bits of the sum are 2^n's
+// exponent field), and r takes what rounding n * ln(2) would lose: ex2(difference * log2(e)) alone
+// errs by 7e-6 of the result near e^-90, where a slice across the softmax may hold nothing larger.
+// n ends at -126, so that ex2 never flushes (.ftz is 1 instruction, without it 4) and the product
+// rounds to a subnormal number once, as eager's does. NaN and -inf come out as NaN and 0. 8
+// instructions, where ex2 without .ftz takes 5.
 __device__ __forceinline__ float exponential(float difference) {
+  constexpr float kLog2e = 1.4426950216293335f, kLog2eRest = 1.9259629911e-8f;
+  constexpr float kMagic = 12582912.0f + 127.0f;
+  const float shifted = fmaxf(fmaf(difference, kLog2e, kMagic), kMagic - 126.0f);
+  const float n = shifted - kMagic;
+  const float r = fmaf(difference, kLog2eRest, fmaf(difference, kLog2e, -n));
   float result;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(difference * 1.4426950408889634f));
-  return result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(r));
+  return result * __int_as_float(__float_as_int(shifted) << 23);
 }
 __device__ __forceinline__ double exponential(double difference) { return exp(difference); }
 
-// exp of an element's difference, times a power of two that Output fixes and the division by the sum
-// takes away again. Without .ftz an ex2 costs 4 instructions instead of 1, and 16-bit rows run close to
-// the issue limit (31 per element at 70 us for 4096 x 16384 on an H200). float16 ends at 2^-25, far
-// above 2^-126; bfloat16 ends at 2^-134, so 2^8 keeps its terms normal.
-template <typename Output>
+// exp of an element's difference; in softmax times a power of two that Output fixes and the division
+// by the sum takes away again. 16-bit rows run close to the issue limit (28 instructions per element
+// at the ceiling of an H200), and float32's accuracy is lost on their output. float16 ends at 2^-25,
+// far above 2^-126; bfloat16 ends at 2^-134, so 2^8 keeps its terms normal. log_softmax adds such
+// terms to a sum of at least 1, and nothing more: there 2^-126 is nothing.
+template <Form kForm, typename Output>
 __device__ __forceinline__ typename AccumulatorOf<Output>::type exponential_term(
     typename AccumulatorOf<Output>::type difference) {
   if constexpr (sizeof(Output) != 2) {
     return exponential(difference);
   } else {
-    constexpr float kScale = IsBfloat16<Output> ? 8.0f : 0.0f;
+    constexpr float kScale = kForm == kSoftmax && IsBfloat16<Output> ? 8.0f : 0.0f;
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;"
         : "=f"(result)
@@ -139,6 +167,13 @@ struct Word<16> {
   using type = uint4;
 };
 
+// Through the read-only path where nothing that is read is written (kReadOnly).
+template <bool kReadOnly, typename T>
+__device__ T read(const T* from) {
+  if constexpr (kReadOnly) return __ldg(from);
+  return *from;
+}
+
 template <typename T, int kCount>
 union Pack {
   static constexpr int kWordBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
@@ -147,15 +182,19 @@ union Pack {
 
   WordType word[kWords];
   T element[kCount];
+  unsigned pair[(kCount * sizeof(T) + 3) / 4];  // of 16-bit elements
 
   __device__ Pack() {}
-  __device__ void load(const T* __restrict__ from) {
+  template <bool kReadOnly>
+  __device__ void load(const T* from) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = __ldg(reinterpret_cast<const WordType*>(from) + i);
+    for (int i = 0; i < kWords; ++i)
+      word[i] = read<kReadOnly>(reinterpret_cast<const WordType*>(from) + i);
   }
-  __device__ void gather(const T* __restrict__ from, int64_t stride) {
+  template <bool kReadOnly>
+  __device__ void gather(const T* from, int64_t stride) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) element[i] = __ldg(from + i * stride);
+    for (int i = 0; i < kCount; ++i) element[i] = read<kReadOnly>(from + i * stride);
   }
   __device__ void store(T* to) const {
 #pragma unroll
@@ -167,14 +206,27 @@ union Pack {
   }
 };
 
+// Element i of a vector. The upper bfloat16 of a pair is a float32 but for 16 bits below its own: one
+// instruction, where its conversion takes two. Where a row is widened twice, the second time is by
+// widened(pack.element[i]), or the compiler keeps the floats of the first, and spills.
+template <typename Output, typename T, int kCount>
+__device__ typename AccumulatorOf<Output>::type widened(const Pack<T, kCount>& pack, int i) {
+  if constexpr (IsBfloat16<T> && IsBfloat16<Output> && kCount > 1) {
+    const unsigned pair = pack.pair[i / 2];
+    return __uint_as_float(i % 2 ? pair & 0xffff0000u : pair << 16);
+  } else {
+    return widened<Output>(pack.element[i]);
+  }
+}
+
 // Loads one vector of a row: kFrom elements per load, contiguous; or each by its stride (kFrom 1).
-template <int kFrom, typename T, int kCount>
-__device__ void load_vector(Pack<T, kCount>& pack, const T* __restrict__ row, int64_t element,
+template <int kFrom, bool kReadOnly = true, typename T, int kCount>
+__device__ void load_vector(Pack<T, kCount>& pack, const T* row, int64_t element,
                             int64_t stride) {
   if constexpr (kFrom == kCount && kCount > 1) {
-    pack.load(row + element);
+    pack.template load<kReadOnly>(row + element);
   } else {
-    pack.gather(row + element * stride, stride);
+    pack.template gather<kReadOnly>(row + element * stride, stride);
   }
 }
 
@@ -207,12 +259,6 @@ __device__ Accumulator lanes_sum(Accumulator value) {
   return value;
 }
 
-template <typename Accumulator>
-struct alignas(2 * sizeof(Accumulator)) Partial {  // of a softmax over some of a row's elements
-  Accumulator maximum;
-  Accumulator sum;  // of exp(element - maximum)
-};
-
 // A compensated sum (Kahan): a thread of a long row adds the same small terms up to 10^5 times, and
 // float alone then rounds each of them the same way (1.6 % off after 10^6 terms of 0.02).
 template <typename Accumulator>
@@ -232,8 +278,53 @@ struct LongSum {
   }
 };
 
-// The cluster's barrier, rank and remote shared memory (sm_90): PTX, since NVRTC's
-// cooperative_groups.h takes longer to compile than these kernels.
+// What becomes of a row's kept values: exp(element - maximum of some threads), or the elements.
+template <Form kForm, typename Accumulator>
+struct Finish {
+  Accumulator shift;
+  Accumulator factor;
+
+  // `own` is exp(maximum of this thread's terms - maximum of the row).
+  __device__ Finish(Partial<Accumulator> row, Accumulator own) {
+    shift = row.maximum;
+    factor = kForm == kSoftmax ? own / row.sum : log(row.sum);
+  }
+  __device__ Accumulator operator()(Accumulator kept) const {
+    if constexpr (kForm == kSoftmax) return kept * factor;
+    return (kept - shift) - factor;
+  }
+};
+
+// What the backward sums over a row, and the gradient of one element.
+template <Form kForm, typename Accumulator>
+__device__ Accumulator summand(Accumulator grad, Accumulator output) {
+  return kForm == kSoftmax ? grad * output : grad;
+}
+template <Form kForm, typename Accumulator>
+__device__ Accumulator gradient(Accumulator grad, Accumulator output, Accumulator sum) {
+  if constexpr (kForm == kSoftmax) return output * (grad - sum);
+  return grad - exponential(output) * sum;
+}
+
+// Where the warps of a block, and the blocks of a cluster, leave a Message each.
+template <int kWarps, int kCluster, typename Message>
+struct Mailbox {
+  Message of_warp[kWarps];
+  Message of_block[kCluster];
+  uint64_t arrived;  // mbarrier: its one phase ends when of_block is full
+};
+template <int kWarps, int kCluster, typename Message>
+__device__ Mailbox<kWarps, kCluster, Message>& mailbox() {
+  __shared__ Mailbox<kWarps, kCluster, Message> box;
+  return box;
+}
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Clusters (sm_90), in PTX, since NVRTC's cooperative_groups.h takes longer to compile than these
+// kernels. Messages travel by st.async, which counts itself on the receiver's mbarrier: a cluster
+// barrier that releases stores is a MEMBAR.ALL.GPU, and a relaxed one for "all blocks run" is not.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -241,78 +332,96 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
   return rank;
 }
-__device__ __forceinline__ void cluster_arrive() {
+
+// Before the loads: this block's mailbox is open, and it says so to the others.
+template <int kWarps, int kCluster, typename Message>
+__device__ __forceinline__ void open_mailbox() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  if (threadIdx.x == 0) {
+    const unsigned arrived = shared_address(&mailbox<kWarps, kCluster, Message>().arrived);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrived) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrived),
+                 "r"(int(kCluster * sizeof(Message)))
+                 : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void cluster_wait() {
+__device__ __forceinline__ void wait_until_all_are_open() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void store_remote(const void* local, unsigned rank, uint64_t value) {
+__device__ __forceinline__ void send(const void* slot, const void* arrived, unsigned rank,
+                                     uint64_t message) {
 #if __CUDA_ARCH__ >= 900
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(local));
-  unsigned remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(remote), "l"(value) : "memory");
+  unsigned to, barrier;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(to)
+               : "r"(shared_address(slot)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(barrier)
+               : "r"(shared_address(arrived)), "r"(rank));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to),
+               "l"(message), "r"(barrier)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_until_filled(const void* arrived) {
+#if __CUDA_ARCH__ >= 900
+  unsigned filled = 0;
+  while (!filled)
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; "
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(filled)
+        : "r"(shared_address(arrived))
+        : "memory");
+  __syncwarp();
 #endif
 }
 
-// Every warp of the block, or of all blocks of the cluster, gives one Message (lane 0's), and every
-// warp then reads all of them. The one barrier of a row. Shared memory is written once per launch,
-// so no second barrier guards its reuse.
-template <int kWarps, int kCluster, typename Message>
-__device__ const Message* exchange(Message* slots, Message message) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (kCluster == 1) {
-    if (lane == 0) slots[warp] = message;
-    __syncthreads();
-  } else {
-    static_assert(sizeof(Message) == 8, "a remote store moves 8 bytes");
-    uint64_t bits;
-    memcpy(&bits, &message, 8);
-    cluster_wait();  // all blocks of the cluster run: their shared memory exists
-    if (lane < kCluster) store_remote(slots + cluster_rank() * kWarps + warp, lane, bits);
-    __syncwarp();  // the cluster's barrier wants whole warps
-    cluster_arrive();
-    cluster_wait();
+// kCount partial results, one per lane, become one, in a fixed order.
+struct MergePartials {
+  template <int kCount, typename Accumulator>
+  static __device__ Partial<Accumulator> of(const Partial<Accumulator>* partials) {
+    const Partial<Accumulator> own = partials[threadIdx.x % kCount];
+    const Accumulator maximum = lanes_maximum<1, kCount / 2>(own.maximum);
+    return {maximum, lanes_sum<1, kCount / 2>(own.sum * exponential(own.maximum - maximum))};
   }
-  return slots;
-}
+};
+struct AddSums {
+  template <int kCount, typename Accumulator>
+  static __device__ Partial<Accumulator> of(const Partial<Accumulator>* partials) {
+    return {Accumulator(0), lanes_sum<1, kCount / 2>(partials[threadIdx.x % kCount].sum)};
+  }
+};
 
-// From each warp's partial result to the factor for this warp's exp(element - its own maximum).
-template <int kWarps, int kCluster, typename Accumulator>
-__device__ Accumulator softmax_factor(Partial<Accumulator> own) {
-  constexpr int kSlots = kWarps * kCluster;
-  constexpr int kLanes = kSlots < 32 ? kSlots : 32;
-  __shared__ Partial<Accumulator> shared[kSlots];
-  const Partial<Accumulator>* slots = exchange<kWarps, kCluster>(shared, own);
-  const int lane = threadIdx.x % kLanes;
-  Accumulator maximum = negative_infinity<Accumulator>();
-#pragma unroll
-  for (int i = 0; i < kSlots; i += kLanes) maximum = larger(maximum, slots[i + lane].maximum);
-  maximum = lanes_maximum<1, kLanes / 2>(maximum);
-  Accumulator sum = 0;
-#pragma unroll
-  for (int i = 0; i < kSlots; i += kLanes)
-    sum += slots[i + lane].sum * exponential(slots[i + lane].maximum - maximum);
-  sum = lanes_sum<1, kLanes / 2>(sum);
-  return exponential(own.maximum - maximum) / sum;
-}
-
-template <int kWarps, int kCluster, typename Accumulator>
-__device__ Accumulator row_sum(Accumulator own) {
-  constexpr int kSlots = kWarps * kCluster;
-  constexpr int kLanes = kSlots < 32 ? kSlots : 32;
-  using Message = Partial<Accumulator>;  // of 8 bytes for float, as remote stores want it
-  __shared__ Message shared[kSlots];
-  const Message* slots = exchange<kWarps, kCluster>(shared, Message{Accumulator(0), own});
-  Accumulator sum = 0;
-#pragma unroll
-  for (int i = 0; i < kSlots; i += kLanes) sum += slots[i + threadIdx.x % kLanes].sum;
-  return lanes_sum<1, kLanes / 2>(sum);
+// Every warp gives lane 0's partial result and gets that of the row: one barrier in a block; in a
+// cluster the first warp of each block then sends the block's to all blocks. Shared memory is written
+// once per launch, so nothing guards its reuse; a block has all its messages before it ends.
+template <int kWarps, int kCluster, typename Merge, typename Accumulator>
+__device__ Partial<Accumulator> exchange(Partial<Accumulator> own) {
+  auto& box = mailbox<kWarps, kCluster, Partial<Accumulator>>();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lane == 0) box.of_warp[warp] = own;
+  __syncthreads();
+  if constexpr (kCluster == 1) {
+    return Merge::template of<kWarps>(box.of_warp);
+  } else {
+    static_assert(sizeof(own) == 8, "a message to another block moves 8 bytes");
+    wait_until_all_are_open();
+    if (warp == 0) {
+      const auto of_block = Merge::template of<kWarps>(box.of_warp);
+      uint64_t message;
+      memcpy(&message, &of_block, 8);
+      if (lane < kCluster) send(box.of_block + cluster_rank(), &box.arrived, lane, message);
+    }
+    wait_until_filled(&box.arrived);
+    return Merge::template of<kCluster>(box.of_block);
+  }
 }
 
 // What a thread owns of a resident row: vectors `first + i * kStep`, for i below kVectors.
@@ -343,13 +452,16 @@ __device__ Partial<Accumulator> merge_lanes(Accumulator maximum, Accumulator sum
   return {all, lanes_sum<1, 16>(sum * exponential(maximum - shift_for(all)))};
 }
 
-template <typename Input, typename Output, int kVector, int kVectors, int kThreads, int kCluster>
+template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector,
+          int kVectors, int kThreads, int kCluster>
 __device__ __forceinline__ void forward_on_chip(
-    const Input* __restrict__ input, Output* __restrict__ output, int64_t rows, int32_t width,
+    const Input* input, Output* output, int64_t rows, int32_t width,
     int64_t inner_count, int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Output>::type;
   using Where = Place<kThreads, kCluster>;
-  if constexpr (kCluster > 1) cluster_arrive();
+  // A read-only load may sink below the wait for the other blocks: ptxas put it there (CUDA 13.0).
+  constexpr bool kReadOnly = kAliasing == kApart && kCluster == 1;
+  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
   const Where place;
   const bool in_range = place.row < rows;
   const Input* from =
@@ -361,13 +473,13 @@ __device__ __forceinline__ void forward_on_chip(
   for (int i = 0; i < kVectors; ++i) {
     const int32_t element = (place.first + i * Where::kStep) * kVector;
     raw[i].fill(Convert<Input>::from(negative_infinity<float>()));
-    if (element < end) load_vector<kVector>(raw[i], from, element, dim_stride);
+    if (element < end) load_vector<kVector, kReadOnly>(raw[i], from, element, dim_stride);
   }
   Accumulator term[kVectors * kVector];
   Accumulator maximum = negative_infinity<Accumulator>();
 #pragma unroll
   for (int i = 0; i < kVectors * kVector; ++i) {
-    term[i] = widened<Output>(raw[i / kVector].element[i % kVector]);
+    term[i] = widened<Output>(raw[i / kVector], i % kVector);
     maximum = larger(maximum, term[i]);
   }
   maximum = lanes_maximum<1, Where::kLanes / 2>(maximum);
@@ -375,16 +487,17 @@ __device__ __forceinline__ void forward_on_chip(
   Accumulator sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors * kVector; ++i) {
-    term[i] = exponential_term<Output>(term[i] - shift);
+    term[i] = exponential_term<kForm, Output>(term[i] - shift);
     sum += term[i];
   }
   sum = lanes_sum<1, Where::kLanes / 2>(sum);
-  Accumulator factor;
-  if constexpr (kThreads <= 32) {
-    factor = Accumulator(1) / sum;
-  } else {
-    factor = softmax_factor<Where::kWarps, kCluster>(Partial<Accumulator>{maximum, sum});
+  Partial<Accumulator> of_row{maximum, sum};
+  Accumulator own = 1;
+  if constexpr (kThreads > 32) {
+    of_row = exchange<Where::kWarps, kCluster, MergePartials>(of_row);
+    own = exponential(maximum - of_row.maximum);
   }
+  const Finish<kForm, Accumulator> finish(of_row, own);
   Output* to = output + place.row * width;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -392,20 +505,21 @@ __device__ __forceinline__ void forward_on_chip(
     Pack<Output, kVector> result;
 #pragma unroll
     for (int j = 0; j < kVector; ++j)
-      result.element[j] = Convert<Output>::from(term[i * kVector + j] * factor);
+      result.element[j] = Convert<Output>::from(finish(
+          kForm == kSoftmax ? term[i * kVector + j] : widened<Output>(raw[i].element[j])));
     if (element < end) result.store(to + element);
   }
 }
 
-template <typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
+template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
           int kThreads, int kCluster>
 __device__ __forceinline__ void backward_on_chip(
-    const Grad* __restrict__ grad_output, const Grad* __restrict__ output,
-    GradInput* __restrict__ grad_input, int64_t rows, int32_t width, int64_t inner_count,
+    const Grad* grad_output, const Grad* output,
+    GradInput* grad_input, int64_t rows, int32_t width, int64_t inner_count,
     int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Grad>::type;
   using Where = Place<kThreads, kCluster>;
-  if constexpr (kCluster > 1) cluster_arrive();
+  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
   const Where place;
   const bool in_range = place.row < rows;
   const Grad* grad_row =
@@ -420,17 +534,18 @@ __device__ __forceinline__ void backward_on_chip(
     grad[i].fill(Convert<Grad>::from(0.0f));
     y[i].fill(Convert<Grad>::from(0.0f));
     if (element < end) {
-      load_vector<kGradVector>(grad[i], grad_row, element, dim_stride);
-      load_vector<kVector>(y[i], output_row, element, 1);
+      load_vector<kGradVector, kCluster == 1>(grad[i], grad_row, element, dim_stride);
+      load_vector<kVector, kCluster == 1>(y[i], output_row, element, 1);
     }
   }
   Accumulator sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors * kVector; ++i)
-    sum += widened<Grad>(grad[i / kVector].element[i % kVector]) *
-           widened<Grad>(y[i / kVector].element[i % kVector]);
+    sum += summand<kForm>(widened<Grad>(grad[i / kVector], i % kVector),
+                          widened<Grad>(y[i / kVector], i % kVector));
   sum = lanes_sum<1, Where::kLanes / 2>(sum);
-  if constexpr (kThreads > 32) sum = row_sum<Where::kWarps, kCluster>(sum);
+  if constexpr (kThreads > 32)
+    sum = exchange<Where::kWarps, kCluster, AddSums>(Partial<Accumulator>{0, sum}).sum;
   GradInput* to = grad_input + place.row * width;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -439,230 +554,255 @@ __device__ __forceinline__ void backward_on_chip(
 #pragma unroll
     for (int j = 0; j < kVector; ++j)
       result.element[j] = Convert<GradInput>::from(
-          widened<Grad>(y[i].element[j]) * (widened<Grad>(grad[i].element[j]) - sum));
+          gradient<kForm>(widened<Grad>(grad[i].element[j]), widened<Grad>(y[i].element[j]), sum));
     if (element < end) result.store(to + element);
   }
 }
 
-template <typename Input, typename Output, int kVector, int kUnroll, int kThreads, int kCluster,
-          typename Index>
-__device__ __forceinline__ void forward_in_two_passes(
-    const Input* __restrict__ input, Output* __restrict__ output, int64_t width,
-    int64_t inner_count, int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
-  using Accumulator = typename AccumulatorOf<Output>::type;
-  constexpr Index kStep = Index(kThreads) * kCluster * kVector;
-  if constexpr (kCluster > 1) cluster_arrive();
-  const int64_t row = blockIdx.x / kCluster;
-  const Input* from = input + row_offset(row, inner_count, outer_stride, inner_stride);
-  Output* to = output + row * width;
-  const Index end = static_cast<Index>(width);
-  const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
-  const Index first = static_cast<Index>(kVector) * (rank * kThreads + threadIdx.x);
-
+// Partial results of `pieces` pieces of one row; every warp that calls it reads all of them.
+template <typename Accumulator>
+__device__ Partial<Accumulator> merge_pieces(const Partial<Accumulator>* of_piece, int pieces) {
+  const int lane = threadIdx.x % 32;
   Accumulator maximum = negative_infinity<Accumulator>();
-  LongSum<Accumulator> sum;
-  Index begin = 0;  // of the tile of kUnroll steps that the threads read together
-  for (; begin < end; begin += kUnroll * kStep) {
-    Pack<Input, kVector> raw[kUnroll];
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const Index element = begin + first + i * kStep;
-      raw[i].fill(Convert<Input>::from(negative_infinity<float>()));
-      if (element < end) load_vector<kVector>(raw[i], from, element, dim_stride);
-    }
-    Accumulator new_maximum = maximum;
-#pragma unroll
-    for (int i = 0; i < kUnroll * kVector; ++i)
-      new_maximum = larger(new_maximum, widened<Output>(raw[i / kVector].element[i % kVector]));
-    const Accumulator shift = shift_for(new_maximum);
-    sum.scale(exponential(maximum - shift));
-    maximum = new_maximum;
-    Accumulator of_tile = 0;
-#pragma unroll
-    for (int i = 0; i < kUnroll * kVector; ++i)
-      of_tile += exponential_term<Output>(
-          widened<Output>(raw[i / kVector].element[i % kVector]) - shift);
-    sum.add(of_tile);
-  }
-  const Partial<Accumulator> own = merge_lanes(maximum, sum.sum);
-  const Accumulator factor = softmax_factor<kThreads / 32, kCluster>(own);
-  const Accumulator shift = shift_for(own.maximum);
-  while (begin > 0) {
-    begin -= kUnroll * kStep;
-    Pack<Input, kVector> raw[kUnroll];
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const Index element = begin + first + i * kStep;
-      if (element < end) load_vector<kVector>(raw[i], from, element, dim_stride);
-    }
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const Index element = begin + first + i * kStep;
-      Pack<Output, kVector> result;
-#pragma unroll
-      for (int j = 0; j < kVector; ++j)
-        result.element[j] = Convert<Output>::from(
-            exponential_term<Output>(widened<Output>(raw[i].element[j]) - shift) * factor);
-      if (element < end) result.store(to + element);
-    }
-  }
+  for (int i = lane; i < pieces; i += 32) maximum = larger(maximum, of_piece[i].maximum);
+  maximum = lanes_maximum<1, 16>(maximum);
+  Accumulator sum = 0;
+  for (int i = lane; i < pieces; i += 32)
+    sum += of_piece[i].sum * exponential(of_piece[i].maximum - maximum);
+  return {maximum, lanes_sum<1, 16>(sum)};
 }
 
-template <typename Grad, typename GradInput, int kVector, int kGradVector, int kUnroll,
-          int kThreads, int kCluster, typename Index>
-__device__ __forceinline__ void backward_in_two_passes(
-    const Grad* __restrict__ grad_output, const Grad* __restrict__ output,
-    GradInput* __restrict__ grad_input, int64_t width, int64_t inner_count, int64_t outer_stride,
-    int64_t inner_stride, int64_t dim_stride) {
-  using Accumulator = typename AccumulatorOf<Grad>::type;
-  constexpr Index kStep = Index(kThreads) * kCluster * kVector;
-  if constexpr (kCluster > 1) cluster_arrive();
-  const int64_t row = blockIdx.x / kCluster;
-  const Grad* grad_row = grad_output + row_offset(row, inner_count, outer_stride, inner_stride);
-  const Grad* output_row = output + row * width;
-  GradInput* to = grad_input + row * width;
-  const Index end = static_cast<Index>(width);
-  const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
-  const Index first = static_cast<Index>(kVector) * (rank * kThreads + threadIdx.x);
+// A block's piece of a row: elements begin + kVector * thread + i * kStep, below end.
+template <int kVector, int kThreads, typename Index>
+struct Piece {
+  static constexpr Index kStep = Index(kThreads) * kVector;
+  int64_t row;
+  Index begin, end;
 
-  Pack<Grad, kVector> grad[kUnroll], y[kUnroll];
-  const auto load = [&](Index begin) {
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const Index element = begin + first + i * kStep;
-      grad[i].fill(Convert<Grad>::from(0.0f));
-      y[i].fill(Convert<Grad>::from(0.0f));
-      if (element < end) {
-        load_vector<kGradVector>(grad[i], grad_row, element, dim_stride);
-        load_vector<kVector>(y[i], output_row, element, 1);
-      }
-    }
-  };
-  LongSum<Accumulator> products;
-  Index begin = 0;
-  for (; begin < end; begin += kUnroll * kStep) {
-    load(begin);
-    Accumulator of_tile = 0;
-#pragma unroll
-    for (int i = 0; i < kUnroll * kVector; ++i)
-      of_tile += widened<Grad>(grad[i / kVector].element[i % kVector]) *
-                 widened<Grad>(y[i / kVector].element[i % kVector]);
-    products.add(of_tile);
+  __device__ Piece(unsigned block, int64_t width, int pieces, int64_t piece) {
+    row = block / pieces;
+    begin = static_cast<Index>((block % pieces) * piece);
+    end = static_cast<Index>(begin + piece < width ? begin + piece : width);
+    begin += kVector * static_cast<int>(threadIdx.x);
   }
-  const Accumulator sum = row_sum<kThreads / 32, kCluster>(lanes_sum<1, 16>(products.sum));
-  while (begin > 0) {
-    begin -= kUnroll * kStep;
-    load(begin);
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const Index element = begin + first + i * kStep;
-      Pack<GradInput, kVector> result;
-#pragma unroll
-      for (int j = 0; j < kVector; ++j)
-        result.element[j] = Convert<GradInput>::from(
-            widened<Grad>(y[i].element[j]) * (widened<Grad>(grad[i].element[j]) - sum));
-      if (element < end) result.store(to + element);
-    }
-  }
-}
+};
 
 }  // namespace
 
-// output[row, :] = softmax(input[row, :]), each element read once and written once.
+// output[row, :] = softmax(input[row, :]) or log_softmax, each element read once and written once.
 //
 // kThreads threads own a row, in forward_cluster of each of kCluster blocks, and hold kVectors
 // vectors of kVector elements, so width <= kThreads * kCluster * kVectors * kVector. kVector > 1
 // wants dim_stride 1 and rows of input and output aligned to vectors. The output is contiguous.
 // kBlocks blocks shall fit one SM: that bounds the registers. Block: kThreads, or kNarrowBlock where
 // kThreads <= 32. Grid: ceil(rows / rows per block), or rows * kCluster.
-template <typename Input, typename Output, int kVector, int kVectors, int kThreads, int kBlocks>
+template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector,
+          int kVectors, int kThreads, int kBlocks>
 __global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlocks)
-    forward_resident(const Input* __restrict__ input, Output* __restrict__ output, int64_t rows,
+    forward_resident(const Input* input, Output* output, int64_t rows,
                      int32_t width, int64_t inner_count, int64_t outer_stride,
                      int64_t inner_stride, int64_t dim_stride) {
-  forward_on_chip<Input, Output, kVector, kVectors, kThreads, 1>(
+  forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, 1>(
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
 }
 
-template <typename Input, typename Output, int kVector, int kVectors, int kThreads, int kBlocks,
-          int kCluster>
+template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector,
+          int kVectors, int kThreads, int kBlocks, int kCluster>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
-    forward_cluster(const Input* __restrict__ input, Output* __restrict__ output, int64_t rows,
+    forward_cluster(const Input* input, Output* output, int64_t rows,
                     int32_t width, int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                     int64_t dim_stride) {
-  forward_on_chip<Input, Output, kVector, kVectors, kThreads, kCluster>(
+  forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, kCluster>(
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
 }
 
-// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), each read once.
+// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), of log_softmax
+// grad_output - exp(output) * sum(grad_output); each read once.
 //
 // Parameters as above; output and grad_input are contiguous, grad_output has the strides given and
 // is read kGradVector (kVector, or 1: by stride) elements at a time. Both operands stay in registers
 // as they came (16-bit types packed in pairs).
-template <typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
+template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
           int kThreads, int kBlocks>
 __global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlocks)
-    backward_resident(const Grad* __restrict__ grad_output, const Grad* __restrict__ output,
-                      GradInput* __restrict__ grad_input, int64_t rows, int32_t width,
+    backward_resident(const Grad* grad_output, const Grad* output,
+                      GradInput* grad_input, int64_t rows, int32_t width,
                       int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                       int64_t dim_stride) {
-  backward_on_chip<Grad, GradInput, kVector, kGradVector, kVectors, kThreads, 1>(
+  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, 1>(
       grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
       dim_stride);
 }
 
-template <typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
+template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
           int kThreads, int kBlocks, int kCluster>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
-    backward_cluster(const Grad* __restrict__ grad_output, const Grad* __restrict__ output,
-                     GradInput* __restrict__ grad_input, int64_t rows, int32_t width,
+    backward_cluster(const Grad* grad_output, const Grad* output,
+                     GradInput* grad_input, int64_t rows, int32_t width,
                      int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                      int64_t dim_stride) {
-  backward_on_chip<Grad, GradInput, kVector, kGradVector, kVectors, kThreads, kCluster>(
+  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, kCluster>(
       grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
       dim_stride);
 }
 
-// The same for a row of any width, which is read twice: kUnroll vectors per thread are in flight.
-// Index counts elements of a row. Grid: rows * kCluster.
-template <typename Input, typename Output, int kVector, int kUnroll, int kThreads, typename Index>
+// Rows of any width, each in `pieces` pieces of `piece` elements (a multiple of
+// kUnroll * kThreads * kVector), one per block; kUnroll vectors per thread are in flight. Index counts
+// elements of a row. Grid: rows * pieces. First the maximum and the sum of every piece.
+template <Form kForm, typename Input, typename Output, int kVector, int kUnroll, int kThreads,
+          typename Index>
 __global__ void __launch_bounds__(kThreads)
-    forward_looped(const Input* __restrict__ input, Output* __restrict__ output, int64_t width,
-                   int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
-                   int64_t dim_stride) {
-  forward_in_two_passes<Input, Output, kVector, kUnroll, kThreads, 1, Index>(
-      input, output, width, inner_count, outer_stride, inner_stride, dim_stride);
+    forward_pieces(const Input* input,
+                   Partial<typename AccumulatorOf<Output>::type>* of_piece, int64_t width,
+                   int32_t pieces, int64_t piece, int64_t inner_count, int64_t outer_stride,
+                   int64_t inner_stride, int64_t dim_stride) {
+  using Accumulator = typename AccumulatorOf<Output>::type;
+  using Where = Piece<kVector, kThreads, Index>;
+  const Where place(blockIdx.x, width, pieces, piece);
+  const Input* from = input + row_offset(place.row, inner_count, outer_stride, inner_stride);
+  Accumulator maximum = negative_infinity<Accumulator>();
+  LongSum<Accumulator> sum;
+  for (Index begin = place.begin; begin < place.end; begin += kUnroll * Where::kStep) {
+    Pack<Input, kVector> raw[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const Index element = begin + i * Where::kStep;
+      raw[i].fill(Convert<Input>::from(negative_infinity<float>()));
+      if (element < place.end) load_vector<kVector>(raw[i], from, element, dim_stride);
+    }
+    Accumulator new_maximum = maximum;
+#pragma unroll
+    for (int i = 0; i < kUnroll * kVector; ++i)
+      new_maximum = larger(new_maximum, widened<Output>(raw[i / kVector], i % kVector));
+    const Accumulator shift = shift_for(new_maximum);
+    sum.scale(exponential(maximum - shift));
+    maximum = new_maximum;
+    Accumulator of_tile = 0;
+#pragma unroll
+    for (int i = 0; i < kUnroll * kVector; ++i)
+      of_tile += exponential_term<kForm, Output>(
+          widened<Output>(raw[i / kVector], i % kVector) - shift);
+    sum.add(of_tile);
+  }
+  const auto of_block = exchange<kThreads / 32, 1, MergePartials>(merge_lanes(maximum, sum.sum));
+  if (threadIdx.x == 0) of_piece[blockIdx.x] = of_block;
 }
 
-template <typename Input, typename Output, int kVector, int kUnroll, int kThreads, typename Index,
-          int kCluster>
-__global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads)
-    forward_looped_cluster(const Input* __restrict__ input, Output* __restrict__ output,
-                           int64_t width, int64_t inner_count, int64_t outer_stride,
-                           int64_t inner_stride, int64_t dim_stride) {
-  forward_in_two_passes<Input, Output, kVector, kUnroll, kThreads, kCluster, Index>(
-      input, output, width, inner_count, outer_stride, inner_stride, dim_stride);
-}
-
-template <typename Grad, typename GradInput, int kVector, int kGradVector, int kUnroll,
+// Then the output. Blocks come in reverse, so that what was read last is met in L2.
+template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector, int kUnroll,
           int kThreads, typename Index>
 __global__ void __launch_bounds__(kThreads)
-    backward_looped(const Grad* __restrict__ grad_output, const Grad* __restrict__ output,
-                    GradInput* __restrict__ grad_input, int64_t width, int64_t inner_count,
-                    int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
-  backward_in_two_passes<Grad, GradInput, kVector, kGradVector, kUnroll, kThreads, 1, Index>(
-      grad_output, output, grad_input, width, inner_count, outer_stride, inner_stride, dim_stride);
+    forward_apply(const Input* input, Output* output,
+                  const Partial<typename AccumulatorOf<Output>::type>* of_piece, int64_t width,
+                  int32_t pieces, int64_t piece, int64_t inner_count, int64_t outer_stride,
+                  int64_t inner_stride, int64_t dim_stride) {
+  using Accumulator = typename AccumulatorOf<Output>::type;
+  using Where = Piece<kVector, kThreads, Index>;
+  const Where place(gridDim.x - 1 - blockIdx.x, width, pieces, piece);
+  const Input* from = input + row_offset(place.row, inner_count, outer_stride, inner_stride);
+  Output* to = output + place.row * width;
+  const auto of_row = merge_pieces(of_piece + place.row * pieces, pieces);
+  const Finish<kForm, Accumulator> finish(of_row, Accumulator(1));
+  for (Index begin = place.begin; begin < place.end; begin += kUnroll * Where::kStep) {
+    Pack<Input, kVector> raw[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const Index element = begin + i * Where::kStep;
+      if (element < place.end)
+        load_vector<kVector, kAliasing == kApart>(raw[i], from, element, dim_stride);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const Index element = begin + i * Where::kStep;
+      Pack<Output, kVector> result;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        Accumulator kept = widened<Output>(raw[i], j);
+        if (kForm == kSoftmax) kept = exponential_term<kForm, Output>(kept - of_row.maximum);
+        result.element[j] = Convert<Output>::from(finish(kept));
+      }
+      if (element < place.end) result.store(to + element);
+    }
+  }
 }
 
-template <typename Grad, typename GradInput, int kVector, int kGradVector, int kUnroll,
-          int kThreads, typename Index, int kCluster>
-__global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads)
-    backward_looped_cluster(const Grad* __restrict__ grad_output, const Grad* __restrict__ output,
-                            GradInput* __restrict__ grad_input, int64_t width, int64_t inner_count,
-                            int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
-  backward_in_two_passes<Grad, GradInput, kVector, kGradVector, kUnroll, kThreads, kCluster,
-                         Index>(grad_output, output, grad_input, width, inner_count, outer_stride,
-                                inner_stride, dim_stride);
+// The gradient likewise: first the sum of every piece (of log_softmax that of grad_output alone).
+template <Form kForm, typename Grad, int kVector, int kGradVector, int kUnroll, int kThreads,
+          typename Index>
+__global__ void __launch_bounds__(kThreads)
+    backward_pieces(const Grad* grad_output, const Grad* output,
+                    typename AccumulatorOf<Grad>::type* of_piece, int64_t width, int32_t pieces,
+                    int64_t piece, int64_t inner_count, int64_t outer_stride,
+                    int64_t inner_stride, int64_t dim_stride) {
+  using Accumulator = typename AccumulatorOf<Grad>::type;
+  using Where = Piece<kVector, kThreads, Index>;
+  const Where place(blockIdx.x, width, pieces, piece);
+  const Grad* grad_row =
+      grad_output + row_offset(place.row, inner_count, outer_stride, inner_stride);
+  const Grad* output_row = output + place.row * width;
+  LongSum<Accumulator> sum;
+  for (Index begin = place.begin; begin < place.end; begin += kUnroll * Where::kStep) {
+    Pack<Grad, kVector> grad[kUnroll], y[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const Index element = begin + i * Where::kStep;
+      grad[i].fill(Convert<Grad>::from(0.0f));
+      y[i].fill(Convert<Grad>::from(0.0f));
+      if (element < place.end) {
+        load_vector<kGradVector>(grad[i], grad_row, element, dim_stride);
+        if constexpr (kForm == kSoftmax) load_vector<kVector>(y[i], output_row, element, 1);
+      }
+    }
+    Accumulator of_tile = 0;
+#pragma unroll
+    for (int i = 0; i < kUnroll * kVector; ++i)
+      of_tile += summand<kForm>(widened<Grad>(grad[i / kVector], i % kVector),
+                                widened<Grad>(y[i / kVector], i % kVector));
+    sum.add(of_tile);
+  }
+  const Partial<Accumulator> of_warp{0, lanes_sum<1, 16>(sum.sum)};
+  const auto of_block = exchange<kThreads / 32, 1, AddSums>(of_warp);
+  if (threadIdx.x == 0) of_piece[blockIdx.x] = of_block.sum;
+}
+
+template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kUnroll,
+          int kThreads, typename Index>
+__global__ void __launch_bounds__(kThreads)
+    backward_apply(const Grad* grad_output, const Grad* output, GradInput* grad_input,
+                   const typename AccumulatorOf<Grad>::type* of_piece, int64_t width,
+                   int32_t pieces, int64_t piece, int64_t inner_count, int64_t outer_stride,
+                   int64_t inner_stride, int64_t dim_stride) {
+  using Accumulator = typename AccumulatorOf<Grad>::type;
+  using Where = Piece<kVector, kThreads, Index>;
+  const Where place(gridDim.x - 1 - blockIdx.x, width, pieces, piece);
+  const Grad* grad_row =
+      grad_output + row_offset(place.row, inner_count, outer_stride, inner_stride);
+  const Grad* output_row = output + place.row * width;
+  GradInput* to = grad_input + place.row * width;
+  Accumulator sum = 0;
+  for (int i = threadIdx.x % 32; i < pieces; i += 32) sum += of_piece[place.row * pieces + i];
+  sum = lanes_sum<1, 16>(sum);
+  for (Index begin = place.begin; begin < place.end; begin += kUnroll * Where::kStep) {
+    Pack<Grad, kVector> grad[kUnroll], y[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const Index element = begin + i * Where::kStep;
+      if (element < place.end) {
+        load_vector<kGradVector>(grad[i], grad_row, element, dim_stride);
+        load_vector<kVector>(y[i], output_row, element, 1);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const Index element = begin + i * Where::kStep;
+      Pack<GradInput, kVector> result;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j)
+        result.element[j] = Convert<GradInput>::from(
+            gradient<kForm>(widened<Grad>(grad[i], j), widened<Grad>(y[i], j), sum));
+      if (element < place.end) result.store(to + element);
+    }
+  }
 }
 
 namespace {
@@ -686,9 +826,9 @@ struct Tile {
 };
 
 // Over the threads that share a column: first the lanes of the warp, then the warps.
-template <int kLanes, int kWarps, typename Accumulator>
-__device__ Accumulator column_factor(Accumulator maximum, Accumulator sum) {
-  if constexpr (kWarps == 0) return Accumulator(1) / sum;
+template <Form kForm, int kLanes, int kWarps, typename Accumulator>
+__device__ Finish<kForm, Accumulator> finish_column(Accumulator maximum, Accumulator sum) {
+  if constexpr (kWarps == 0) return {{maximum, sum}, Accumulator(1)};
   __shared__ Partial<Accumulator> slots[kWarps == 0 ? 1 : kWarps][kLanes];
   const Accumulator own = maximum;
   maximum = lanes_maximum<kLanes, 16>(maximum);
@@ -704,7 +844,7 @@ __device__ Accumulator column_factor(Accumulator maximum, Accumulator sum) {
 #pragma unroll 4
   for (int i = 0; i < kWarps; ++i)
     sum += slots[i][column].sum * exponential(slots[i][column].maximum - maximum);
-  return exponential(own - maximum) / sum;
+  return {{maximum, sum}, exponential(own - maximum)};
 }
 
 template <int kLanes, int kWarps, typename Accumulator>
@@ -723,13 +863,14 @@ __device__ Accumulator column_sum(Accumulator sum) {
 
 }  // namespace
 
-// Softmax along `width` for `columns` columns: column c has its place by inner_count as rows have,
+// Softmax or log_softmax along `width` for `columns` columns: column c has its place by inner_count as rows have,
 // consecutive elements lie dim_stride apart in input and inner_count apart in the contiguous output.
 // kRows > 0: width <= kRows * kPhases, terms stay in registers; kRows == 0: any width, read twice.
 // grid = ceil(columns / kColumns).
-template <typename Input, typename Output, int kRows, int kLanes, int kWarps, typename Index>
+template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kRows, int kLanes,
+          int kWarps, typename Index>
 __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
-    forward_columns(const Input* __restrict__ input, Output* __restrict__ output, int64_t columns,
+    forward_columns(const Input* input, Output* output, int64_t columns,
                     int64_t width, int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                     int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Output>::type;
@@ -745,27 +886,28 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
 
   Accumulator maximum = negative_infinity<Accumulator>();
   if constexpr (kRows > 0) {
-    Accumulator term[kRows];
+    Accumulator kept[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Index element = tile.phase + i * Where::kPhases;
-      term[i] = negative_infinity<Accumulator>();
-      if (element < end) term[i] = widened<Output>(__ldg(from + element * from_stride));
+      kept[i] = negative_infinity<Accumulator>();
+      if (element < end) kept[i] = widened<Output>(read<kAliasing == kApart>(from + element * from_stride));
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) maximum = larger(maximum, term[i]);
+    for (int i = 0; i < kRows; ++i) maximum = larger(maximum, kept[i]);
     const Accumulator shift = shift_for(maximum);
     Accumulator sum = 0;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      term[i] = exponential_term<Output>(term[i] - shift);
-      sum += term[i];
+      const Accumulator term = exponential_term<kForm, Output>(kept[i] - shift);
+      if (kForm == kSoftmax) kept[i] = term;
+      sum += term;
     }
-    const Accumulator factor = column_factor<kLanes, kWarps>(maximum, sum);
+    const auto finish = finish_column<kForm, kLanes, kWarps>(maximum, sum);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Index element = tile.phase + i * Where::kPhases;
-      if (element < end) to[element * to_stride] = Convert<Output>::from(term[i] * factor);
+      if (element < end) to[element * to_stride] = Convert<Output>::from(finish(kept[i]));
     }
   } else {
     constexpr int kUnroll = 8;
@@ -777,7 +919,8 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
       for (int i = 0; i < kUnroll; ++i) {
         const Index element = begin + i * Where::kPhases;
         value[i] = negative_infinity<Accumulator>();
-        if (element < end) value[i] = widened<Output>(__ldg(from + element * from_stride));
+        if (element < end)
+          value[i] = widened<Output>(read<kAliasing == kApart>(from + element * from_stride));
       }
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) larger_maximum = larger(larger_maximum, value[i]);
@@ -786,24 +929,27 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
       maximum = larger_maximum;
       Accumulator of_tile = 0;
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) of_tile += exponential_term<Output>(value[i] - shift);
+      for (int i = 0; i < kUnroll; ++i)
+        of_tile += exponential_term<kForm, Output>(value[i] - shift);
       terms.add(of_tile);
     }
-    const Accumulator factor = column_factor<kLanes, kWarps>(maximum, terms.sum);
+    const auto finish = finish_column<kForm, kLanes, kWarps>(maximum, terms.sum);
     const Accumulator shift = shift_for(maximum);
 #pragma unroll 8
-    for (Index element = tile.phase; element < end; element += Where::kPhases)
-      to[element * to_stride] = Convert<Output>::from(
-          exponential_term<Output>(
-              widened<Output>(__ldg(from + element * from_stride)) - shift) * factor);
+    for (Index element = tile.phase; element < end; element += Where::kPhases) {
+      Accumulator kept = widened<Output>(read<kAliasing == kApart>(from + element * from_stride));
+      if (kForm == kSoftmax) kept = exponential_term<kForm, Output>(kept - shift);
+      to[element * to_stride] = Convert<Output>::from(finish(kept));
+    }
   }
 }
 
 // The gradient along `width` for columns; output and grad_input are contiguous.
-template <typename Grad, typename GradInput, int kRows, int kLanes, int kWarps, typename Index>
+template <Form kForm, typename Grad, typename GradInput, int kRows, int kLanes, int kWarps,
+          typename Index>
 __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
-    backward_columns(const Grad* __restrict__ grad_output, const Grad* __restrict__ output,
-                     GradInput* __restrict__ grad_input, int64_t columns, int64_t width,
+    backward_columns(const Grad* grad_output, const Grad* output,
+                     GradInput* grad_input, int64_t columns, int64_t width,
                      int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                      int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Grad>::type;
@@ -833,24 +979,25 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
       }
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) sum += grad[i] * y[i];
+    for (int i = 0; i < kRows; ++i) sum += summand<kForm>(grad[i], y[i]);
     sum = column_sum<kLanes, kWarps>(sum);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Index element = tile.phase + i * Where::kPhases;
-      if (element < end) to[element * stride] = Convert<GradInput>::from(y[i] * (grad[i] - sum));
+      if (element < end)
+        to[element * stride] = Convert<GradInput>::from(gradient<kForm>(grad[i], y[i], sum));
     }
   } else {
     LongSum<Accumulator> products;
 #pragma unroll 8
     for (Index element = tile.phase; element < end; element += Where::kPhases)
-      products.add(widened<Grad>(__ldg(grad_column + element * grad_stride)) *
-                   widened<Grad>(__ldg(output_column + element * stride)));
+      products.add(summand<kForm>(widened<Grad>(__ldg(grad_column + element * grad_stride)),
+                                  widened<Grad>(__ldg(output_column + element * stride))));
     sum = column_sum<kLanes, kWarps>(products.sum);
 #pragma unroll 8
     for (Index element = tile.phase; element < end; element += Where::kPhases)
       to[element * stride] = Convert<GradInput>::from(
-          widened<Grad>(__ldg(output_column + element * stride)) *
-          (widened<Grad>(__ldg(grad_column + element * grad_stride)) - sum));
+          gradient<kForm>(widened<Grad>(__ldg(grad_column + element * grad_stride)),
+                          widened<Grad>(__ldg(output_column + element * stride)), sum));
   }
 }

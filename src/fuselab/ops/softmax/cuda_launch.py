@@ -1,21 +1,22 @@
-"""Launching the CUDA C++ kernels: which one, and how a row is spread over threads.
+"""Launching the CUDA C++ kernels: which one, and how a row is spread over threads and blocks.
 
-The tables are the tuning: edit a line, or time ``cuda_candidates`` by ``forward(..., config=...)``.
+The tables are the default rule; ``fuselab bench softmax --tune`` times ``cuda_candidates``.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fuselab.ops.softmax.layout import Rows, rows_in_place_or_copied, vector_length
-from fuselab.ops.softmax.tensors import cast, empty_gradient, empty_output, readable
+from fuselab.ops.softmax import gpu_launch
+from fuselab.ops.softmax.layout import Rows, vector_length
+from fuselab.ops.softmax.tensors import FORMS, Form
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
+from fuselab.runtime.tuning import Config
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _TYPES = {
@@ -26,88 +27,107 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RowConfig:
+def _row(threads: int, elements: int, blocks: int = 1, cluster: int = 1) -> Config:
     """How a row that stays in registers is spread: one line of a tuning table.
 
     ``threads`` threads of each of ``cluster`` blocks hold ``elements`` elements each; up to 32
-    threads several rows share a block. ``blocks`` blocks shall fit one SM (it bounds registers).
+    threads several rows share a block. ``blocks`` blocks shall fit one SM: it bounds registers.
     """
-
-    threads: int
-    elements: int
-    blocks: int = 1
-    cluster: int = 1
-
-    @property
-    def width(self) -> int:
-        """The widest row it holds."""
-        return self.threads * self.elements * self.cluster
+    return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster)
 
 
-_NARROW = tuple(RowConfig(threads, 8) for threads in (1, 2, 4, 8, 16, 32))
+def _width(config: Config) -> int:
+    """The widest row that a ``_row`` holds."""
+    return int(config.threads * config.elements * config.cluster)
 
-# The first line that is wide enough is taken; clusters only on sm_90 and newer. Keyed by the bytes
-# of the widest dtype. Registers per thread, from cuobjdump for sm_90 (float32 / bfloat16):
-#   forward   (256, 16) 32 / 31: 8 blocks, all 2048 threads of an SM, 128 / 64 KB in flight
-#             (1024, 16, 2) 32 / 32; (1024, 32) 48; cluster 4 of (512, 32, 2) 54 / 48, 8 of
-#             (1024, 32) 61 / 63
-#   backward  (256, 16) 48 / 44: 5 blocks, 160 / 80 KB in flight; (1024, 16) 47: one block, so no
-#             load runs beside a store, which cluster 4 of (256, 16), 46, avoids; (512, 32) 80 / 64
-# None of them spills. (512, 32, 3) forward and (1024, 16, 2) backward in bfloat16 would: 13 and 11
-# words. Loads and stores are LDG.E.128 and STG.E.128 where vector_length allows, loads all issued
-# before the first use; one BAR.SYNC a row, none up to 32 threads, two cluster barriers in a cluster
-# (of which the first is long past when it is asked for).
+
+def _pieces(piece: int, threads: int, vectors: int) -> Config:
+    """How a row too wide for registers is cut: pieces of ``piece`` elements, one block each, with
+    ``vectors`` vectors per thread in flight."""
+    return Config(piece=piece, threads=threads, vectors=vectors)
+
+
+# Threads of an SM that can run without spilling, by elements per thread (sm_90, both forms, CUDA
+# 13.0): 32 registers each at 2048, 64 at 1024. Keyed by step and bytes of the widest dtype.
+# Registers, softmax / log_softmax, at these bounds:
+#   forward, 16 elements     float32 32 / 32, bfloat16 32 / 32: 128 / 64 KB in flight per SM
+#   forward, 32 elements     float32 64 / 63 (cluster 64 / 64), bfloat16 47 / 64 (56 / 56)
+#   backward, 16 elements    float32 47 / 50 (48 / 59), bfloat16 32 / 32: 128 KB in flight per SM
+#   backward, 32 elements    bfloat16 56 / 64
+# One more line and they spill: 26 to 48 words for 32 elements forward at 2048 threads. float16's
+# backward with 32 elements does spill, 11 words. Loads and stores are LDG.E.128 and STG.E.128 where
+# vector_length allows, loads all issued before the first use.
+_FITTING_THREADS = {
+    ("forward", 2): {8: 2048, 16: 2048, 32: 1024},
+    ("forward", 4): {8: 2048, 16: 2048, 32: 1024},
+    ("backward", 2): {8: 2048, 16: 2048, 32: 1024},
+    ("backward", 4): {8: 2048, 16: 1024},
+    ("forward", 8): {8: 512},
+    ("backward", 8): {8: 512},
+}
+# The first line that is wide enough is taken; clusters only on sm_90 and newer. A cluster's blocks
+# exchange by st.async, so that nothing waits for a memory fence. Clusters of 16, which have to be
+# asked for (cuda_driver.load_function), wait among the candidates.
+_NARROW = tuple(_row(threads, 8, 16) for threads in (1, 2, 4, 8, 16, 32))
 _FORWARD = (
     *_NARROW,
-    RowConfig(32, 16),
-    RowConfig(32, 32),
-    RowConfig(128, 16),
-    RowConfig(256, 16),
-    RowConfig(512, 16),
-    RowConfig(1024, 16, blocks=2),
-    RowConfig(512, 32, blocks=2, cluster=2),
-    RowConfig(1024, 32),
-    RowConfig(512, 32, blocks=2, cluster=4),
-    RowConfig(512, 32, blocks=2, cluster=8),
-    RowConfig(1024, 32, cluster=8),
+    _row(32, 16, 16),
+    _row(32, 32, 8),
+    _row(128, 16, 16),
+    _row(256, 16, 8),
+    _row(512, 16, 4),
+    _row(1024, 16, 2),
+    _row(512, 32, 2, cluster=2),
+    _row(512, 32, 2, cluster=4),
+    _row(512, 32, 2, cluster=8),
+    _row(1024, 32, 1, cluster=8),
 )
+_FORWARD_ONE_BLOCK = (*_FORWARD[:12], _row(1024, 32))
 _BACKWARD_FLOAT = (
     *_NARROW,
-    RowConfig(32, 16),
-    RowConfig(128, 8),
-    RowConfig(128, 16),
-    RowConfig(256, 16),
-    RowConfig(512, 16),
-    RowConfig(256, 16, cluster=4),
-    RowConfig(1024, 16),
-    RowConfig(256, 16, cluster=8),
-    RowConfig(512, 16, cluster=8),
-    RowConfig(1024, 16, cluster=8),
+    _row(32, 16, 8),
+    _row(128, 8, 8),
+    _row(128, 16, 8),
+    _row(256, 16, 4),
+    _row(512, 16, 2),
+    _row(256, 16, 4, cluster=4),
+    _row(256, 16, 4, cluster=8),
+    _row(512, 16, 2, cluster=8),
+    _row(1024, 16, 1, cluster=8),
 )
+_BACKWARD_FLOAT_ONE_BLOCK = (*_BACKWARD_FLOAT[:11], _row(1024, 16))
 _BACKWARD_HALF = (
     *_NARROW,
-    RowConfig(32, 16),
-    RowConfig(32, 32),
-    RowConfig(128, 16),
-    RowConfig(256, 16),
-    RowConfig(512, 16),
-    RowConfig(512, 32, blocks=2),
-    RowConfig(512, 32, blocks=2, cluster=2),
-    RowConfig(512, 32, blocks=2, cluster=4),
-    RowConfig(512, 32, blocks=2, cluster=8),
+    _row(32, 16, 16),
+    _row(32, 32, 8),
+    _row(128, 16, 8),
+    _row(256, 16, 4),
+    _row(512, 16, 2),
+    _row(512, 32, 2),
+    _row(512, 32, 2, cluster=2),
+    _row(512, 32, 2, cluster=4),
+    _row(512, 32, 2, cluster=8),
 )
-_DOUBLE = (*_NARROW, RowConfig(256, 8), RowConfig(512, 8), RowConfig(1024, 8))
+_DOUBLE = tuple(_row(threads, 8) for threads in (1, 2, 4, 8, 16, 32, 256, 512, 1024))
 CUDA_ROWS = {
-    "forward": {2: _FORWARD, 4: _FORWARD, 8: _DOUBLE},
-    "backward": {2: _BACKWARD_HALF, 4: _BACKWARD_FLOAT, 8: _DOUBLE},
+    ("forward", 2): (_FORWARD, _FORWARD_ONE_BLOCK),
+    ("forward", 4): (_FORWARD, _FORWARD_ONE_BLOCK),
+    ("forward", 8): (_DOUBLE, _DOUBLE),
+    ("backward", 2): (_BACKWARD_HALF, _BACKWARD_HALF[:12]),
+    ("backward", 4): (_BACKWARD_FLOAT, _BACKWARD_FLOAT_ONE_BLOCK),
+    ("backward", 8): (_DOUBLE, _DOUBLE),
 }
 
-# Rows too wide for the tables pass twice through blocks of these threads, with so many vectors of
-# each in flight. In clusters fewer rows are under way, and their second pass finds more in L2.
-LOOPED_THREADS = 512
-LOOPED_VECTORS = {"forward": 4, "backward": 2}
-LOOPED_CLUSTER = 8
+# Rows wider than the tables: 62 blocks for a row of 1,000,000. Two more passes over memory than on
+# chip, less what L2 still holds: at least 2/3 of the floor forward, 3/5 backward (log_softmax 3/4).
+_CUDA_PIECES = (
+    _pieces(16384, 512, 2),
+    _pieces(16384, 512, 4),
+    _pieces(16384, 256, 4),
+    _pieces(8192, 256, 2),
+    _pieces(32768, 512, 4),
+)
+_MOST_PIECES = 1024  # of a row: every block of the second launch reads all of the first's results
 
 # (elements per thread, warps): columns held in registers. 0 warps: one thread owns a column.
 # The first line that holds the width at 32, 16 or 8 lanes across columns is taken (8 floats are one
@@ -120,47 +140,48 @@ _COLUMN_LANES = (32, 16, 8)
 _NARROW_BLOCK = 128  # kNarrowBlock of cuda_kernels.cu
 
 
-def cuda_candidates(width: int) -> tuple[RowConfig, ...]:
-    """What tuning may try for rows of ``width``: spreads that hold them and waste less than half.
-
-    Time one with ``forward(input, dim, dtype, config=...)`` or ``backward(..., config=...)``.
-    """
-    spreads = (
-        RowConfig(threads, elements, blocks, cluster)
-        for threads in (32, 64, 128, 256, 512, 1024)
-        for elements in (8, 16, 32)
-        for blocks in ((1, 2) if threads * elements == 16384 else (1,))
-        for cluster in (1, 2, 4, 8)
-        if cluster == 1 or threads >= 128
-    )
-    return tuple(spread for spread in spreads if spread.width // 2 < width <= spread.width)
-
-
 @functools.cache
 def _has_clusters(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _row_config(step: str, itemsize: int, rows: Rows, clusters: bool) -> RowConfig | None:
-    for config in CUDA_ROWS[step][itemsize]:
-        if config.width >= rows.width and (clusters or config.cluster == 1):
-            return config
-    return None
+def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tuple[Config, ...]:
+    """What tuning may choose from for rows of ``width``, the tables' choice first: spreads of all
+    kinds that hold it without spilling, at full and half occupancy, and pieces.
+
+    ``itemsize`` is that of the widest dtype.
+    """
+    with_clusters, one_block = CUDA_ROWS[step, itemsize]
+    table = with_clusters if clusters else one_block
+    default = next((line for line in table if _width(line) >= width), _CUDA_PIECES[0])
+    if width <= 512:
+        return (default,)
+    bucket = 1 << (width - 1).bit_length()
+    spreads = [
+        _row(threads, elements, most // threads // share, cluster)
+        for elements, most in _FITTING_THREADS[step, itemsize].items()
+        for threads in (128, 256, 512, 1024)
+        for cluster in ((1, 2, 4, 8, 16) if clusters and itemsize < 8 else (1,))
+        for share in (1, 2)
+        if threads * elements * cluster == bucket and threads * share <= most
+    ]
+    pieces = _CUDA_PIECES if width > 16384 else ()
+    return tuple(dict.fromkeys((default, *spreads, *pieces)))
+
+
+def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tuple[Config, ...]:
+    return cuda_candidates(step, itemsize, width, _has_clusters(device))
 
 
 def _launch(
     step: str,
+    form: Form,
     rows: Rows,
-    vectors: tuple[int, ...],
     tensors: tuple[Tensor, ...],
-    config: RowConfig | None,
 ) -> None:
-    """Launch ``forward_*`` or ``backward_*`` on rows: the tensors, then where they lie.
-
-    ``vectors`` are the kernel's vector lengths: of all tensors, and in the backward of grad_output.
-    """
-    types = [_TYPES[tensors[0].dtype], _TYPES[tensors[-1].dtype]]
-    itemsize = max(tensor.element_size() for tensor in tensors)
+    """Launch the kernels of one step on rows: the tensors, then where they lie."""
+    types = (*_form(step, form, tensors), *(_TYPES[tensors[i].dtype] for i in (0, -1)))
+    vectors = _vectors(step, rows, tensors)
     strides = (i64(rows.outer_stride), i64(rows.inner_stride), i64(rows.dim_stride))
     places = (i64(rows.inner_count), *strides)
     if rows.columns:
@@ -176,48 +197,77 @@ def _launch(
             (*tensors, i64(rows.rows), i64(rows.width), *places),
         )
         return
-    clusters = _has_clusters(tensors[0].device)
-    config = config or _row_config(step, itemsize, rows, clusters)
-    if config is not None:
+    config = gpu_launch.chosen("cuda", _configs, step, form, rows, tensors)
+    if "cluster" in config:
         block = config.threads if config.threads > 32 else _NARROW_BLOCK
         grid = -(-rows.rows * config.threads * config.cluster // block)
-        expression = _resident(step, types, vectors, config)
         CUDA.launch(
-            expression,
+            _resident(step, types, vectors, config),
             (grid, 1, 1),
             (block, 1, 1),
             (*tensors, i64(rows.rows), i32(rows.width), *places),
         )
         return
-    cluster = LOOPED_CLUSTER if clusters and itemsize < 8 else 1
-    expression = _looped(step, types, vectors, rows.width, cluster)
-    CUDA.launch(
-        expression,
-        (rows.rows * cluster, 1, 1),
-        (LOOPED_THREADS, 1, 1),
-        (*tensors, i64(rows.width), *places),
-    )
+    length = config.piece * -(-rows.width // (config.piece * _MOST_PIECES))
+    pieces = -(-rows.width // length)
+    # The workspace: maximum and sum, or the sum, of every piece; 0.05 % of the tensors at most.
+    accumulated, values = (tensors[-1], 2) if step == "forward" else (tensors[0], 1)
+    dtype = torch.float64 if accumulated.dtype == torch.float64 else torch.float32
+    of_piece = torch.empty((rows.rows, pieces, values), dtype=dtype, device=accumulated.device)
+    sizes = (i64(rows.width), i32(pieces), i64(length), *places)
+    for expression, arguments in zip(
+        _in_pieces(step, types, vectors, rows.width, config),
+        ((*tensors[:-1], of_piece), (*tensors, of_piece)),
+        strict=True,
+    ):
+        CUDA.launch(
+            expression,
+            (rows.rows * pieces, 1, 1),
+            (config.threads, 1, 1),
+            (*arguments, *sizes),
+        )
+
+
+def _form(step: str, form: Form, tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
+    """The kernels' first template arguments."""
+    if step == "backward":
+        return (FORMS[form],)
+    return FORMS[form], "kInPlace" if tensors[0] is tensors[-1] else "kApart"
+
+
+def _vectors(step: str, rows: Rows, tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+    """The kernels' vector lengths: of all tensors, and in the backward of grad_output."""
+    if step == "forward":
+        return (vector_length(rows, *tensors),)
+    grad_output, output, grad_input = tensors
+    contiguous = Rows(rows.rows, rows.width, 1, rows.width, 0, 1, rows.columns)
+    vector = vector_length(contiguous, output, grad_input)
+    return vector, vector if vector_length(rows, grad_output, grad_input) % vector == 0 else 1
 
 
 def _instance(name: str, *arguments: object) -> str:
     return f"{name}<{', '.join(map(str, arguments))}>"
 
 
-def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config: RowConfig) -> str:
+def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config: Config) -> str:
     arguments = (*types, *vectors, config.elements // vectors[0], config.threads, config.blocks)
     if config.cluster == 1:
         return _instance(f"{step}_resident", *arguments)
     return _instance(f"{step}_cluster", *arguments, config.cluster)
 
 
-def _looped(
-    step: str, types: Sequence[str], vectors: tuple[int, ...], width: int, cluster: int
-) -> str:
+def _in_pieces(
+    step: str, types: Sequence[str], vectors: tuple[int, ...], width: int, config: Config
+) -> tuple[str, str]:
+    """The kernel that reads the pieces, which knows neither the output's aliasing nor the
+    gradient's type, and the one that applies what it found."""
     index = "int64_t" if width >= 2**30 else "int32_t"
-    arguments = (*types, *vectors, LOOPED_VECTORS[step], LOOPED_THREADS, index)
-    if cluster == 1:
-        return _instance(f"{step}_looped", *arguments)
-    return _instance(f"{step}_looped_cluster", *arguments, cluster)
+    reading = (types[0], *types[2:]) if step == "forward" else types[:-1]
+    arguments = (*vectors, config.vectors, config.threads, index)
+    return (
+        _instance(f"{step}_pieces", *reading, *arguments),
+        _instance(f"{step}_apply", *types, *arguments),
+    )
 
 
 def cuda_columns(rows: Rows) -> tuple[int, int, int]:
@@ -231,59 +281,40 @@ def cuda_columns(rows: Rows) -> tuple[int, int, int]:
     return 0, min(_COLUMN_LANES[0], neighbours), CUDA_COLUMNS[-1][1]
 
 
-def forward(
-    input: Tensor, dim: int, dtype: torch.dtype | None, config: RowConfig | None = None
-) -> Tensor:
-    """The forward in CUDA C++; ``config`` replaces the table's choice for rows that fit it."""
-    output = empty_output(input, dtype)
-    if output.numel() == 0:
-        return output
-    input, rows = rows_in_place_or_copied(readable(input, output.dtype), dim)
-    vector = vector_length(rows, input, output)
-    _launch("forward", rows, (vector,), (input, output), config)
-    return output
-
-
-def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
-    config: RowConfig | None = None,
-) -> tuple[Tensor | None, ...]:
-    """The gradient in CUDA C++; ``config`` as in ``forward``."""
-    if not needs[0]:
-        return (None,)
-    grad_input = empty_gradient(output, input_dtype)
-    if grad_input.numel():
-        grad_output, rows = rows_in_place_or_copied(grad_output, dim)
-        output = output.contiguous()
-        contiguous = Rows(rows.rows, rows.width, 1, rows.width, 0, 1, rows.columns)
-        vector = vector_length(contiguous, output, grad_input)
-        grad_vector = vector if vector_length(rows, grad_output, grad_input) % vector == 0 else 1
-        _launch("backward", rows, (vector, grad_vector), (grad_output, output, grad_input), config)
-    return (cast(grad_input, input_dtype),)
+forward = functools.partial(gpu_launch.forward, _launch)
+forward_in_place = functools.partial(gpu_launch.forward_in_place, _launch)
+backward = functools.partial(gpu_launch.backward, _launch)
+configs = functools.partial(gpu_launch.forward_configs, _configs)
+configs_backward = functools.partial(gpu_launch.backward_configs, _configs)
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every spread of the tables, and every kernel at other types and vector lengths."""
+    """Every line of the tables, the widest candidates, and every kernel at other types and vector
+    lengths; both forms where they differ."""
     found: list[str] = []
     for dtype, vector in ((torch.float32, 4), (torch.bfloat16, 8), (torch.float64, 2)):
         types = (_TYPES[dtype],) * 2
-        for step, lengths in (("forward", (vector,)), ("backward", (vector, vector))):
-            configs = CUDA_ROWS[step][dtype.itemsize]
-            found += [_resident(step, types, lengths, config) for config in configs[3:]]
-            found.append(_looped(step, types, lengths, 2**20, 1))
-            if dtype != torch.float64:
-                found.append(_looped(step, types, lengths, 2**20, LOOPED_CLUSTER))
+        for step, form, lengths in _steps(vector):
+            lines = CUDA_ROWS[step, dtype.itemsize][0][3 if form[0] == "kSoftmax" else -3 :]
+            found += [_resident(step, (*form, *types), lengths, line) for line in lines]
+            found += _in_pieces(step, (*form, *types), lengths, 2**20, _CUDA_PIECES[0])
     for types in (("__half", "__half"), ("__half", "float"), ("double", "__nv_bfloat16")):
-        for step, lengths in (("forward", (1,)), ("backward", (1, 1))):
-            found.append(_resident(step, types, lengths, RowConfig(4, 8)))
-            found.append(_looped(step, types, lengths, 2**31, 1))
+        for step, form, lengths in _steps(1):
+            found.append(_resident(step, (*form, *types), lengths, _row(4, 8)))
+            found += _in_pieces(step, (*form, *types), lengths, 2**31, _CUDA_PIECES[0])
             for elements, warps in ((0, 32), (16, 0), (16, 8)):
-                found.append(_instance(f"{step}_columns", *types, elements, 8, warps, "int32_t"))
-    return tuple(found)
+                arguments = (*form, *types, elements, 8, warps, "int32_t")
+                found.append(_instance(f"{step}_columns", *arguments))
+    return tuple(dict.fromkeys(found))
+
+
+def _steps(vector: int) -> tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]:
+    return (
+        ("forward", ("kSoftmax", "kApart"), (vector,)),
+        ("forward", ("kLogSoftmax", "kInPlace"), (vector,)),
+        ("backward", ("kSoftmax",), (vector, vector)),
+        ("backward", ("kLogSoftmax",), (vector, vector)),
+    )
 
 
 CUDA_EXPRESSIONS = _representative_expressions()

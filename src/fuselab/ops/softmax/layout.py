@@ -50,6 +50,11 @@ def positive(dim: int, tensor: Tensor) -> int:
     return dim % max(tensor.dim(), 1)
 
 
+def neighbours(tensor: Tensor, dim: int) -> int:
+    """Elements between two of one softmax in a contiguous tensor."""
+    return math.prod(tensor.shape[dim % tensor.dim() + 1 :]) if tensor.dim() else 1
+
+
 def rows_in_place_or_copied(tensor: Tensor, dim: int) -> tuple[Tensor, Rows]:
     """A non-empty tensor, or its contiguous copy where its layout needs one, and its rows."""
     rows = rows_of(tensor, dim)

@@ -30,6 +30,22 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> T
     return torch.softmax(input, dim, dtype=dtype)
 
 
+def softmax_(input: Tensor, dim: int = -1) -> Tensor:
+    """``softmax`` written over its input, for inference; returns ``input``.
+
+    Args:
+        input: any shape, 0-D and empty included; floating. One that is not contiguous takes a
+            workspace of its size; an expanded one is refused.
+        dim: the dimension that sums to 1; negative counts from the end.
+
+    Raises:
+        DtypeError: ``input`` is not floating.
+        ArgumentError: ``dim`` is out of range, or ``input`` overlaps itself.
+        DifferentiationError: ``input`` wants a gradient; ``softmax`` has one.
+    """
+    return torch.softmax(input, dim)
+
+
 def softmax_backward(
     needs: Sequence[bool],
     grad_output: Tensor,

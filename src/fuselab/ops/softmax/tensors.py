@@ -1,10 +1,14 @@
-"""Tensors that every implementation allocates or casts alike."""
+"""What every implementation names, allocates or casts alike."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+Form = Literal["softmax", "log_softmax"]
+FORMS: dict[Form, str] = {"softmax": "kSoftmax", "log_softmax": "kLogSoftmax"}  # in C++
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 

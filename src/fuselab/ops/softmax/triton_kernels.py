@@ -1,4 +1,4 @@
-"""Softmax over one dimension and its gradient, for rows and for columns, in Triton.
+"""Softmax and log_softmax over one dimension and their gradients, for rows and columns, in Triton.
 
 Tiling. ``*_rows``: a program owns ROWS whole rows, each in one block; every element is read once,
 its exp is computed once, and it is written once. ``*_looped``: a program owns one row of any width
@@ -8,7 +8,11 @@ dimension is not the last one; a program owns a tile of neighbouring columns, co
 
 A row's place: row = outer * inner_count + inner, its first element at
 outer * outer_stride + inner * inner_stride, and dim_stride from element to element. Strides count
-elements and may be 0. ``output`` and ``grad_input`` are contiguous.
+elements and may be 0. ``output`` and ``grad_input`` are contiguous. LOG makes it log_softmax.
+
+In place (``output`` is ``input``): a program reads and writes only its own rows or columns. Where
+they are resident, what it stores depends on all it loaded; a second pass loads a block, then stores
+that block, and never comes back to it.
 """
 
 import triton
@@ -17,22 +21,56 @@ import triton.language as tl
 
 @triton.jit
 def exponential(difference):
-    """exp of a difference <= 0; tl.exp keeps subnormal results, tl.exp2 flushes them to 0."""
-    return tl.exp(difference)
+    """exp of a difference <= 0 within 2 ulp, by the steps that cuda_kernels.cu explains.
+
+    tl.exp errs by 7e-6 of the result near e^-90, tl.exp2 flushes subnormal results.
+    """
+    if difference.dtype == tl.float64:
+        result = tl.exp(difference)
+    else:
+        magic = 12582912.0 + 127.0
+        shifted = tl.maximum(tl.fma(difference, 1.4426950216293335, magic), magic - 126.0)
+        n = shifted - magic
+        r = tl.fma(difference, 1.9259629911e-8, tl.fma(difference, 1.4426950216293335, -n))
+        power = (shifted.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+        result = tl.exp2(r) * power
+    return result
 
 
 @triton.jit
-def exponential_term(difference, output_dtype: tl.constexpr):
-    """exp of an element's difference, times a power of two that ``output_dtype`` fixes
+def exponential_term(difference, output_dtype: tl.constexpr, LOG: tl.constexpr):
+    """exp of an element's difference, in softmax times a power of two that ``output_dtype`` fixes
     and the division by the sum takes away again: the same as exponential_term of cuda_kernels.cu.
     """
     if difference.dtype == tl.float64 or output_dtype == tl.float32:
-        result = tl.exp(difference)
-    elif output_dtype == tl.bfloat16:
+        result = exponential(difference)
+    elif output_dtype == tl.bfloat16 and not LOG:
         result = tl.exp2(difference * 1.4426950408889634 + 8.0)
     else:
         result = tl.exp2(difference * 1.4426950408889634)
     return result
+
+
+@triton.jit
+def finish(difference, factor, output_dtype: tl.constexpr, LOG: tl.constexpr):
+    """An element of the output, in a second pass; ``factor`` is 1 / total, or log(total)."""
+    if LOG:
+        result = difference - factor
+    else:
+        result = exponential_term(difference, output_dtype, LOG) * factor
+    return result
+
+
+@triton.jit
+def summand(grad, y, LOG: tl.constexpr):
+    """What the backward sums over a row."""
+    return grad if LOG else grad * y
+
+
+@triton.jit
+def gradient(grad, y, total, LOG: tl.constexpr):
+    """The gradient of one element."""
+    return grad - exponential(y) * total if LOG else y * (grad - total)
 
 
 @triton.jit
@@ -67,11 +105,12 @@ def forward_rows(
     outer_stride,
     inner_stride,
     dim_stride,
+    LOG: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """output[row, :] = softmax(input[row, :])."""
+    """output[row, :] = softmax(input[row, :]), or log_softmax."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (column < width)
@@ -79,9 +118,11 @@ def forward_rows(
     # Masked columns are -inf before the maximum is taken: a row of -200 must not meet a 0 there.
     value = tl.load(input + start + column * dim_stride, mask=mask, other=float("-inf"))
     value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
-    term = exponential_term(value - tl.max(value, axis=1, keep_dims=True), output.dtype.element_ty)
-    factor = 1.0 / tl.sum(term, axis=1, keep_dims=True)
-    tl.store(output + row * width + column, (term * factor).to(output.dtype.element_ty), mask=mask)
+    difference = value - tl.max(value, axis=1, keep_dims=True)
+    term = exponential_term(difference, output.dtype.element_ty, LOG)
+    total = tl.sum(term, axis=1, keep_dims=True)
+    result = difference - tl.log(total) if LOG else term * (1.0 / total)
+    tl.store(output + row * width + column, result.to(output.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -95,11 +136,13 @@ def backward_rows(
     outer_stride,
     inner_stride,
     dim_stride,
+    LOG: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """grad_input[row, :] = output * (grad_output - sum(grad_output * output))."""
+    """grad_input[row, :] = output * (grad_output - sum(grad_output * output)), or of log_softmax
+    grad_output - exp(output) * sum(grad_output)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (column < width)
@@ -108,7 +151,8 @@ def backward_rows(
     grad = tl.load(grad_output + start + column * dim_stride, mask=mask, other=0.0)
     y = tl.load(output + place, mask=mask, other=0.0).to(ACCUMULATOR)
     grad = grad.to(ACCUMULATOR)
-    result = y * (grad - tl.sum(grad * y, axis=1, keep_dims=True))
+    total = tl.sum(summand(grad, y, LOG), axis=1, keep_dims=True)
+    result = gradient(grad, y, total, LOG)
     tl.store(grad_input + place, result.to(grad_input.dtype.element_ty), mask=mask)
 
 
@@ -121,11 +165,12 @@ def forward_looped(
     outer_stride,
     inner_stride,
     dim_stride,
+    LOG: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     INDEX: tl.constexpr,  # the integer type that counts a row's elements
     BLOCK: tl.constexpr,
 ):
-    """output[row, :] = softmax(input[row, :]) in two passes over a row of any width."""
+    """The forward in two passes over a row of any width."""
     row = tl.program_id(0).to(tl.int64)
     input += row_start(row, inner_count, outer_stride, inner_stride)
     output += row * width
@@ -146,12 +191,12 @@ def forward_looped(
         new_maximum = tl.maximum(maximum, value)
         shift = shift_for(new_maximum)
         scale = exponential(maximum - shift)
-        total, lost = add(
-            total * scale, lost * scale, exponential_term(value - shift, output.dtype.element_ty)
-        )
+        term = exponential_term(value - shift, output.dtype.element_ty, LOG)
+        total, lost = add(total * scale, lost * scale, term)
         maximum = new_maximum
     shift = shift_for(tl.max(maximum, axis=0))
-    factor = 1.0 / tl.sum(total * exponential(maximum - shift), axis=0)
+    total = tl.sum(total * exponential(maximum - shift), axis=0)
+    factor = tl.log(total) if LOG else 1.0 / total
     for done in range(blocks):
         column = (blocks - 1 - done) * BLOCK + lane
         mask = column < width
@@ -159,7 +204,7 @@ def forward_looped(
             input + column * dim_stride, mask=mask, other=0.0, eviction_policy="evict_first"
         )
         value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
-        result = exponential_term(value - shift, output.dtype.element_ty) * factor
+        result = finish(value - shift, factor, output.dtype.element_ty, LOG)
         tl.store(output + column, result.to(output.dtype.element_ty), mask=mask)
 
 
@@ -173,6 +218,7 @@ def backward_looped(
     outer_stride,
     inner_stride,
     dim_stride,
+    LOG: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -193,7 +239,8 @@ def backward_looped(
             grad_output + column * dim_stride, mask=mask, other=0.0, eviction_policy="evict_last"
         )
         y = tl.load(output + column, mask=mask, other=0.0, eviction_policy="evict_last")
-        total, lost = add(total, lost, grad.to(ACCUMULATOR) * y.to(ACCUMULATOR))
+        term = summand(grad.to(ACCUMULATOR), y.to(ACCUMULATOR), LOG)
+        total, lost = add(total, lost, term)
     total = tl.sum(total, axis=0)
     for done in range(blocks):
         column = (blocks - 1 - done) * BLOCK + lane
@@ -202,7 +249,7 @@ def backward_looped(
             grad_output + column * dim_stride, mask=mask, other=0.0, eviction_policy="evict_first"
         )
         y = tl.load(output + column, mask=mask, other=0.0, eviction_policy="evict_first")
-        result = y.to(ACCUMULATOR) * (grad.to(ACCUMULATOR) - total)
+        result = gradient(grad.to(ACCUMULATOR), y.to(ACCUMULATOR), total, LOG)
         tl.store(grad_input + column, result.to(grad_input.dtype.element_ty), mask=mask)
 
 
@@ -215,13 +262,14 @@ def forward_columns(
     outer_stride,
     inner_stride,
     dim_stride,
+    LOG: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     INDEX: tl.constexpr,  # the integer type of offsets within one outer slice
     RESIDENT: tl.constexpr,  # width <= BLOCK: one read
     BLOCK: tl.constexpr,  # elements along the dimension
     COLUMNS: tl.constexpr,  # neighbouring columns
 ):
-    """output[outer, :, inner] = softmax(input[outer, :, inner])."""
+    """output[outer, :, inner] = softmax(input[outer, :, inner]), or log_softmax."""
     tiles = tl.cdiv(inner_count, COLUMNS)
     outer = (tl.program_id(0) // tiles).to(tl.int64)
     inner = (tl.program_id(0) % tiles).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -234,10 +282,10 @@ def forward_columns(
             input + lane * dim_stride + inner * inner_stride, mask=mask, other=float("-inf")
         )
         value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
-        term = exponential_term(
-            value - tl.max(value, axis=0, keep_dims=True), output.dtype.element_ty
-        )
-        result = term * (1.0 / tl.sum(term, axis=0, keep_dims=True))
+        difference = value - tl.max(value, axis=0, keep_dims=True)
+        term = exponential_term(difference, output.dtype.element_ty, LOG)
+        total = tl.sum(term, axis=0, keep_dims=True)
+        result = difference - tl.log(total) if LOG else term * (1.0 / total)
         tl.store(output + lane * inner_count + inner, result.to(output.dtype.element_ty), mask=mask)
     else:
         blocks = tl.cdiv(width, BLOCK).to(INDEX)
@@ -254,20 +302,18 @@ def forward_columns(
             new_maximum = tl.maximum(maximum, value)
             shift = shift_for(new_maximum)
             scale = exponential(maximum - shift)
-            total, lost = add(
-                total * scale,
-                lost * scale,
-                exponential_term(value - shift, output.dtype.element_ty),
-            )
+            term = exponential_term(value - shift, output.dtype.element_ty, LOG)
+            total, lost = add(total * scale, lost * scale, term)
             maximum = new_maximum
         shift = shift_for(tl.max(maximum, axis=0, keep_dims=True))
-        factor = 1.0 / tl.sum(total * exponential(maximum - shift), axis=0, keep_dims=True)
+        total = tl.sum(total * exponential(maximum - shift), axis=0, keep_dims=True)
+        factor = tl.log(total) if LOG else 1.0 / total
         for done in range(blocks):
             row = (blocks - 1 - done) * BLOCK + lane
             mask = (row < width) & (inner < inner_count)
             value = tl.load(input + row * dim_stride + inner * inner_stride, mask=mask, other=0.0)
             value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
-            result = exponential_term(value - shift, output.dtype.element_ty) * factor
+            result = finish(value - shift, factor, output.dtype.element_ty, LOG)
             tl.store(
                 output + row * inner_count + inner, result.to(output.dtype.element_ty), mask=mask
             )
@@ -283,6 +329,7 @@ def backward_columns(
     outer_stride,
     inner_stride,
     dim_stride,
+    LOG: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     INDEX: tl.constexpr,
     RESIDENT: tl.constexpr,
@@ -303,7 +350,8 @@ def backward_columns(
         grad = tl.load(grad_output + lane * dim_stride + inner * inner_stride, mask=mask, other=0.0)
         y = tl.load(output + place, mask=mask, other=0.0).to(ACCUMULATOR)
         grad = grad.to(ACCUMULATOR)
-        result = y * (grad - tl.sum(grad * y, axis=0, keep_dims=True))
+        total = tl.sum(summand(grad, y, LOG), axis=0, keep_dims=True)
+        result = gradient(grad, y, total, LOG)
         tl.store(grad_input + place, result.to(grad_input.dtype.element_ty), mask=mask)
     else:
         blocks = tl.cdiv(width, BLOCK).to(INDEX)
@@ -316,7 +364,8 @@ def backward_columns(
                 grad_output + row * dim_stride + inner * inner_stride, mask=mask, other=0.0
             )
             y = tl.load(output + row * inner_count + inner, mask=mask, other=0.0)
-            total, lost = add(total, lost, grad.to(ACCUMULATOR) * y.to(ACCUMULATOR))
+            term = summand(grad.to(ACCUMULATOR), y.to(ACCUMULATOR), LOG)
+            total, lost = add(total, lost, term)
         total = tl.sum(total, axis=0, keep_dims=True)
         for done in range(blocks):
             row = (blocks - 1 - done) * BLOCK + lane
@@ -326,5 +375,5 @@ def backward_columns(
                 grad_output + row * dim_stride + inner * inner_stride, mask=mask, other=0.0
             )
             y = tl.load(output + place, mask=mask, other=0.0)
-            result = y.to(ACCUMULATOR) * (grad.to(ACCUMULATOR) - total)
+            result = gradient(grad.to(ACCUMULATOR), y.to(ACCUMULATOR), total, LOG)
             tl.store(grad_input + place, result.to(grad_input.dtype.element_ty), mask=mask)

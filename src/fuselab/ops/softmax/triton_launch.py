@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from fuselab.ops.softmax import triton_kernels
-from fuselab.ops.softmax.layout import Rows, positive, rows_in_place_or_copied
-from fuselab.ops.softmax.tensors import cast, empty_gradient, empty_output, readable
+from fuselab.ops.softmax import gpu_launch, triton_kernels
+from fuselab.ops.softmax.layout import Rows, positive
+from fuselab.ops.softmax.tensors import Form
 from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.tuning import Config
 
 
-@dataclass(frozen=True, slots=True)
-class TritonConfig:
-    """Rows up to ``width`` wide: ``rows`` of them per program, ``warps`` warps. One table line."""
-
-    width: int
-    rows: int
-    warps: int
+def _row(block: int, rows: int, warps: int) -> Config:
+    """A program of ``warps`` warps takes ``rows`` rows of up to ``block`` elements whole."""
+    return Config(block=block, rows=rows, warps=warps)
 
 
-_TRITON_NARROW = (
-    TritonConfig(16, 128, 4),
-    TritonConfig(32, 64, 4),
-    TritonConfig(64, 32, 4),
-    TritonConfig(128, 16, 4),
-    TritonConfig(256, 8, 4),
-    TritonConfig(512, 4, 4),
+_NARROW = (
+    _row(16, 128, 4),
+    _row(32, 64, 4),
+    _row(64, 32, 4),
+    _row(128, 16, 4),
+    _row(256, 8, 4),
+    _row(512, 4, 4),
 )
 # 16 elements per thread, as in CUDA_ROWS; 32 from 16384 on, where 1024 threads is all there is.
 # Registers for sm_90 (float32 / bfloat16), Triton 3.7.1: forward 4096 wide 40 / 32, 16384 60 / 52,
@@ -38,38 +34,52 @@ _TRITON_NARROW = (
 # stores are 128-bit; 5 block barriers in the forward (maximum, sum), 2 in the backward.
 TRITON_ROWS = {
     "forward": (
-        *_TRITON_NARROW,
-        TritonConfig(1024, 2, 4),
-        TritonConfig(2048, 1, 4),
-        TritonConfig(4096, 1, 8),
-        TritonConfig(8192, 1, 16),
-        TritonConfig(16384, 1, 16),
-        TritonConfig(32768, 1, 32),
+        *_NARROW,
+        _row(1024, 2, 4),
+        _row(2048, 1, 4),
+        _row(4096, 1, 8),
+        _row(8192, 1, 16),
+        _row(16384, 1, 16),
+        _row(32768, 1, 32),
     ),
     "backward": (
-        *_TRITON_NARROW,
-        TritonConfig(1024, 1, 4),
-        TritonConfig(2048, 1, 4),
-        TritonConfig(4096, 1, 8),
-        TritonConfig(8192, 1, 16),
-        TritonConfig(16384, 1, 32),
+        *_NARROW,
+        _row(1024, 1, 4),
+        _row(2048, 1, 4),
+        _row(4096, 1, 8),
+        _row(8192, 1, 16),
+        _row(16384, 1, 32),
     ),
 }
-TRITON_LOOPED_BLOCK = 4096
-TRITON_LOOPED_WARPS = 8
+# Wider rows pass twice through one program, ``looped`` elements at a time.
+_LOOPED = (
+    Config(looped=4096, warps=8),
+    Config(looped=8192, warps=16),
+    Config(looped=4096, warps=16),
+)
 # A tile of columns: at most this many elements, 8 to 32 columns across, 8 warps.
 TRITON_COLUMNS_TILE = 8192
 
 
-def triton_candidates(step: str, width: int) -> tuple[TritonConfig, ...]:
-    """What tuning may try for rows of ``width``, for ``config=`` of the Triton launchers."""
+def triton_candidates(step: str, width: int) -> tuple[Config, ...]:
+    """What tuning may choose from for rows of ``width``, the table's choice first."""
     block = _power_of_two(width)
-    return tuple(
-        TritonConfig(block, rows, warps)
-        for rows in (1, 2, 4, 8)
-        for warps in (1, 2, 4, 8, 16, 32)
-        if 4 <= rows * block // (warps * 32) <= (64 if step == "forward" else 32)
-    )
+    default = next((line for line in TRITON_ROWS[step] if line.block >= width), None)
+    if default is None:
+        return _LOOPED
+    if width <= 512:
+        return (default,)
+    spreads = [
+        _row(block, rows, warps)
+        for rows in (1, 2)
+        for warps in (4, 8, 16, 32)
+        if 8 <= rows * block // (warps * 32) <= (32 if step == "forward" else 16)
+    ]
+    return tuple(dict.fromkeys((default, *spreads)))
+
+
+def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tuple[Config, ...]:
+    return triton_candidates(step, width)
 
 
 def _power_of_two(number: int) -> int:
@@ -78,8 +88,12 @@ def _power_of_two(number: int) -> int:
 
 
 def _launch(
-    step: str, rows: Rows, tensors: tuple[Tensor, ...], config: TritonConfig | None
+    step: str,
+    form: Form,
+    rows: Rows,
+    tensors: tuple[Tensor, ...],
 ) -> None:
+    log = form == "log_softmax"
     places = (rows.inner_count, rows.outer_stride, rows.inner_stride, rows.dim_stride)
     double = max(tensor.element_size() for tensor in tensors) == 8
     accumulator = "float64" if double else "float32"
@@ -91,6 +105,7 @@ def _launch(
             *tensors,
             rows.width,
             *places,
+            LOG=log,
             ACCUMULATOR=getattr(tl, accumulator),
             INDEX=_triton_index(rows.widest_offset),
             RESIDENT=resident,
@@ -99,10 +114,8 @@ def _launch(
             num_warps=8,
         )
         return
-    config = config or next(
-        (config for config in TRITON_ROWS[step] if config.width >= rows.width), None
-    )
-    if config is not None:
+    config = gpu_launch.chosen("triton", _configs, step, form, rows, tensors)
+    if "rows" in config:
         launch(
             getattr(triton_kernels, f"{step}_rows"),
             (-(-rows.rows // config.rows),),
@@ -110,6 +123,7 @@ def _launch(
             rows.rows,
             rows.width,
             *places,
+            LOG=log,
             ACCUMULATOR=getattr(tl, accumulator),
             ROWS=config.rows,
             BLOCK=_power_of_two(rows.width),
@@ -122,10 +136,11 @@ def _launch(
         *tensors,
         rows.width,
         *places,
+        LOG=log,
         ACCUMULATOR=getattr(tl, accumulator),
         INDEX=_triton_index(rows.width * max(rows.dim_stride, 1)),
-        BLOCK=TRITON_LOOPED_BLOCK,
-        num_warps=TRITON_LOOPED_WARPS,
+        BLOCK=config.looped,
+        num_warps=config.warps,
     )
 
 
@@ -145,37 +160,14 @@ def triton_columns(rows: Rows) -> tuple[bool, int, int]:
     return False, TRITON_COLUMNS_TILE // 4 // columns, columns
 
 
-def forward(
-    input: Tensor, dim: int, dtype: torch.dtype | None, config: TritonConfig | None = None
-) -> Tensor:
-    """The forward in Triton; ``config`` replaces the table's choice for rows that fit it."""
-    output = empty_output(input, dtype)
-    if output.numel() == 0:
-        return output
-    input, rows = rows_in_place_or_copied(readable(input, output.dtype), dim)
-    _launch("forward", rows, (input, output), config)
-    return output
+forward = functools.partial(gpu_launch.forward, _launch)
+forward_in_place = functools.partial(gpu_launch.forward_in_place, _launch)
+backward = functools.partial(gpu_launch.backward, _launch)
+configs = functools.partial(gpu_launch.forward_configs, _configs)
+configs_backward = functools.partial(gpu_launch.backward_configs, _configs)
 
 
-def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
-    config: TritonConfig | None = None,
-) -> tuple[Tensor | None, ...]:
-    """The gradient in Triton; ``config`` as in ``forward``."""
-    if not needs[0]:
-        return (None,)
-    grad_input = empty_gradient(output, input_dtype)
-    if grad_input.numel():
-        grad_output, rows = rows_in_place_or_copied(grad_output, dim)
-        _launch("backward", rows, (grad_output, output.contiguous(), grad_input), config)
-    return (cast(grad_input, input_dtype),)
-
-
-def supports(input: Tensor, dim: int, dtype: torch.dtype | None) -> str | None:
+def supports(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> str | None:
     """A program per row or tile, and CUDA's grid ends at 2^31 - 1."""
     width = input.shape[positive(dim, input)] if input.dim() else 1
     if input.numel() and input.numel() // width >= 2**31:

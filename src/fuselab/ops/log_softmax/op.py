@@ -1,0 +1,114 @@
+"""The contracts of ``fuselab::log_softmax`` and, in place, ``fuselab::log_softmax_``.
+
+The kernels are softmax's, in their other form: see ``ops/softmax``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.op import FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.ops.log_softmax import reference
+from fuselab.ops.softmax import cpu_launch, cuda_launch, declaration, triton_launch
+from fuselab.ops.softmax.declaration import are_narrow_columns
+from fuselab.ops.softmax.tensors import DTYPES
+
+__all__ = ["IN_PLACE", "OP"]
+
+
+def prefer(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Sequence[str]:
+    """The reference on CUDA until the kernels are measured there; on the CPU as softmax."""
+    return ("reference",) if input.is_cuda or are_narrow_columns(input, dim) else ("cpp",)
+
+
+def prefer_backward(
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Sequence[str]:
+    return prefer(output, dim)
+
+
+def _rewrite_call(input: Tensor, dim: int) -> Inputs:
+    return Inputs((input,), {"dim": dim})
+
+
+def _library(input: Tensor, dim: int) -> Tensor:
+    """torch.log_softmax, F.log_softmax, Tensor.log_softmax and nn.LogSoftmax alike."""
+    return torch.log_softmax(input, dim)
+
+
+def _log_of_softmax(input: Tensor, dim: int) -> Tensor:
+    """-inf where softmax underflows; log_softmax is finite there."""
+    return torch.log(F.softmax(input, dim))
+
+
+def _minus_logsumexp(input: Tensor, dim: int) -> Tensor:
+    return input - torch.logsumexp(input, dim=dim, keepdim=True)
+
+
+def _in_form(function: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(function, form="log_softmax")
+
+
+OP = FusedOp(
+    name="fuselab::log_softmax",
+    reference=reference.log_softmax,
+    implementations={
+        "triton": Implementation(
+            "cuda",
+            _in_form(triton_launch.forward),
+            _in_form(triton_launch.backward),
+            triton_launch.supports,
+        ),
+        "cuda": Implementation(
+            "cuda", _in_form(cuda_launch.forward), _in_form(cuda_launch.backward)
+        ),
+        "cpp": Implementation("cpu", _in_form(cpu_launch.forward), _in_form(cpu_launch.backward)),
+    },
+    cost=declaration.cost,
+    cost_backward=declaration.cost_backward,
+    cases=declaration.CASES,
+    gradient=Gradient(
+        declaration.save, reference.log_softmax_backward, declaration.fake_gradient, prefer_backward
+    ),
+    draw=declaration.draw,
+    validate=declaration.validates("log_softmax"),
+    fake=declaration.fake,
+    prefer=prefer,
+    autocast=declaration.autocast,
+    rewrites=tuple(
+        Rewrite(pattern, _rewrite_call) for pattern in (_library, _log_of_softmax, _minus_logsumexp)
+    ),
+    peers={"naive": reference.naive},
+    dtypes=DTYPES,
+    configs={
+        "triton": triton_launch.configs,
+        "triton_backward": triton_launch.configs_backward,
+        "cuda": cuda_launch.configs,
+        "cuda_backward": cuda_launch.configs_backward,
+    },
+)
+
+IN_PLACE = FusedOp(
+    name="fuselab::log_softmax_",
+    reference=reference.log_softmax_,
+    implementations={
+        "triton": Implementation(
+            "cuda", _in_form(triton_launch.forward_in_place), supports=triton_launch.supports
+        ),
+        "cuda": Implementation("cuda", _in_form(cuda_launch.forward_in_place)),
+        "cpp": Implementation("cpu", _in_form(cpu_launch.forward_in_place)),
+    },
+    cost=declaration.cost,
+    cases=declaration.CASES,
+    draw=declaration.draw,
+    validate=declaration.validates("log_softmax"),
+    prefer=prefer,
+    dtypes=DTYPES,
+    mutates=("input",),
+)
