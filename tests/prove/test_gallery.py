@@ -79,10 +79,7 @@ def test_honest_operator_passes(device: str) -> None:
 def test_honest_operators_of_other_arguments_pass(kind: Any, device: str) -> None:
     op: FusedOp = kind.make_op("honest_" + kind.__name__.split(".")[-1] + f"_{device}", device)
     report = check(op, quick=True, device=device)
-    # TODO(dispatch): torch.compile of an operator of sequences that is no global of the compiled
-    # function sees no needs_input_grad (torch 2.13); its gradients fail there.
-    failed = report.failed_checks() - ({"compiled gradients"} if kind is lookup else set())
-    assert not failed, [failure for group in report.groups for failure in group.failures]
+    assert report.passed, [failure for group in report.groups for failure in group.failures]
     assert report.groups[0].trials > 150
 
 

@@ -347,6 +347,8 @@ class _Registration:
             for index, name in enumerate(op.signature.parameters)
             if name in op.tensor_parameters
         )
+        self.is_tensor = tuple(name in op.tensor_parameters for name in op.signature.parameters)
+        self.is_sequence = tuple(kind == "Tensor[]" for _, kind in forward_parameters)
         self.sequence_positions = tuple(
             index for index, (_, kind) in enumerate(forward_parameters) if kind == "Tensor[]"
         )
@@ -413,7 +415,9 @@ class _Registration:
         """The operator as a step that autograd knows; ``args`` end with the implementation."""
         *values, implementation = args
         self.refuse_frozen(values)
-        flat, lengths = _flat(values, self.sequence_positions)
+        # From bools: ints that an object holds are dynamic to Dynamo, and equal to no constant.
+        sequences = [place for place, is_sequence in enumerate(self.is_sequence) if is_sequence]
+        flat, lengths = _flat(values, sequences)
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return self.function.apply(*flat, lengths, implementation)
         return self.apply_plainly(*flat, lengths, implementation)
@@ -602,15 +606,15 @@ def _nested(flat: Sequence[Any], lengths: tuple[int | None, ...] | None) -> list
     return values
 
 
-def _flat_places(places: Sequence[int], lengths: tuple[int | None, ...] | None) -> list[int]:
-    """Where the tensors of the arguments at ``places`` lie once laid out flat."""
+def _flat_places(registration: _Registration, lengths: tuple[int | None, ...] | None) -> list[int]:
+    """Where the tensors of the tensor parameters lie once laid out flat."""
     if lengths is None:
-        return list(places)
+        return list(registration.tensor_positions)
     found: list[int] = []
     begin = 0
-    for place, length in enumerate(lengths):
+    for is_tensor, length in zip(registration.is_tensor, lengths, strict=True):
         count = 1 if length is None else length
-        if place in places:
+        if is_tensor:
             found.extend(range(begin, begin + count))
         begin += count
     return found
@@ -773,7 +777,7 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Any:
             saved = _saved(ctx)
-            places = _flat_places(_registered[op_name].tensor_positions, ctx.lengths)
+            places = _flat_places(_registered[op_name], ctx.lengths)
             needs = tuple(ctx.needs_input_grad[place] for place in places)
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 grads = Backward.apply(ctx.implementation, needs, ctx.saved_lengths, grad, *saved)
