@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from fuselab.ops.embedding_sgd_ import embedding_sgd_ as embedding_sgd_
     from fuselab.ops.hash_indices import hash_indices as hash_indices
     from fuselab.ops.linear_activation import linear_activation as linear_activation
+    from fuselab.ops.linear_binary_cross_entropy import (
+        linear_binary_cross_entropy as linear_binary_cross_entropy,
+    )
+    from fuselab.ops.linear_sigmoid import linear_sigmoid as linear_sigmoid
     from fuselab.ops.log_softmax import log_softmax as log_softmax
     from fuselab.ops.log_softmax import log_softmax_ as log_softmax_
     from fuselab.ops.softmax import softmax as softmax

@@ -1,0 +1,250 @@
+"""The contract of ``fuselab::linear_binary_cross_entropy``: the kernels of ``linear_sigmoid`` with
+a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.errors import DtypeError, ShapeError, UnknownNameError
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
+from fuselab.ops.linear_activation.product import DTYPES
+from fuselab.ops.linear_binary_cross_entropy.reference import gradient, reference
+from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, logit, triton_launch
+from fuselab.ops.linear_sigmoid.op import case_tags, draw_linear, linear_arguments
+
+_FLOPS_PER_ROW = 12  # exp, log1p, and the ten around them
+
+
+def validate(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+) -> None:
+    logit.validate("linear_binary_cross_entropy", input, weight, bias)
+    if target.dtype not in DTYPES:
+        raise DtypeError(
+            f"linear_binary_cross_entropy: 'target' is {target.dtype}; expected float32, float16, "
+            "bfloat16 or float64 (target.float() gives one)."
+        )
+    if target.shape != (*input.shape[:-1], 1):
+        raise ShapeError(
+            f"linear_binary_cross_entropy: 'target' has shape {tuple(target.shape)}; expected "
+            f"{(*input.shape[:-1], 1)}, one value for each row of 'input' {tuple(input.shape)}."
+        )
+    if reduction not in logit.KINDS:
+        raise UnknownNameError("reduction", reduction, logit.KINDS)
+
+
+def fake(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+) -> Tensor:
+    return logit.empty_output(input, target, logit.KINDS[reduction])
+
+
+def autocast(
+    autocast_dtype: torch.dtype,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    reduction: str,
+) -> tuple[Any, ...]:
+    """As torch.autocast: the linear layer in its dtype, the loss in float32."""
+    operands = (logit.cast_for_autocast(value, autocast_dtype) for value in (input, weight, bias))
+    return *operands, logit.cast_for_autocast(target, torch.float32), reduction
+
+
+def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
+    return args
+
+
+def fake_gradient(
+    needs: Sequence[bool], grad_output: Tensor, input: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    return (*logit.empty_gradients(needs, input), None)
+
+
+def supports(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+) -> str | None:
+    return logit.refusal(input, target)
+
+
+def supports_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    reduction: str,
+) -> str | None:
+    return logit.refusal(input, target)
+
+
+def supports_cuda(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+) -> str | None:
+    return cuda_launch.supports(input, weight, target)
+
+
+def supports_backward_cuda(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> str | None:
+    return supports_cuda(*saved)
+
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
+
+
+def _of_target(backward: Backward) -> Backward:
+    """A backward of linear_sigmoid's launchers, with this operator's arguments."""
+
+    def with_target(
+        needs: Sequence[bool],
+        grad_output: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        reduction: str,
+    ) -> tuple[Tensor | None, ...]:
+        return (*backward(needs, grad_output, target, input, weight, bias, reduction), None)
+
+    return with_target
+
+
+def cost(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+) -> Cost:
+    """Input and target read once, the loss written once."""
+    rows = input.shape[:-1].numel()
+    return Cost(
+        sum(bytes_behind(value) for value in (input, weight, bias, target)),
+        (rows if reduction == "none" else 1) * target.element_size(),
+        2 * input.numel() + rows * _FLOPS_PER_ROW,
+        arithmetic_unit(torch.promote_types(input.dtype, target.dtype)),
+    )
+
+
+def cost_backward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+) -> Cost:
+    """Input and target read once, the input's gradient written once; the logit formed again."""
+    forward = cost(input, weight, bias, target, reduction)
+    small = weight.numel() + (0 if bias is None else 1)
+    return Cost(
+        forward.bytes_read + forward.bytes_written,  # the upstream gradient is as large as the loss
+        (input.numel() + small) * input.element_size(),
+        5 * input.numel() + input.shape[:-1].numel() * _FLOPS_PER_ROW,
+        forward.unit,
+    )
+
+
+def prefer(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+) -> Sequence[str]:
+    return logit.order(input, weight, bias)
+
+
+def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
+    return ("reference",)
+
+
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+
+
+def _case(shape: Sequence[int], reduction: str, **options: Any) -> Make:
+    """Targets are clicks: 0 or 1, 1 for a quarter of the rows."""
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        operands = linear_arguments(shape, device, dtype, generator, **options)
+        clicks = torch.rand((*operands[0].shape[:-1], 1), generator=generator) < 0.25
+        return Inputs((*operands, clicks.to(device, dtype), reduction))
+
+    return make
+
+
+def _cases() -> Iterator[Case]:
+    for name, shape, options, tags in case_tags():
+        if shape[0] > 0:  # the mean of nothing is NaN, which no bar can judge
+            yield Case(name, _case(shape, "mean", **options), tags)
+    for reduction in ("sum", "none"):
+        make = _case((37, 65), reduction)
+        yield Case(f"{reduction}_37x65", make, frozenset({"boundary"}))
+        yield Case(f"{reduction}_0x5", _case((0, 5), reduction), frozenset({"boundary"}))
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout, a bias or none, any reduction; targets need be no probabilities."""
+    operands = draw_linear(source)
+    target = source.tensor(*operands[0].shape[:-1], 1)
+    return Inputs((*operands, target, source.choice(("none", "mean", "sum"))))
+
+
+def _rewrites() -> Iterator[Rewrite]:
+    def spelt(reduction: str) -> Iterator[Rewrite]:
+        def loss(logits: Tensor, target: Tensor) -> Tensor:
+            return F.binary_cross_entropy_with_logits(logits, target, reduction=reduction)
+
+        yield Rewrite(
+            lambda input, weight, bias, target: loss(F.linear(input, weight, bias), target),
+            lambda input, weight, bias, target: Inputs((input, weight, bias, target, reduction)),
+        )
+        yield Rewrite(
+            lambda input, weight, target: loss(F.linear(input, weight), target),
+            lambda input, weight, target: Inputs((input, weight, None, target, reduction)),
+        )
+
+    for reduction in logit.KINDS:
+        yield from spelt(reduction)
+
+
+OP = FusedOp(
+    name="fuselab::linear_binary_cross_entropy",
+    reference=reference,
+    implementations={
+        "triton": Implementation(
+            "cuda",
+            triton_launch.forward,
+            _of_target(triton_launch.backward),
+            supports,
+            supports_backward,
+        ),
+        "cuda": Implementation(
+            "cuda",
+            cuda_launch.forward,
+            _of_target(cuda_launch.backward),
+            supports_cuda,
+            supports_backward_cuda,
+        ),
+        "cpp": Implementation(
+            "cpu",
+            cpu_launch.forward,
+            _of_target(cpu_launch.backward),
+            supports,
+            supports_backward,
+        ),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=tuple(_cases()),
+    gradient=Gradient(
+        save,
+        gradient,
+        fake_gradient,
+        prefer_backward,
+        frozen={
+            "target": "detach it, or spell F.binary_cross_entropy_with_logits of F.linear yourself"
+        },
+    ),
+    draw=draw,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    rewrites=tuple(_rewrites()),
+    autocast=autocast,
+    dtypes=DTYPES,
+)

@@ -1,0 +1,69 @@
+"""binary_cross_entropy_with_logits(input Wᵀ + b, target) in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.ops.linear_sigmoid.reference import through_logit
+
+
+def reference(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str = "mean"
+) -> Tensor:
+    """The loss of the 1-wide last layer, in one pass over its input:
+    ``F.binary_cross_entropy_with_logits(F.linear(input, weight, bias), target)``.
+
+    Args:
+        input: any shape ``(..., K)`` of one dimension or more, float32, float16, bfloat16 or
+            float64, any strides.
+        weight: ``(1, K)``, as ``nn.Linear(K, 1)`` keeps it, in the dtype of ``input``.
+        bias: ``(1,)`` or None, in the same dtype.
+        target: ``(..., 1)``, the probability of class 1, in any of the four dtypes.
+        reduction: "mean" or "sum" over all rows, or "none".
+
+    Returns:
+        0-d, or ``(..., 1)`` with "none", in the dtype of ``target``, as eager PyTorch's.
+        Products and sums are in float32 whatever ``allow_tf32`` says, sums over rows in float64,
+        and the logit is never rounded to 16 bits. Without rows the mean is NaN.
+
+    Differentiable twice in input, weight and bias; asking for the target's gradient is refused. The
+    backward keeps the arguments alone, forms the logit again while it reads the input, and sums the
+    gradients of weight and bias in an order that does not vary from run to run.
+
+    Raises:
+        ShapeError, DtypeError, UnknownNameError (reduction, implementation), DeviceError,
+        DifferentiationError (target), UnsupportedError (an implementation asked for by name that
+        cannot run here).
+    """
+    logit = F.linear(input, weight, bias)
+    return F.binary_cross_entropy_with_logits(logit, target, reduction=reduction)
+
+
+def gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    reduction: str,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of input, weight and bias, in float32 (float64 where input or target is)."""
+    is_double = torch.float64 in (input.dtype, target.dtype)
+    arithmetic = torch.float64 if is_double else torch.float32
+    logit = F.linear(
+        input.to(arithmetic),
+        weight.to(arithmetic),
+        None if bias is None else bias.to(arithmetic),
+    )
+    probable = target.to(arithmetic)
+    # sigmoid(logit) - target, which near 1 keeps its digits by way of 1 - sigmoid(logit).
+    of_logit = (1 - probable) * torch.sigmoid(logit) - probable * torch.sigmoid(-logit)
+    of_logit = of_logit * grad_output.to(arithmetic)
+    if reduction == "mean":
+        of_logit = of_logit / max(logit.numel(), 1)
+    return (*through_logit(needs[:3], of_logit, input, weight), None)

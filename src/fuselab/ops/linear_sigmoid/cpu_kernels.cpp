@@ -1,0 +1,186 @@
+// One logit per row, z = input w + b, and what comes of it: sigmoid or binary cross entropy, on the
+// CPU.
+//
+// The input is read once, in vectors, by rows; the backward forms a loss's logit again while the row
+// is in L1. Rows are split into `parts` of a fixed size, whatever the number of threads, so that sums
+// repeat to the bit. Arithmetic is in float, sums over rows go on in double. Rows and weights have
+// stride 1 along their depth.
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "../activations/cpu_vectors.h"
+#include "../activations/functions.h"
+
+enum class Kind { sigmoid, losses, loss };
+
+constexpr int64_t parallel_from = 1 << 16;  // elements of the input
+
+// log(1 + x) for x in [0, 1], relatively exact: 2 artanh(x / (2 + x)), its series to s^17.
+FUSELAB_INLINE Floats log_of_one_plus(Floats x) {
+  const Floats s = x / (x + 2.0f), q = s * s;
+  const Floats p = horner(q, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15,
+                          1.0 / 17);
+  return 2.0f * (s + s * (q * p));
+}
+
+// -(t log sigmoid(z) + (1 - t) log(1 - sigmoid(z))), with infinities where eager has them.
+FUSELAB_INLINE Floats loss_of(Floats z, Floats target) {
+  const Floats zero = constant<Floats>(0.0);
+  // In this order: z + (-z) is exact, and log1p, small where |z| is large, keeps its digits.
+  const Floats rest = (1.0f - target) * z - choose(z > zero, zero, z);
+  return rest + log_of_one_plus(exponential<Floats>(zero - absolute(z)));
+}
+
+// sigmoid(z) - t, which near 1 keeps its digits by way of 1 - sigmoid(z).
+FUSELAB_INLINE Floats loss_gradient(Floats z, Floats target) {
+  const Logistic<Floats> at = logistic<Floats>(z);
+  return (1.0f - target) * at.gate - target * at.complement;
+}
+
+template <class Element>
+FUSELAB_INLINE float dot(const Element* row, const Element* weight, int64_t depth) {
+  Floats sum[4] = {};
+  int64_t i = 0;
+  for (; i + 64 <= depth; i += 64) {
+    for (int k = 0; k < 4; ++k) {
+      sum[k] += load<Floats>(row + i + 16 * k) * load<Floats>(weight + i + 16 * k);
+    }
+  }
+  for_each_vector<Floats>(depth - i, [&](int64_t at, auto part) {
+    sum[0] += load<Floats>(row + i + at, part) * load<Floats>(weight + i + at, part);
+  });
+  const Floats total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  float result = 0.0f;
+  for (int lane = 0; lane < 16; ++lane) result += total[lane];
+  return result;
+}
+
+// 16 values of a strided vector, 0 past `count`.
+template <class Element>
+FUSELAB_INLINE Floats gathered(const Element* from, int64_t stride, int64_t count) {
+  Element lane[16] = {};
+  for (int64_t i = 0; i < count; ++i) lane[i] = from[i * stride];
+  return load<Floats>(lane);
+}
+
+template <class Element>
+FUSELAB_INLINE float value_of(const Element* pointer) {
+  return pointer ? gathered(pointer, 1, 1)[0] : 0.0f;
+}
+
+// The logits of up to 16 rows.
+template <class Element>
+FUSELAB_INLINE Floats logits(const Element* rows, int64_t row_stride, const Element* weight,
+                             float added, int64_t depth, int64_t count) {
+  Floats z = {};
+  for (int64_t i = 0; i < count; ++i) z[i] = dot(rows + i * row_stride, weight, depth) + added;
+  return z;
+}
+
+// output: a probability or loss per row; where kind is loss, the sum of all losses over divisor, by
+// way of sums[part], which may be null for one part.
+template <Kind kind, class Element, class Target, class Output>
+void forward(const Element* input, const Element* weight, const Element* bias, const Target* target,
+             Output* output, double* sums, int64_t rows, int64_t depth, int64_t rows_per_part,
+             int64_t input_row, int64_t target_row, double divisor) {
+  const float added = value_of(bias);
+  const int64_t parts = (rows + rows_per_part - 1) / rows_per_part;
+#pragma omp parallel for if (rows * depth >= parallel_from)
+  for (int64_t part = 0; part < parts; ++part) {
+    double total = 0.0;
+    const int64_t end = std::min(rows, (part + 1) * rows_per_part);
+    for (int64_t row = part * rows_per_part; row < end; row += 16) {
+      const int64_t count = std::min<int64_t>(16, end - row);
+      const Floats z = logits(input + row * input_row, input_row, weight, added, depth, count);
+      Floats result;
+      if constexpr (kind == Kind::sigmoid) {
+        result = logistic<Floats>(z).gate;
+      } else {
+        result = loss_of(z, gathered(target + row * target_row, target_row, count));
+      }
+      if constexpr (kind == Kind::loss) {
+        for (int64_t i = 0; i < count; ++i) total += result[i];
+      } else {
+        store<false>(output + row, result, First{count});
+      }
+    }
+    if constexpr (kind == Kind::loss) {
+      if (sums) {
+        sums[part] = total;
+      } else {
+        store<false>(output, constant<Floats>(total / divisor), First{1});
+      }
+    }
+  }
+  if (kind == Kind::loss && sums) {
+    double total = 0.0;
+    for (int64_t part = 0; part < parts; ++part) total += sums[part];
+    store<false>(output, constant<Floats>(total / divisor), First{1});
+  }
+}
+
+// Gradients of input, weight and bias, null where not needed. saved is the output of sigmoid, the
+// target of a loss. weight_sums: per part, a float for every column and up to 15 more.
+template <Kind kind, class Element, class Saved, class Grad>
+void backward(const Grad* grad, const Saved* saved, const Element* input, const Element* weight,
+              const Element* bias, Element* grad_input, Element* grad_weight, Element* grad_bias,
+              float* weight_sums, double* bias_sums, int64_t rows, int64_t depth,
+              int64_t rows_per_part, int64_t grad_row, int64_t saved_row, int64_t input_row,
+              float factor) {
+  const float added = value_of(bias);
+  const int64_t parts = (rows + rows_per_part - 1) / rows_per_part;
+  const int64_t padded = (depth + 15) / 16 * 16;
+#pragma omp parallel for if (rows * depth >= parallel_from)
+  for (int64_t part = 0; part < parts; ++part) {
+    double of_bias = 0.0;
+    float* of_weight = weight_sums + part * padded;
+    std::fill_n(of_weight, padded, 0.0f);
+    const int64_t end = std::min(rows, (part + 1) * rows_per_part);
+    for (int64_t first = part * rows_per_part; first < end; first += 16) {
+      const int64_t count = std::min<int64_t>(16, end - first);
+      const Element* from = input + first * input_row;
+      const Floats upstream = gathered(grad + first * grad_row, grad_row, count) * factor;
+      const Floats kept = gathered(saved + first * saved_row, saved_row, count);
+      Floats of_logit;
+      if constexpr (kind == Kind::sigmoid) {
+        of_logit = upstream * (kept * (1.0f - kept));
+      } else {
+        const Floats z = logits(from, input_row, weight, added, depth, count);
+        of_logit = upstream * loss_gradient(z, kept);
+      }
+      for (int64_t i = 0; i < count; ++i) of_bias += of_logit[i];
+      // Columns outside, rows inside: a sum is read and written once per 16 rows.
+      for_each_vector<Floats>(depth, [&](int64_t at, auto lanes) {
+        Floats sum = load<Floats>(of_weight + at);
+        const Floats w = load<Floats>(weight + at, lanes);
+        for (int64_t i = 0; i < count; ++i) {
+          const float gradient = of_logit[i];
+          sum += gradient * load<Floats>(from + i * input_row + at, lanes);
+          if (grad_input) {
+            store<false>(grad_input + (first + i) * depth + at, gradient * w, lanes);
+          }
+        }
+        store<false>(of_weight + at, sum);
+      });
+    }
+    bias_sums[part] = of_bias;
+  }
+  if (grad_weight) {
+    for_each_vector<Floats>(depth, [&](int64_t at, auto lanes) {
+      double total[16] = {};
+      for (int64_t part = 0; part < parts; ++part) {
+        accumulate(total, load<Floats>(weight_sums + part * padded + at));
+      }
+      Floats result;
+      for (int lane = 0; lane < 16; ++lane) result[lane] = static_cast<float>(total[lane]);
+      store<false>(grad_weight + at, result, lanes);
+    });
+  }
+  if (grad_bias) {
+    double total = 0.0;
+    for (int64_t part = 0; part < parts; ++part) total += bias_sums[part];
+    store<false>(grad_bias, constant<Floats>(total), First{1});
+  }
+}

@@ -1,0 +1,178 @@
+"""Launching the CUDA C++ kernels of one logit per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.add_mul_activation import op as pointwise
+from fuselab.ops.linear_sigmoid.logit import (
+    Rows,
+    ceil_div,
+    empty_gradients,
+    empty_output,
+    multiprocessors,
+    power_of_two,
+    refusal,
+    row_vector,
+    rows_of,
+)
+from fuselab.runtime.cuda_source import CudaSource, f32, f64, i64
+
+CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
+_TYPES = {
+    torch.float32: "float",
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float64: "double",
+}
+# block_warps and in_flight of cuda_kernels.cu.
+_WARPS = 8
+_IN_FLIGHT = 4
+_ELEMENTS_PER_LANE = 32  # of a row; the weights, their gradient and four rows are 192 registers
+BLOCKS_PER_MULTIPROCESSOR = 4
+
+
+def supports(input: Tensor, weight: Tensor, *others: Tensor | str | None) -> str | None:
+    tensors = [value for value in others if isinstance(value, Tensor)]
+    if input.shape[-1] > 32 * _ELEMENTS_PER_LANE:
+        return f"its depth K is above {32 * _ELEMENTS_PER_LANE}"
+    return refusal(input, weight, *tensors)
+
+
+def _part(of: Rows) -> tuple[int, int]:
+    """Elements of a pack, and packs per lane: 16-byte packs where rows and weights allow."""
+    width = 16 // of.input.element_size()
+    packed = (
+        of.depth % width == 0
+        and of.input.stride(1) == 1
+        and of.weight.stride(0) == 1
+        and of.input.stride(0) % width == 0
+        and of.input.data_ptr() % 16 == 0
+        and of.weight.data_ptr() % 16 == 0
+    )
+    width = width if packed else 1
+    return width, power_of_two(ceil_div(of.depth, 32 * width))
+
+
+def _blocks(of: Rows) -> int:
+    most = multiprocessors(of.input.device) * BLOCKS_PER_MULTIPROCESSOR
+    return min(most, ceil_div(of.rows, _WARPS * _IN_FLIGHT))
+
+
+def _add_up(sums: Tensor, result: Tensor) -> None:
+    """``result`` = the sum of ``sums`` over its first dimension, in a fixed order."""
+    pointwise.CUDA.launch(
+        f"column_sums<{_TYPES[result.dtype]}>",
+        grid=(ceil_div(result.numel(), 32), 1, 1),
+        block=(32, 32, 1),
+        args=(sums, result, i64(sums.shape[0]), i64(result.numel())),
+    )
+
+
+def forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | None = None,
+    reduction: str | None = None,
+) -> Tensor:
+    """One launch; of a reduced loss a second that adds up the blocks' sums."""
+    of = rows_of(input, weight, bias, reduction)
+    output = empty_output(input, target, of.kind)
+    blocks = _blocks(of)
+    sums = input.new_empty((blocks, 1), dtype=torch.float64) if of.kind == "loss" else None
+    written = output if sums is None else sums
+    kept = None if target is None else row_vector(target, of.rows)
+    types = (input.dtype, input.dtype if kept is None else kept.dtype, written.dtype)
+    numbers = (of.rows, of.depth, *of.input.stride(), of.weight.stride(0))
+    CUDA.launch(
+        _expression("forward", of.kind, types, *_part(of)),
+        (blocks, 1, 1),
+        (32 * _WARPS, 1, 1),
+        (
+            *(of.input, of.weight, bias, kept, written),
+            *(i64(number) for number in numbers),
+            i64(0 if kept is None else kept.stride(0)),
+            f64(1 / of.rows if of.mean else 1.0),
+        ),
+    )
+    if sums is not None:
+        _add_up(sums, output)
+    return output
+
+
+def backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    saved: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    reduction: str | None = None,
+) -> tuple[Tensor | None, ...]:
+    """As ``triton_launch.backward``; the workspace is float64 (blocks, depth + 1), 1.1 MB on 132
+    multiprocessors at a depth of 256."""
+    of = rows_of(input, weight, bias, reduction)
+    grads = grad_input, grad_weight, grad_bias = empty_gradients(needs, input)
+    upstream, kept = row_vector(grad_output, of.rows), row_vector(saved, of.rows)
+    blocks = _blocks(of)
+    weight_sums = bias_sums = None
+    if grad_weight is not None:
+        weight_sums = input.new_empty((blocks, of.depth), dtype=torch.float64)
+    if grad_bias is not None:
+        bias_sums = input.new_empty((blocks, 1), dtype=torch.float64)
+    numbers = (of.rows, of.depth, upstream.stride(0), kept.stride(0))
+    types = (input.dtype, kept.dtype, upstream.dtype)
+    kind = "sigmoid" if of.kind == "sigmoid" else "loss"
+    CUDA.launch(
+        _expression("backward", kind, types, *_part(of)),
+        (blocks, 1, 1),
+        (32 * _WARPS, 1, 1),
+        (
+            *(upstream, kept, of.input, of.weight, bias, grad_input, weight_sums, bias_sums),
+            *(i64(number) for number in (*numbers, *of.input.stride(), of.weight.stride(0))),
+            f32(1 / of.rows if of.mean else 1.0),
+        ),
+    )
+    for sums, result in ((weight_sums, grad_weight), (bias_sums, grad_bias)):
+        if sums is not None and result is not None:
+            _add_up(sums, result)
+    return grads
+
+
+def supports_backward(
+    needs: Sequence[bool], grad_output: Tensor, saved: Tensor, input: Tensor, *rest: object
+) -> str | None:
+    return supports(input, input, saved, grad_output)
+
+
+def _expression(
+    step: str, kind: str, dtypes: Sequence[torch.dtype], width: int, chunks: int
+) -> str:
+    types = ", ".join(_TYPES[dtype] for dtype in dtypes)
+    return f"{step}<Kind::{kind}, {types}, {width}, {chunks}>"
+
+
+def _representative_expressions() -> tuple[str, ...]:
+    """Every kind, dtype, pack and number of packs, and targets of another dtype."""
+    single = torch.float32
+    found = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        width = 16 // dtype.itemsize
+        for part in ((width, 1), (width, _ELEMENTS_PER_LANE // width), (1, 1), (1, 32)):
+            alike = (dtype, dtype, dtype)
+            found += [
+                _expression("forward", "sigmoid", alike, *part),
+                _expression("forward", "losses", alike, *part),
+                _expression("forward", "loss", (dtype, single, torch.float64), *part),
+                _expression("backward", "sigmoid", alike, *part),
+                _expression("backward", "loss", (dtype, single, single), *part),
+            ]
+    return tuple(found)
+
+
+CUDA_EXPRESSIONS = _representative_expressions()

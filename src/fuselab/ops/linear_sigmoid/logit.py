@@ -1,0 +1,135 @@
+"""One logit per row of an input: the sizes and strides that every implementation works from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import DtypeError, ShapeError
+from fuselab.ops.linear_activation.product import DTYPES, as_rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An input as a matrix of rows, the weight as a vector, and how a loss is reduced.
+
+    ``kind`` is "sigmoid", "losses" (one per row) or "loss" (their sum, or their mean)."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    kind: str
+    mean: bool
+
+    @property
+    def rows(self) -> int:
+        return self.input.shape[0]
+
+    @property
+    def depth(self) -> int:
+        return self.input.shape[1]
+
+
+KINDS = {"none": "losses", "sum": "loss", "mean": "loss"}
+
+
+def rows_of(
+    input: Tensor, weight: Tensor, bias: Tensor | None, reduction: str | None = None
+) -> Rows:
+    """``reduction`` is that of a loss, None for sigmoid."""
+    kind = "sigmoid" if reduction is None else KINDS[reduction]
+    return Rows(as_rows(input), weight[0], bias, kind, reduction == "mean")
+
+
+def row_vector(tensor: Tensor, rows: int) -> Tensor:
+    """``(..., 1)`` as ``(rows,)``; one value as often as there are rows."""
+    return tensor.reshape(-1).expand(rows)
+
+
+def empty_output(input: Tensor, target: Tensor | None, kind: str) -> Tensor:
+    """``(..., 1)`` in the input's dtype; a loss, 0-d where it is added up, has its target's."""
+    dtype = input.dtype if target is None else target.dtype
+    shape = () if kind == "loss" else (*input.shape[:-1], 1)
+    return input.new_empty(shape, dtype=dtype)
+
+
+def validate(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raises DtypeError, ShapeError for the linear layer's arguments."""
+    if input.dtype not in DTYPES:
+        raise DtypeError(
+            f"{name}: 'input' is {input.dtype}; expected float32, float16, bfloat16 or float64."
+        )
+    for argument, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype != input.dtype:
+            raise DtypeError(
+                f"{name}: '{argument}' is {tensor.dtype} and 'input' {input.dtype}; cast one, or "
+                "use torch.autocast."
+            )
+    if input.dim() == 0:
+        raise ShapeError(f"{name}: 'input' has no dimension; expected (..., K).")
+    if weight.shape != (1, input.shape[-1]):
+        raise ShapeError(
+            f"{name}: 'weight' has shape {tuple(weight.shape)}; expected (1, {input.shape[-1]}), "
+            f"one output for the last dimension of 'input' {tuple(input.shape)}."
+        )
+    if bias is not None and bias.shape != (1,):
+        raise ShapeError(f"{name}: 'bias' has shape {tuple(bias.shape)}; expected (1,) or None.")
+
+
+def cast_for_autocast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """As torch.autocast casts an operand: floating, and not float64."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
+def refusal(input: Tensor, *others: Tensor | None) -> str | None:
+    """Why a kernel of ours does not take these tensors."""
+    if any(tensor is not None and tensor.dtype == torch.float64 for tensor in (input, *others)):
+        return "it computes in float32"
+    return "it is empty" if input.numel() == 0 else None
+
+
+def empty_gradients(needs: Sequence[bool], input: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of input, weight and bias, contiguous, not yet written."""
+    return (
+        input.new_empty(input.shape) if needs[0] else None,
+        input.new_empty((1, input.shape[-1])) if needs[1] else None,
+        input.new_empty((1,)) if needs[2] else None,
+    )
+
+
+def order(input: Tensor, *others: Tensor | None) -> Sequence[str]:
+    """What ``auto`` asks: on a GPU the reference, until the kernels have been measured there. On a
+    CPU C++ where no gradient is wanted, but for large 16-bit inputs.
+
+    us, one thread of an AMD EPYC (Zen 4) that others used too, reference / C++, sigmoid and mean
+    loss: 128x256 float32 14 / 4 and 27 / 6, 16384x256 2200 / 490 and 2500 / 610, in bfloat16
+    400 / 600 and 780 / 710; with gradients the two are within each other's noise.
+    """
+    wants_gradient = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (input, *others)
+    )
+    large_half = input.element_size() == 2 and input.numel() >= 2**19
+    return ("reference",) if input.is_cuda or wants_gradient or large_half else ("cpp",)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """1 under the Triton interpreter, whose programs run one after the other."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below ``number``."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,203 @@
+"""The contract of ``fuselab::linear_sigmoid``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
+from fuselab.ops.linear_activation.product import DTYPES
+from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, logit, triton_launch
+from fuselab.ops.linear_sigmoid.cuda_launch import CUDA, CUDA_EXPRESSIONS
+from fuselab.ops.linear_sigmoid.reference import gradient, reference
+
+__all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
+
+
+def validate(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    logit.validate("linear_sigmoid", input, weight, bias)
+
+
+def fake(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return logit.empty_output(input, None, "sigmoid")
+
+
+def autocast(
+    autocast_dtype: torch.dtype, input: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Any, ...]:
+    """As ``F.linear`` under torch.autocast; the sigmoid stays in its dtype."""
+    return tuple(logit.cast_for_autocast(value, autocast_dtype) for value in (input, weight, bias))
+
+
+def save(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
+    return output, input, weight
+
+
+def fake_gradient(
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
+) -> tuple[Tensor | None, ...]:
+    return logit.empty_gradients(needs, input)
+
+
+def supports(input: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    return logit.refusal(input)
+
+
+def supports_backward(
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
+) -> str | None:
+    return logit.refusal(input)
+
+
+def cost(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
+    """The input read once; of the rest a few bytes per row."""
+    rows = input.shape[:-1].numel()
+    return Cost(
+        bytes_behind(input) + bytes_behind(weight) + bytes_behind(bias),
+        rows * input.element_size(),
+        2 * input.numel() + rows * (1 + ACTIVATIONS["sigmoid"].flops),
+        arithmetic_unit(input.dtype),
+    )
+
+
+def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
+    """The input read once, its gradient written once."""
+    rows = input.shape[:-1].numel()
+    small = weight.numel() + (0 if bias is None else 1)
+    return Cost(
+        bytes_behind(input) + bytes_behind(weight) + 2 * rows * input.element_size(),
+        (input.numel() + small) * input.element_size(),
+        3 * input.numel() + 4 * rows,
+        arithmetic_unit(input.dtype),
+    )
+
+
+def prefer(input: Tensor, weight: Tensor, bias: Tensor | None) -> Sequence[str]:
+    return logit.order(input, weight, bias)
+
+
+def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
+    return ("reference",)
+
+
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+
+# Bench: DLRM's last layer at its batch sizes, and wider ones. Boundary: around packs of 4 and 8
+# elements, a warp's 32 of them, the tiles' 1024, the groups of 4 and 16 rows.
+BENCH = ((128, 256), (2048, 256), (65536, 256), (65536, 64), (65536, 1024), (16384, 4096))
+BOUNDARY = (
+    *((0, 8), (3, 0), (1, 1), (5, 1), (1, 3), (4, 7), (16, 8), (17, 9), (33, 31), (64, 33)),
+    *((3, 255), (31, 256), (9, 257), (2, 1023), (5, 1024), (7, 1025), (1, 2100)),
+)
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda tensor: tensor.t(),
+    "every_other": lambda tensor: tensor[:, ::2],
+    "offset": lambda tensor: tensor[1:, 3:],
+    "one_row": lambda tensor: tensor[:1].expand_as(tensor),
+    "one_column": lambda tensor: tensor[:, :1].expand_as(tensor),
+}
+
+
+def linear_arguments(
+    shape: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    bias: bool = True,
+    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Standard normal input, and a weight that gives logits of about 2."""
+    input = lay_out(torch.randn(tuple(shape), generator=generator).to(device, dtype))
+    depth = input.shape[-1]
+    weight = torch.randn((1, depth), generator=generator) * (2 * max(depth, 1) ** -0.5)
+    vector = torch.randn((1,), generator=generator).to(device, dtype) if bias else None
+    return input, weight.to(device, dtype), vector
+
+
+def _case(shape: Sequence[int], **options: Any) -> Make:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        return Inputs(linear_arguments(shape, device, dtype, generator, **options))
+
+    return make
+
+
+def case_tags() -> Iterator[tuple[str, tuple[int, ...], dict[str, Any], frozenset[str]]]:
+    """Name, shape, options of ``linear_arguments`` and tags of every case."""
+    for rows, depth in BENCH:
+        tags = {"bench", "sweep"} | ({"tiny"} if rows == 128 else set())
+        yield f"{rows}x{depth}", (rows, depth), {}, frozenset(tags)
+    boundary = frozenset({"boundary"})
+    for rows, depth in BOUNDARY:
+        yield f"boundary_{rows}x{depth}", (rows, depth), {}, boundary
+    yield "no_bias", (33, 40), {"bias": False}, boundary
+    yield "1d", (40,), {}, boundary
+    yield "4d", (2, 3, 5, 40), {}, boundary
+    for name, lay_out in LAYOUTS.items():
+        yield f"layout_{name}", (48, 48), {"lay_out": lay_out}, boundary
+
+
+def draw_linear(source: Draw) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Any shape and layout, a bias or none."""
+    leading = [source.size(1, 4, 17) for _ in range(source.choice((1, 0, 2)))]
+    depth = source.size(1, 8, 33, 256, 257)
+    bias = source.tensor(1) if source.choice((True, False)) else None
+    return source.tensor(*leading, depth), source.tensor(1, depth), bias
+
+
+def draw(source: Draw) -> Inputs:
+    return Inputs(draw_linear(source))
+
+
+def _rewrites() -> Iterator[Rewrite]:
+    def spelt(sigmoid: Callable[[Tensor], Tensor]) -> Iterator[Rewrite]:
+        yield Rewrite(
+            lambda input, weight, bias: sigmoid(F.linear(input, weight, bias)),
+            lambda input, weight, bias: Inputs((input, weight, bias)),
+        )
+        yield Rewrite(
+            lambda input, weight: sigmoid(F.linear(input, weight)),
+            lambda input, weight: Inputs((input, weight, None)),
+        )
+
+    for spelling in ACTIVATIONS["sigmoid"].spellings:
+        yield from spelt(spelling)
+
+
+OP = FusedOp(
+    name="fuselab::linear_sigmoid",
+    reference=reference,
+    implementations={
+        "triton": Implementation(
+            "cuda", triton_launch.forward, triton_launch.backward, supports, supports_backward
+        ),
+        "cuda": Implementation(
+            "cuda",
+            cuda_launch.forward,
+            cuda_launch.backward,
+            cuda_launch.supports,
+            cuda_launch.supports_backward,
+        ),
+        "cpp": Implementation(
+            "cpu", cpu_launch.forward, cpu_launch.backward, supports, supports_backward
+        ),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=tuple(
+        Case(name, _case(shape, **options), tags) for name, shape, options, tags in case_tags()
+    ),
+    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
+    draw=draw,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    rewrites=tuple(_rewrites()),
+    autocast=autocast,
+    dtypes=DTYPES,
+)

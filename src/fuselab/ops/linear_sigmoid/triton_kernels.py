@@ -1,0 +1,155 @@
+"""One logit per row, z = input w + b, and what comes of it: sigmoid or binary cross entropy.
+
+KIND says what: "sigmoid" (the probability), "losses" (one per row), "loss" (their sum, divided by
+the rows where MEAN), "gradient" (the loss's derivative by the logit). Memory is the floor: the
+input is read once, in tiles of ROWS x DEPTH; the rest is a few bytes per row. Arithmetic is in
+float32, sums over rows go on in float64. Offsets are 64-bit: a tile forms them once per row.
+"""
+
+import triton
+import triton.language as tl
+
+from fuselab.ops.activations.triton_functions import _exponential, _logistic
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x) for x in [0, 1], relatively exact: 2 artanh(x / (2 + x)), its series to s^17."""
+    s = x / (2.0 + x)
+    q = s * s
+    p = q * 0.058823529411764705 + 0.066666666666666667
+    p = p * q + 0.076923076923076923
+    p = p * q + 0.090909090909090909
+    p = p * q + 0.111111111111111111
+    p = p * q + 0.142857142857142857
+    p = p * q + 0.2
+    p = p * q + 0.333333333333333333
+    return 2.0 * (s + s * (q * p))
+
+
+@triton.jit
+def _loss(z, target):
+    """-(t log sigmoid(z) + (1 - t) log(1 - sigmoid(z))), with infinities where eager has them."""
+    # In this order: z + (-z) is exact, and log1p, small where |z| is large, keeps its digits.
+    return ((1.0 - target) * z - tl.where(z > 0, 0.0, z)) + _log1p(_exponential(-tl.abs(z)))
+
+
+@triton.jit
+def _loss_gradient(z, target):
+    """sigmoid(z) - t, which near 1 keeps its digits by way of 1 - sigmoid(z)."""
+    gate, complement = _logistic(z)
+    return (1.0 - target) * gate - target * complement
+
+
+@triton.jit
+def _load_tile(pointer, row, column, row_stride, column_stride, last, depth):
+    mask = (row < last)[:, None] & (column < depth)[None, :]
+    offset = row[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
+    return tl.load(pointer + offset, mask, 0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_weight(weight, column, weight_column, depth):
+    offset = column.to(tl.int64) * weight_column
+    return tl.load(weight + offset, column < depth, 0.0).to(tl.float32)
+
+
+@triton.jit
+def forward(
+    input, weight, bias, target, grad,  # (rows, depth), (depth,), (1,) or None, (rows,), (rows,)
+    output,  # (rows,), or float64 (programs,) where KIND is "loss"
+    rows, depth, rows_per_program,
+    input_row, input_column, weight_column, target_row, grad_row,
+    KIND: tl.constexpr, MEAN: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """A program owns ``rows_per_program`` rows, ROWS at a time; ``grad`` is read where KIND is
+    "gradient", ``target`` where it is not "sigmoid"."""
+    start = tl.program_id(0).to(tl.int64) * rows_per_program
+    last = tl.minimum(start + rows_per_program, rows)
+    added = 0.0
+    if bias is not None:
+        added = tl.load(bias).to(tl.float32)
+    total = tl.zeros((ROWS,), tl.float64)
+    for first in range(0, rows_per_program, ROWS):
+        row = start + first + tl.arange(0, ROWS)
+        products = tl.zeros((ROWS, DEPTH), tl.float32)
+        for begin in range(0, depth, DEPTH):
+            column = begin + tl.arange(0, DEPTH)
+            x = _load_tile(input, row, column, input_row, input_column, last, depth)
+            products += x * _load_weight(weight, column, weight_column, depth)[None, :]
+        z = tl.sum(products, axis=1) + added
+        inside = row < last
+        if KIND == "sigmoid":
+            result, _complement = _logistic(z)
+        else:
+            t = tl.load(target + row * target_row, inside, 0.0).to(tl.float32)
+            if KIND == "gradient":
+                upstream = tl.load(grad + row * grad_row, inside, 0.0).to(tl.float32)
+                if MEAN:
+                    upstream /= rows
+                result = upstream * _loss_gradient(z, t)
+            else:
+                result = _loss(z, t)
+        if KIND == "loss":
+            total += tl.where(inside, result, 0.0).to(tl.float64)
+        else:
+            tl.store(output + row, result.to(output.dtype.element_ty), inside)
+    if KIND == "loss":
+        sum = tl.sum(total, axis=0)
+        if MEAN:
+            sum /= rows
+        tl.store(output + tl.program_id(0), sum)
+
+
+@triton.jit
+def backward(
+    grad,  # (rows,) by grad_row; None where KIND is "given"
+    saved,  # "sigmoid": the output; "loss": the target; "given": the logit's gradient, float32
+    input, weight, bias,  # the bias where KIND is "loss"
+    grad_input,  # (rows, depth) row-major, or None
+    weight_sums, bias_sums,  # (workers, depth) float32, (workers,) float64, None where not needed
+    rows, depth, rows_per_worker,
+    grad_row, saved_row, input_row, input_column, weight_column,
+    KIND: tl.constexpr, MEAN: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """One pass over the input: a program owns DEPTH columns of ``rows_per_worker`` rows, writes
+    their gradient and leaves its sums, which ``column_sums`` adds up in a fixed order. "loss" forms
+    the logit again from the tile it has, and so needs the whole depth in it."""
+    across = tl.cdiv(depth, DEPTH)
+    worker = tl.program_id(0) // across
+    column = tl.program_id(0) % across * DEPTH + tl.arange(0, DEPTH)
+    start = worker.to(tl.int64) * rows_per_worker
+    last = tl.minimum(start + rows_per_worker, rows)
+    w = _load_weight(weight, column, weight_column, depth)[None, :]
+    added = 0.0
+    if KIND == "loss" and bias is not None:
+        added = tl.load(bias).to(tl.float32)
+    of_weight = tl.zeros((ROWS, DEPTH), tl.float32)
+    of_bias = tl.zeros((ROWS,), tl.float64)
+    for first in range(0, rows_per_worker, ROWS):
+        row = start + first + tl.arange(0, ROWS)
+        inside = row < last
+        x = _load_tile(input, row, column, input_row, input_column, last, depth)
+        of_logit = tl.load(saved + row * saved_row, inside, 0.0).to(tl.float32)
+        if KIND != "given":
+            upstream = tl.load(grad + row * grad_row, inside, 0.0).to(tl.float32)
+            if MEAN:
+                upstream /= rows
+            if KIND == "sigmoid":
+                of_logit = upstream * (of_logit * (1.0 - of_logit))
+            else:
+                of_logit = upstream * _loss_gradient(tl.sum(x * w, axis=1) + added, of_logit)
+        # Selected, not trusted to be 0: an infinite bias makes NaN of a row that is not there.
+        of_logit = tl.where(inside, of_logit, 0.0)
+        if grad_input is not None:
+            result = (of_logit[:, None] * w).to(grad_input.dtype.element_ty)
+            mask = inside[:, None] & (column < depth)[None, :]
+            tl.store(grad_input + row[:, None] * depth + column[None, :], result, mask)
+        of_weight += of_logit[:, None] * x
+        of_bias += of_logit.to(tl.float64)
+    if weight_sums is not None:
+        sums = tl.sum(of_weight, axis=0)
+        tl.store(weight_sums + worker.to(tl.int64) * depth + column, sums, column < depth)
+    if bias_sums is not None:
+        # Every tile of the depth has the same sum.
+        tl.store(bias_sums + worker, tl.sum(of_bias, axis=0), tl.program_id(0) % across == 0)

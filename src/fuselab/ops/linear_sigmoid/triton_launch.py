@@ -1,0 +1,152 @@
+"""Launching the Triton kernels of one logit per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.linear_sigmoid.logit import (
+    Rows,
+    ceil_div,
+    empty_gradients,
+    empty_output,
+    multiprocessors,
+    power_of_two,
+    row_vector,
+    rows_of,
+)
+from fuselab.runtime.triton_launch import launch
+
+TILE = 4096  # elements of the input that a program of 4 warps has at a time: 32 per thread
+# Registers for sm_90 at a depth of 256, bfloat16 / float32: sigmoid 72 / 121, loss 96 / 124, the
+# backward of a loss 123 / 168. Nothing spills; loads and stores of rows are 128-bit.
+PROGRAMS_PER_MULTIPROCESSOR = 8
+# The backward of a loss holds whole rows up to this depth; deeper, the logit's gradient comes from
+# a pass of its own, and the input is read twice.
+WHOLE_DEPTH = 1024
+
+
+def _tile(rows: int, depth: int) -> tuple[int, int]:
+    """Rows and depth of a tile."""
+    along = min(power_of_two(depth), WHOLE_DEPTH)
+    return min(power_of_two(rows), TILE // along), along
+
+
+def _spread(rows: int, tile: int, programs: int) -> tuple[int, int]:
+    """(workers, rows per worker): as many as ``programs``, each a multiple of ``tile`` rows."""
+    workers = max(1, min(ceil_div(rows, tile), programs))
+    per_worker = ceil_div(ceil_div(rows, workers), tile) * tile
+    return ceil_div(rows, per_worker), per_worker
+
+
+def _programs(device: torch.device) -> int:
+    return multiprocessors(device) * PROGRAMS_PER_MULTIPROCESSOR
+
+
+def _add_up(sums: Tensor, result: Tensor) -> None:
+    """``result`` = the sum of ``sums`` over its first dimension, in a fixed order."""
+    from fuselab.ops.add_mul_activation.triton_kernels import column_sums
+
+    block_rows = min(power_of_two(sums.shape[0]), 256 if result.numel() > 1 else 4096)
+    block_columns = min(power_of_two(result.numel()), 4096 // block_rows)
+    launch(
+        column_sums,
+        (ceil_div(result.numel(), block_columns),),
+        *(sums, result, sums.shape[0], result.numel()),
+        BLOCK_ROWS=block_rows,
+        BLOCK_COLUMNS=block_columns,
+    )
+
+
+def _per_row(
+    of: Rows, target: Tensor | None, grad: Tensor | None, output: Tensor, kind: str
+) -> None:
+    """One launch of ``forward``; of a "loss", whose sums it leaves, a second that adds them up."""
+    from fuselab.ops.linear_sigmoid import triton_kernels as kernels
+
+    tile, along = _tile(of.rows, of.depth)
+    # Where nothing is added up over rows a program has one tile: the scheduler balances them.
+    programs = _programs(of.input.device) if kind == "loss" else of.rows
+    workers, per_worker = _spread(of.rows, tile, programs)
+    sums = of.input.new_empty((workers, 1), dtype=torch.float64) if kind == "loss" else None
+    launch(
+        kernels.forward,
+        (workers,),
+        *(of.input, of.weight, of.bias, target, grad, output if sums is None else sums),
+        *(of.rows, of.depth, per_worker),
+        *(*of.input.stride(), of.weight.stride(0)),
+        *(0 if vector is None else vector.stride(0) for vector in (target, grad)),
+        KIND=kind,
+        MEAN=of.mean,
+        ROWS=tile,
+        DEPTH=along,
+    )
+    if sums is not None:
+        _add_up(sums, output)
+
+
+def forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | None = None,
+    reduction: str | None = None,
+) -> Tensor:
+    """sigmoid, or with a target and a reduction the loss."""
+    of = rows_of(input, weight, bias, reduction)
+    output = empty_output(input, target, of.kind)
+    _per_row(of, None if target is None else row_vector(target, of.rows), None, output, of.kind)
+    return output
+
+
+def backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    saved: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    reduction: str | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of input, weight and bias; ``saved`` is the output of sigmoid or a loss's target.
+
+    One launch over the input and one for each gradient that is a sum. The workspace is float32
+    (workers, depth) and float64 (workers,): 1.1 MB on 132 multiprocessors at a depth of 256; past
+    ``WHOLE_DEPTH`` 4 bytes per row for the gradient of a loss's logits too.
+    """
+    from fuselab.ops.linear_sigmoid import triton_kernels as kernels
+
+    of = rows_of(input, weight, bias, reduction)
+    grads = grad_input, grad_weight, grad_bias = empty_gradients(needs, input)
+    kind, upstream = of.kind, row_vector(grad_output, of.rows)
+    kept = row_vector(saved, of.rows)
+    if kind != "sigmoid" and of.depth > WHOLE_DEPTH:
+        of_logit = input.new_empty(of.rows, dtype=torch.float32)
+        _per_row(of, kept, upstream, of_logit, "gradient")
+        kind, kept = "given", of_logit
+    tile, along = _tile(of.rows, of.depth)
+    across = ceil_div(of.depth, along)
+    programs = max(1, _programs(input.device) // across)
+    workers, per_worker = _spread(of.rows, tile, programs)
+    weight_sums = bias_sums = None
+    if grad_weight is not None:
+        weight_sums = input.new_empty((workers, of.depth), dtype=torch.float32)
+    if grad_bias is not None:
+        bias_sums = input.new_empty((workers, 1), dtype=torch.float64)
+    launch(
+        kernels.backward,
+        (workers * across,),
+        *(None if kind == "given" else upstream, kept, of.input, of.weight, bias, grad_input),
+        *(weight_sums, bias_sums, of.rows, of.depth, per_worker),
+        *(upstream.stride(0), kept.stride(0), *of.input.stride(), of.weight.stride(0)),
+        KIND={"losses": "loss"}.get(kind, kind),
+        MEAN=of.mean,
+        ROWS=tile,
+        DEPTH=along,
+    )
+    for sums, result in ((weight_sums, grad_weight), (bias_sums, grad_bias)):
+        if sums is not None and result is not None:
+            _add_up(sums, result)
+    return grads
