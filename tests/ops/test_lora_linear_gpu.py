@@ -11,10 +11,11 @@ from pointwise_cases import LAYOUTS
 
 from fuselab.ops import lora_linear
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.lora_linear import launch
+from fuselab.ops.lora_linear import launch, tiles
 from fuselab.ops.lora_linear.op import OP, save
 from fuselab.ops.lora_linear.reference import reference
 from fuselab.runtime.fallback import strict
+from fuselab.runtime.tuning import forced
 
 pytestmark = pytest.mark.gpu
 
@@ -68,19 +69,39 @@ def test_layouts(product, layout):
     check(*KERNELS[product], args, upstream)
 
 
-@pytest.mark.parametrize("config", launch.tile_candidates(torch.bfloat16), ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
-def test_every_candidate_of_tuning_is_right(config, transposed):
+def test_every_tile_of_the_product_is_right(transposed):
     x, weight, bias, a, b, scale, activation = on_gpu(650, 328, 712, 16, dtype=torch.bfloat16)
     projection = x @ a.t()
     if transposed:
         weight = weight.t().contiguous().t()
-    args = (x, weight, bias, projection, b, scale, activation)
-    ours = launch.fused_product(*args, config=config)
-    x, weight, bias, s, b = (value.double() for value in args[:5])
-    exact = torch.relu(x @ weight.t() + bias + scale * s @ b.t())
+    operands = (x, weight, bias, projection, b)
+    doubles = (value.double() for value in operands)
+    exact = reference_of_product(*doubles, scale)
     ulp = 2.0**-8 * exact.abs().clamp(min=2.0**-6)
-    assert bool(((ours.double() - exact).abs() <= ulp).all())
+    candidates = tiles.product_tiles(x, weight, 16)
+    assert len(candidates) > 20
+    for config in candidates:
+        ours = launch.fused_product("", *operands, scale, activation, config)
+        assert bool(((ours.double() - exact).abs() <= ulp).all()), config
+
+
+def reference_of_product(x, weight, bias, projection, up, scale):
+    return torch.relu(x @ weight.t() + bias + scale * projection @ up.t())
+
+
+def test_every_stream_of_the_update_and_every_reduction_is_right():
+    args = on_gpu(1031, 264, 520, 16, dtype=torch.bfloat16)
+    name = tiles.OP_NAME
+    forward, backward = KERNELS["library_product"]
+    for config in tiles.update_tiles(520):
+        with forced(name, "triton_library", config):
+            check(forward, backward, args)
+    for activation in ("relu", "gelu"):
+        call = (*args[:-1], activation)
+        for config in tiles.reductions(upstream_of(forward(*call)), activation):
+            with forced(name, "triton_library_backward", config):
+                check(forward, backward, call)
 
 
 @products

@@ -11,7 +11,7 @@ from lora_cases import ALL, RANKS, check, laid_out, operands, upstream_of
 from pointwise_cases import LAYOUTS
 
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.lora_linear import launch
+from fuselab.ops.lora_linear import launch, tiles
 from fuselab.ops.lora_linear.op import save
 from fuselab.ops.lora_linear.reference import reference
 from fuselab.runtime import interpreter
@@ -147,12 +147,12 @@ def test_tensor_maps_read_what_pointers_do(transposed, columns):
     projection = x @ a.t()
     if transposed:
         weight = weight.t().contiguous().t()
-    config = launch.TileConfig(32, 64, 32, group=2, maps=True)
+    config = tiles.tile(32, 64, 32, maps=1)
     assert launch._map_layout(x) == "rows"
     assert launch._map_layout(weight) == ("columns" if transposed else "rows")
     fused = partial(interpreter.run, "fuselab.ops.lora_linear.launch:fused_product")
-    args = (x, weight, bias, projection, b, scale, activation)
-    pointers = fused(*args, config=launch.TileConfig(32, 64, 32, group=2))
+    args = ("", x, weight, bias, projection, b, scale, activation)
+    pointers = fused(*args, config=tiles.tile(32, 64, 32))
     torch.testing.assert_close(fused(*args, config=config), pointers)
 
 

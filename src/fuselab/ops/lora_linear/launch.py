@@ -9,8 +9,8 @@ what cuBLAS accumulates onto.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,96 +18,16 @@ from torch import Tensor
 
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation.product import as_rows, empty_output
+from fuselab.ops.lora_linear import tiles
+from fuselab.ops.lora_linear.tiles import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import allows_tf32
 from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.tuning import Config
 
-# (input, weight, bias, projection, up, scale, activation), all matrices, to the output.
+# (step, input, weight, bias, projection, up, scale, activation), all matrices, to the output; step
+# is "" in the forward and "_backward" in the backward, whose tiles are tuned apart.
 Product = Callable[..., Tensor]
 Gradients = tuple[Tensor | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """A tile of ``rows`` x ``columns`` of the output, ``inner`` of the operands at a time.
-
-    ``group`` tiles of rows share a tile of columns in L2; ``stages`` tiles of operands are in
-    shared memory at once. ``maps``: fetched by tensor maps (TMA), where the operands allow it.
-    """
-
-    rows: int
-    columns: int
-    inner: int
-    group: int = 8
-    warps: int = 4
-    stages: int = 3
-    maps: bool = False
-
-
-# A 128 x 256 tile is 128 accumulator registers in 8 warps, and 48 KB of bfloat16 a stage.
-# H200, 8192 x 4096 -> 4096: 1024 tiles in 7.8 rounds of 132.
-_HALF = (
-    TileConfig(128, 256, 64, warps=8),
-    TileConfig(128, 128, 64, warps=8),
-    TileConfig(64, 128, 64),
-    TileConfig(64, 64, 64, stages=4),
-    TileConfig(16, 64, 64, stages=4),
-)
-_TF32 = (
-    TileConfig(128, 128, 32, warps=8),
-    TileConfig(64, 128, 32),
-    TileConfig(64, 64, 32),
-    TileConfig(16, 64, 32),
-)
-# Without tensor cores: FMAs out of shared memory.
-_SINGLE = (TileConfig(64, 64, 16, warps=8), TileConfig(32, 64, 16), TileConfig(16, 32, 16))
-# Encoding tensor maps costs some 10 us of host time per launch.
-_MAPS_FROM_FLOPS = 2**36
-# A stream of the output: four 16-byte stores per thread in bfloat16.
-_UPDATE = TileConfig(64, 128, 16, warps=8)
-_PROJECT_INNER_BYTES = 256  # of a row of input at a time: full lines
-# Up to here S's gradient comes out of the pass that pulls back: its parts, float32 for every 128
-# columns, are 17 % of that pass's bytes at rank 16 in bfloat16, written and read; a pass of its own
-# would be 33 %.
-_FUSED_RANK = 32
-_RANK_BLOCK = 64
-# sm_90, bfloat16, rank 16: 217 registers for relu, so two programs to a multiprocessor, 141 for
-# gelu; 64 x 128 for gelu would spill 4.8 KB. Without anything to pull back, 56. Twice as many
-# columns, or 8 warps, spill or halve what is under way.
-_REDUCE = TileConfig(64, 128, 16, stages=4)
-_REDUCE_FROM_PREACTIVATION = TileConfig(32, 64, 16, stages=4)
-_REDUCE_PROGRAMS_PER_MULTIPROCESSOR = 4
-_PARTS = 16
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    """1 under the Triton interpreter, whose programs run one after the other."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cache
-def _shared_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 2**30
-    properties = torch.cuda.get_device_properties(device)
-    return properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _power_of_two(number: int, low: int, high: int) -> int:
-    """The smallest power of two that is not below ``number``, within low and high."""
-    return min(max(1 << max(number - 1, 0).bit_length(), low), high)
-
-
-def _stages(operand: Tensor, most: int, elements: int) -> int:
-    """How many tiles of that many elements, ``most`` at most, fit into shared memory together."""
-    tile_bytes = elements * operand.element_size()
-    return max(1, min(most, _shared_bytes(operand.device) // tile_bytes))
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -117,36 +37,6 @@ def _precision(dtype: torch.dtype) -> str:
 
 def _scale_arguments(scale: float | Tensor) -> tuple[Tensor | None, float]:
     return (scale, 0.0) if isinstance(scale, Tensor) else (None, scale)
-
-
-def tile_candidates(dtype: torch.dtype) -> Sequence[TileConfig]:
-    """What tuning may try for the large product."""
-    if dtype == torch.float32:
-        return _TF32 if allows_tf32() else _SINGLE
-    return [
-        TileConfig(rows, columns, 64, group, warps, stages, maps)
-        for maps in (False, True)
-        for rows, columns, warps in ((128, 256, 8), (256, 128, 8), (128, 128, 8), (128, 128, 4))
-        for group in (8, 16)
-        for stages in (3, 4)
-    ]
-
-
-def _tile(operand: Tensor, columns: int, block_rank: int) -> TileConfig:
-    """The largest tile that fits shared memory and gives every multiprocessor one."""
-    rows, inner = operand.shape
-    table = _HALF if operand.dtype != torch.float32 else _TF32 if allows_tf32() else _SINGLE
-    for config in table:
-        across = _power_of_two(columns, 16, config.columns)
-        tiles = _ceil_div(rows, config.rows) * _ceil_div(columns, across)
-        # The operands under way, and the update's, which stay until its dot has ended.
-        depth = config.stages * config.inner + block_rank
-        shared_bytes = depth * (config.rows + across) * operand.element_size()
-        fits = shared_bytes <= _shared_bytes(operand.device)
-        if fits and tiles >= _multiprocessors(operand.device):
-            break
-    maps = 2 * rows * columns * inner >= _MAPS_FROM_FLOPS and operand.dtype != torch.float32
-    return replace(config, columns=across, maps=maps)
 
 
 def _map_layout(matrix: Tensor) -> str:
@@ -169,7 +59,7 @@ def _combine(
     scale: float | Tensor,
     activation: str,
     output: Tensor,
-    config: TileConfig,
+    config: Config,
     adds: bool = False,
 ) -> None:
     from fuselab.ops.lora_linear import triton_kernels as kernels
@@ -184,11 +74,10 @@ def _combine(
             maps = _map_layout(weight)
         if maps != "none":
             operands = _tensor_maps(input, weight, maps, config)
-    tiles = _ceil_div(rows, config.rows) * _ceil_div(columns, config.columns)
-    block_rank = _power_of_two(rank, 16, _RANK_BLOCK)
+    block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
     launch(
         kernels.combine,
-        (tiles,),
+        (ceil_div(rows, config.rows) * ceil_div(columns, config.columns),),
         *operands,
         *(bias, projection, up, output, *_scale_arguments(scale)),
         *(rows, columns, inner, rank, *strides, 0 if bias is None else bias.stride(0)),
@@ -197,18 +86,18 @@ def _combine(
         PRECISION=_precision(output.dtype),
         ADDS=adds,
         MAPS=maps,
-        RANK_BLOCKS=_ceil_div(rank, block_rank),
+        RANK_BLOCKS=ceil_div(rank, block_rank),
         BLOCK_RANK=block_rank,
         BLOCK_ROWS=config.rows,
         BLOCK_COLUMNS=config.columns,
-        BLOCK_INNER=config.inner,
-        GROUP=config.group,
+        BLOCK_INNER=16 if input is None else config.inner,
+        GROUP=8 if input is None else config.group,
         num_warps=config.warps,
-        num_stages=config.stages,
+        num_stages=None if input is None else config.stages,
     )
 
 
-def _tensor_maps(input: Tensor, weight: Tensor, layout: str, config: TileConfig) -> tuple[Any, Any]:
+def _tensor_maps(input: Tensor, weight: Tensor, layout: str, config: Config) -> tuple[Any, Any]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     of_input = TensorDescriptor.from_tensor(input, [config.rows, config.inner])
@@ -218,6 +107,7 @@ def _tensor_maps(input: Tensor, weight: Tensor, layout: str, config: TileConfig)
 
 
 def fused_product(
+    step: str,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -225,18 +115,18 @@ def fused_product(
     up: Tensor,
     scale: float | Tensor,
     activation: str,
-    config: TileConfig | None = None,
+    config: Config | None = None,
 ) -> Tensor:
     """act(input weightᵀ + scale projection upᵀ + bias) in one launch."""
     output = input.new_empty((input.shape[0], weight.shape[0]))
     if output.numel():
-        block_rank = _power_of_two(up.shape[1], 16, _RANK_BLOCK)
-        config = config or _tile(input, weight.shape[0], block_rank)
+        config = config or tiles.product_tile(f"triton{step}", input, weight, up.shape[1])
         _combine(input, weight, bias, projection, up, scale, activation, output, config)
     return output
 
 
 def library_product(
+    step: str,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -247,17 +137,17 @@ def library_product(
 ) -> Tensor:
     """The same through cuBLAS: without an activation it accumulates onto the update, which costs
     one write and one hidden read of the output; with one, the update goes with the activation."""
-    if activation == "identity":
+    accumulates = activation == "identity"
+    if accumulates:
         output = input.new_empty((input.shape[0], weight.shape[0]))
-        if output.numel():
-            _combine(None, None, bias, projection, up, scale, "identity", output, _UPDATE)
-            output.addmm_(input, weight.t())
-        return output
-    product = torch.mm if bias is None else partial(torch.addmm, bias)
-    output = product(input, weight.t())
+    else:
+        multiply = torch.mm if bias is None else partial(torch.addmm, bias)
+        output, bias = multiply(input, weight.t()), None
     if output.numel():
-        _combine(None, None, None, projection, up, scale, activation, output, _UPDATE, adds=True)
-    return output
+        config = tiles.update_tile(output)
+        operands = (bias, projection, up, scale, activation, output, config)
+        _combine(None, None, *operands, adds=not accumulates)
+    return output.addmm_(input, weight.t()) if accumulates else output
 
 
 def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tensor:
@@ -266,14 +156,14 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
 
     (rows, inner), rank = input.shape, factor.shape[0]
     output = input.new_empty((rows, rank))
-    block_rank = _power_of_two(rank, 16, _RANK_BLOCK)
+    block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
     # The fewest rows keep every multiprocessor reading; 64 of them read A once for 128 KB of input.
-    block_rows = 64 if rows >= 64 * _multiprocessors(input.device) else 16
-    block_inner = _power_of_two(inner, 16, _PROJECT_INNER_BYTES // input.element_size())
+    block_rows = 64 if rows >= 64 * tiles.multiprocessors(input.device) else 16
+    block_inner = power_of_two(inner, 16, tiles.PROJECT_INNER_BYTES // input.element_size())
     if output.numel():
         launch(
             kernels.project,
-            (_ceil_div(rows, block_rows), _ceil_div(rank, block_rank)),
+            (ceil_div(rows, block_rows), ceil_div(rank, block_rank)),
             *(input, factor, output, *_scale_arguments(scale)),
             *(rows, inner, rank, *input.stride(), *factor.stride()),
             PRECISION=_precision(input.dtype),
@@ -281,7 +171,7 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
             BLOCK_INNER=block_inner,
             BLOCK_RANK=block_rank,
             num_warps=4,
-            num_stages=_stages(input, 4, block_inner * (block_rows + block_rank)),
+            num_stages=tiles.stages(input, 4, block_inner * (block_rows + block_rank)),
         )
     return output
 
@@ -303,27 +193,26 @@ def _reduce(
     factor: Tensor | None,
     projection: Tensor | None,
     keeps_grad: bool,
+    config: Config,
 ) -> _Reduced:
     """One launch: parts of grad factor (rows, r) and of gradᵀ projection (columns, r).
 
-    The workspace is float32: rows * r for every 128 columns, and columns * r for every worker, of
-    which there are at most 4 per multiprocessor over all tiles of columns.
+    The workspace is float32: rows * r for every tile of columns, and columns * r for every worker,
+    of which there are at most ``config.programs`` per multiprocessor over all tiles of columns.
     """
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
     rows, columns = upstream.shape
     narrow = factor if factor is not None else projection
     rank = 1 if narrow is None else narrow.shape[1]
-    from_preactivation = activation_named(activation).derivative_of == "preactivation"
-    config = _REDUCE_FROM_PREACTIVATION if from_preactivation else _REDUCE
-    block_rank = _power_of_two(rank, 16, _RANK_BLOCK)
-    block_columns = _power_of_two(columns, 16, config.columns * 2 // upstream.element_size())
-    block_rows = _power_of_two(rows, 16, config.rows)
-    across, deep = _ceil_div(columns, block_columns), _ceil_div(rank, block_rank)
-    programs = _multiprocessors(upstream.device) * _REDUCE_PROGRAMS_PER_MULTIPROCESSOR
-    workers = max(1, min(_ceil_div(rows, block_rows), programs // (across * deep)))
-    rows_per_worker = _ceil_div(_ceil_div(rows, workers), block_rows) * block_rows
-    workers = _ceil_div(rows, rows_per_worker)
+    block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
+    block_columns = power_of_two(columns, 16, config.columns)
+    block_rows = power_of_two(rows, 16, config.rows)
+    across, deep = ceil_div(columns, block_columns), ceil_div(rank, block_rank)
+    programs = tiles.multiprocessors(upstream.device) * config.programs
+    workers = max(1, min(ceil_div(rows, block_rows), programs // (across * deep)))
+    rows_per_worker = ceil_div(ceil_div(rows, workers), block_rows) * block_rows
+    workers = ceil_div(rows, rows_per_worker)
     grad, row_parts, column_parts = None, None, None
     if saved is not None and keeps_grad:
         grad = upstream.new_empty((rows, columns))
@@ -344,7 +233,9 @@ def _reduce(
         BLOCK_COLUMNS=block_columns,
         BLOCK_RANK=block_rank,
         num_warps=config.warps,
-        num_stages=_stages(upstream, config.stages, block_rows * (2 * block_columns + block_rank)),
+        num_stages=tiles.stages(
+            upstream, config.stages, block_rows * (2 * block_columns + block_rank)
+        ),
     )
     return _Reduced(upstream if grad is None else grad, row_parts, column_parts)
 
@@ -353,7 +244,8 @@ def _column_parts(matrix: Tensor, projection: Tensor | None) -> Tensor:
     """Parts of matrixᵀ projection, none where the matrix has no column."""
     if matrix.shape[1] == 0:
         return matrix.new_empty((0, 0), dtype=torch.float32)
-    parts = _reduce(matrix, None, "identity", None, projection, keeps_grad=False).column_parts
+    config = tiles.default_reduction(matrix, "identity")
+    parts = _reduce(matrix, None, "identity", None, projection, False, config).column_parts
     assert parts is not None
     return parts
 
@@ -365,10 +257,10 @@ def _sum(parts: Tensor, output: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     if output.numel():
         launch(
             kernels.sum_parts,
-            (_ceil_div(output.numel(), 256),),
+            (ceil_div(output.numel(), 256),),
             *(parts, output, *_scale_arguments(scale)),
             *(parts.shape[0], output.numel(), output.shape[1], *output.stride()),
-            PARTS=_power_of_two(parts.shape[0], 1, _PARTS),
+            PARTS=power_of_two(parts.shape[0], 1, tiles.SUMMED_PARTS),
             BLOCK=256,
         )
     return output
@@ -389,7 +281,7 @@ def forward(
         return empty_output(input, weight)
     x = as_rows(input)
     projection = project(x, lora_a)
-    output = product(x, weight, bias, projection, lora_b, scale, activation)
+    output = product("", x, weight, bias, projection, lora_b, scale, activation)
     return output.view(*input.shape[:-1], weight.shape[0])
 
 
@@ -424,11 +316,11 @@ def backward(
     projection = project(x, lora_a) if needs_b or of_preactivation else None
     saved = None if output is None else as_rows(output)
     if of_preactivation:
-        saved = product(x, weight, bias, projection, lora_b, scale, "identity")
+        saved = product("", x, weight, bias, projection, lora_b, scale, "identity")
     if upstream.numel() == 0:  # without columns there is nothing to pull back
         saved = None
 
-    fused = lora_a.shape[0] <= _FUSED_RANK and upstream.numel() > 0
+    fused = lora_a.shape[0] <= tiles.FUSED_RANK and upstream.numel() > 0
     reduced = _Reduced(upstream, None, None)
     if fused or saved is not None:
         reduced = _reduce(
@@ -437,7 +329,8 @@ def backward(
             activation,
             lora_b if fused and needs_projection else None,
             projection if fused and needs_b else None,
-            keeps_grad=needs_input or not fused,
+            needs_input or not fused,
+            tiles.reduction(upstream, activation, lora_a.shape[0]),
         )
     if needs_b:
         parts = reduced.column_parts
@@ -452,9 +345,8 @@ def backward(
                 reduced.row_parts, x.new_empty((x.shape[0], lora_a.shape[0])), scale
             )
         if needs_input:
-            grad_input = product(
-                reduced.grad, weight.t(), None, grad_projection, lora_a.t(), 1.0, "identity"
-            ).view(input.shape)
+            operands = (reduced.grad, weight.t(), None, grad_projection, lora_a.t())
+            grad_input = product("_backward", *operands, 1.0, "identity").view(input.shape)
         if needs_a:
             grad_a = lora_a.new_empty(lora_a.shape)
             _sum(_column_parts(x, grad_projection), grad_a.t())

@@ -14,9 +14,10 @@ from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inpu
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
-from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
-from fuselab.ops.lora_linear import launch
+from fuselab.ops.linear_activation.product import DTYPES, as_rows, empty_output, unit
+from fuselab.ops.lora_linear import launch, tiles
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
+from fuselab.runtime.tuning import Config
 
 
 def validate(
@@ -140,6 +141,28 @@ def supports(input: Tensor, *rest: Any) -> str | None:
 
 def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> str | None:
     return supports(grad_output)
+
+
+def product_configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
+    """Tiles of the forward's product."""
+    return tiles.product_tiles(as_rows(input), weight, rest[1].shape[0])
+
+
+def product_configs_backward(
+    needs: Sequence[bool], grad_output: Tensor, *saved: Any
+) -> Sequence[Config]:
+    """Tiles of the input's gradient."""
+    return tiles.product_tiles(as_rows(grad_output), saved[2].t(), saved[4].shape[0])
+
+
+def update_configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
+    """Tiles of the stream that adds the update, in the forward and in the backward."""
+    return tiles.update_tiles(weight.shape[0])
+
+
+def reduction_configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[Config]:
+    """Tiles of the pass that pulls back, in both implementations."""
+    return tiles.reductions(as_rows(grad_output), saved[-1])
 
 
 def prefer(*args: Any) -> Sequence[str]:
@@ -283,7 +306,7 @@ def draw(source: Draw) -> Inputs:
 _INSTEAD = "detach it, or spell the layer in plain PyTorch to train it"
 
 OP = FusedOp(
-    name="fuselab::lora_linear",
+    name=tiles.OP_NAME,
     reference=reference,
     implementations={
         # cuBLAS for the large product, Triton for the rest.
@@ -301,6 +324,12 @@ OP = FusedOp(
             supports,
             supports_backward,
         ),
+    },
+    configs={
+        "triton": product_configs,
+        "triton_backward": product_configs_backward,
+        "triton_library": update_configs,
+        "triton_library_backward": reduction_configs,
     },
     cost=cost,
     cost_backward=cost_backward,
