@@ -160,20 +160,21 @@ class FusedOp:
     ``name`` is ``namespace::operator``. ``reference`` defines what is right, in plain PyTorch that
     autograd understands; its parameters must be annotated, for they become the raw operator's
     schema (Tensor, Tensor | None, Sequence[Tensor], float, int, bool, str, torch.dtype | None;
-    ``Sequence[Tensor]`` arrives as a tuple). ``cost(*args)``
-    counts what one forward must do, ``cost_backward(*args)``, of the forward's arguments too, what
-    a backward that gives every gradient must. ``validate(*args)`` raises a typed error for
-    arguments the operator refuses. ``fake(*args)`` returns an empty output with the strides the
-    implementations produce; without it the reference runs on fake tensors.
-    ``prefer(*args)`` gives the order in which ``implementation="auto"`` asks ``supports``; without
-    it, the order of ``implementations``. ``autocast(autocast_dtype, *args)`` returns the arguments
-    as ``torch.autocast`` would have the reference see them (softmax: ``dtype=torch.float32``);
-    without it they stay as they are, as pointwise operators' do. ``peers`` are other spellings in
-    plain PyTorch worth timing beside the reference, by provider name. ``dtypes`` are those worth
-    checking. ``nondeterministic`` says why a reduction's order is not fixed, where it is not.
-    ``configs[implementation](*args)`` lists the ``runtime.tuning.Config`` that tuning may choose
-    from for these arguments, the default rule's first; ``configs[f"{implementation}_backward"]``,
-    of the backward's arguments, those of the backward.
+    ``Sequence[Tensor]`` arrives as a tuple). ``cost(*args)`` counts what one forward must do,
+    ``cost_backward(*args)``, of the forward's arguments too, what a backward that gives every
+    gradient must. ``validate(*args)`` raises a typed error for arguments the operator refuses.
+    ``fake(*args)`` returns an empty output with the strides the implementations produce; without it
+    the reference runs on fake tensors. ``prefer(*args)`` gives the order in which
+    ``implementation="auto"`` asks ``supports``; without it, the order of ``implementations``.
+    ``autocast(autocast_dtype, *args)`` returns the arguments as ``torch.autocast`` would have the
+    reference see them (softmax: ``dtype=torch.float32``); without it they stay as they are, as
+    pointwise operators' do. ``peers`` are other spellings in plain PyTorch worth timing beside the
+    reference, by provider name; ``libraries`` are other libraries' kernels: each is a function
+    without parameters that imports the library and returns what takes the arguments. ``dtypes`` are
+    those worth checking. ``nondeterministic`` says why a reduction's order is not fixed, where it
+    is not. ``configs[implementation](*args)`` lists the ``runtime.tuning.Config`` that tuning may
+    choose from for these arguments, the default rule's first;
+    ``configs[f"{implementation}_backward"]``, of the backward's arguments, those of the backward.
 
     An operator with ``mutates`` writes over those of its arguments and returns the first of them;
     its name ends in an underscore, as PyTorch's do. Its reference writes nothing: it returns their
@@ -193,6 +194,7 @@ class FusedOp:
     prefer: Callable[..., Sequence[str]] | None = None
     rewrites: Sequence[Rewrite] = ()
     peers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    libraries: Mapping[str, Callable[[], Callable[..., Any]]] = field(default_factory=dict)
     autocast: Callable[..., Sequence[Any]] | None = None
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     nondeterministic: str | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_operators import Remembering, case, clamped, lazy, operator, raising
+from bench_operators import Remembering, case, clamped, lazy, operator, raising, scaled_relu
 from gallery import in_place, lookup, remainder, wrong_arguments
 from torch import Tensor
 
@@ -201,6 +201,18 @@ def test_an_implementation_that_refuses_is_unsupported_not_failed(honest: FusedO
     assert found["elsewhere"].status == "unsupported"
     assert "not a result of ours" in (found["auto"].note or "")
     assert result.failures == []
+
+
+def test_other_libraries_are_timed_where_they_are_installed(honest: FusedOp) -> None:
+    def absent() -> None:
+        raise ModuleNotFoundError("No module named 'absent'")
+
+    op = replace(honest, libraries={"theirs": lambda: scaled_relu, "absent": absent})
+    (group,) = bench(op, providers=["theirs", "absent"], **FAST).groups[:1]
+    assert rows(group)["theirs"].status == "ok"
+    assert rows(group)["theirs"].kind == "peer"
+    assert rows(group)["absent"].status == "unavailable"
+    assert rows(group)["absent"].reason == "ModuleNotFoundError: No module named 'absent'"
 
 
 def test_torchscript_and_compile_are_verified_like_everyone(honest: FusedOp) -> None:

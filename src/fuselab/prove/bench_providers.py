@@ -42,6 +42,10 @@ def providers(op: FusedOp) -> dict[str, Provider]:
         _plain(name, "eager" if name == "eager" else "peer", spelling)
         for name, spelling in spellings.items()
     ]
+    found += [
+        Provider(name, "peer", lambda args, load=load: (load(), args))
+        for name, load in op.libraries.items()
+    ]
     found.append(Provider("torchscript", "torchscript", functools.partial(_torchscript, op)))
     for name, spelling in spellings.items():
         title = "compile" if name == "eager" else f"compile({name})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -76,6 +76,17 @@ def _naive_item(input: Tensor, dim: int) -> Tensor:
     return term / term.sum(dim=dim, keepdim=True)
 
 
+def _liger() -> Callable[..., Tensor]:
+    """Liger's kernel, which takes the last dimension."""
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    def softmax(input: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+        wide = input if dtype is None else input.to(dtype)
+        return LigerSoftmaxFunction.apply(wide.movedim(dim, -1)).movedim(-1, dim)
+
+    return softmax
+
+
 OP = FusedOp(
     name="fuselab::softmax",
     reference=reference.softmax,
@@ -101,6 +112,7 @@ OP = FusedOp(
         Rewrite(pattern, _rewrite_call) for pattern in (_library, _naive, _naive_amax, _naive_item)
     ),
     peers={"naive": reference.naive},
+    libraries={"liger": _liger},
     dtypes=DTYPES,
     configs={
         "triton": triton_launch.configs,
