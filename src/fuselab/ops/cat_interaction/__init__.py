@@ -1,0 +1,8 @@
+"""A sample's vectors end to end: the dense vector, then the embeddings."""
+
+from fuselab.ops.cat_interaction.op import OP
+from fuselab.runtime.dispatch import operator
+
+cat_interaction = operator(OP)
+
+__all__ = ["OP", "cat_interaction"]

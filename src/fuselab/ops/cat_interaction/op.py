@@ -1,0 +1,134 @@
+"""The contract of ``fuselab::cat_interaction``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import DtypeError, ShapeError
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops.cat_interaction import triton_launch
+from fuselab.ops.cat_interaction.reference import gradient, reference
+from fuselab.ops.cat_interaction.triton_launch import empty_gradients, empty_output
+
+__all__ = ["OP"]
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def validate(dense: Tensor, embeddings: Tensor) -> None:
+    if dense.dim() != 2:
+        raise ShapeError(
+            f"cat_interaction: 'dense' has shape {tuple(dense.shape)}; expected (batch, width)."
+        )
+    batch, width = dense.shape
+    if embeddings.dim() != 3 or embeddings.shape[0] != batch or embeddings.shape[2] != width:
+        raise ShapeError(
+            f"cat_interaction: 'embeddings' has shape {tuple(embeddings.shape)}; expected "
+            f"({batch}, tables, {width}) beside a 'dense' of shape {tuple(dense.shape)}."
+        )
+    if dense.dtype not in DTYPES:
+        raise DtypeError(
+            f"cat_interaction: 'dense' is {dense.dtype}; expected float32, float16, bfloat16 or "
+            "float64."
+        )
+    if dense.dtype != embeddings.dtype:
+        raise DtypeError(
+            f"cat_interaction: 'embeddings' is {embeddings.dtype} and 'dense' {dense.dtype}; cast "
+            "one to the other's dtype, or use torch.autocast."
+        )
+
+
+def fake(dense: Tensor, embeddings: Tensor) -> Tensor:
+    return empty_output(dense, embeddings)
+
+
+def autocast(
+    autocast_dtype: torch.dtype, dense: Tensor, embeddings: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As for torch.cat: the widest of the two dtypes."""
+    dtype = torch.promote_types(dense.dtype, embeddings.dtype)
+    return dense.to(dtype), embeddings.to(dtype)
+
+
+def save(output: Tensor, dense: Tensor, embeddings: Tensor) -> tuple[int, int]:
+    return embeddings.shape[1], embeddings.shape[2]
+
+
+def prefer(dense: Tensor, embeddings: Tensor) -> Sequence[str]:
+    # torch.cat, until the Triton kernel is measured to be faster.
+    return ("reference", "triton")
+
+
+def prefer_backward(
+    needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
+) -> Sequence[str]:
+    return ("reference", "triton")
+
+
+def cost(dense: Tensor, embeddings: Tensor) -> Cost:
+    """Every element read once and written once."""
+    written = (dense.numel() + embeddings.numel()) * dense.element_size()
+    return Cost(bytes_behind(dense) + bytes_behind(embeddings), written, 0)
+
+
+def cost_backward(dense: Tensor, embeddings: Tensor) -> Cost:
+    """Every element of the upstream gradient read once and written once."""
+    written = (dense.numel() + embeddings.numel()) * dense.element_size()
+    return Cost(written, written, 0)
+
+
+def _case(batch: int, tables: int, width: int, *tags: str) -> Case:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        dense = torch.randn(batch, width, generator=generator)
+        embeddings = torch.randn(batch, tables, width, generator=generator)
+        return Inputs((dense.to(device, dtype), embeddings.to(device, dtype)))
+
+    return Case(f"{batch}x{tables}x{width}", make, frozenset(tags))
+
+
+CASES = (
+    _case(2048, 26, 16, "bench", "sweep"),
+    _case(65536, 26, 16, "bench", "sweep"),
+    *(
+        _case(batch, tables, width, "boundary")
+        for batch, tables, width in (
+            (0, 3, 4),
+            (1, 1, 1),
+            (3, 0, 5),
+            (3, 2, 0),
+            (7, 26, 16),
+            (8, 3, 128),
+            (9, 3, 129),
+        )
+    ),
+)
+
+
+def draw(draw: Draw) -> Inputs:
+    batch, tables, width = draw.size(8), draw.size(26), draw.size(16)
+    return Inputs((draw.tensor(batch, width), draw.tensor(batch, tables, width)))
+
+
+OP = FusedOp(
+    name="fuselab::cat_interaction",
+    reference=reference,
+    implementations={
+        "triton": Implementation(
+            "cuda", triton_launch.forward, triton_launch.backward, triton_launch.supports
+        ),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=CASES,
+    gradient=Gradient(save, gradient, empty_gradients, prefer_backward),
+    draw=draw,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    autocast=autocast,
+    dtypes=DTYPES,
+)

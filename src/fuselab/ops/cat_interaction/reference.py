@@ -1,0 +1,43 @@
+"""DLRM's concatenation interaction in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def reference(dense: Tensor, embeddings: Tensor) -> Tensor:
+    """``torch.cat([dense, embeddings.flatten(1)], dim=1)``: a copy, and nothing to fuse.
+
+    Args:
+        dense: ``(B, D)``, float32, float16, bfloat16 or float64, any strides.
+        embeddings: ``(B, T, D)`` in the same dtype, any strides.
+
+    Returns:
+        ``(B, (T + 1) D)``, contiguous. The values are the inputs', bit for bit.
+
+    ``torch.cat`` alone is as good, and its gradients are views of the upstream gradient, where an
+    operator's are copies. This one is there for the shape of the call, the same as that of
+    ``dot_interaction``.
+
+    Raises:
+        ShapeError, DtypeError, UnknownNameError (implementation), DeviceError, UnsupportedError (an
+        implementation asked for by name that cannot run here).
+    """
+    return torch.cat([dense, embeddings.flatten(1)], dim=1)
+
+
+def gradient(
+    needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
+) -> tuple[Tensor | None, ...]:
+    """The upstream gradient's columns, copied."""
+    dense, embeddings = grad_output.split((width, tables * width), dim=1)
+    kept = torch.contiguous_format
+    return (
+        dense.clone(memory_format=kept) if needs[0] else None,
+        embeddings.clone(memory_format=kept).view(len(grad_output), tables, width)
+        if needs[1]
+        else None,
+    )

@@ -1,0 +1,142 @@
+"""Launching the CUDA C++ kernels: vectors and width are template arguments, for a model has one of
+each (a new pair compiles in 0.3 s, once per machine)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fuselab.ops.dot_interaction.tensors import (
+    element_type,
+    empty_gradients,
+    empty_output,
+    pair_count,
+    readable,
+)
+from fuselab.runtime.cuda_source import CudaSource, i32, i64
+from fuselab.runtime.parameters import Scalar
+
+CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
+_THREADS = 256
+# Four blocks of 48 KB share an SM; a sample that needs more gets a block of its own, up to what
+# sm_80 lends one (163 KB; sm_90 227 KB).
+_SHARED_BYTES = 48 * 1024
+_MOST_SHARED_BYTES = 160 * 1024
+_BLOCK = 4  # kBlock of cuda_kernels.cu
+
+CUDA_EXPRESSIONS = tuple(
+    f"{step}<{element}, {vectors}, {width}, {samples}, {aligned}>"
+    for step in ("forward", "backward")
+    for element, vectors, width, samples, aligned in (
+        ("float", 27, 16, 8, "true"),
+        ("float", 27, 16, 8, "false"),
+        ("__half", 27, 16, 8, "true"),
+        ("__nv_bfloat16", 27, 16, 8, "true"),
+        ("double", 27, 16, 4, "true"),
+        ("float", 27, 128, 2, "true"),
+        ("__nv_bfloat16", 1, 3, 8, "false"),
+        ("float", 100, 64, 1, "true"),
+    )
+)
+
+
+def sample_bytes(step: str, vectors: int, width: int, columns: int, itemsize: int) -> int:
+    """Shared memory that one sample takes."""
+    four = 32 if itemsize == 8 else 16
+    blocks, chunks = -(-vectors // _BLOCK), -(-width // _BLOCK)
+    if step == "forward":
+        return blocks * _BLOCK * chunks * four + columns * itemsize
+    return vectors * (chunks + blocks) * four
+
+
+def samples_per_block(bytes_of_one: int) -> int:
+    """8 where they fit; a sample that fits no shared block has one of its own."""
+    return next((samples for samples in (8, 4, 2) if samples * bytes_of_one <= _SHARED_BYTES), 1)
+
+
+def _launch(
+    step: str,
+    tensors: Sequence[Tensor | None],
+    embeddings: Tensor,
+    strides: Sequence[int],
+    columns: int,
+    aligned: bool,
+) -> None:
+    batch, tables, width = embeddings.shape
+    one = sample_bytes(step, tables + 1, width, columns, embeddings.element_size())
+    samples = samples_per_block(one)
+    sizes: list[Scalar] = [i64(batch), *map(i64, strides)]
+    if step == "forward":
+        sizes.append(i32(columns))
+    CUDA.launch(
+        f"{step}<{element_type(embeddings.dtype)}, {tables + 1}, {width}, {samples}, "
+        f"{'true' if aligned else 'false'}>",
+        (-(-batch // samples), 1, 1),
+        (_THREADS, 1, 1),
+        (*tensors, *sizes),
+        shared_bytes=samples * one,
+    )
+
+
+def _are_aligned(dense: Tensor, embeddings: Tensor) -> bool:
+    """Whether every row is whole chunks of 4 elements that begin on their own size, or on 16 bytes
+    where that is larger."""
+    chunk_bytes = min(4 * dense.element_size(), 16)
+    starts = (dense.data_ptr(), embeddings.data_ptr())
+    steps = (dense.stride(0), *embeddings.stride()[:2])
+    return (
+        dense.shape[1] % 4 == 0
+        and all(start % chunk_bytes == 0 for start in starts)
+        and all(step * dense.element_size() % chunk_bytes == 0 for step in steps)
+    )
+
+
+def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
+    output = empty_output(dense, embeddings, padding)
+    if output.numel() == 0:
+        return output
+    dense, embeddings = readable(dense), readable(embeddings)
+    strides = (dense.stride(0), *embeddings.stride()[:2])
+    aligned = _are_aligned(dense, embeddings)
+    tensors = (dense, embeddings, output)
+    _launch("forward", tensors, embeddings, strides, output.shape[1], aligned)
+    return output
+
+
+def backward(
+    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
+) -> tuple[Tensor | None, ...]:
+    grads = empty_gradients(needs, dense, embeddings)
+    if not any(grad is not None and grad.numel() for grad in grads):
+        return grads
+    grad_output, dense, embeddings = (
+        readable(tensor) for tensor in (grad_output, dense, embeddings)
+    )
+    strides = (grad_output.stride(0), dense.stride(0), *embeddings.stride()[:2])
+    aligned = _are_aligned(dense, embeddings)
+    tensors = (grad_output, dense, embeddings, *grads)
+    _launch("backward", tensors, embeddings, strides, grad_output.shape[1], aligned)
+    return grads
+
+
+def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:
+    """A sample lies in one block's shared memory, forward and backward."""
+    if embeddings.dim() != 3 or embeddings.shape[2] == 0:
+        return "a vector has no element"
+    vectors, width = embeddings.shape[1] + 1, embeddings.shape[2]
+    columns = width + pair_count(vectors) + padding
+    needed = max(
+        sample_bytes(step, vectors, width, columns, embeddings.element_size())
+        for step in ("forward", "backward")
+    )
+    if needed > _MOST_SHARED_BYTES:
+        return f"a sample needs {needed} bytes of shared memory; it has {_MOST_SHARED_BYTES}"
+    return None
+
+
+def supports_backward(
+    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
+) -> str | None:
+    return supports(dense, embeddings, 0)

@@ -1,0 +1,198 @@
+"""The contract of ``fuselab::dot_interaction``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ArgumentError, DtypeError, ShapeError
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops.dot_interaction import cpu_launch, cuda_launch, triton_launch
+from fuselab.ops.dot_interaction.cuda_launch import CUDA, CUDA_EXPRESSIONS
+from fuselab.ops.dot_interaction.reference import gradient, reference
+from fuselab.ops.dot_interaction.tensors import empty_gradients, empty_output, pair_count
+
+__all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def validate(dense: Tensor, embeddings: Tensor, padding: int) -> None:
+    if dense.dim() != 2:
+        raise ShapeError(
+            f"dot_interaction: 'dense' has shape {tuple(dense.shape)}; expected (batch, width)."
+        )
+    batch, width = dense.shape
+    if embeddings.dim() != 3 or embeddings.shape[0] != batch or embeddings.shape[2] != width:
+        raise ShapeError(
+            f"dot_interaction: 'embeddings' has shape {tuple(embeddings.shape)}; expected "
+            f"({batch}, tables, {width}) beside a 'dense' of shape {tuple(dense.shape)}."
+        )
+    for name, tensor in (("dense", dense), ("embeddings", embeddings)):
+        if tensor.dtype not in DTYPES:
+            raise DtypeError(
+                f"dot_interaction: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 "
+                "or float64."
+            )
+    if dense.dtype != embeddings.dtype:
+        raise DtypeError(
+            f"dot_interaction: 'embeddings' is {embeddings.dtype} and 'dense' {dense.dtype}; cast "
+            "one to the other's dtype, or use torch.autocast."
+        )
+    if padding < 0:
+        raise ArgumentError(
+            f"dot_interaction: 'padding' is {padding}; expected 0 or more columns of zeros."
+        )
+
+
+def fake(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
+    return empty_output(dense, embeddings, padding)
+
+
+def autocast(
+    autocast_dtype: torch.dtype, dense: Tensor, embeddings: Tensor, padding: int
+) -> tuple[Tensor, Tensor, int]:
+    """As for a matrix product: everything but float64 in the autocast dtype."""
+    dense, embeddings = (
+        tensor if tensor.dtype == torch.float64 else tensor.to(autocast_dtype)
+        for tensor in (dense, embeddings)
+    )
+    return dense, embeddings, padding
+
+
+def save(output: Tensor, dense: Tensor, embeddings: Tensor, padding: int) -> tuple[Any, ...]:
+    return dense, embeddings
+
+
+def fake_gradient(
+    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
+) -> tuple[Tensor | None, ...]:
+    return empty_gradients(needs, dense, embeddings)
+
+
+def prefer(dense: Tensor, embeddings: Tensor, padding: int) -> Sequence[str]:
+    # CUDA inputs wait for measurement.
+    return ("reference", "cuda", "triton") if dense.is_cuda else ("cpp",)
+
+
+def prefer_backward(
+    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
+) -> Sequence[str]:
+    return prefer(dense, embeddings, 0)
+
+
+def _unit(dtype: torch.dtype) -> str:
+    """Float32's own arithmetic: 16-bit inputs are converted, or multiplied at twice its rate and
+    more, and memory is what bounds both."""
+    return "fp64" if dtype == torch.float64 else "fp32"
+
+
+def cost(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
+    """Both inputs read once, the row written once; a multiplication and an addition per element of
+    every pair."""
+    batch, tables, width = embeddings.shape
+    pairs = pair_count(tables + 1)
+    return Cost(
+        bytes_behind(dense) + bytes_behind(embeddings),
+        batch * (width + pairs + padding) * dense.element_size(),
+        2 * batch * pairs * width,
+        _unit(dense.dtype),
+    )
+
+
+def cost_backward(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
+    """The row's upstream gradient and both inputs read once, both gradients written once; every
+    pair's gradient meets both of its vectors."""
+    batch, tables, width = embeddings.shape
+    pairs = pair_count(tables + 1)
+    return Cost(
+        bytes_behind(dense)
+        + bytes_behind(embeddings)
+        + batch * (width + pairs) * dense.element_size(),
+        (dense.numel() + embeddings.numel()) * dense.element_size(),
+        4 * batch * pairs * width + dense.numel(),
+        _unit(dense.dtype),
+    )
+
+
+def _case(batch: int, tables: int, width: int, padding: int, *tags: str) -> Case:
+    """Embeddings as DLRM starts them, uniform and small; a dense vector behind a ReLU."""
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        dense = torch.randn(batch, width, generator=generator).relu()
+        embeddings = torch.rand(batch, tables, width, generator=generator) - 0.5
+        return Inputs((dense.to(device, dtype), embeddings.to(device, dtype), padding))
+
+    return Case(f"{batch}x{tables}x{width}", make, frozenset(tags))
+
+
+CASES = (
+    _case(128, 26, 16, 0, "bench", "sweep"),
+    _case(2048, 26, 16, 0, "bench", "sweep"),
+    _case(16384, 26, 16, 0, "bench", "sweep"),
+    _case(65536, 26, 16, 0, "bench", "sweep"),
+    _case(16384, 26, 128, 1, "bench"),
+    *(
+        _case(batch, tables, width, padding, "boundary")
+        for batch, tables, width, padding in (
+            (0, 26, 16, 0),
+            (1, 1, 1, 0),
+            (3, 0, 5, 2),
+            (3, 2, 0, 1),
+            (9, 26, 16, 1),
+            (7, 15, 16, 0),
+            (5, 16, 17, 0),
+            (5, 3, 15, 0),
+            (5, 31, 16, 0),
+            (4, 32, 33, 3),
+            (2, 63, 64, 0),
+            (2, 64, 65, 0),
+        )
+    ),
+)
+
+
+def draw(draw: Draw) -> Inputs:
+    """Few tables: their pairs grow with the square."""
+    batch = draw.size(8, 16)
+    tables = draw.choice((2, 1, 0, 3, 4, 7, 8, 15, 16, 26))
+    width = draw.choice((4, 1, 2, 3, 5, 8, 15, 16, 17, 32))
+    padding = draw.choice((0, 1, 3))
+    return Inputs((draw.tensor(batch, width), draw.tensor(batch, tables, width), padding))
+
+
+OP = FusedOp(
+    name="fuselab::dot_interaction",
+    reference=reference,
+    implementations={
+        "cuda": Implementation(
+            "cuda",
+            cuda_launch.forward,
+            cuda_launch.backward,
+            cuda_launch.supports,
+            cuda_launch.supports_backward,
+        ),
+        "triton": Implementation(
+            "cuda",
+            triton_launch.forward,
+            triton_launch.backward,
+            triton_launch.supports,
+            triton_launch.supports_backward,
+        ),
+        "cpp": Implementation("cpu", cpu_launch.forward, cpu_launch.backward),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=CASES,
+    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
+    draw=draw,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    autocast=autocast,
+    dtypes=DTYPES,
+)

@@ -1,0 +1,255 @@
+"""The contract of ``fuselab::outer_interaction_linear``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import DtypeError, ShapeError
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.activations import activation as activation_named
+from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops.outer_interaction_linear import triton_launch
+from fuselab.ops.outer_interaction_linear.reference import gradient, reference
+from fuselab.ops.outer_interaction_linear.tensors import DTYPES, empty_gradients, empty_output
+from fuselab.runtime.matmul_precision import allows_tf32
+
+__all__ = ["OP"]
+
+
+def validate(
+    dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+) -> None:
+    activation_named(activation)
+    if dense.dim() != 2:
+        raise ShapeError(
+            f"outer_interaction_linear: 'dense' has shape {tuple(dense.shape)}; expected "
+            "(batch, width)."
+        )
+    batch, width = dense.shape
+    if embeddings.dim() != 3 or embeddings.shape[0] != batch or embeddings.shape[2] != width:
+        raise ShapeError(
+            f"outer_interaction_linear: 'embeddings' has shape {tuple(embeddings.shape)}; expected "
+            f"({batch}, tables, {width}) beside a 'dense' of shape {tuple(dense.shape)}."
+        )
+    elements = (embeddings.shape[1] + 1) * width
+    if weight.dim() != 2 or weight.shape[1] != elements**2:
+        raise ShapeError(
+            f"outer_interaction_linear: 'weight' has shape {tuple(weight.shape)}; expected "
+            f"(outputs, {elements**2}), the square of a sample's {elements} elements."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"outer_interaction_linear: 'bias' has shape {tuple(bias.shape)}; expected "
+            f"({weight.shape[0]},), a number per row of 'weight'."
+        )
+    named = {"dense": dense, "embeddings": embeddings, "weight": weight, "bias": bias}
+    for name, tensor in named.items():
+        if tensor is None:
+            continue
+        if tensor.dtype not in DTYPES:
+            raise DtypeError(
+                f"outer_interaction_linear: '{name}' is {tensor.dtype}; expected float32, float16, "
+                "bfloat16 or float64."
+            )
+        if tensor.dtype != dense.dtype:
+            raise DtypeError(
+                f"outer_interaction_linear: '{name}' is {tensor.dtype} and 'dense' {dense.dtype}; "
+                "cast one to the other's dtype, or use torch.autocast."
+            )
+
+
+def fake(
+    dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+) -> Tensor:
+    return empty_output(dense, weight)
+
+
+def autocast(
+    autocast_dtype: torch.dtype,
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+) -> tuple[Any, ...]:
+    """As for a linear layer: everything but float64 in the autocast dtype."""
+    cast = (
+        tensor if tensor is None or tensor.dtype == torch.float64 else tensor.to(autocast_dtype)
+        for tensor in (dense, embeddings, weight, bias)
+    )
+    return (*cast, activation)
+
+
+def save(
+    output: Tensor,
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+) -> tuple[Any, ...]:
+    from_output = activation_named(activation).derivative_of == "output"
+    return output if from_output else None, dense, embeddings, weight, bias, activation
+
+
+def fake_gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+) -> tuple[Tensor | None, ...]:
+    return empty_gradients(needs, dense, embeddings, weight, bias)
+
+
+def prefer(
+    dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+) -> Sequence[str]:
+    # CUDA inputs wait for measurement.
+    return ("reference", "triton")
+
+
+def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
+    return ("reference", "triton")
+
+
+def _unit(dtype: torch.dtype) -> str:
+    if dtype == torch.float32:
+        return "tf32" if allows_tf32() else "fp32"
+    return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}[dtype]
+
+
+def cost(
+    dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+) -> Cost:
+    """Every input read once, the output written once; K (K + 1) / 2 different products a sample,
+    each multiplied into N sums."""
+    batch, elements = dense.shape[0], dense.shape[1] + embeddings.shape[1] * embeddings.shape[2]
+    columns = weight.shape[0]
+    return Cost(
+        sum(bytes_behind(tensor) for tensor in (dense, embeddings, weight, bias)),
+        batch * columns * dense.element_size(),
+        batch * columns * (elements * (elements + 1) + activation_named(activation).flops),
+        _unit(dense.dtype),
+    )
+
+
+def cost_backward(
+    dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+) -> Cost:
+    """Upstream gradient and inputs read once, gradients written once; twice the forward's products:
+    for the weight, and for the inputs."""
+    forward = cost(dense, embeddings, weight, bias, activation)
+    tensors = (dense, embeddings, weight, bias)
+    return Cost(
+        forward.bytes_read + forward.bytes_written,
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None),
+        2 * forward.flops,
+        forward.unit,
+    )
+
+
+def plain(
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "identity",
+) -> Tensor:
+    """The outer product as a matrix product: another spelling that people use."""
+    row = torch.cat([dense, embeddings.flatten(1)], dim=1)
+    outer = torch.bmm(row.unsqueeze(2), row.unsqueeze(1)).flatten(1)
+    return activation_named(activation).function(torch.nn.functional.linear(outer, weight, bias))
+
+
+def _case(batch: int, tables: int, width: int, columns: int, activation: str, *tags: str) -> Case:
+    """Weights as nn.Linear starts them."""
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(shape, generator=generator) * 2 - 1
+
+        elements = (tables + 1) * width
+        tensors = (
+            torch.randn(batch, width, generator=generator).relu(),
+            uniform(batch, tables, width),
+            uniform(columns, elements**2) / max(elements, 1),
+            uniform(columns) / max(elements, 1),
+        )
+        return Inputs((*(tensor.to(device, dtype) for tensor in tensors), activation))
+
+    return Case(f"{batch}x{tables}x{width}->{columns} {activation}", make, frozenset(tags))
+
+
+CASES = (
+    _case(64, 26, 16, 32, "relu", "bench"),
+    _case(128, 26, 16, 512, "relu", "bench", "sweep", "huge"),
+    _case(2048, 26, 16, 512, "relu", "bench", "sweep", "huge"),
+    *(
+        _case(batch, tables, width, columns, activation, "boundary")
+        for batch, tables, width, columns, activation in (
+            (0, 2, 3, 4, "relu"),
+            (1, 0, 1, 1, "identity"),
+            (3, 2, 0, 4, "relu"),
+            (3, 2, 5, 0, "relu"),
+            (5, 4, 3, 2, "relu"),
+            (5, 1, 8, 3, "gelu"),
+            (6, 0, 17, 5, "sigmoid"),
+            (3, 1, 16, 3, "identity"),
+            (3, 10, 3, 7, "tanh"),
+            (65, 2, 4, 65, "leaky_relu"),
+        )
+    ),
+)
+
+
+def draw(draw: Draw) -> Inputs:
+    """Few elements: the weight grows with their square."""
+    batch = draw.size(8, 16)
+    tables = draw.choice((1, 0, 2, 3))
+    width = draw.choice((2, 1, 3, 4))
+    columns = draw.choice((2, 1, 3, 5, 8))
+    elements = (tables + 1) * width
+    return Inputs(
+        (
+            draw.tensor(batch, width),
+            draw.tensor(batch, tables, width),
+            draw.tensor(columns, elements**2),
+            draw.choice((draw.tensor(columns), None)),
+            draw.choice(tuple(ACTIVATIONS)),
+        )
+    )
+
+
+OP = FusedOp(
+    name="fuselab::outer_interaction_linear",
+    reference=reference,
+    implementations={
+        "triton": Implementation(
+            "cuda",
+            triton_launch.forward,
+            triton_launch.backward,
+            triton_launch.supports,
+            triton_launch.supports_backward,
+        ),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=CASES,
+    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
+    draw=draw,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    autocast=autocast,
+    peers={"bmm": plain},
+    dtypes=(torch.float32, torch.float16, torch.bfloat16),  # float64 is the reference's
+)

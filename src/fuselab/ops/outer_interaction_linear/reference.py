@@ -1,0 +1,96 @@
+"""DLRM's outer product interaction and its linear layer in plain PyTorch: what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.ops import activations
+
+
+def reference(
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "identity",
+) -> Tensor:
+    """``activation(outer weightᵀ + bias)`` of ``outer``, all products of two elements of a sample.
+
+    With z = [dense; embeddings] as one row of K = (T + 1) D numbers, ``outer`` is z zᵀ row by row,
+    K² numbers: what ``fuselab.models.dlrm`` calls the outer interaction.
+
+    Args:
+        dense: ``(B, D)``, float32, float16, bfloat16 or float64, any strides.
+        embeddings: ``(B, T, D)``, any strides; T may be 0.
+        weight: ``(N, K²)``, as the ``nn.Linear`` behind the interaction keeps it.
+        bias: ``(N,)`` or None. All four have one dtype.
+        activation: identity, relu, leaky_relu (slope 0.01), gelu (erf), gelu_tanh, silu, sigmoid or
+            tanh.
+
+    Returns:
+        ``(B, N)``, contiguous. z_i z_j = z_j z_i, so a fused kernel adds weight[i, j] to
+        weight[j, i] first and multiplies half as often; sum and products are rounded to the
+        inputs' dtype, and added up in float32 (float64 takes the reference's way). Float32 products
+        are as exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
+        ``torch.set_float32_matmul_precision``) says. Workspace of the Triton kernels: half the
+        weight's bytes for those sums, and as many float32 copies of the output (forward) or of z
+        (backward) as it takes programs to fill the GPU; never anything of B x K² numbers.
+
+    Differentiable twice in all four tensors. The backward keeps them, and the output where the
+    activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the
+    pre-activation again. All sums have a fixed order.
+
+    Raises:
+        ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
+        UnsupportedError (an implementation asked for by name that cannot run here).
+    """
+    row = torch.cat([dense, embeddings.flatten(1)], dim=1)
+    outer = (row.unsqueeze(2) * row.unsqueeze(1)).flatten(1)
+    return activations.activation(activation).function(F.linear(outer, weight, bias))
+
+
+def gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of dense, embeddings, weight and bias.
+
+    ``output`` is there for the activations whose derivative is a function of it. The pullback and
+    the bias's sum are in float32 (float64 where the output is), the products in the operands'
+    dtype.
+    """
+    row = torch.cat([dense, embeddings.flatten(1)], dim=1)
+    batch, width = row.shape
+    outer = (row.unsqueeze(2) * row.unsqueeze(1)).flatten(1)
+    entry = activations.activation(activation)
+    arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
+    saved = grad_output
+    if output is not None:
+        saved = output.to(arithmetic)
+    elif entry.derivative_of == "preactivation":
+        saved = F.linear(outer, weight, bias).to(arithmetic)
+    wide = entry.pullback(grad_output.to(arithmetic), saved)
+    total = wide.to(grad_output.dtype)
+    grad_row = torch.empty(0)
+    if needs[0] or needs[1]:
+        square = torch.mm(total, weight).view(batch, width, width)
+        grad_row = (square * row.unsqueeze(1)).sum(2) + (square * row.unsqueeze(2)).sum(1)
+    first = dense.shape[1]
+    return (
+        grad_row[:, :first].clone(memory_format=torch.contiguous_format) if needs[0] else None,
+        grad_row[:, first:].reshape(embeddings.shape).clone(memory_format=torch.contiguous_format)
+        if needs[1]
+        else None,
+        torch.mm(total.t(), outer) if needs[2] else None,
+        wide.sum(0).to(grad_output.dtype) if needs[3] else None,
+    )

@@ -1,0 +1,368 @@
+"""The outer interaction's linear layer and its gradients in Triton, as products of matrices whose
+one operand is formed on the way.
+
+Let z be a sample's K numbers. y_n = sum over i <= j of z_i z_j V_n[i, j], with V_n[i, j] =
+W_n[i, j] + W_n[j, i] for i < j and W_n[i, i] on the diagonal: about K²/2 products.
+
+Order of the pairs. j in blocks of BLOCK (16), zeros past K; for every block of j all i up to that
+block's end; in it, pairs run over i, then over the block's j: pair (i, j) of block b = j / BLOCK is
+number BLOCK² b (b + 1) / 2 + i BLOCK + j % BLOCK. Any run of BLOCK_I i's of one block is neighbours
+in ``folded``, which holds V in that order. Of K = 432 that is 96768 numbers a row, 3.5 % more than
+there are pairs: those with i > j are zeros, and are taken out of the products too, for an infinite
+product times such a zero would be NaN.
+
+fold              a program adds a TILE x TILE piece of one W_n to its mirror image: W is read once.
+forward           a program owns BLOCK_ROWS x BLOCK_COLUMNS of the output and a share of the pairs,
+                  BLOCK_I x BLOCK of them per step: the products of z go through shared memory into
+                  the matrix unit and nowhere else. ``folded`` is read once per row of tiles.
+finish_output     adds up the shares in their order; bias and activation.
+weight_gradient   a program owns BLOCK_COLUMNS rows n of W and BLOCK x BLOCK pairs, sums over all
+                  samples, and writes both mirror images: the gradient is written once, whole.
+input_gradient    a program owns BLOCK_ROWS samples and a share of the blocks of pairs: the gradient
+                  of BLOCK x BLOCK products is one product of matrices, which it multiplies with
+                  z_j for z_i and with z_i for z_j, and adds to a row of its own in ``partial``.
+finish_input      adds up the shares in their order.
+
+z, grad, folded and all outputs are contiguous.
+
+Infinite terms. Where z_i z_j W[i, j] is inf and z_j z_i W[j, i] is -inf, the sum is NaN; with V it
+would be infinite. The finish kernels look for elements that large in every sample. finish_output
+computes samples with any (from 2^32 on; in float16, where the square overflows) again, in float64;
+finish_input adds the terms of infinite elements one by one. That takes 0.1 s, and never happens to
+a model that learns.
+"""
+
+import triton
+import triton.language as tl
+
+from fuselab.ops.activations.triton_functions import activate
+
+
+@triton.jit
+def triangle_place(number):
+    """(upper, lower) of a place on or below a diagonal: number = upper (upper + 1) / 2 + lower."""
+    upper = ((tl.sqrt(8.0 * number.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
+    # The root is within 1 of the truth for all that float32 counts (2^24).
+    upper = tl.where(upper * (upper + 1) // 2 > number, upper - 1, upper)
+    upper = tl.where((upper + 1) * (upper + 2) // 2 <= number, upper + 1, upper)
+    return upper, number - upper * (upper + 1) // 2
+
+
+@triton.jit
+def load_elements(z, row, column, rows, width):
+    """z[row, column], zeros outside; one [ROWS, COLUMNS] tile."""
+    return tl.load(
+        z + row[:, None] * width + column[None, :],
+        mask=(row[:, None] < rows) & (column[None, :] < width),
+        other=0.0,
+    )
+
+
+@triton.jit
+def fold(
+    weight,  # (columns, width²), rows `weight_stride` apart
+    folded,  # (columns, pairs)
+    columns,
+    width,
+    weight_stride,
+    pairs,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,  # a multiple of BLOCK
+):
+    """folded[n] = W_n + W_nᵀ on and above the diagonal, in the order of the pairs."""
+    program = tl.program_id(0)
+    n = (program % columns).to(tl.int64)
+    upper, lower = triangle_place(program // columns)
+    i = lower * TILE + tl.arange(0, TILE)
+    j = upper * TILE + tl.arange(0, TILE)
+    weight += n * weight_stride
+    folded += n * pairs
+    own = tl.load(
+        weight + i[:, None].to(tl.int64) * width + j[None, :],
+        mask=(i[:, None] < width) & (j[None, :] < width),
+        other=0.0,
+    )
+    mirrored = tl.load(
+        weight + j[:, None].to(tl.int64) * width + i[None, :],
+        mask=(j[:, None] < width) & (i[None, :] < width),
+        other=0.0,
+    )
+    total = own.to(tl.float32) + tl.trans(mirrored).to(tl.float32)
+    i, j = i[:, None], j[None, :]
+    value = tl.where(i < j, total, tl.where(i == j, own.to(tl.float32), 0.0))
+    block = j // BLOCK
+    place = (block.to(tl.int64) * (block + 1) // 2 * BLOCK + i) * BLOCK + j % BLOCK
+    mask = (i < (block + 1) * BLOCK) & (j < tl.cdiv(width, BLOCK) * BLOCK)
+    tl.store(folded + place, value.to(folded.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def forward(
+    z,  # (rows, width)
+    folded,  # (columns, pairs)
+    partial,  # (splits, rows, columns), float32
+    rows,
+    width,
+    columns,
+    pairs,
+    steps,  # of BLOCK_I x BLOCK pairs
+    split_steps,  # of one program
+    PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_I: tl.constexpr,  # divides BLOCK
+    BLOCK: tl.constexpr,
+):
+    """partial[split] = a share of the sum over pairs, for one tile."""
+    row_tiles = tl.cdiv(rows, BLOCK_ROWS)
+    tile, split = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    # Neighbouring programs share their columns of `folded`: it is read from memory once.
+    row = (tile % row_tiles).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = (tile // row_tiles).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    first = tl.program_id(1) * split_steps
+    last = tl.minimum(first + split_steps, steps)
+    per_block: tl.constexpr = BLOCK // BLOCK_I
+    block, lower = triangle_place(first // per_block)
+    start = lower * BLOCK + first % per_block * BLOCK_I
+    depth: tl.constexpr = BLOCK_I * BLOCK
+    inside = tl.arange(0, depth)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    for step in range(first, last):
+        i = start + tl.arange(0, BLOCK_I)
+        j = block * BLOCK + tl.arange(0, BLOCK)
+        left = load_elements(z, row, i, rows, width)
+        right = load_elements(z, row, j, rows, width)
+        kept = (i[:, None] <= j[None, :]) & (j[None, :] < width)
+        products = tl.where(kept[None, :, :], left[:, :, None] * right[:, None, :], 0.0)
+        weights = tl.load(
+            folded + column[None, :] * pairs + (step * depth + inside[:, None]),
+            mask=column[None, :] < columns,
+            other=0.0,
+        )
+        total = tl.dot(
+            tl.reshape(products.to(z.dtype.element_ty), [BLOCK_ROWS, depth]),
+            weights,
+            total,
+            input_precision=PRECISION,
+        )
+        start += BLOCK_I
+        is_done = start == (block + 1) * BLOCK
+        block = tl.where(is_done, block + 1, block)
+        start = tl.where(is_done, 0, start)
+    tl.store(
+        partial + (split * rows + row[:, None]) * columns + column[None, :],
+        total,
+        mask=(row[:, None] < rows) & (column[None, :] < columns),
+    )
+
+
+@triton.jit
+def largest_element(z, row, rows, width, COLUMNS: tl.constexpr):
+    """The largest |z| of every row: [ROWS], float32."""
+    largest = tl.zeros(row.shape, tl.float32)
+    for first in range(0, width, COLUMNS):
+        value = load_elements(z, row, first + tl.arange(0, COLUMNS), rows, width)
+        largest = tl.maximum(largest, tl.max(tl.abs(value.to(tl.float32)), axis=1))
+    return largest
+
+
+@triton.jit
+def finish_output(
+    partial,  # (splits, rows, columns)
+    z,  # (rows, width)
+    weight,  # (columns, width²), rows `weight_stride` apart
+    bias,  # (columns,), or None
+    output,  # (rows, columns)
+    rows,
+    width,
+    columns,
+    weight_stride,
+    splits,
+    split_size,  # rows x columns
+    ACTIVATION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """output = activation(the sum of the shares + bias)."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tl.program_id(1).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    place = row[:, None] * columns + column[None, :]
+    mask = (row[:, None] < rows) & (column[None, :] < columns)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    for _ in range(splits):
+        total += tl.load(partial + place, mask=mask, other=0.0)
+        partial += split_size
+    largest = largest_element(z, row, rows, width, 128)
+    is_huge = (largest * largest).to(z.dtype.element_ty).to(tl.float32) > 2.0**64
+    if tl.max(is_huge.to(tl.int32)) > 0:
+        exact = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float64)
+        weight_row = weight + column * weight_stride
+        for i in range(width):
+            left = tl.load(z + row * width + i, mask=row < rows, other=0.0).to(tl.float64)
+            for j in range(width):
+                right = tl.load(z + row * width + j, mask=row < rows, other=0.0).to(tl.float64)
+                own = tl.load(weight_row + i * width + j, mask=column < columns, other=0.0)
+                exact += (left * right)[:, None] * own.to(tl.float64)[None, :]
+        total = tl.where(is_huge[:, None], exact.to(tl.float32), total)
+    if bias is not None:
+        total += tl.load(bias + column, mask=column < columns, other=0.0)[None, :]
+    total = activate(total, ACTIVATION)
+    tl.store(output + place, total.to(output.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def weight_gradient(
+    z,  # (rows, width)
+    grad,  # (rows, columns), of the pre-activation
+    grad_weight,  # (columns, width²)
+    rows,
+    width,
+    columns,
+    PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """grad_weight[n, i, j] = grad_weight[n, j, i] = sum over samples of grad_n z_i z_j."""
+    program = tl.program_id(0)
+    column_tiles = tl.cdiv(columns, BLOCK_COLUMNS)
+    upper, lower = triangle_place(program // column_tiles)
+    column = (program % column_tiles).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    i = lower * BLOCK + tl.arange(0, BLOCK)
+    j = upper * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK_COLUMNS, BLOCK * BLOCK], tl.float32)
+    for first in range(0, rows, BLOCK_ROWS):
+        row = first + tl.arange(0, BLOCK_ROWS).to(tl.int64)
+        left = load_elements(z, row, i, rows, width)
+        right = load_elements(z, row, j, rows, width)
+        products = (left[:, :, None] * right[:, None, :]).to(z.dtype.element_ty)
+        upstream = load_elements(grad, row, column, rows, columns)
+        total = tl.dot(
+            tl.trans(upstream),
+            tl.reshape(products, [BLOCK_ROWS, BLOCK * BLOCK]),
+            total,
+            input_precision=PRECISION,
+        )
+    value = tl.reshape(total, [BLOCK_COLUMNS, BLOCK, BLOCK]).to(grad_weight.dtype.element_ty)
+    start = grad_weight + column[:, None, None] * width * width
+    i, j = i[None, :, None], j[None, None, :]
+    mask = (column[:, None, None] < columns) & (i < width) & (j < width)
+    tl.store(start + (i * width + j), value, mask=mask)
+    if upper != lower:
+        tl.store(start + (j * width + i), value, mask=mask)
+
+
+@triton.jit
+def add_to(pointer, value, mask):
+    """pointer += value, by this program alone. Another thread may have written what this one reads:
+    the barriers order a program's own steps."""
+    tl.debug_barrier()
+    tl.store(pointer, tl.load(pointer, mask=mask, other=0.0) + value, mask=mask)
+
+
+@triton.jit
+def input_gradient(
+    z,  # (rows, width)
+    grad,  # (rows, columns), of the pre-activation
+    folded,  # (columns, pairs)
+    partial,  # (splits, rows, width), float32, zeros
+    rows,
+    width,
+    columns,
+    pairs,
+    steps,  # of BLOCK x BLOCK pairs
+    split_steps,
+    PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """partial[split] = a share of the gradient of z, for BLOCK_ROWS samples."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first = tl.program_id(1) * split_steps
+    last = tl.minimum(first + split_steps, steps)
+    upper, lower = triangle_place(first)
+    partial += tl.program_id(1).to(tl.int64) * rows * width + row[:, None] * width
+    inside = tl.arange(0, BLOCK * BLOCK)
+    for step in range(first, last):
+        total = tl.zeros([BLOCK_ROWS, BLOCK * BLOCK], tl.float32)
+        for start in range(0, columns, BLOCK_COLUMNS):
+            column = start + tl.arange(0, BLOCK_COLUMNS).to(tl.int64)
+            upstream = load_elements(grad, row, column, rows, columns)
+            weights = tl.load(
+                folded + column[:, None] * pairs + (step * (BLOCK * BLOCK) + inside[None, :]),
+                mask=column[:, None] < columns,
+                other=0.0,
+            )
+            total = tl.dot(upstream, weights, total, input_precision=PRECISION)
+        i = lower * BLOCK + tl.arange(0, BLOCK)
+        j = upper * BLOCK + tl.arange(0, BLOCK)
+        left = load_elements(z, row, i, rows, width).to(tl.float32)
+        right = load_elements(z, row, j, rows, width).to(tl.float32)
+        kept = ((i[:, None] <= j[None, :]) & (j[None, :] < width))[None, :, :]
+        square = tl.reshape(total, [BLOCK_ROWS, BLOCK, BLOCK])
+        of_left = tl.sum(tl.where(kept, square * right[:, None, :], 0.0), axis=2)
+        of_right = tl.sum(tl.where(kept, square * left[:, :, None], 0.0), axis=1)
+        is_row = row[:, None] < rows
+        add_to(partial + i[None, :], of_left, is_row & (i[None, :] < width))
+        add_to(partial + j[None, :], of_right, is_row & (j[None, :] < width))
+        is_done = lower == upper
+        upper = tl.where(is_done, upper + 1, upper)
+        lower = tl.where(is_done, 0, lower + 1)
+
+
+@triton.jit
+def finish_input(
+    partial,  # (splits, rows, width)
+    z,  # (rows, width)
+    grad,  # (rows, columns), of the pre-activation
+    weight,  # (columns, width²), rows `weight_stride` apart
+    grad_dense,  # (rows, dense_width), or None
+    grad_embeddings,  # (rows, width - dense_width), or None
+    rows,
+    width,
+    columns,
+    dense_width,
+    weight_stride,
+    splits,
+    split_size,  # rows x width
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """The gradients of dense and embeddings: the sum of the shares."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    i = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    mask = (row[:, None] < rows) & (i[None, :] < width)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    for _ in range(splits):
+        total += tl.load(partial + row[:, None] * width + i[None, :], mask=mask, other=0.0)
+        partial += split_size
+    infinity = float("inf")
+    if tl.max((largest_element(z, row, rows, width, 128) == infinity).to(tl.int32)) > 0:
+        for j in range(width):
+            other = tl.load(z + row * width + j, mask=row < rows, other=0.0).to(tl.float32)
+            is_infinite = tl.abs(other) == infinity
+            if tl.max(is_infinite.to(tl.int32)) > 0:
+                above = tl.zeros_like(total)
+                below = tl.zeros_like(total)
+                own = weight
+                for n in range(columns):
+                    upstream = tl.load(grad + row * columns + n, mask=row < rows, other=0.0)
+                    upstream = upstream.to(tl.float32)[:, None]
+                    above += upstream * tl.load(own + i * width + j, mask=i < width, other=0.0)
+                    below += upstream * tl.load(own + j * width + i, mask=i < width, other=0.0)
+                    own += weight_stride
+                term = above * other[:, None] + below * other[:, None]
+                total += tl.where(is_infinite[:, None], term, 0.0)
+    if grad_dense is not None:
+        tl.store(
+            grad_dense + row[:, None] * dense_width + i[None, :],
+            total.to(grad_dense.dtype.element_ty),
+            mask=mask & (i[None, :] < dense_width),
+        )
+    if grad_embeddings is not None:
+        tl.store(
+            grad_embeddings + row[:, None] * (width - dense_width) + (i - dense_width)[None, :],
+            total.to(grad_embeddings.dtype.element_ty),
+            mask=mask & (i[None, :] >= dense_width),
+        )

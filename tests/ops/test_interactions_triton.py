@@ -1,0 +1,129 @@
+"""The interactions' Triton kernels on the CPU, under Triton's interpreter in a child process.
+
+bfloat16 is left to the GPU: the interpreter's stores truncate.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from interaction_cases import (
+    SHAPES,
+    check,
+    check_output,
+    layer,
+    layouts,
+    normal,
+    special_vectors,
+    vectors,
+)
+
+from fuselab.ops.cat_interaction.op import OP as CAT
+from fuselab.ops.dot_interaction.op import OP as DOT
+from fuselab.ops.outer_interaction_linear.op import OP as OUTER
+from fuselab.runtime import interpreter
+
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.float64], ids=lambda dtype: str(dtype)[6:]
+)
+outer_dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16], ids=lambda dtype: str(dtype)[6:]
+)
+
+
+def interpreted(op):
+    launchers = f"fuselab.ops.{op.short_name}.triton_launch"
+    forward, backward = (
+        partial(interpreter.run, f"{launchers}:{step}") for step in ("forward", "backward")
+    )
+    return partial(check, op, forward, backward)
+
+
+dot, cat, outer = (interpreted(op) for op in (DOT, CAT, OUTER))
+
+
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dot_shapes(shape, dtype):
+    dot(*vectors(*shape, dtype), shape[0] % 3)
+
+
+@dtypes
+def test_dot_special_values(dtype):
+    dot(*special_vectors(dtype))
+
+
+@pytest.mark.parametrize("layout", layouts(6, 5, 7))
+def test_layouts(layout):
+    dot(*layouts(6, 5, 7)[layout])
+    cat(*layouts(6, 5, 7)[layout])
+
+
+def test_upstream_gradients_of_any_stride():
+    inputs = vectors(4, 3, 5)
+    for upstream in (torch.ones(()).expand(4, 11), normal(11, 4).t(), normal(4, 22)[:, 1::2]):
+        dot(*inputs, upstream=upstream)
+    for upstream in (torch.ones(()).expand(4, 20), normal(20, 4).t(), normal(4, 40)[:, 1::2]):
+        cat(*inputs, upstream=upstream)
+
+
+@dtypes
+def test_cat(dtype):
+    for shape in ((1, 0, 1), (9, 3, 5), (8, 3, 128), (8, 3, 129)):
+        cat(*vectors(*shape, dtype))
+
+
+@outer_dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 0, 1, 1), (3, 1, 2, 3), (2, 2, 5, 2), (3, 0, 16, 2), (3, 0, 17, 2), (2, 4, 7, 3)],
+    ids=str,
+)
+def test_outer_shapes(shape, dtype):
+    """One block of elements, two and three; the last of them whole, and not."""
+    outer(*layer(*shape, dtype), "identity")
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_outer_activations(activation):
+    """One whose gradient takes the output, one whose pre-activation is computed again."""
+    dense, embeddings, weight, _ = layer(3, 1, 3, 4)
+    outer(dense, embeddings, weight, None, activation)
+
+
+def test_outer_tiles():
+    """More samples and outputs than a tile has: 64 x 64 in float32, pieces of 16 in backward."""
+    outer(*layer(67, 1, 3, 66), "identity")
+
+
+@outer_dtypes
+@pytest.mark.parametrize("tables", [0, 1, 3])
+def test_outer_special_values(dtype, tables):
+    """An infinite product meets W[i, j] and W[j, i] of either sign: in a sample of two elements
+    their sum is rarely NaN by another pair."""
+    dense, embeddings = special_vectors(dtype, max(tables, 2), 2)
+    _, _, weight, bias = layer(1, tables, 2, 5, dtype)
+    outer(dense, embeddings[:, :tables], weight, bias, "identity")
+
+
+@outer_dtypes
+@pytest.mark.parametrize("tables", [0, 1, 3])
+def test_outer_terms_that_overflow(dtype, tables):
+    """The largest number in either place, times weights of either sign."""
+    dense, embeddings, weight, bias = layer(6, tables, 2, 5, dtype)
+    for place in (0, 1):
+        dense[place, place] = torch.finfo(dtype).max
+    forward = partial(interpreter.run, "fuselab.ops.outer_interaction_linear.triton_launch:forward")
+    check_output(OUTER, forward, dense, embeddings, weight * 4, bias, "identity")
+
+
+def test_outer_layouts():
+    _, _, weight, bias = layer(1, 2, 3, 4)
+    for dense, embeddings in layouts(4, 2, 3).values():
+        outer(dense, embeddings, weight, bias, "identity")
+    dense, embeddings = vectors(4, 2, 3)
+    padded = normal(4, 90)[:, 2:83]
+    outer(dense, embeddings, padded, bias, "identity", upstream=torch.ones(()).expand(4, 4))
+    outer(dense, embeddings, normal(81, 4).t(), normal(8)[::2], "identity")
