@@ -1,0 +1,141 @@
+"""A multilayer perceptron whose linear layers and activations run as one kernel each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fuselab.errors import ArgumentError
+from fuselab.ops.activations import LEAKY_RELU_SLOPE, activation
+from fuselab.ops.linear_activation import linear_activation
+from fuselab.ops.linear_sigmoid import linear_sigmoid
+
+_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "leaky_relu": lambda: nn.LeakyReLU(LEAKY_RELU_SLOPE),
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+}
+_NAMES: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.SiLU: "silu",
+    nn.Sigmoid: "sigmoid",
+    nn.Tanh: "tanh",
+}
+
+
+class MLP(nn.Sequential):
+    """Linear layers with activations between them: the ``nn.Sequential`` of ``nn.Linear`` and
+    ``nn.ReLU`` (or another) that it replaces, with the same children, parameters and state_dict
+    keys (``0.weight``, ``0.bias``, ``2.weight``, ...).
+
+    Every pair of a linear layer and an activation behind it is one call of ``linear_activation``,
+    or of ``linear_sigmoid`` where the layer has one output. A child that is neither, that has hooks
+    or whose ``forward`` was replaced runs as it is.
+
+    Args:
+        sizes: widths from the input's to the output's, ``(13, 512, 256, 64)``; at least two.
+        activation: identity, relu, leaky_relu (slope 0.01), gelu (erf), gelu_tanh, silu, sigmoid or
+            tanh: behind every layer but the last.
+        last_activation: behind the last layer; identity adds no child.
+        bias: whether the layers have one.
+        device, dtype: of the parameters, which start as ``nn.Linear``'s.
+
+    Shapes: input ``(..., sizes[0])``, output ``(..., sizes[-1])``.
+
+    Raises:
+        ArgumentError (sizes), UnknownNameError (activation, last_activation).
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: str = "relu",
+        last_activation: str = "identity",
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ArgumentError(
+                f"MLP: 'sizes' is {tuple(sizes)}; expected two widths or more, each at least 1."
+            )
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            layers.append(nn.Linear(inputs, outputs, bias=bias, device=device, dtype=dtype))
+            layers.append(_layer(activation))
+        layers[-1:] = [] if last_activation == "identity" else [_layer(last_activation)]
+        super().__init__(*layers)
+
+    @classmethod
+    def from_sequential(cls, module: nn.Sequential) -> MLP:
+        """An MLP over the children, and so the parameters, of ``module``, which stays as it is.
+
+        Raises ArgumentError for anything but an ``nn.Sequential`` with its own forward.
+        """
+        if not isinstance(module, nn.Sequential) or (
+            type(module).forward not in (nn.Sequential.forward, cls.forward)
+            or "forward" in vars(module)
+        ):
+            raise ArgumentError(
+                f"MLP.from_sequential: 'module' is {type(module).__qualname__}; expected an "
+                "nn.Sequential whose forward is nn.Sequential's."
+            )
+        made = cls.__new__(cls)
+        for name, value in vars(module).items():
+            made.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        layers = list(self)
+        place = 0
+        while place < len(layers):
+            layer = layers[place]
+            following = layers[place + 1] if place + 1 < len(layers) else None
+            name = None if following is None else _activation_of(following)
+            if type(layer) is nn.Linear and name is not None and _is_plain(layer):
+                if name == "sigmoid" and layer.out_features == 1:
+                    input = linear_sigmoid(input, layer.weight, layer.bias)
+                else:
+                    input = linear_activation(input, layer.weight, layer.bias, name)
+                place += 2
+            else:
+                input = layer(input)
+                place += 1
+        return input
+
+
+def _layer(name: str) -> nn.Module:
+    """The module of an activation. Raises UnknownNameError."""
+    return _LAYERS[activation(name).name]()
+
+
+def _activation_of(layer: nn.Module) -> str | None:
+    """The name of an activation that a fused call can take in the module's place, or None."""
+    if not _is_plain(layer):
+        return None
+    if type(layer) is nn.GELU:
+        return "gelu_tanh" if layer.approximate == "tanh" else "gelu"
+    if type(layer) is nn.LeakyReLU:
+        return "leaky_relu" if layer.negative_slope == LEAKY_RELU_SLOPE else None
+    return _NAMES.get(type(layer))
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether calling the module does no more than its class's forward."""
+    return not (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or "forward" in vars(layer)
+    )

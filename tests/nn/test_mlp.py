@@ -1,0 +1,171 @@
+"""MLP: the nn.Sequential it replaces, in values, gradients, keys and behaviour."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from fuselab import fuse
+from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.nn import MLP, mlp
+from fuselab.ops.activations import ACTIVATIONS
+
+
+def sequential() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, 16), nn.GELU(), nn.Linear(16, 1), nn.Sigmoid()
+    )
+
+
+def assert_same(ours: nn.Module, theirs: nn.Module, input: torch.Tensor) -> None:
+    torch.testing.assert_close(ours(input), theirs(input))
+    gradients = [
+        torch.autograd.grad(module(input).sum(), list(module.parameters()))
+        for module in (ours, theirs)
+    ]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_state_dict_is_that_of_the_sequential():
+    ours = MLP((13, 32, 16, 1), last_activation="sigmoid")
+    theirs = nn.Sequential(
+        nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid()
+    )
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert list(ours.state_dict())[:3] == ["0.weight", "0.bias", "2.weight"]
+    assert [name for name, _ in ours.named_modules()] == [n for n, _ in theirs.named_modules()]
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    assert_same(ours, theirs, torch.randn(4, 13))
+    theirs.load_state_dict(MLP((13, 32, 16, 1)).state_dict(), strict=True)
+
+
+def test_it_starts_as_the_sequential_does():
+    torch.manual_seed(0)
+    ours = MLP((5, 4, 3), "tanh")
+    torch.manual_seed(0)
+    theirs = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert [type(layer) for layer in ours] == [type(layer) for layer in theirs]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_activation(name, bias):
+    ours = MLP((7, 5, 3), name, last_activation=name, bias=bias, dtype=torch.float64)
+    theirs = nn.Sequential(*ours)
+    assert sum(1 for _ in ours.parameters()) == (4 if bias else 2)
+    for shape in ((7,), (4, 7), (2, 3, 7), (0, 7)):
+        assert_same(ours, theirs, torch.randn(shape, dtype=torch.float64))
+
+
+def test_from_sequential_shares_the_parameters():
+    theirs = sequential().eval()
+    ours = MLP.from_sequential(theirs)
+    assert type(theirs) is nn.Sequential and not ours.training
+    assert all(a is b for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert_same(ours, theirs, torch.randn(6, 13))
+    assert_same(MLP.from_sequential(ours), theirs, torch.randn(6, 13))
+    ours[1] = nn.Tanh()
+    assert type(theirs[1]) is nn.ReLU
+    named = nn.Sequential()
+    named.add_module("first", nn.Linear(3, 2))
+    named.add_module("act", nn.ReLU())
+    assert list(MLP.from_sequential(named).state_dict()) == ["first.weight", "first.bias"]
+
+
+def test_pairs_are_fused_and_the_rest_runs_as_it_is(monkeypatch):
+    calls = []
+
+    def record(function, kind):
+        def call(*args):
+            calls.append((kind, *args[3:]))
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(mlp, "linear_activation", record(mlp.linear_activation, "activation"))
+    monkeypatch.setattr(mlp, "linear_sigmoid", record(mlp.linear_sigmoid, "sigmoid"))
+    input = torch.randn(4, 13)
+    MLP.from_sequential(sequential())(input)
+    assert calls == [("activation", "relu"), ("activation", "gelu"), ("sigmoid",)]
+    calls.clear()
+    odd = nn.Sequential(
+        nn.Linear(13, 8),
+        nn.LayerNorm(8),
+        nn.ReLU(),
+        nn.Linear(8, 8),
+        nn.LeakyReLU(0.2),
+        nn.Linear(8, 8),
+        nn.LeakyReLU(),
+        nn.Linear(8, 2),
+    )
+    assert_same(MLP.from_sequential(odd), odd, input)
+    assert set(calls) == {("activation", "leaky_relu")}
+
+
+def test_hooks_and_replaced_forwards_still_run():
+    seen = []
+    theirs = sequential()
+    theirs[0].register_forward_hook(lambda module, args, output: seen.append("linear"))
+    theirs[3].register_forward_pre_hook(lambda module, args: seen.append("gelu"))
+    theirs.register_forward_hook(lambda module, args, output: seen.append("whole"))
+    theirs[5].forward = torch.exp
+    ours = MLP.from_sequential(theirs)
+    input = torch.randn(4, 13)
+    output = ours(input)
+    assert seen == ["linear", "gelu", "whole"]
+    torch.testing.assert_close(output, theirs(input))
+
+
+def test_copies_pickles_and_saves():
+    ours, input = MLP((13, 8, 2)), torch.randn(3, 13)
+    assert_same(copy.deepcopy(ours), ours, input)
+    assert_same(pickle.loads(pickle.dumps(ours)), ours, input)
+    file = io.BytesIO()
+    torch.save(ours.state_dict(), file)
+    file.seek(0)
+    other = MLP((13, 8, 2))
+    other.load_state_dict(torch.load(file))
+    assert_same(other, ours, input)
+
+
+def test_compiles_whole_and_autocasts():
+    ours, input = MLP.from_sequential(sequential()), torch.randn(4, 13)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(input), ours(input))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(input).dtype == torch.bfloat16
+
+
+def test_fuse_leaves_it_alone():
+    model, input = nn.Sequential(MLP((13, 8, 2)), nn.Softmax(-1)), torch.randn(4, 13)
+    fused = fuse(model, input)
+    torch.testing.assert_close(fused(input), model(input))
+    assert isinstance(fused[0], MLP)
+
+
+def test_errors_name_the_argument():
+    with pytest.raises(ArgumentError, match=r"'sizes' is \(3,\); expected two widths"):
+        MLP((3,))
+    with pytest.raises(ArgumentError, match=r"'sizes' is \(3, 0\)"):
+        MLP((3, 0))
+    with pytest.raises(UnknownNameError, match=r"unknown activation 'rleu'.*'relu'"):
+        MLP((3, 2, 1), "rleu")
+    with pytest.raises(UnknownNameError, match="unknown activation 'none'"):
+        MLP((3, 1), last_activation="none")
+    with pytest.raises(ArgumentError, match=r"'module' is Linear; expected an nn.Sequential"):
+        MLP.from_sequential(nn.Linear(3, 2))
+
+    class Residual(nn.Sequential):
+        def forward(self, input):
+            return input + super().forward(input)
+
+    with pytest.raises(ArgumentError, match=r"Residual; expected an nn.Sequential whose forward"):
+        MLP.from_sequential(Residual(nn.Linear(3, 3)))
