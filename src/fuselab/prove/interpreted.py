@@ -75,7 +75,7 @@ def answer(
 
     op = load_op(spec)
     interpreted = replace(op.implementations[implementation], device="cpu")
-    op = replace(op, implementations={implementation: interpreted}, prefer=None)
+    op = replace(op, implementations={implementation: interpreted}, configs={}, prefer=None)
     # numpy, which interprets, tells of every overflow; the checks overflow on purpose.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
     subject = Subject(
