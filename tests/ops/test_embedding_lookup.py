@@ -14,7 +14,8 @@ from fuselab.errors import (
     UnknownNameError,
 )
 from fuselab.ops import embedding_lookup
-from fuselab.ops.embedding_lookup.cuda_launch import Spread, _alignment
+from fuselab.ops.embedding_lookup.cuda_launch import Spread
+from fuselab.ops.embedding_lookup.description import alignment
 from fuselab.ops.embedding_lookup.op import CASES, OP
 from fuselab.runtime.fallback import strict
 
@@ -249,6 +250,6 @@ def test_spread_of_a_row(width, itemsize, alignment, spread):
 
 
 def test_alignment_of_addresses_and_distances():
-    assert _alignment(512, 64) == 16
-    assert _alignment(512, 68) == 4
-    assert _alignment(520, 0) == 8
+    assert alignment(512, 64) == 16
+    assert alignment(512, 68) == 4
+    assert alignment(520, 0) == 8

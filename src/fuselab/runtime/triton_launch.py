@@ -118,6 +118,8 @@ def _specialization(kernel: Any, place: int, arg: Any) -> Any:
         return arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31, arg < 2**63
     if isinstance(arg, bool | float):
         return float if isinstance(arg, float) else bool
+    if isinstance(arg, tuple):
+        return tuple(_specialization(kernel, place, item) for item in arg)
     return type(arg), arg  # None, or what Triton takes by value: a dtype, another kernel
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fuselab.errors import ArgumentError, DtypeError, ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
 from fuselab.ops.embedding_adagrad_ import reference
-from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch
+from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import BATCHES, draw_gradient, tables_and_ids
@@ -68,13 +68,17 @@ def _arguments(
     eps: float,
     out_of_range: str,
     hash: str | None,
-) -> tuple[Change, Sequence[Tensor | None], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
+) -> tuple[Change, Sequence[Tensor], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
     how = Change("rowwise_adagrad", out_of_range, hash, learning_rate, eps)
     return how, tables, [table.shape[0] for table in tables], states, ids, grad_output
 
 
 def forward_cuda(*args: Any) -> None:
     cuda_launch.change(*_arguments(*args))
+
+
+def forward_triton(*args: Any) -> None:
+    triton_launch.change(*_arguments(*args))
 
 
 def forward_cpp(*args: Any) -> None:
@@ -101,11 +105,15 @@ def supports_cuda(
     return supports(tables, states) or cuda_launch.too_wide(tables)
 
 
+def supports_triton(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> str | None:
+    return supports(tables, states) or triton_launch.supports_update(tables)
+
+
 def prefer(
     tables: Sequence[Tensor], states: Sequence[Tensor], ids: Tensor, *_: Any
 ) -> Sequence[str]:
     """The reference on CUDA, until the kernels are measured there."""
-    return ("reference", "cuda") if ids.is_cuda else ("cpp",)
+    return ("reference", "cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
 def cost(
@@ -169,6 +177,7 @@ OP = FusedOp(
     reference=reference.embedding_adagrad_,
     implementations={
         "cuda": Implementation("cuda", forward_cuda, supports=supports_cuda),
+        "triton": Implementation("cuda", forward_triton, supports=supports_triton),
         "cpp": Implementation("cpu", forward_cpp, supports=supports),
     },
     cost=cost,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import Group, groups
+from fuselab.ops.embedding_lookup.description import Group, alignment, groups
 from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
 from fuselab.ops.indices import CPP_IDS, index_type
 from fuselab.runtime.cuda_source import CudaSource, f32, f64, i32, i64
@@ -35,14 +35,6 @@ SCATTER_SAMPLES = (256, 1024)
 
 def _power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
-
-
-def _alignment(*places: int) -> int:
-    """The largest power of two up to 16 that divides all of these addresses and distances."""
-    bits = 16
-    for place in places:
-        bits |= place
-    return bits & -bits
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,7 @@ def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str 
         return output
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
-        step = _alignment(*group.addresses, *group.pitches, width * itemsize)
+        step = alignment(*group.addresses, *group.pitches, width * itemsize)
         chunks = width * itemsize // step
         lanes = min(_power_of_two(chunks), 32)
         per_block = _THREADS // lanes * LOOKUP_ITEMS
@@ -159,7 +151,7 @@ def _spread(group: Group, grad_output: Tensor) -> Spread:
     itemsize, width = grad_output.element_size(), grad_output.shape[2]
     distances = (*grad_output.stride()[:2], width)
     places = (*group.addresses, *group.pitches, grad_output.data_ptr())
-    step = _alignment(*places, *(itemsize * distance for distance in distances))
+    step = alignment(*places, *(itemsize * distance for distance in distances))
     return Spread.of(width, itemsize, step)
 
 

@@ -15,6 +15,14 @@ MOST = 256
 CAPACITIES = (32, MOST)
 
 
+def alignment(*places: int) -> int:
+    """The largest power of two up to 16 that divides all of these addresses and distances."""
+    bits = 16
+    for place in places:
+        bits |= place
+    return bits & -bits
+
+
 @dataclass(frozen=True)
 class Group:
     """Some tables, one after the other; None stands for one that is left alone. ``rows`` are those

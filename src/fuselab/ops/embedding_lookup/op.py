@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, reference
+from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, reference, triton_launch
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import BATCHES, draw_look_up, tables_and_ids
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_ids, check_tables
@@ -135,6 +135,13 @@ OP = FusedOp(
             supports,
             cuda_launch.supports_backward,
         ),
+        "triton": Implementation(
+            "cuda",
+            triton_launch.forward,
+            triton_launch.backward,
+            triton_launch.supports,
+            triton_launch.supports_backward,
+        ),
         "cpp": Implementation("cpu", cpu_launch.forward, cpu_launch.backward, supports),
     },
     cost=cost,
@@ -147,5 +154,5 @@ OP = FusedOp(
     prefer=prefer,
     peers={"per_table": reference.per_table},
     dtypes=DTYPES,
-    nondeterministic="gradients of equal ids are added by atomics (float32 and float64 on a GPU)",
+    nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",
 )

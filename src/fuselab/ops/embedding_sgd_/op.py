@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
-from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch
+from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import BATCHES, draw_gradient, tables_and_ids
@@ -39,13 +39,17 @@ def _arguments(
     learning_rate: float,
     out_of_range: str,
     hash: str | None,
-) -> tuple[Change, Sequence[Tensor | None], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
+) -> tuple[Change, Sequence[Tensor], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
     how = Change("sgd", out_of_range, hash, learning_rate)
     return how, tables, [table.shape[0] for table in tables], (), ids, grad_output
 
 
 def forward_cuda(*args: Any) -> None:
     cuda_launch.change(*_arguments(*args))
+
+
+def forward_triton(*args: Any) -> None:
+    triton_launch.change(*_arguments(*args))
 
 
 def forward_cpp(*args: Any) -> None:
@@ -60,9 +64,13 @@ def supports_cuda(tables: Sequence[Tensor], *_: Any) -> str | None:
     return scattered(tables) or cuda_launch.too_wide(tables)
 
 
+def supports_triton(tables: Sequence[Tensor], *_: Any) -> str | None:
+    return triton_launch.supports_update(tables)
+
+
 def prefer(tables: Sequence[Tensor], ids: Tensor, *_: Any) -> Sequence[str]:
     """The reference on CUDA, until the kernels are measured there."""
-    return ("reference", "cuda") if ids.is_cuda else ("cpp",)
+    return ("reference", "cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
 def cost(
@@ -114,6 +122,7 @@ OP = FusedOp(
     reference=reference.embedding_sgd_,
     implementations={
         "cuda": Implementation("cuda", forward_cuda, supports=supports_cuda),
+        "triton": Implementation("cuda", forward_triton, supports=supports_triton),
         "cpp": Implementation("cpu", forward_cpp, supports=supports),
     },
     cost=cost,
@@ -122,6 +131,6 @@ OP = FusedOp(
     validate=validate,
     prefer=prefer,
     dtypes=DTYPES,
-    nondeterministic="gradients of equal ids are added by atomics (float32 and float64 on a GPU)",
+    nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",
     mutates=("tables",),
 )

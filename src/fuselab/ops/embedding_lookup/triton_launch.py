@@ -1,0 +1,195 @@
+"""Launching the Triton kernels: look-up, dense gradients, and updates in place.
+
+A gradient always goes by sorted runs here, so it is in a fixed order; cuda_launch has atomics too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.embedding_lookup import triton_kernels
+from fuselab.ops.embedding_lookup.change import Change
+from fuselab.ops.embedding_lookup.description import alignment, scattered
+from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
+from fuselab.runtime.triton_launch import launch
+
+MOST_TABLES = 128  # a program chooses its table by comparing with each
+WIDEST_UPDATE = 1024
+_LOOKUP_ELEMENTS = 2048  # of a program's tile
+_KEYS = 256
+_TILE = 512  # of reduce_runs: RUN positions by WIDTH columns
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def supports(tables: Sequence[Tensor], *_: object) -> str | None:
+    if len(tables) > MOST_TABLES:
+        return f"there are more than {MOST_TABLES} tables"
+    return scattered(tables)
+
+
+def supports_update(tables: Sequence[Tensor], *_: object) -> str | None:
+    if any(table.dim() == 2 and table.shape[1] > WIDEST_UPDATE for table in tables):
+        return f"rows are wider than {WIDEST_UPDATE}"
+    return supports(tables)
+
+
+def _divisors(tables: Sequence[Tensor]) -> dict[str, int]:
+    """BYTES and ELEMENTS of the kernels."""
+    itemsize = tables[0].element_size()
+    places = [table.data_ptr() for table in tables]
+    step = alignment(*places, *(table.stride(0) * itemsize for table in tables))
+    return {"BYTES": step, "ELEMENTS": max(step // itemsize, 1)}
+
+
+def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
+    """One launch, of a program for every BLOCK samples of every table."""
+    batch, width = ids.shape[0], tables[0].shape[1]
+    output = tables[0].new_empty((*ids.shape, width))
+    if output.numel() == 0:
+        return output
+    columns = min(_power_of_two(width), 128)
+    block = _LOOKUP_ELEMENTS // columns
+    launch(
+        triton_kernels.look_up,
+        (-(-batch // block), len(tables), -(-width // columns)),
+        tuple(tables),
+        tuple(table.stride(0) for table in tables),
+        tuple(table.shape[0] for table in tables),
+        ids,
+        output,
+        batch,
+        width,
+        *ids.stride(),
+        RULE=rule(out_of_range, hash),
+        TABLES=len(tables),
+        BLOCK=block,
+        WIDTH=columns,
+        **_divisors(tables),
+    )
+    return output
+
+
+def backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> tuple[Tensor | None, ...]:
+    """Dense gradients: zeros, and the rows met; of tables without need too, which are dropped."""
+    width = grad_output.shape[2]
+    grads = [grad_output.new_zeros((count, width)) for count in rows]
+    change(Change("gradient", out_of_range, hash), grads, rows, (), ids, grad_output)
+    return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None)
+
+
+def supports_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> str | None:
+    if len(rows) > MOST_TABLES:
+        return f"there are more than {MOST_TABLES} tables"
+    if grad_output.shape[2] > WIDEST_UPDATE:
+        return f"rows are wider than {WIDEST_UPDATE}"
+    return None
+
+
+def change(
+    how: Change,
+    tables: Sequence[Tensor],
+    rows: Sequence[int],
+    states: Sequence[Tensor],
+    ids: Tensor,
+    grad_output: Tensor,
+) -> None:
+    """Let ``grad_output`` (samples, tables, D) change the tables."""
+    if grad_output.numel() == 0:
+        return
+    if grad_output.stride(2) != 1:
+        grad_output = grad_output.contiguous()
+    positions, width, all_rows = ids.numel(), grad_output.shape[2], sum(rows)
+    dtype = compute_dtype(grad_output.dtype)
+    first = tuple([0, *accumulate(rows)][:-1])
+    keys = ids.new_empty(positions, dtype=torch.int32 if all_rows < 2**31 - 1 else torch.int64)
+    launch(
+        triton_kernels.key_positions,
+        (-(-positions // _KEYS),),
+        tuple(rows),
+        first,
+        ids,
+        keys,
+        positions,
+        all_rows,
+        *ids.stride(),
+        RULE=rule(how.out_of_range, how.hash),
+        TABLES=len(tables),
+        BLOCK=_KEYS,
+    )
+    keys, order = torch.sort(keys, stable=True)
+    columns = _power_of_two(width)
+    run = max(_TILE // columns, 8)
+    pieces = -(-positions // run)
+    heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
+    numbers = [
+        number.to(dtype) if isinstance(number, Tensor) else keys.new_full((), number, dtype=dtype)
+        for number in (how.learning_rate, how.eps)
+    ]
+    described = (
+        tuple(tables),
+        tuple(table.stride(0) for table in tables),
+        first,
+        tuple(states) or tuple(tables),  # a kernel's tuple is never empty
+    )
+    options: dict[str, Any] = {
+        "UPDATE": how.update,
+        "TABLES": len(tables),
+        "RUN": run,
+        "WIDTH": columns,
+    }
+    options |= _divisors(tables)
+    launch(
+        triton_kernels.reduce_runs,
+        (pieces,),
+        *described,
+        keys,
+        order,
+        grad_output,
+        heads,
+        tails,
+        *numbers,
+        positions,
+        width,
+        all_rows,
+        *grad_output.stride()[:2],
+        **options,
+        num_warps=2 if columns <= 64 else 4,
+    )
+    launch(
+        triton_kernels.join_runs,
+        (pieces,),
+        *described,
+        keys,
+        order,
+        heads,
+        tails,
+        *numbers,
+        positions,
+        width,
+        all_rows,
+        **options,
+        PIECES=max(1024 // columns, 1),
+        num_warps=1 if columns <= 64 else 4,
+    )

@@ -1,0 +1,270 @@
+"""The embedding operators on a GPU: both implementations and orders of addition, large offsets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from embedding_cases import SIZES, WIDTHS, assert_near, exact_adagrad, exact_look_up, made
+
+from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
+from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_lookup.op import CASES
+from fuselab.runtime.fallback import strict
+
+pytestmark = pytest.mark.gpu
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+implementations = pytest.mark.parametrize("implementation", ["cuda", "triton"])
+RULES = {"error": 0, "clamp": 3, "ignore": 3, "modulus": 200}
+rules = pytest.mark.parametrize("rule", RULES)
+
+
+@pytest.fixture(autouse=True)
+def no_fallback():
+    with strict():
+        yield
+
+
+@pytest.fixture(params=[False, True], ids=["any order", "fixed order"])
+def fixed_order(request):
+    torch.use_deterministic_algorithms(request.param)
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
+def arguments(rule):
+    return {"hash": rule} if rule == "modulus" else {"out_of_range": rule}
+
+
+def gradients(tables, ids, grad_output, rule):
+    """Each row's summed gradient in float64, and the sum of its magnitudes."""
+    found = []
+    for place, table in enumerate(tables):
+        row, grad = ids[:, place].cpu().long(), grad_output[:, place].cpu().double()
+        if rule == "modulus":
+            row = row % len(table)
+        if rule == "clamp":
+            row = row.clamp(0, len(table) - 1)
+        inside = (row >= 0) & (row < len(table))
+        zeros = torch.zeros(table.shape, dtype=torch.float64)
+        sums = zeros.index_add(0, row[inside], grad[inside])
+        found.append(
+            (sums.to(table.device), zeros.index_add(0, row[inside], grad[inside].abs()).max())
+        )
+    return found
+
+
+@implementations
+@rules
+@dtypes
+def test_look_up(implementation, rule, dtype):
+    for batch, width in (*((9, width) for width in WIDTHS), (700, 16), (3, 1200)):
+        tables, ids, _ = made(batch, width, dtype, stray=RULES[rule], device="cuda")
+        for given in (ids, ids.int()):
+            output = embedding_lookup(
+                tables, given, implementation=implementation, **arguments(rule)
+            )
+            assert torch.equal(output, exact_look_up(tables, ids, rule))
+
+
+@implementations
+def test_look_up_of_layouts(implementation):
+    flat = torch.randn(41, 8, device="cuda")
+    tables = [flat[:10], flat[10:11], flat[11:40:2], flat.flatten()[1:25].view(3, 8), flat[:1]]
+    tables += [flat[0].expand(9, 8), flat.flatten()[2:26].view(3, 8)]
+    _, ids, _ = made(20, 8, sizes=tuple(map(len, tables)), device="cuda")
+    for laid_out in (ids, ids.t().contiguous().t(), ids[::3], ids[:1].expand(7, -1)):
+        output = embedding_lookup(tables, laid_out, implementation=implementation)
+        assert torch.equal(output, exact_look_up(tables, laid_out))
+
+
+@implementations
+@rules
+@dtypes
+def test_gradients(implementation, rule, dtype, fixed_order):
+    """Batches on both sides of a block's samples and of a piece of a run; rows met 3000 times."""
+    shapes = [(batch, 16) for batch in (1, 6, 7, 31, 255, 256, 257, 1023, 1025, 3000)]
+    for batch, width in (*shapes, *((70, width) for width in (*WIDTHS, 1024))):
+        tables, ids, grad = made(batch, width, dtype, stray=RULES[rule], device="cuda")
+        leaves = [table.requires_grad_() for table in tables]
+        output = embedding_lookup(leaves, ids, implementation=implementation, **arguments(rule))
+        grads = torch.autograd.grad(output, leaves, grad)
+        sums_in = torch.float64 if dtype == torch.float64 else torch.float32
+        for ours, (exact, most) in zip(grads, gradients(tables, ids, grad, rule), strict=True):
+            largest = float(exact.abs().max())
+            limit = torch.finfo(dtype).eps * largest + 8 * torch.finfo(sums_in).eps * float(most)
+            assert float((ours.double() - exact).abs().max()) <= limit, (batch, width)
+
+
+@implementations
+@rules
+@dtypes
+def test_updates(implementation, rule, dtype, fixed_order):
+    for batch, width in ((1, 16), (33, 16), (257, 3), (3000, 16), (70, 128), (70, 1024)):
+        tables, ids, grad = made(batch, width, dtype, stray=RULES[rule], device="cuda")
+        grads = [exact for exact, _ in gradients(tables, ids, grad, rule)]
+        start = [table.clone() for table in tables]
+        options = {"implementation": implementation, **arguments(rule)}
+        embedding_sgd_(tables, ids, grad, 0.1, **options)
+        expected = [table.double() - 0.1 * one for table, one in zip(start, grads, strict=True)]
+        assert_near(tables, expected, batch**0.5)
+        tables = [table.clone() for table in start]
+        state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        states = [torch.rand(size, device="cuda", dtype=state_dtype) for size in SIZES]
+        expected, totals = exact_adagrad(start, states, grads, 0.1, 1e-8)
+        embedding_adagrad_(tables, states, ids, grad, 0.1, 1e-8, **options)
+        assert_near(tables, expected, 1.0)
+        for ours, right in zip(states, totals, strict=True):
+            torch.testing.assert_close(ours.double(), right, rtol=2e-5, atol=1e-6)
+
+
+@implementations
+def test_many_tables(implementation, fixed_order):
+    for count in (1, 32, 33, 128, 256, 257):
+        if implementation == "triton" and count > 128:
+            continue  # refused, see test_refusals
+        tables, ids, grad = made(300, 8, sizes=(4,) * count, device="cuda")
+        exact = [one for one, _ in gradients(tables, ids, grad, "error")]
+        output = embedding_lookup(tables, ids, implementation=implementation)
+        assert torch.equal(output, exact_look_up(tables, ids))
+        expected = [table.double() - 0.1 * one for table, one in zip(tables, exact, strict=True)]
+        embedding_sgd_(tables, ids, grad, 0.1, implementation=implementation)
+        assert_near(tables, expected, 100.0)
+
+
+@implementations
+def test_upstream_gradients_of_any_stride(implementation, fixed_order):
+    tables, ids, _ = made(40, 8, device="cuda")
+    leaves = [table.requires_grad_() for table in tables]
+    output = embedding_lookup(leaves, ids, implementation=implementation)
+    for grad in (
+        torch.ones((), device="cuda").expand(40, 5, 8),
+        torch.randn(8, 5, 40, device="cuda").permute(2, 1, 0),
+        torch.randn(40, 1, 8, device="cuda").expand(40, 5, 8),
+        torch.randn(40, 5, 9, device="cuda")[..., 1:],
+        torch.randn(40, 10, 8, device="cuda")[:, ::2],
+    ):
+        grads = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+        exact = [one for one, _ in gradients(tables, ids, grad, "error")]
+        assert_near(list(grads), exact, 40.0)
+
+
+def test_only_some_tables_need_a_gradient(fixed_order):
+    tables, ids, grad = made(300, 4, device="cuda")
+    tables[3].requires_grad_()
+    embedding_lookup(tables, ids, implementation="cuda").backward(grad)
+    assert [table.grad is None for table in tables] == [True, True, True, False, True]
+    assert_near([tables[3].grad], [gradients(tables, ids, grad, "error")[3][0]], 40.0)
+
+
+@pytest.mark.parametrize("update", ["sgd", "rowwise_adagrad"])
+@implementations
+def test_a_fixed_order_gives_the_same_bits(implementation, update):
+    torch.use_deterministic_algorithms(True)
+    results = []
+    for _ in range(3):
+        tables, ids, grad = made(5000, 16, sizes=(3, 7, 100_000), device="cuda")
+        states = [torch.zeros(len(table), device="cuda") for table in tables]
+        if update == "sgd":
+            embedding_sgd_(tables, ids, grad, 0.1, implementation=implementation)
+        else:
+            embedding_adagrad_(tables, states, ids, grad, 0.1, implementation=implementation)
+        results.append((*tables, *states))
+    torch.use_deterministic_algorithms(False)
+    assert all(
+        torch.equal(*pair) for other in results[1:] for pair in zip(results[0], other, strict=True)
+    )
+
+
+@implementations
+def test_more_than_2_to_the_31_elements(implementation):
+    """Rows past element 2^31, and keys past 2^31 rows, of one table in float16."""
+    rows, width = 2**31 + 100, 8
+    if torch.cuda.mem_get_info()[0] < 2 * rows * width + 2**30:
+        pytest.skip("needs 34 GiB of free GPU memory")
+    table = torch.zeros(rows, width, dtype=torch.float16, device="cuda")
+    ids = torch.tensor([[0], [rows - 1], [2**28], [rows - 1], [2**31]], device="cuda")
+    grad = torch.arange(40.0, device="cuda").half().view(5, 1, width)
+    embedding_sgd_([table], ids, grad, 0.5, implementation=implementation)
+    expected = torch.zeros(5, 1, width, device="cuda")
+    for sample, others in enumerate(([0], [1, 3], [2], [1, 3], [4])):
+        expected[sample] = -0.5 * grad[others].float().sum(0)
+    assert torch.equal(
+        embedding_lookup([table], ids, implementation=implementation).float(), expected
+    )
+    assert int(table.any(1).sum()) == 4
+
+
+@implementations
+def test_in_a_graph_with_a_rate_that_changes(implementation):
+    tables, ids, grad = made(300, 16, device="cuda")
+    trained = [table.clone().requires_grad_() for table in tables]
+    rate = torch.tensor(0.0, device="cuda")
+    states = [torch.zeros(len(table), device="cuda") for table in tables]
+
+    def step():
+        updating_embedding_lookup(
+            trained, ids, "rowwise_adagrad", rate, states, implementation=implementation
+        ).backward(grad)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for table, start, state in zip(trained, tables, states, strict=True):
+        table.data.copy_(start)
+        state.zero_()
+    by_hand = [torch.zeros(len(table), device="cuda") for table in tables]
+    for value in (0.5, 0.1):
+        rate.fill_(value)
+        graph.replay()
+        embedding_adagrad_(tables, by_hand, ids, grad, value, implementation="reference")
+    for ours, right in zip(trained, tables, strict=True):
+        torch.testing.assert_close(ours.detach(), right, rtol=1e-4, atol=1e-5)
+
+
+@implementations
+def test_no_synchronisation(implementation):
+    tables, ids, grad = made(300, 16, device="cuda")
+    for mode in ("default", "error"):  # the first warms up: loading a kernel synchronises
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            embedding_lookup(tables, ids, implementation=implementation)
+            embedding_sgd_(tables, ids, grad, 0.1, implementation=implementation)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@implementations
+@pytest.mark.parametrize("stray", [5, -1])
+def test_an_id_out_of_range_is_a_device_assert(implementation, stray):
+    """In a process of its own: an assert ends the CUDA context."""
+    script = f"""
+import torch
+from fuselab.ops import embedding_lookup
+table = torch.zeros(5, 4, device="cuda")
+ids = torch.tensor([[1], [{stray}]], device="cuda")
+embedding_lookup([table], ids, implementation={implementation!r})
+torch.cuda.synchronize()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "embedding: an id is out of range" in done.stdout + done.stderr
+
+
+def test_cases():
+    for case in CASES:
+        if "bench" not in case.tags:
+            inputs = case.make(
+                torch.device("cuda"), torch.float32, torch.Generator().manual_seed(2)
+            )
+            reference = embedding_lookup(*inputs.args, **inputs.kwargs, implementation="reference")
+            output = embedding_lookup(*inputs.args, **inputs.kwargs, implementation="cuda")
+            assert torch.equal(output, reference)
