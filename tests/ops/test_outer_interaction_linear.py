@@ -138,6 +138,5 @@ def test_workspace_of_the_gpu_kernels():
     for tiles, steps in ((1, 1), (1, 4), (3, 1512), (64, 378)):
         splits, split_steps = triton_launch._splits(tiles, steps, 8, torch.device("cpu"))
         assert (splits - 1) * split_steps < steps <= splits * split_steps
-    for table in triton_launch._TILES.values():
-        for tile in table.values():
-            assert triton_launch.BLOCK % tile.pairs_i == 0
+    for config in triton_launch.configs(torch.empty(1)):
+        assert triton_launch.BLOCK % config.pairs_i == 0

@@ -15,8 +15,10 @@ from fuselab.ops.dot_interaction.tensors import (
     pair_count,
     readable,
 )
+from fuselab.runtime import tuning
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.parameters import Scalar
+from fuselab.runtime.tuning import Config
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _THREADS = 256
@@ -51,9 +53,28 @@ def sample_bytes(step: str, vectors: int, width: int, columns: int, itemsize: in
     return vectors * (chunks + blocks) * four
 
 
-def samples_per_block(bytes_of_one: int) -> int:
-    """8 where they fit; a sample that fits no shared block has one of its own."""
-    return next((samples for samples in (8, 4, 2) if samples * bytes_of_one <= _SHARED_BYTES), 1)
+def samples_per_block(bytes_of_one: int) -> tuple[int, ...]:
+    """What fits a shared block, 8 (a warp each) first; else 1, with a block of its own."""
+    return tuple(count for count in (8, 4, 2) if count * bytes_of_one <= _SHARED_BYTES) or (1,)
+
+
+def _sample_bytes(step: str, embeddings: Tensor, columns: int) -> int:
+    _, tables, width = embeddings.shape
+    return sample_bytes(step, tables + 1, width, columns, embeddings.element_size())
+
+
+def configs(dense: Tensor, embeddings: Tensor, padding: int) -> tuple[Config, ...]:
+    """Samples of a block; 4 and 2 put more threads on each."""
+    columns = dense.shape[1] + pair_count(embeddings.shape[1] + 1) + padding
+    one = _sample_bytes("forward", embeddings, columns)
+    return tuple(Config(samples=samples) for samples in samples_per_block(one))
+
+
+def configs_backward(
+    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
+) -> tuple[Config, ...]:
+    one = _sample_bytes("backward", embeddings, 0)
+    return tuple(Config(samples=samples) for samples in samples_per_block(one))
 
 
 def _launch(
@@ -63,10 +84,12 @@ def _launch(
     strides: Sequence[int],
     columns: int,
     aligned: bool,
+    candidates: Sequence[Config],
 ) -> None:
     batch, tables, width = embeddings.shape
-    one = sample_bytes(step, tables + 1, width, columns, embeddings.element_size())
-    samples = samples_per_block(one)
+    name = "cuda" if step == "forward" else "cuda_backward"
+    key = (embeddings.dtype, tables + 1, width)
+    samples = tuning.chosen("fuselab::dot_interaction", name, key, candidates).samples
     sizes: list[Scalar] = [i64(batch), *map(i64, strides)]
     if step == "forward":
         sizes.append(i32(columns))
@@ -76,7 +99,7 @@ def _launch(
         (-(-batch // samples), 1, 1),
         (_THREADS, 1, 1),
         (*tensors, *sizes),
-        shared_bytes=samples * one,
+        shared_bytes=samples * _sample_bytes(step, embeddings, columns),
     )
 
 
@@ -101,7 +124,8 @@ def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
     strides = (dense.stride(0), *embeddings.stride()[:2])
     aligned = _are_aligned(dense, embeddings)
     tensors = (dense, embeddings, output)
-    _launch("forward", tensors, embeddings, strides, output.shape[1], aligned)
+    candidates = configs(dense, embeddings, padding)
+    _launch("forward", tensors, embeddings, strides, output.shape[1], aligned, candidates)
     return output
 
 
@@ -117,7 +141,8 @@ def backward(
     strides = (grad_output.stride(0), dense.stride(0), *embeddings.stride()[:2])
     aligned = _are_aligned(dense, embeddings)
     tensors = (grad_output, dense, embeddings, *grads)
-    _launch("backward", tensors, embeddings, strides, grad_output.shape[1], aligned)
+    candidates = configs_backward(needs, grad_output, dense, embeddings)
+    _launch("backward", tensors, embeddings, strides, 0, aligned, candidates)
     return grads
 
 

@@ -195,4 +195,10 @@ OP = FusedOp(
     prefer=prefer,
     autocast=autocast,
     dtypes=DTYPES,
+    configs={
+        "cuda": cuda_launch.configs,
+        "cuda_backward": cuda_launch.configs_backward,
+        "triton": triton_launch.configs,
+        "triton_backward": triton_launch.configs_backward,
+    },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,56 +13,116 @@ from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.add_mul_activation.launch import Saved, backward_triton
 from fuselab.ops.outer_interaction_linear import triton_kernels
 from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output, joined
+from fuselab.runtime import tuning
 from fuselab.runtime.matmul_precision import allows_tf32
 from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.tuning import Config
 
+_NAME = "fuselab::outer_interaction_linear"
 BLOCK = 16  # of j: what a matrix instruction takes of it, and DLRM's embedding width
 FOLD_TILE = 64
 _FINISH_ROWS, _FINISH_COLUMNS = 16, 128
 _MOST_ELEMENTS = 32768  # of z: pairs and places in a row of the weight count in 32 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """What a program of a matrix kernel owns, and its steps: ``rows`` are samples, ``columns``
-    outputs, ``pairs_i`` the i's of a step of the forward, ``block`` the side of a square of pairs
-    that a program of ``weight_gradient`` owns."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-    pairs_i: int = 4
-    block: int = BLOCK
-
-
+# What a program of a matrix kernel owns, the default rule's first: ``rows`` are samples and
+# ``columns`` outputs (weight_gradient sums over the rows, input_gradient over the columns),
+# ``pairs_i`` the i's of a step of the forward, ``block`` the side of weight_gradient's squares.
+#
 # sm_90's accumulators for 16-bit ("bf16", float16 too): 128 x 256 float32 in 8 warps, 128 registers
 # a thread; 131, 90 and 147 KB of shared memory, HGMMA in all three, 4 words spilled in the third.
 # Exact float32 has no matrix instruction, and tiles are smaller.
-_TILES = {
-    "forward": {
-        "bf16": Tile(128, 256, 8, 3),
-        "tf32": Tile(128, 128, 8, 3, pairs_i=2),
-        "fp32": Tile(64, 64, 4, 2, pairs_i=1),
-    },
-    "weight_gradient": {
-        "bf16": Tile(64, 128, 8, 3),
-        "tf32": Tile(32, 64, 8, 3),
-        "fp32": Tile(16, 64, 8, 2, block=8),
-    },
-    "input_gradient": {
-        "bf16": Tile(128, 64, 8, 3),
-        "tf32": Tile(64, 32, 8, 3),
-        "fp32": Tile(16, 16, 8, 2),
-    },
+_FORWARD = {
+    "bf16": (
+        Config(rows=128, columns=256, pairs_i=4, warps=8, stages=3),
+        Config(rows=128, columns=256, pairs_i=4, warps=8, stages=4),
+        Config(rows=256, columns=128, pairs_i=4, warps=8, stages=3),
+        Config(rows=128, columns=128, pairs_i=4, warps=4, stages=3),
+        Config(rows=128, columns=128, pairs_i=4, warps=8, stages=4),
+        Config(rows=128, columns=128, pairs_i=8, warps=4, stages=2),
+        Config(rows=128, columns=256, pairs_i=2, warps=8, stages=4),
+        Config(rows=64, columns=256, pairs_i=4, warps=4, stages=3),
+    ),
+    "tf32": (
+        Config(rows=128, columns=128, pairs_i=2, warps=8, stages=3),
+        Config(rows=128, columns=256, pairs_i=2, warps=8, stages=3),
+        Config(rows=64, columns=128, pairs_i=2, warps=4, stages=3),
+    ),
+    "fp32": (
+        Config(rows=64, columns=64, pairs_i=1, warps=4, stages=2),
+        Config(rows=128, columns=64, pairs_i=1, warps=8, stages=2),
+        Config(rows=128, columns=128, pairs_i=1, warps=8, stages=2),
+    ),
+}
+_WEIGHT_GRADIENT = {
+    "bf16": (
+        Config(rows=64, columns=128, block=16, warps=8, stages=3),
+        Config(rows=32, columns=128, block=16, warps=8, stages=4),
+        Config(rows=64, columns=64, block=16, warps=4, stages=3),
+        Config(rows=64, columns=256, block=8, warps=8, stages=3),
+    ),
+    "tf32": (
+        Config(rows=32, columns=64, block=16, warps=8, stages=3),
+        Config(rows=32, columns=128, block=8, warps=4, stages=3),
+    ),
+    "fp32": (
+        Config(rows=16, columns=64, block=8, warps=8, stages=2),
+        Config(rows=16, columns=128, block=8, warps=8, stages=2),
+    ),
+}
+_INPUT_GRADIENT = {
+    "bf16": (
+        Config(rows=128, columns=64, warps=8, stages=3),
+        Config(rows=128, columns=32, warps=8, stages=4),
+        Config(rows=64, columns=64, warps=4, stages=3),
+        Config(rows=64, columns=64, warps=8, stages=4),
+    ),
+    "tf32": (
+        Config(rows=64, columns=32, warps=8, stages=3),
+        Config(rows=128, columns=32, warps=8, stages=2),
+    ),
+    "fp32": (
+        Config(rows=16, columns=16, warps=8, stages=2),
+        Config(rows=32, columns=16, warps=8, stages=2),
+    ),
 }
 
 
+def configs(dense: Tensor, *rest: Any) -> tuple[Config, ...]:
+    return _FORWARD[_arithmetic(dense.dtype)]
+
+
+def configs_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> tuple[Config, ...]:
+    """The default of both kernels, then another of each."""
+    arithmetic = _arithmetic(grad_output.dtype)
+    weights, inputs = _WEIGHT_GRADIENT[arithmetic], _INPUT_GRADIENT[arithmetic]
+    pairs = [(weights[0], inputs[0])]
+    pairs += [(other, inputs[0]) for other in weights[1:]]
+    pairs += [(weights[0], other) for other in inputs[1:]]
+    return tuple(
+        Config(
+            **{f"weight_{name}": value for name, value in of_weight.items()},
+            **{f"input_{name}": value for name, value in of_input.items()},
+        )
+        for of_weight, of_input in pairs
+    )
+
+
+def _key(z: Tensor, columns: int) -> tuple[Any, ...]:
+    """Batches up to 64, 128, 256, ... are of a kind."""
+    rows = 1 << max(z.shape[0] - 1, 63).bit_length()
+    return _arithmetic(z.dtype), min(rows, 4096), z.shape[1], columns
+
+
 def _arithmetic(dtype: torch.dtype) -> str:
-    """A key of ``_TILES``'s tables."""
+    """A key of the tables above."""
     if dtype == torch.float32:
         return "tf32" if allows_tf32() else "fp32"
     return "bf16"
+
+
+def _precision(dtype: torch.dtype) -> str:
+    return "tf32" if _arithmetic(dtype) == "tf32" else "ieee"
 
 
 def pair_count(width: int) -> int:
@@ -123,8 +183,7 @@ def forward(
         return output
     z, weight = joined(dense, embeddings), _contiguous_rows(weight)
     (rows, width), columns = z.shape, weight.shape[0]
-    arithmetic = _arithmetic(z.dtype)
-    tile = _TILES["forward"][arithmetic]
+    tile = tuning.chosen(_NAME, "triton", _key(z, columns), configs(dense))
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
     steps = pair_count(width) // (tile.pairs_i * BLOCK)
     splits, split_steps = _splits(tiles, steps, 8, z.device)
@@ -141,7 +200,7 @@ def forward(
         pair_count(width),
         steps,
         split_steps,
-        PRECISION="tf32" if arithmetic == "tf32" else "ieee",
+        PRECISION=_precision(z.dtype),
         BLOCK_ROWS=tile.rows,
         BLOCK_COLUMNS=tile.columns,
         BLOCK_I=tile.pairs_i,
@@ -187,11 +246,15 @@ def backward(
         (*needs[:3], False), dense, embeddings, weight, bias
     )
     z = joined(dense, embeddings)
+    candidates = configs_backward(needs, grad_output)
+    tile = tuning.chosen(_NAME, "triton_backward", _key(z, weight.shape[0]), candidates)
     if grad_weight is not None and grad_weight.numel():
-        _weight_gradient(z, total, grad_weight)
+        _weight_gradient(z, total, grad_weight, tile)
     if needs[0] or needs[1]:
         first = dense.shape[1]
-        _input_gradient(z, total, _contiguous_rows(weight), first, grad_dense, grad_embeddings)
+        _input_gradient(
+            z, total, _contiguous_rows(weight), first, grad_dense, grad_embeddings, tile
+        )
     return grad_dense, grad_embeddings, grad_weight, grad_bias
 
 
@@ -226,26 +289,24 @@ def preactivation_gradient(
     return total.contiguous(), grad_bias
 
 
-def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
+def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor, tile: Config) -> None:
     (rows, width), columns = z.shape, total.shape[1]
-    arithmetic = _arithmetic(z.dtype)
-    tile = _TILES["weight_gradient"][arithmetic]
-    blocks = -(-width // tile.block)
+    blocks = -(-width // tile.weight_block)
     launch(
         triton_kernels.weight_gradient,
-        (-(-columns // tile.columns) * blocks * (blocks + 1) // 2,),
+        (-(-columns // tile.weight_columns) * blocks * (blocks + 1) // 2,),
         z,
         total,
         grad_weight,
         rows,
         width,
         columns,
-        PRECISION="tf32" if arithmetic == "tf32" else "ieee",
-        BLOCK_ROWS=tile.rows,
-        BLOCK_COLUMNS=tile.columns,
-        BLOCK=tile.block,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        PRECISION=_precision(z.dtype),
+        BLOCK_ROWS=tile.weight_rows,
+        BLOCK_COLUMNS=tile.weight_columns,
+        BLOCK=tile.weight_block,
+        num_warps=tile.weight_warps,
+        num_stages=tile.weight_stages,
     )
 
 
@@ -256,13 +317,12 @@ def _input_gradient(
     dense_width: int,
     grad_dense: Tensor | None,
     grad_embeddings: Tensor | None,
+    tile: Config,
 ) -> None:
     (rows, width), columns = z.shape, total.shape[1]
     if z.numel() == 0:
         return
-    arithmetic = _arithmetic(z.dtype)
-    tile = _TILES["input_gradient"][arithmetic]
-    tiles = -(-rows // tile.rows)
+    tiles = -(-rows // tile.input_rows)
     steps = pair_count(width) // (BLOCK * BLOCK)
     splits, split_steps = _splits(tiles, steps, 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
@@ -279,12 +339,12 @@ def _input_gradient(
         pair_count(width),
         steps,
         split_steps,
-        PRECISION="tf32" if arithmetic == "tf32" else "ieee",
-        BLOCK_ROWS=tile.rows,
-        BLOCK_COLUMNS=tile.columns,
+        PRECISION=_precision(z.dtype),
+        BLOCK_ROWS=tile.input_rows,
+        BLOCK_COLUMNS=tile.input_columns,
         BLOCK=BLOCK,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_warps=tile.input_warps,
+        num_stages=tile.input_stages,
     )
     launch(
         triton_kernels.finish_input,
