@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     from fuselab.ops.add import add as add
     from fuselab.ops.add_mul_activation import add_mul_activation as add_mul_activation
     from fuselab.ops.bias_activation import bias_activation as bias_activation
+    from fuselab.ops.cat_interaction import cat_interaction as cat_interaction
+    from fuselab.ops.dot_interaction import dot_interaction as dot_interaction
     from fuselab.ops.embedding_adagrad_ import embedding_adagrad_ as embedding_adagrad_
     from fuselab.ops.embedding_lookup import embedding_lookup as embedding_lookup
     from fuselab.ops.embedding_sgd_ import embedding_sgd_ as embedding_sgd_
+    from fuselab.ops.generalized_box_iou_loss import (
+        generalized_box_iou_loss as generalized_box_iou_loss,
+    )
     from fuselab.ops.hash_indices import hash_indices as hash_indices
     from fuselab.ops.linear_activation import linear_activation as linear_activation
     from fuselab.ops.linear_binary_cross_entropy import (
@@ -34,6 +39,12 @@ if TYPE_CHECKING:
     from fuselab.ops.linear_sigmoid import linear_sigmoid as linear_sigmoid
     from fuselab.ops.log_softmax import log_softmax as log_softmax
     from fuselab.ops.log_softmax import log_softmax_ as log_softmax_
+    from fuselab.ops.outer_interaction_linear import (
+        outer_interaction_linear as outer_interaction_linear,
+    )
+    from fuselab.ops.padded_generalized_box_iou_loss import (
+        padded_generalized_box_iou_loss as padded_generalized_box_iou_loss,
+    )
     from fuselab.ops.softmax import softmax as softmax
     from fuselab.ops.softmax import softmax_ as softmax_
     from fuselab.ops.square import square as square

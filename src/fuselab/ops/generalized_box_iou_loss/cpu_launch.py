@@ -1,0 +1,90 @@
+"""Launching the C++ kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.generalized_box_iou_loss.tensors import (
+    Pairs,
+    arithmetic,
+    empty_gradients,
+    empty_loss,
+    pairs,
+)
+from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
+from fuselab.runtime.parameters import Scalar
+
+CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
+_TYPES = {
+    torch.float32: "float",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float64: "double",
+}
+_REDUCTIONS = ("none", "sum", "mean", "padded")  # as cpu_kernels.cpp counts them
+
+
+@functools.cache
+def _types(first: torch.dtype, second: torch.dtype) -> str:
+    """The kernels' template arguments; all three are built at once, in little more than the time
+    of one."""
+    types = f"{_TYPES[first]}, {_TYPES[second]}"
+    CPP.prebuild([f"{kernel}<{types}>" for kernel in ("forward", "reduce", "backward")])
+    return types
+
+
+def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) -> Tensor:
+    """The loss in one pass over the boxes."""
+    loss = empty_loss(first, second, reduction)
+    if first.numel() == 0:
+        return loss.zero_()
+    where = pairs(first, second)
+    if reduction == "none":
+        _launch("forward", where, (where.first, where.second, loss), eps)
+    else:
+        kind = i32(_REDUCTIONS.index(reduction))
+        _launch("reduce", where, (where.first, where.second, loss, kind), eps)
+    return loss
+
+
+def backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    first: Tensor,
+    second: Tensor,
+    reduction: str,
+    eps: float | Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Both gradients in one pass over the boxes; "padded" counts them in one before."""
+    grads = empty_gradients(needs, first, second)
+    if first.numel() == 0 or not any(needs):
+        return grads
+    where = pairs(first, second, grad_output if reduction == "none" else None)
+    upstream = grad_output if where.grad is None else where.grad
+    kind = i32(_REDUCTIONS.index(reduction))
+    operands = (upstream, where.first, where.second, *grads, kind)
+    _launch("backward", where, operands, eps, where.gradient_strides)
+    return grads
+
+
+def _launch(
+    kernel: str,
+    where: Pairs,
+    operands: Sequence[Tensor | Scalar | None],
+    eps: float | Tensor,
+    gradient_strides: Sequence[int] = (),
+) -> None:
+    double = arithmetic(where.first, where.second) == torch.float64
+    value = eps.item() if isinstance(eps, Tensor) else eps
+    first, second = where.strides[:2]
+    numbers = (where.count, *where.sizes[1:], *gradient_strides)
+    numbers += (*first, where.steps[0], *second, where.steps[1])
+    CPP.launch(
+        f"{kernel}<{_types(where.first.dtype, where.second.dtype)}>",
+        (*operands, f64(value) if double else f32(value), *map(i64, numbers)),
+    )

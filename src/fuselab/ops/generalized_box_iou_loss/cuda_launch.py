@@ -1,0 +1,234 @@
+"""Launching the CUDA C++ kernels: which one, and how pairs are spread over threads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.generalized_box_iou_loss.tensors import (
+    Pairs,
+    arithmetic,
+    empty_gradients,
+    empty_loss,
+    pairs,
+)
+from fuselab.runtime.cuda_source import CudaSource, f32, f64, i64
+from fuselab.runtime.parameters import Scalar
+
+# Without FMA the areas round as eager's do, and equal boxes have a loss of 0 to the bit.
+CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"), options=("-fmad=false",))
+_TYPES = {
+    torch.float32: "float",
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float64: "double",
+}
+_REDUCTIONS = {"none": "kNone", "sum": "kSum", "mean": "kMean", "padded": "kPadded"}
+
+_THREADS = 256  # threads of cuda_kernels.cu
+_ONE_BLOCK_THREADS = 1024  # of a reduction that one block makes alone
+_FINISH_THREADS = 1024
+# So many pairs at most are reduced by one block, and their boxes counted by every block: 262 KB of
+# float32 boxes take one multiprocessor about as long as a second launch.
+SMALL_COUNT = 8192
+REDUCE_BLOCKS_PER_MULTIPROCESSOR = 4
+
+
+def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) -> Tensor:
+    """The loss: one launch, or for a reduction of more than SMALL_COUNT pairs two, with a workspace
+    of one float64 per block ("padded": two)."""
+    loss = empty_loss(first, second, reduction)
+    if first.numel() == 0:
+        return loss.zero_()
+    where = pairs(first, second)
+    if reduction == "none":
+        boxes = _boxes(first, second)
+        _launch(
+            "forward",
+            (_epsilon_type(eps, loss.dtype), *_spread(where, boxes)),
+            -(-where.count // (_THREADS * boxes)),
+            _THREADS,
+            where,
+            (where.first, where.second, loss, _epsilon(eps, loss.dtype)),
+        )
+        return loss
+    boxes = 2 * _boxes(first, second) if loss.dtype == torch.float32 else 1
+    threads = _ONE_BLOCK_THREADS if where.count <= SMALL_COUNT else _THREADS
+    blocks = 1
+    if where.count > SMALL_COUNT:
+        resident = _multiprocessors(first.device) * REDUCE_BLOCKS_PER_MULTIPROCESSOR
+        blocks = min(-(-where.count // (threads * boxes)), resident)
+    partial = None
+    if blocks > 1:
+        partial = first.new_empty(2 * blocks, dtype=torch.float64)
+    arguments = (
+        _epsilon_type(eps, loss.dtype),
+        _REDUCTIONS[reduction],
+        *_spread(where, boxes, threads * blocks * boxes),
+        threads,
+    )
+    _launch(
+        "reduce",
+        arguments,
+        blocks,
+        threads,
+        where,
+        (where.first, where.second, loss, partial, _epsilon(eps, loss.dtype)),
+    )
+    if partial is not None:
+        CUDA.launch(
+            f"finish<{_TYPES[loss.dtype]}, {_REDUCTIONS[reduction]}>",
+            (1, 1, 1),
+            (_FINISH_THREADS, 1, 1),
+            (partial, loss, i64(blocks), i64(where.count)),
+        )
+    return loss
+
+
+def backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    first: Tensor,
+    second: Tensor,
+    reduction: str,
+    eps: float | Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Both gradients in one launch; "padded" above SMALL_COUNT pairs counts the boxes first, in
+    two more launches with a workspace of one int64."""
+    grads = empty_gradients(needs, first, second)
+    if first.numel() == 0 or not any(needs):
+        return grads
+    where = pairs(first, second, grad_output if reduction == "none" else None)
+    valid = None
+    if reduction == "padded" and where.count > SMALL_COUNT:
+        valid = _count_valid(where)
+    boxes, dtype = _boxes(first, second), arithmetic(first, second)
+    _launch(
+        "backward",
+        (_epsilon_type(eps, dtype), _REDUCTIONS[reduction], *_spread(where, boxes)),
+        -(-where.count // (_THREADS * boxes)),
+        _THREADS,
+        where,
+        (
+            grad_output if where.grad is None else where.grad,
+            where.first,
+            where.second,
+            valid,
+            *grads,
+            _epsilon(eps, dtype),
+        ),
+        where.gradient_strides,
+    )
+    return grads
+
+
+def _count_valid(where: Pairs) -> Tensor:
+    """How many second boxes are no padding, as one int64 on the device."""
+    valid = torch.zeros(1, dtype=torch.int64, device=where.second.device)
+    index, rank, _, _ = _spread(where, 1, 2**20)
+    resident = _multiprocessors(valid.device) * 8
+    CUDA.launch(
+        f"count_valid<{_TYPES[where.second.dtype]}, {index}, {rank}>",
+        (min(-(-where.count // _THREADS), resident), 1, 1),
+        (_THREADS, 1, 1),
+        (
+            where.second,
+            valid,
+            *_numbers(where.count, *where.sizes[1:], *where.strides[1], where.steps[1]),
+        ),
+    )
+    return valid
+
+
+def _launch(
+    kernel: str,
+    arguments: Sequence[object],
+    blocks: int,
+    threads: int,
+    where: Pairs,
+    operands: Sequence[Tensor | Scalar | None],
+    gradient_strides: Sequence[int] = (),
+) -> None:
+    """Launch a kernel of both boxes; ``arguments`` are its template arguments after their types."""
+    types = (_TYPES[where.first.dtype], _TYPES[where.second.dtype])
+    first, second = where.strides[:2]
+    steps = where.steps
+    CUDA.launch(
+        f"{kernel}<{', '.join(map(str, (*types, *arguments)))}>",
+        (blocks, 1, 1),
+        (threads, 1, 1),
+        (
+            *operands,
+            *_numbers(where.count, *where.sizes[1:], *gradient_strides),
+            *_numbers(*first, steps[0], *second, steps[1]),
+        ),
+    )
+
+
+def _spread(where: Pairs, boxes: int, margin: int = 4 * _THREADS) -> tuple[str, int, str, int]:
+    """Index type, rank, alignment and pairs per thread, as template arguments."""
+    index = "int64_t" if where.needs_64_bit_offsets(margin) else "int32_t"
+    return index, where.rank, str(where.is_aligned).lower(), boxes
+
+
+def _boxes(first: Tensor, second: Tensor) -> int:
+    """Pairs per thread: 16 bytes of each operand in flight, or a whole box where it has more."""
+    return 2 if max(first.element_size(), second.element_size()) == 2 else 1
+
+
+def _epsilon_type(eps: float | Tensor, dtype: torch.dtype) -> str:
+    return f"const {_TYPES[eps.dtype]}*" if isinstance(eps, Tensor) else _TYPES[dtype]
+
+
+def _epsilon(eps: float | Tensor, dtype: torch.dtype) -> Tensor | Scalar:
+    if isinstance(eps, Tensor):
+        return eps
+    return f64(eps) if dtype == torch.float64 else f32(eps)
+
+
+def _numbers(*values: int) -> tuple[Scalar, ...]:
+    return tuple(map(i64, values))
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _expressions() -> tuple[str, ...]:
+    """Every kernel, reduction, dtype, rank and both index types, aligned and not."""
+    found = []
+    for dtype, name in _TYPES.items():
+        tensor = torch.empty(0, dtype=dtype)
+        boxes, real = _boxes(tensor, tensor), "double" if dtype == torch.float64 else "float"
+        in_flight = 1 if dtype == torch.float64 else 2 * boxes
+        same = f"{name}, {name}, {real}"
+        found += [
+            f"forward<{same}, int32_t, 1, true, {boxes}>",
+            f"forward<{name}, {name}, const {real}*, int64_t, 3, false, {boxes}>",
+            f"reduce<{same}, kSum, int32_t, 2, true, {in_flight}, {_THREADS}>",
+            f"reduce<{same}, kMean, int64_t, 1, true, {in_flight}, {_ONE_BLOCK_THREADS}>",
+            f"reduce<{same}, kPadded, int32_t, 1, true, {in_flight}, {_THREADS}>",
+            f"reduce<{same}, kPadded, int32_t, 3, false, {in_flight}, {_ONE_BLOCK_THREADS}>",
+            f"count_valid<{name}, int32_t, 1>",
+            f"count_valid<{name}, int64_t, 3>",
+            *(
+                f"backward<{same}, {reduction}, int32_t, 1, true, {boxes}>"
+                for reduction in _REDUCTIONS.values()
+            ),
+            f"backward<{name}, {name}, const {real}*, kPadded, int64_t, 3, false, {boxes}>",
+        ]
+    for real in ("float", "double"):
+        found += [f"finish<{real}, {reduction}>" for reduction in ("kSum", "kMean", "kPadded")]
+    found += [
+        "forward<float, __nv_bfloat16, float, int32_t, 1, true, 1>",
+        "backward<__half, double, const float*, kMean, int32_t, 1, true, 1>",
+    ]
+    return tuple(found)
+
+
+CUDA_EXPRESSIONS = _expressions()

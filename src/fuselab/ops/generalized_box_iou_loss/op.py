@@ -1,0 +1,203 @@
+"""The contract of ``fuselab::generalized_box_iou_loss``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
+from fuselab.ops.generalized_box_iou_loss import (
+    cpu_launch,
+    cuda_launch,
+    reference,
+    triton_launch,
+)
+from fuselab.ops.generalized_box_iou_loss.cuda_launch import CUDA, CUDA_EXPRESSIONS
+from fuselab.ops.generalized_box_iou_loss.tensors import (
+    DTYPES,
+    arithmetic,
+    empty_gradients,
+    empty_loss,
+    validate_boxes,
+)
+
+__all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
+
+# Operations per pair, as cuda_kernels.cu writes them: comparisons and selections too.
+FLOPS = 30
+FLOPS_BACKWARD = 100
+
+
+def validate(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> None:
+    """Raises DtypeError, ShapeError, UnknownNameError as the reference's docstring says."""
+    validate_boxes("generalized_box_iou_loss", boxes1=boxes1, boxes2=boxes2)
+    reference.known_reduction(reduction)
+
+
+def fake(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Tensor:
+    return empty_loss(boxes1, boxes2, reduction)
+
+
+def save(
+    output: Tensor, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float
+) -> tuple[Tensor, Tensor, str, float]:
+    """The arguments: reading them again costs what reading saved areas would."""
+    return boxes1, boxes2, reduction, eps
+
+
+def fake_gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    boxes1: Tensor,
+    boxes2: Tensor,
+    reduction: str,
+    eps: float,
+) -> tuple[Tensor | None, ...]:
+    return empty_gradients(needs, boxes1, boxes2)
+
+
+def order(boxes: Tensor) -> Sequence[str]:
+    """The reference first on a GPU until the kernels have been measured on one."""
+    return ("reference", "cuda", "triton") if boxes.is_cuda else ("cpp",)
+
+
+def prefer(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Sequence[str]:
+    return order(boxes1)
+
+
+def prefer_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    boxes1: Tensor,
+    boxes2: Tensor,
+    reduction: str,
+    eps: float,
+) -> Sequence[str]:
+    return order(boxes1)
+
+
+def cost(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
+    """Both boxes read once, the loss written once."""
+    dtype = arithmetic(boxes1, boxes2)
+    pairs = boxes1.numel() // 4
+    return Cost(
+        bytes_behind(boxes1) + bytes_behind(boxes2),
+        dtype.itemsize * (pairs if reduction == "none" else 1),
+        FLOPS * pairs,
+        arithmetic_unit(dtype),
+    )
+
+
+def cost_backward(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
+    """Both boxes and the upstream gradient read once, both gradients written once."""
+    dtype = arithmetic(boxes1, boxes2)
+    pairs = boxes1.numel() // 4
+    return Cost(
+        bytes_behind(boxes1)
+        + bytes_behind(boxes2)
+        + dtype.itemsize * (pairs if reduction == "none" else 1),
+        boxes1.numel() * boxes1.element_size() + boxes2.numel() * boxes2.element_size(),
+        FLOPS_BACKWARD * pairs,
+        arithmetic_unit(dtype),
+    )
+
+
+def random_boxes(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """float32 boxes with corners in [0, 2), many of which overlap."""
+    low, size = (torch.rand((*shape, 2), generator=generator) for _ in range(2))
+    return torch.cat((low, low + size), -1)
+
+
+def grid_boxes(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Boxes with corners in {0, 1, 2, 3, 4}: edges tie, areas are 0, boxes are equal."""
+    low, size = (torch.randint(0, 3, (*shape, 2), generator=generator) for _ in range(2))
+    return torch.cat((low, low + size), -1).float()
+
+
+Boxes = Callable[[Sequence[int], torch.Generator], Tensor]
+LAYOUTS: dict[str, tuple[Sequence[int], Callable[[Tensor], Tensor]]] = {
+    "one_box": ((), lambda boxes: boxes),
+    "coordinates_first": ((65,), lambda boxes: boxes.t().contiguous().t()),
+    "transposed": ((9, 7), lambda boxes: boxes.transpose(0, 1)),
+    "sliced": ((9, 7), lambda boxes: boxes[1:, 2:]),
+    "every_other": ((9, 14), lambda boxes: boxes[:, ::2]),
+    "expanded": ((9, 1), lambda boxes: boxes.expand(9, 7, 4)),
+    "odd_offset": ((66,), lambda boxes: boxes.flatten()[1:-3].view(-1, 4)),
+    "four_loops": ((3, 4, 5, 6), lambda boxes: boxes.permute(3, 1, 0, 2, 4)),
+    "one_number": ((), lambda boxes: boxes[:1].expand(5, 4)),
+}
+
+
+def _case(
+    shape: Sequence[int],
+    reduction: str,
+    boxes: Boxes = random_boxes,
+    lay_out: Callable[[Tensor], Tensor] = lambda boxes: boxes,
+) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        first, second = (boxes(shape, generator).to(device, dtype) for _ in range(2))
+        return Inputs((lay_out(first), lay_out(second)), {"reduction": reduction})
+
+    return make
+
+
+def _cases() -> Iterator[Case]:
+    for batch in (32, 1024, 16384, 65536):
+        for reduction in ("none", "mean"):
+            tags = {"bench", "sweep"} | ({"tiny"} if batch == 32 else set())
+            tags |= {"huge"} if batch == 65536 else set()
+            name = f"{batch}x256" + ("" if reduction == "none" else f" {reduction}")
+            yield Case(name, _case((batch, 256), reduction), frozenset(tags))
+    boundary = frozenset({"boundary"})
+    for count in (0, 1, 2, 3, 255, 256, 257, 511, 512, 513, 1025):
+        for reduction in reference.REDUCTIONS:
+            yield Case(f"{count} {reduction}", _case((count,), reduction), boundary)
+    # Either side of what one block of cuda_kernels.cu reduces.
+    for count in (8192, 8193):
+        yield Case(f"{count} sum", _case((count,), "sum"), boundary)
+    for reduction in reference.REDUCTIONS:
+        yield Case(f"ties {reduction}", _case((300,), reduction, grid_boxes), boundary)
+    for name, (shape, lay_out) in LAYOUTS.items():
+        yield Case(f"layout {name}", _case(shape, "none", random_boxes, lay_out), boundary)
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout; numbers in any order, so sides may be negative."""
+    leading = [source.size(256, 512) for _ in range(source.choice((1, 2, 0, 3)))]
+    first, second = source.tensor(*leading, 4), source.tensor(*leading, 4)
+    return Inputs((first, second, source.choice(reference.REDUCTIONS)))
+
+
+def peers() -> dict[str, Callable[..., Tensor]]:
+    """torchvision's own is one where it is installed."""
+    found: dict[str, Callable[..., Tensor]] = {"clamped": reference.clamped}
+    if importlib.util.find_spec("torchvision") is not None:
+        found["torchvision"] = reference.torchvision
+    return found
+
+
+OP = FusedOp(
+    name="fuselab::generalized_box_iou_loss",
+    reference=reference.generalized_box_iou_loss,
+    implementations={
+        "triton": Implementation("cuda", triton_launch.forward, triton_launch.backward),
+        "cuda": Implementation("cuda", cuda_launch.forward, cuda_launch.backward),
+        "cpp": Implementation("cpu", cpu_launch.forward, cpu_launch.backward),
+    },
+    cost=cost,
+    cost_backward=cost_backward,
+    cases=tuple(_cases()),
+    gradient=Gradient(
+        save, reference.generalized_box_iou_loss_backward, fake_gradient, prefer_backward
+    ),
+    draw=draw,
+    validate=validate,
+    fake=fake,
+    prefer=prefer,
+    peers=peers(),
+    dtypes=DTYPES,
+)

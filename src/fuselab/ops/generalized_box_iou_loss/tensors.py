@@ -1,0 +1,125 @@
+"""What every implementation needs of two box tensors: dtypes, fresh tensors, where pairs lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import DtypeError, ShapeError
+from fuselab.ops.activations.layout import nest
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+MAX_RANK = 3
+
+
+def validate_boxes(operator: str, **boxes: Tensor) -> None:
+    """Raises DtypeError, ShapeError for two box tensors, given by their arguments' names."""
+    (first_name, first), (second_name, second) = boxes.items()
+    for name, tensor in boxes.items():
+        if tensor.dtype not in DTYPES:
+            raise DtypeError(
+                f"{operator}: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 or "
+                f"float64 ({name}.float() gives it)."
+            )
+    if first.dim() == 0 or first.shape[-1] != 4:
+        raise ShapeError(
+            f"{operator}: '{first_name}' has shape {tuple(first.shape)}; expected (..., 4), boxes "
+            "as x1, y1, x2, y2."
+        )
+    if second.shape != first.shape:
+        raise ShapeError(
+            f"{operator}: '{second_name}' has shape {tuple(second.shape)}; expected that of "
+            f"'{first_name}', {tuple(first.shape)} (expand() repeats boxes without a copy)."
+        )
+
+
+def arithmetic(first: Tensor, second: Tensor) -> torch.dtype:
+    """The dtype of the loss: float32, float64 where one of the boxes is."""
+    return torch.float64 if torch.float64 in (first.dtype, second.dtype) else torch.float32
+
+
+def empty_loss(first: Tensor, second: Tensor, reduction: str) -> Tensor:
+    """Contiguous; 0-d but for "none"."""
+    shape = first.shape[:-1] if reduction == "none" else ()
+    return first.new_empty(shape, dtype=arithmetic(first, second))
+
+
+def empty_gradients(
+    needs: Sequence[bool], first: Tensor, second: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Contiguous, in the boxes' dtypes; None where not needed."""
+    return tuple(
+        boxes.new_empty(boxes.shape) if need else None
+        for need, boxes in zip(needs, (first, second), strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two box tensors, the upstream gradient of each pair if there is one, and the loops over them.
+
+    There are ``MAX_RANK`` loops, of which the first ``MAX_RANK - rank`` are of size 1; they follow
+    the contiguous loss. ``strides`` holds the operands', ``steps`` the distance of a box's
+    coordinates, in elements, as all strides are.
+    """
+
+    first: Tensor
+    second: Tensor
+    grad: Tensor | None
+    rank: int
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> int:
+        return self.first.numel() // 4
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self.first.stride(-1), self.second.stride(-1)
+
+    @property
+    def gradient_strides(self) -> tuple[int, ...]:
+        """Those of the upstream gradient: 0 where it is one number for all pairs."""
+        return (0,) * MAX_RANK if self.grad is None else self.strides[2]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether box follows box in both tensors."""
+        inner = [strides[-1] for strides in self.strides[:2]]
+        return self.rank == 1 and self.steps == (1, 1) and inner == [4, 4]
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether every box can be read by accesses of its own size, of 16 bytes at most."""
+        return self.steps == (1, 1) and all(
+            boxes.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in strides)
+            for boxes, strides in zip((self.first, self.second), self.strides, strict=False)
+        )
+
+    def needs_64_bit_offsets(self, margin: int) -> bool:
+        """Whether an offset passes 2^31 - 1 elements; up to ``margin`` pairs past the last one are
+        counted on before they are masked."""
+        furthest = [
+            sum((size - 1) * stride for size, stride in zip(self.sizes, strides, strict=True))
+            + margin * max(strides)
+            for strides in self.strides
+        ]
+        in_boxes = 3 * max(self.steps)
+        return max(4 * (self.count + margin), *furthest) + in_boxes > 2**31 - 1
+
+
+def pairs(first: Tensor, second: Tensor, grad: Tensor | None = None) -> Pairs:
+    """The fewest loops over the pairs of two box tensors that are not empty, read where they lie;
+    beyond three loops over contiguous copies. ``grad`` has the shape (...)."""
+    leading = first.shape[:-1]
+    operands = (first, second) if grad is None else (first, second, grad)
+    loss = torch.empty(leading, device="meta")  # for its shape: contiguous
+    loops = nest(loss, [operand.stride()[: len(leading)] for operand in operands])
+    if len(loops.sizes) > MAX_RANK:
+        return pairs(*(operand.contiguous() for operand in operands))
+    padded = loops.padded(MAX_RANK)
+    return Pairs(first, second, grad, len(loops.sizes), padded.sizes, padded.strides)
