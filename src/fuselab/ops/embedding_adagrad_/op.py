@@ -14,7 +14,7 @@ from fuselab.ops.embedding_adagrad_ import reference
 from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
-from fuselab.ops.embedding_lookup.inputs import BATCHES, draw_gradient, tables_and_ids
+from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_gradient, tables_and_ids
 from fuselab.ops.embedding_lookup.rules import (
     DTYPES,
     check_gradient,
@@ -22,7 +22,6 @@ from fuselab.ops.embedding_lookup.rules import (
     check_tables,
     compute_dtype,
 )
-from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 
 _NAME = "embedding_adagrad_"
 
@@ -146,14 +145,12 @@ def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **rules: str
         ]
         return Inputs((tables, states, ids, grad, 0.1), rules)
 
-    how = " ".join(str(value) for value in rules.values())
-    name = f"{batch} ids of {len(sizes)} tables x {width} {how}".strip()
-    return Case(name, make, frozenset(tags))
+    return Case(case_name(batch, sizes, width, rules), make, frozenset(tags))
 
 
 _SMALL = (3, 1, 105, 27, 5000)
 CASES = (
-    *(_case(batch, KAGGLE_CARDINALITIES, 16, "bench", "sweep", *tags) for batch, *tags in BATCHES),
+    *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
     *(_case(70, _SMALL, width, "boundary") for width in (1, 3, 4, 7, 8, 16, 17, 128, 129)),
     *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 31, 32, 33, 257, 1025)),
     *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,22 @@ from torch import Tensor
 from fuselab.op import Draw, Inputs
 from fuselab.ops.embedding_lookup.rules import HASHES, OUT_OF_RANGE
 from fuselab.ops.indices import ID_DTYPES
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 
-# Samples at which Criteo's tables are timed, and further tags of the case.
-BATCHES = ((128, "tiny"), (2048,), (65536,))
+# (samples, rows of each table, tags) to time: Criteo's tables, 2 GiB in float32 at D = 16,
+# and their first 100,000 rows, 65 MB.
+TIMED = (
+    *((batch, KAGGLE_CARDINALITIES, ("huge",)) for batch in (128, 2048, 65536)),
+    *(
+        (batch, tuple(min(rows, 100_000) for rows in KAGGLE_CARDINALITIES), tags)
+        for batch, tags in ((128, ("tiny",)), (2048, ()))
+    ),
+)
+
+
+def case_name(batch: int, sizes: Sequence[int], width: int, rules: Mapping[str, str | None]) -> str:
+    how = " ".join(str(value) for value in rules.values())
+    return f"{batch} ids of {len(sizes)} tables, {sum(sizes)} rows x {width} {how}".strip()
 
 
 def tables_and_ids(

@@ -10,9 +10,8 @@ from torch import Tensor
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, reference, triton_launch
 from fuselab.ops.embedding_lookup.description import scattered
-from fuselab.ops.embedding_lookup.inputs import BATCHES, draw_look_up, tables_and_ids
+from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_look_up, tables_and_ids
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_ids, check_tables
-from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 
 
 def validate(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> None:
@@ -106,14 +105,12 @@ def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: st
         tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, strayed)
         return Inputs((tables, ids), kwargs)
 
-    how = " ".join(str(value) for value in kwargs.values())
-    name = f"{batch} ids of {len(sizes)} tables x {width} {how}".strip()
-    return Case(name, make, frozenset(tags))
+    return Case(case_name(batch, sizes, width, kwargs), make, frozenset(tags))
 
 
 _SMALL = (3, 1, 105, 27, 5000)
 CASES = (
-    *(_case(batch, KAGGLE_CARDINALITIES, 16, "bench", "sweep", *tags) for batch, *tags in BATCHES),
+    *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
     *(_case(7, _SMALL, width, "boundary") for width in (1, 2, 3, 4, 7, 8, 16, 17, 127, 128, 129)),
     *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 2, 51, 52, 255, 256, 257)),
     *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),

@@ -1,0 +1,105 @@
+"""Look-up, backward and update of Criteo's 26 tables: ours against nn.Embedding and one table.
+
+    python benchmarks/embedding_step.py [--device cuda] [--largest ROWS] [--batch B ...]
+
+Ids are uniform, the upstream gradient is given. On a GPU each step is replayed from a CUDA graph
+where it can be captured (sparse gradients cannot), with cold caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fuselab.measure.timing import time
+from fuselab.ops import embedding_lookup
+from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
+
+WIDTH, RATE = 16, 0.01
+Step = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--largest", type=int, default=2**31, help="rows of the largest table")
+    parser.add_argument("--batch", type=int, nargs="+", default=[2048, 65536])
+    options = parser.parse_args()
+    sizes = [min(size, options.largest) for size in KAGGLE_CARDINALITIES]
+    for batch in options.batch:
+        print(f"{batch} ids of {len(sizes)} tables x {WIDTH}, {sum(sizes)} rows, us:")
+        for name, (step, captured) in steps(sizes, batch, options.device).items():
+            graph = captured and options.device != "cpu"
+            timing = time(step, device=options.device, graph=graph)
+            print(f"  {name:44} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
+
+
+def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bool]]:
+    """By name: a step, and whether a CUDA graph can hold it."""
+    bounds = torch.tensor(sizes, device=device)
+    ids = (torch.rand(batch, len(sizes), device=device, dtype=torch.float64) * bounds).long()
+    grad = torch.randn(batch, len(sizes), WIDTH, device=device)
+    flat = torch.randn(sum(sizes), WIDTH, device=device)
+    tables = [table.detach().requires_grad_() for table in flat.clone().split(sizes)]
+    states = [torch.zeros(size, device=device) for size in sizes]
+    kinds = ["cuda", "triton"] if device != "cpu" else ["cpp"]
+
+    def updating(optimizer: str, kind: str, fixed_order: bool = False) -> Step:
+        def step() -> None:
+            torch.use_deterministic_algorithms(fixed_order)
+            updating_embedding_lookup(
+                tables, ids, optimizer, RATE, states, implementation=kind
+            ).backward(grad)
+            torch.use_deterministic_algorithms(False)
+
+        return step
+
+    def look_up(kind: str) -> Step:
+        held = [table.detach() for table in tables]
+        return lambda: embedding_lookup(held, ids, implementation=kind)
+
+    found: dict[str, tuple[Step, bool]] = {}
+    found["look-up: one table, index_select"] = one_table(flat, sizes, ids, None), True
+    for kind in kinds:
+        found[f"look-up: {kind}"] = look_up(kind), True
+    found["step: nn.Embedding(sparse=True), SGD"] = embeddings(sizes, ids, grad), False
+    found["step: one table, index_add_"] = one_table(flat, sizes, ids, grad), True
+    for kind in kinds:
+        found[f"step: SGD, {kind}"] = updating("sgd", kind), True
+        found[f"step: SGD in a fixed order, {kind}"] = updating("sgd", kind, True), True
+        found[f"step: row-wise Adagrad, {kind}"] = updating("rowwise_adagrad", kind), True
+    return found
+
+
+def embeddings(sizes: list[int], ids: Tensor, grad: Tensor) -> Step:
+    modules = [torch.nn.Embedding(size, WIDTH, sparse=True, device=ids.device) for size in sizes]
+    optimizer = torch.optim.SGD([module.weight for module in modules], lr=RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        vectors = [module(ids[:, column]) for column, module in enumerate(modules)]
+        torch.stack(vectors, 1).backward(grad)
+        optimizer.step()
+
+    return step
+
+
+def one_table(flat: Tensor, sizes: list[int], ids: Tensor, grad: Tensor | None) -> Step:
+    starts = torch.tensor([0, *sizes[:-1]], device=ids.device).cumsum(0)
+
+    def step() -> Tensor:
+        rows = (ids + starts).flatten()
+        vectors = flat.index_select(0, rows)
+        if grad is not None:
+            flat.index_add_(0, rows, grad.view(-1, WIDTH), alpha=-RATE)
+        return vectors
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
