@@ -383,13 +383,15 @@ __device__ __forceinline__ void wait_until_filled(const void* arrived) {
 #endif
 }
 
-// kCount partial results, one per lane, become one, in a fixed order.
+// kCount partial results, one per lane, become one, in a fixed order. Nothing but -inf in a block or a
+// piece sums to 0, for the row may go on: see shift_for.
 struct MergePartials {
   template <int kCount, typename Accumulator>
   static __device__ Partial<Accumulator> of(const Partial<Accumulator>* partials) {
     const Partial<Accumulator> own = partials[threadIdx.x % kCount];
     const Accumulator maximum = lanes_maximum<1, kCount / 2>(own.maximum);
-    return {maximum, lanes_sum<1, kCount / 2>(own.sum * exponential(own.maximum - maximum))};
+    const Accumulator scale = exponential(own.maximum - shift_for(maximum));
+    return {maximum, lanes_sum<1, kCount / 2>(own.sum * scale)};
   }
 };
 struct AddSums {
@@ -566,9 +568,10 @@ __device__ Partial<Accumulator> merge_pieces(const Partial<Accumulator>* of_piec
   Accumulator maximum = negative_infinity<Accumulator>();
   for (int i = lane; i < pieces; i += 32) maximum = larger(maximum, of_piece[i].maximum);
   maximum = lanes_maximum<1, 16>(maximum);
+  const Accumulator shift = shift_for(maximum);
   Accumulator sum = 0;
   for (int i = lane; i < pieces; i += 32)
-    sum += of_piece[i].sum * exponential(of_piece[i].maximum - maximum);
+    sum += of_piece[i].sum * exponential(of_piece[i].maximum - shift);
   return {maximum, lanes_sum<1, 16>(sum)};
 }
 
@@ -867,9 +870,14 @@ __device__ Accumulator column_sum(Accumulator sum) {
 // consecutive elements lie dim_stride apart in input and inner_count apart in the contiguous output.
 // kRows > 0: width <= kRows * kPhases, terms stay in registers; kRows == 0: any width, read twice.
 // grid = ceil(columns / kColumns).
+// 16 elements are kept to 1536 threads of an SM, 40 registers; blocks of 1024 to two on an SM, which
+// spills two to four words (float32 and bfloat16, 32-bit Index).
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kRows, int kLanes,
           int kWarps, typename Index>
-__global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
+__global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock,
+                                  kRows != 16 || sizeof(Output) == 8 ? 1
+                                  : kWarps == 32                     ? 2
+                                                 : 1536 / Tile<kLanes, kWarps>::kBlock)
     forward_columns(const Input* input, Output* output, int64_t columns,
                     int64_t width, int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                     int64_t dim_stride) {

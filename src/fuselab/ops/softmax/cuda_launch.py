@@ -131,9 +131,9 @@ _MOST_PIECES = 1024  # of a row: every block of the second launch reads all of t
 
 # (elements per thread, warps): columns held in registers. 0 warps: one thread owns a column.
 # The first line that holds the width at 32, 16 or 8 lanes across columns is taken (8 floats are one
-# 32-byte sector); wider columns are read twice by the last line's warps. Registers in float32: 32
-# forward and 55 backward at (16, 32), 78 and 128 at (32, 0). The backward at (16, 32) spills 40
-# words in float64.
+# 32-byte sector); wider columns are read twice by the last line's warps. Registers in float32,
+# softmax: 32 forward and 53 backward at (16, 32), 80 and 113 at (32, 0). The backward at (16, 32)
+# spills 40 words in float64.
 CUDA_COLUMNS = ((8, 0), (16, 0), (32, 0), (16, 4), (16, 8), (16, 16), (16, 32))
 _COLUMN_LANES = (32, 16, 8)
 

@@ -28,10 +28,12 @@ _NARROW = (
     _row(256, 8, 4),
     _row(512, 4, 4),
 )
-# 16 elements per thread, as in CUDA_ROWS; 32 from 16384 on, where 1024 threads is all there is.
-# Registers for sm_90 (float32 / bfloat16), Triton 3.7.1: forward 4096 wide 40 / 32, 16384 60 / 52,
-# 32768 53 / 64; backward 4096 48 / 47, 16384 47 / 47; looped 64 / 61. Nothing spills, all loads and
-# stores are 128-bit; 5 block barriers in the forward (maximum, sum), 2 in the backward.
+# 16 elements per thread, as in CUDA_ROWS; 32 at 32768, where 1024 threads is all there is (16 warps
+# at 16384 would take 85 registers in float32: one block an SM). Registers for sm_90, softmax /
+# log_softmax, Triton 3.7.1: forward float32 4096 wide 35 / 32, 8192 40 / 32, 16384 32 / 32, 32768
+# 64 / 63, looped 80 / 80, bfloat16 32 / 32 up to 16384; backward float32 4096 48 / 48, 16384 47 / 49,
+# looped 79 / 63, bfloat16 47 / 40, 47 / 44, 60 / 57. Nothing spills, all loads and stores are 128-bit;
+# 5 block barriers in the forward (maximum, sum), 2 in the backward.
 TRITON_ROWS = {
     "forward": (
         *_NARROW,
@@ -39,7 +41,7 @@ TRITON_ROWS = {
         _row(2048, 1, 4),
         _row(4096, 1, 8),
         _row(8192, 1, 16),
-        _row(16384, 1, 16),
+        _row(16384, 1, 32),
         _row(32768, 1, 32),
     ),
     "backward": (
