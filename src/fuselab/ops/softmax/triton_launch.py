@@ -33,9 +33,10 @@ _NARROW = (
 # log_softmax, Triton 3.7.1:
 #   forward   float32 4096 wide 35 / 32, 8192 40 / 32, 16384 32 / 32, 32768 64 / 63, looped 80 / 80;
 #             bfloat16 32 / 32 up to 16384
-#   backward  float32 4096 48 / 48, 16384 47 / 49, looped 79 / 63; bfloat16 47 / 40, 47 / 44, 60 / 57
-# Nothing spills, all loads and stores are 128-bit; 5 block barriers in the forward (maximum, sum), 2
-# in the backward.
+#   backward  float32 4096 48 / 48, 16384 47 / 49, looped 79 / 63;
+#             bfloat16 47 / 40, 47 / 44, 60 / 57
+# Nothing spills, all loads and stores are 128-bit; 5 block barriers in the forward (maximum, sum),
+# 2 in the backward.
 TRITON_ROWS = {
     "forward": (
         *_NARROW,
