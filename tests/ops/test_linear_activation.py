@@ -161,3 +161,22 @@ def test_errors_name_the_argument():
         linear_activation(input, weight.half())
     with pytest.raises(DtypeError, match=r"'input' is torch.int64"):
         linear_activation(input.long(), weight)
+
+
+def test_candidates_of_tuning_begin_with_the_default_and_fit_the_output():
+    for rows, depth, columns in ((4096, 512, 4096), (3, 64, 20), (70, 13, 40), (9, 33, 5)):
+        args = (*operands(rows, depth, columns), "relu")
+        tiles = OP.configs["triton"](*args)
+        assert len(set(tiles)) == len(tiles)
+        assert all(tile.columns < max(2 * columns, 32) for tile in tiles)
+        if depth <= 32:
+            output = reference(*args)
+            saved = OP.gradient.save(output, *args)
+            assert OP.configs["triton_backward"]((True, True, True), output, *saved)
+            assert OP.configs["cuda"](*args)[0].groups == 4  # float32
+    half = operands(4096, 512, 4096, torch.bfloat16)
+    first = OP.configs["triton"](*half, "relu")[0]
+    assert (first.rows, first.columns, first.depth, first.warps) == (128, 256, 64, 8)
+    unaligned = operands(4096, 513, 4096, torch.bfloat16)
+    first = OP.configs["triton"](*unaligned, "relu")[0]
+    assert (first.rows, first.columns, first.warps) == (64, 128, 8)  # larger ones spill

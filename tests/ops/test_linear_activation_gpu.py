@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from linear_cases import LAYOUTS, SHAPES, check, operands
+from pointwise_cases import assert_within_bar
 
 from fuselab.ops import linear_activation
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import cuda_launch, triton_launch
-from fuselab.ops.linear_activation.reference import reference
+from fuselab.ops.linear_activation.op import OP
+from fuselab.ops.linear_activation.reference import gradient, reference
 from fuselab.runtime.fallback import strict
+from fuselab.runtime.tuning import forced
 
 pytestmark = pytest.mark.gpu
 
@@ -80,29 +83,36 @@ def test_unaligned_operands(implementation):
         check(*KERNELS[implementation], shifted(input), shifted(weight), shifted(bias))
 
 
-@pytest.mark.parametrize("depth", [13, 128])
-def test_every_triton_candidate_is_right(depth):
-    for dtype in DTYPES:
-        args = operands(515, depth, 300, dtype, "cuda")
-        x = args[0]
-        expected = reference(*(value.double() for value in args))
-        eager = (reference(*args).double() - expected).abs().max()
-        for config in triton_launch.triton_candidates(515, 300, depth, dtype):
-            if config.shared_bytes(dtype.itemsize) > triton_launch._device_limits(x.device)[1]:
-                continue
-            ours = triton_launch.forward(*args, "relu", config)
-            error = (ours.double() - expected).abs().max()
-            ulp = torch.finfo(dtype).eps * expected.abs().max()
+@pytest.mark.parametrize("depth", [13, 32, 128])
+@dtypes
+def test_every_candidate_of_tuning_is_right(dtype, depth):
+    args = (*operands(1031, depth, 520, dtype, "cuda"), "relu")
+    exact = reference(*(value.double() for value in args[:3]))
+    eager = (reference(*args).double() - exact).abs().max()
+    ulp = torch.finfo(dtype).eps * exact.abs().max()
+    for implementation, launcher in (("triton", triton_launch), ("cuda", cuda_launch)):
+        if implementation == "cuda" and depth > 32:
+            continue
+        for config in OP.configs[implementation](*args):
+            error = (launcher.forward(*args, config).double() - exact).abs().max()
             assert error <= 4 * eager + 2 * ulp, config
 
 
-@dtypes
-@pytest.mark.parametrize("depth", [13, 32])
-def test_every_cuda_candidate_is_right(dtype, depth):
-    args = operands(4099, depth, 520, dtype, "cuda")
-    expected = cuda_launch.forward(*args, "relu")
-    for config in cuda_launch.SHALLOW_CANDIDATES:
-        assert torch.equal(cuda_launch.forward(*args, "relu", config), expected), config
+def test_every_candidate_of_the_backward_is_right():
+    for dtype in DTYPES:
+        args = operands(1031, 13, 520, dtype, "cuda")
+        output = reference(*args)
+        saved = (*args[:2], None, "relu")
+        needs, upstream = (True, True, True), torch.randn_like(output)
+        theirs = gradient(
+            needs, upstream.double(), output.double(), *(v.double() for v in args[:2]), *saved[2:]
+        )
+        eager = gradient(needs, upstream, output, *saved)
+        for config in OP.configs["triton_backward"](needs, upstream, output, *saved):
+            with forced(OP.name, "triton_backward", config):
+                ours = triton_launch.backward(needs, upstream, output, *saved)
+            for one, other, exact in zip(ours, eager, theirs, strict=True):
+                assert_within_bar(one, other, exact, str(config))
 
 
 @pytest.mark.parametrize("depth", [13, 200])

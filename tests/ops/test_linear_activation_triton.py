@@ -11,8 +11,8 @@ from linear_cases import LAYOUTS, SHAPES, check, operands
 
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.linear_activation.reference import gradient, reference
-from fuselab.ops.linear_activation.triton_launch import TileConfig
 from fuselab.runtime import interpreter
+from fuselab.runtime.tuning import Config
 
 forward = partial(interpreter.run, "fuselab.ops.linear_activation.triton_launch:forward")
 backward = partial(interpreter.run, "fuselab.ops.linear_activation.triton_launch:backward")
@@ -48,7 +48,8 @@ def test_layouts(layout):
 def test_many_workers_and_tiles_share_the_rows(depth):
     """More tiles of rows than programs, and groups of tiles that the last one does not fill."""
     input, weight, bias = operands(500, depth, 24)
-    ours = forward(input, weight, bias, "relu", TileConfig(64, 16, 16, group=3))
+    tile = Config(rows=64, columns=16, depth=16, group=3, warps=4, stages=2, programs=1)
+    ours = forward(input, weight, bias, "relu", tile)
     torch.testing.assert_close(ours, reference(input, weight, bias))
     needs, saved = (False, True, True), (ours, input, weight, None, "relu")
     upstream = torch.ones(()).expand_as(ours)

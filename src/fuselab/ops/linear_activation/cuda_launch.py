@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,35 +20,50 @@ from fuselab.ops.linear_activation.product import (
     empty_output,
     gradients,
 )
+from fuselab.ops.linear_activation.tiles import key
 from fuselab.runtime.cuda_source import CudaSource, i64
+from fuselab.runtime.tuning import Config, chosen
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _WARPS = 4  # block_warps of cuda_kernels.cu
 
 
-@dataclass(frozen=True, slots=True)
-class ShallowConfig:
-    """``groups`` groups of 32 columns per warp (16-bit only), ``blocks`` blocks per
-    multiprocessor."""
+NAME = "fuselab::linear_activation"
 
-    groups: int
-    blocks: int
-
-
-# As many blocks as registers let one multiprocessor hold (128 threads each). Registers for sm_90,
-# relu: bfloat16 to a depth of 16 68, 100, 159 with 1, 2, 4 groups, to 32 96, 134, 222; float32 to 8
-# 72, to 16 124, to 32 219. Nothing spills. By (16-bit, depth above 16).
-SHALLOW = {
-    (True, False): ShallowConfig(groups=2, blocks=5),
-    (True, True): ShallowConfig(groups=2, blocks=3),
-    (False, False): ShallowConfig(groups=4, blocks=4),
-    (False, True): ShallowConfig(groups=4, blocks=2),
+# A warp owns ``groups`` groups of 32 columns (4 in float32), and ``blocks`` blocks per
+# multiprocessor share the rows: by default as many as registers let it hold, 128 threads each.
+# Registers for sm_90, relu: bfloat16 to a depth of 16 68, 100, 159 with 1, 2, 4 groups, to 32 96,
+# 134, 222; float32 to 8 72, to 16 124, to 32 219. Nothing spills. By (16-bit, depth above 16).
+_DEFAULTS = {
+    (True, False): Config(groups=2, blocks=5),
+    (True, True): Config(groups=2, blocks=3),
+    (False, False): Config(groups=4, blocks=4),
+    (False, True): Config(groups=4, blocks=2),
 }
-# What else is worth timing, by ``forward(..., config=...)``.
-SHALLOW_CANDIDATES = tuple(
-    ShallowConfig(groups, blocks) for groups in (1, 2, 4) for blocks in (2, 3, 4, 5, 6, 7)
-)
+
+
+def candidates(dtype: torch.dtype, columns: int, depth: int) -> Sequence[Config]:
+    """What tuning may choose from, the default first; no warp is wider than the output."""
+    half = dtype != torch.float32
+    needed = 1 << max(0, -(-columns // 32) - 1).bit_length() if half else 4
+    first = _DEFAULTS[half, depth > 16]
+    more = (
+        Config(groups=groups, blocks=blocks)
+        for groups in ((1, 2, 4) if half else (4,))
+        for blocks in (2, 3, 4, 5, 6, 7)
+    )
+    return tuple(
+        dict.fromkeys(
+            Config(groups=min(config.groups, needed), blocks=config.blocks)
+            for config in (first, *more)
+        )
+    )
+
+
+def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
+    """``candidates`` for these arguments."""
+    return candidates(input.dtype, *weight.shape)
 
 
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
@@ -70,9 +84,10 @@ def forward(
     weight: Tensor,
     bias: Tensor | None,
     activation: str,
-    config: ShallowConfig | None = None,
+    config: Config | None = None,
 ) -> Tensor:
-    """One launch of ``forward_shallow_half`` or ``forward_shallow_float``."""
+    """One launch of ``forward_shallow_half`` or ``forward_shallow_float``; ``config`` replaces the
+    tuned or default one."""
     output = empty_output(input, weight)
     if output.numel() == 0:
         return output
@@ -81,16 +96,15 @@ def forward(
     functor = activation_named(activation).functor
     pack = 16 // input.element_size()
     packed = columns % pack == 0
-    config = config or SHALLOW[input.element_size() == 2, depth > 16]
+    config = config or chosen(NAME, "cuda", key(x, weight), candidates(input.dtype, columns, depth))
     if input.dtype == torch.float32:
         padded = next(size for size in (8, 16, 32) if size >= depth)
         expression = _single(functor, padded, packed)
         warp_columns, warp_rows = 128, 2
     else:
-        groups = min(config.groups, 1 << max(0, -(-columns // 32) - 1).bit_length())
         steps = 1 if depth <= 16 else 2
-        expression = _half(functor, _TYPES[input.dtype], steps, groups, packed)
-        warp_columns, warp_rows = 32 * groups, 16
+        expression = _half(functor, _TYPES[input.dtype], steps, config.groups, packed)
+        warp_columns, warp_rows = 32 * config.groups, 16
     across = -(-columns // warp_columns)
     # At least one warp for every tile of columns; no more warps than there are tiles.
     tiles = across * -(-rows // warp_rows)

@@ -286,4 +286,9 @@ OP = FusedOp(
     peers={"addmm_activation": addmm_activation},
     autocast=autocast,
     dtypes=DTYPES,
+    configs={
+        "triton": triton_launch.configs,
+        "triton_backward": triton_launch.configs_backward,
+        "cuda": cuda_launch.configs,
+    },
 )

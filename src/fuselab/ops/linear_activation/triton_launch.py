@@ -1,10 +1,8 @@
-"""Launching the Triton kernels: which one, and how large its tiles are."""
+"""Launching the Triton kernels with tiles from ``tiles``, and what of the gradients is left."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,125 +16,19 @@ from fuselab.ops.linear_activation.product import (
     empty_output,
     gradients,
 )
+from fuselab.ops.linear_activation.tiles import (
+    backward_tiles,
+    ceil_div,
+    forward_tiles,
+    key,
+    limits,
+    power_of_two,
+)
 from fuselab.runtime.matmul_precision import allows_tf32
 from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.tuning import Config, chosen
 
-
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """A tile of ``rows`` x ``columns`` of the output, ``depth`` of the operands at a time.
-
-    ``group`` tiles of rows share a tile of columns in L2; ``stages`` tiles of operands are in
-    shared memory at once. The shallow kernels take the whole depth and use neither."""
-
-    rows: int
-    columns: int
-    depth: int = 64
-    group: int = 8
-    warps: int = 4
-    stages: int = 3
-
-    def shared_bytes(self, itemsize: int) -> int:
-        """Of the operands under way."""
-        return self.stages * self.depth * (self.rows + self.columns) * itemsize
-
-
-# Largest first: smaller tiles keep all multiprocessors busy where the larger ones are too few.
-# Registers in bfloat16 for sm_90 / sm_80, Triton 3.7.1: 128 x 256 183 / 255, 128 x 128 108 / 176,
-# 64 x 128 117 / 180; HGMMA on sm_90 and UTCHMMA on sm_100, loads LDGSTS.128, stores STG.128. Of
-# relu nothing spills but 10 words at 128 x 256 on sm_80; gelu there spills 13 on sm_90.
-_HALF = (
-    TileConfig(128, 256, warps=8),
-    TileConfig(128, 128, warps=8),
-    TileConfig(64, 128),
-    TileConfig(64, 64, stages=4),
-    TileConfig(32, 64, stages=4),
-    TileConfig(16, 64, stages=4),
-)
-_TF32 = (
-    TileConfig(128, 128, depth=32, warps=8),
-    TileConfig(64, 128, depth=32),
-    TileConfig(64, 64, depth=32),
-    TileConfig(32, 64, depth=32),
-    TileConfig(16, 64, depth=32),
-)
-# Without tensor cores: FMAs out of shared memory.
-_SINGLE = (
-    TileConfig(64, 64, depth=16, warps=8),
-    TileConfig(32, 64, depth=16),
-    TileConfig(16, 32, depth=16),
-)
-# Operands whose rows are not multiples of 16 bytes arrive element by element, through registers:
-# a 128 x 256 tile then spills 392 words, a 64 x 128 tile in 8 warps none.
-_UNALIGNED_TILE = 64 * 128
-# In bfloat16 160 registers forward (3 programs per multiprocessor), 85 and 43 KB backward (5).
-SHALLOW = TileConfig(64, 128)
-SHALLOW_BACKWARD = TileConfig(64, 64)
-SHALLOW_PROGRAMS_PER_MULTIPROCESSOR = 6
-SHALLOW_BACKWARD_PROGRAMS_PER_MULTIPROCESSOR = 5
-
-
-def triton_candidates(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Sequence[Any]:
-    """What tuning may try, for ``config=`` of ``forward``."""
-    if depth <= SHALLOW_DEPTH:
-        return [
-            TileConfig(down, across, warps=warps)
-            for down in (32, 64, 128)
-            for across in (64, 128, 256)
-            for warps in (4, 8)
-            if down * across <= 16384
-        ]
-    if dtype != torch.float32:
-        return [
-            TileConfig(down, across, depth, group, 8 if down * across >= 16384 else 4, stages)
-            for down, across in ((128, 256), (256, 128), (128, 128), (64, 256), (128, 64))
-            for depth in (64, 128)
-            for group in (4, 8, 16)
-            for stages in (3, 4)
-        ]
-    return _TF32 if allows_tf32() else _SINGLE
-
-
-@cache
-def _device_limits(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, shared bytes of a program); one of the former under the interpreter."""
-    if device.type != "cuda":
-        return 1, 2**30
-    properties = torch.cuda.get_device_properties(device)
-    optin = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return properties.multi_processor_count, optin
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _power_of_two(number: int, low: int, high: int) -> int:
-    """The smallest power of two that is not below ``number``, within low and high."""
-    return min(max(1 << max(number - 1, 0).bit_length(), low), high)
-
-
-def chosen(x: Tensor, weight: Tensor) -> TileConfig:
-    """The largest tile that fits shared memory and gives every multiprocessor one; no tile is wider
-    than the output."""
-    multiprocessors, shared_bytes = _device_limits(x.device)
-    dtype, rows, columns = x.dtype, x.shape[0], weight.shape[0]
-    aligned = all(
-        operand.data_ptr() % 16 == 0
-        and any(stride == 1 for stride in operand.stride())
-        and all(stride == 1 or stride * dtype.itemsize % 16 == 0 for stride in operand.stride())
-        for operand in (x, weight)
-    )
-    table = _HALF if dtype != torch.float32 else _TF32 if allows_tf32() else _SINGLE
-    for config in table:
-        across = _power_of_two(columns, 16, config.columns)
-        tiles = _ceil_div(rows, config.rows) * _ceil_div(columns, across)
-        fits = config.shared_bytes(dtype.itemsize) <= shared_bytes
-        if not aligned and config.rows * config.columns > _UNALIGNED_TILE:
-            continue
-        if tiles >= multiprocessors and fits:
-            break
-    return replace(config, columns=across, warps=config.warps if aligned else 8)
+NAME = "fuselab::linear_activation"
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -152,14 +44,29 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
     return "it accumulates in float32" if grad_output.dtype == torch.float64 else None
 
 
+def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
+    """Tiles of the forward."""
+    return forward_tiles(as_rows(input), weight)
+
+
+def configs_backward(
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, input: Tensor, *rest: Any
+) -> Sequence[Config]:
+    """Tiles of the shallow backward; of a deeper one there is nothing to choose."""
+    shallow = input.shape[-1] <= SHALLOW_DEPTH
+    rows, columns = as_rows(grad_output).shape
+    return backward_tiles(rows, columns) if shallow else ()
+
+
 def forward(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     activation: str,
-    config: TileConfig | None = None,
+    tile: Config | None = None,
 ) -> Tensor:
-    """One launch of ``forward_shallow`` up to a depth of 32, else of ``forward``."""
+    """One launch of ``forward_shallow`` up to a depth of 32, else of ``forward``; ``tile`` replaces
+    the tuned or default one."""
     from fuselab.ops.linear_activation import triton_kernels as kernels
 
     output = empty_output(input, weight)
@@ -172,39 +79,33 @@ def forward(
         "ACTIVATION": activation,
         "PRECISION": _precision(input.dtype),
     }
+    tile = tile or chosen(NAME, "triton", key(x, weight), forward_tiles(x, weight))
+    down, across = ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)
+    constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
     if depth <= SHALLOW_DEPTH:
-        config = config or SHALLOW
-        constants |= {
-            "ROWS": _power_of_two(rows, 16, config.rows),
-            "COLUMNS": _power_of_two(columns, 16, config.columns),
-            "DEPTH": _power_of_two(depth, 16, SHALLOW_DEPTH),
-        }
-        across = _ceil_div(columns, constants["COLUMNS"])
-        programs = _device_limits(input.device)[0] * SHALLOW_PROGRAMS_PER_MULTIPROCESSOR
-        workers = max(1, min(_ceil_div(rows, constants["ROWS"]), programs // across))
+        programs = limits(input.device)[0] * tile.programs
+        workers = max(1, min(down, programs // across))
         launch(
             kernels.forward_shallow,
             (workers * across,),
             *(x, weight, bias, output, rows, columns, depth, workers),
             *strides,
             **constants,
-            num_warps=config.warps,
+            DEPTH=power_of_two(depth, 16, SHALLOW_DEPTH),
+            num_warps=tile.warps,
         )
         return output
-    config = config or chosen(x, weight)
     launch(
         kernels.forward,
-        (_ceil_div(rows, config.rows) * _ceil_div(columns, config.columns),),
+        (down * across,),
         *(x, weight, bias, output, rows, columns, depth),
         *strides,
         **constants,
-        WHOLE_DEPTH=depth % config.depth == 0,
-        ROWS=config.rows,
-        COLUMNS=config.columns,
-        DEPTH=config.depth,
-        GROUP=config.group,
-        num_warps=config.warps,
-        num_stages=config.stages,
+        WHOLE_DEPTH=depth % tile.depth == 0,
+        DEPTH=tile.depth,
+        GROUP=tile.group,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return output
 
@@ -233,14 +134,12 @@ def backward(
     x, grad = as_rows(input), as_rows(grad_output)
     rows, columns = grad.shape
     total = x.new_empty((rows, columns)) if needs[0] and activation != "identity" else None
-    down = _power_of_two(rows, 16, SHALLOW_BACKWARD.rows)
-    wide = _power_of_two(columns, 16, SHALLOW_BACKWARD.columns)
-    across = _ceil_div(columns, wide)
-    multiprocessors = _device_limits(grad.device)[0]
-    programs = multiprocessors * SHALLOW_BACKWARD_PROGRAMS_PER_MULTIPROCESSOR
-    workers = max(1, min(_ceil_div(rows, down), programs // across))
-    rows_per_worker = _ceil_div(_ceil_div(rows, workers), down) * down
-    workers = _ceil_div(rows, rows_per_worker)
+    tile = chosen(NAME, "triton_backward", key(x, weight), backward_tiles(rows, columns))
+    across = ceil_div(columns, tile.columns)
+    programs = limits(grad.device)[0] * tile.programs
+    workers = max(1, min(ceil_div(rows, tile.rows), programs // across))
+    rows_per_worker = ceil_div(ceil_div(rows, workers), tile.rows) * tile.rows
+    workers = ceil_div(rows, rows_per_worker)
     weight_sums = x.new_empty((workers, columns * depth), dtype=torch.float32)
     bias_sums = x.new_empty((workers, columns), dtype=torch.float64) if needs[2] else None
     launch(
@@ -252,21 +151,21 @@ def backward(
         ACTIVATION=activation,
         PRECISION=_precision(input.dtype),
         RECOMPUTE=activation_named(activation).derivative_of == "preactivation",
-        ROWS=down,
-        COLUMNS=wide,
-        DEPTH=_power_of_two(depth, 16, SHALLOW_DEPTH),
-        num_warps=SHALLOW_BACKWARD.warps,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=power_of_two(depth, 16, SHALLOW_DEPTH),
+        num_warps=tile.warps,
     )
     grad_weight = x.new_empty((columns, depth))
     grad_bias = x.new_empty((columns,)) if needs[2] else None
     for sums, result in ((weight_sums, grad_weight), (bias_sums, grad_bias)):
         if sums is None or result is None:
             continue
-        block_rows = _power_of_two(workers, 1, 256)
-        block_columns = _power_of_two(result.numel(), 1, 4096 // block_rows)
+        block_rows = power_of_two(workers, 1, 256)
+        block_columns = power_of_two(result.numel(), 1, 4096 // block_rows)
         launch(
             column_sums,
-            (_ceil_div(result.numel(), block_columns),),
+            (ceil_div(result.numel(), block_columns),),
             *(sums, result, workers, result.numel()),
             BLOCK_ROWS=block_rows,
             BLOCK_COLUMNS=block_columns,
