@@ -265,3 +265,13 @@ def test_trajectory_of_50_steps_of_rowwise_adagrad():
         ((ours - target) ** 2).mean().backward()
     for table, right in zip(tables, plain, strict=True):
         torch.testing.assert_close(table.detach().double(), right.detach(), rtol=1e-4, atol=1e-5)
+
+
+@implementations
+def test_the_state_of_a_row_that_no_id_points_to_is_not_looked_at(implementation):
+    """The root of a negative state is NaN, and stays out of a row that is not met."""
+    table, state = torch.ones(3, 2), torch.full((3,), -1.0)
+    ids, grad = torch.tensor([[1]]), torch.full((1, 1, 2), 2.0)
+    embedding_adagrad_([table], [state], ids, grad, 0.1, implementation=implementation)
+    assert state.tolist() == [-1, 3, -1]
+    assert table[[0, 2]].tolist() == [[1, 1], [1, 1]] and bool((table[1] < 1).all())

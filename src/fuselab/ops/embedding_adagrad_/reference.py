@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.embedding_lookup.reference import embedding_lookup_backward
-from fuselab.ops.embedding_lookup.rules import compute_dtype
+from fuselab.ops.embedding_lookup.rules import compute_dtype, rows_of
 
 
 def embedding_adagrad_(
@@ -51,10 +51,21 @@ def embedding_adagrad_(
     wide = grad_output.to(compute_dtype(grad_output.dtype))
     grads = embedding_lookup_backward(needs, wide, ids, rows, out_of_range, hash)
     new_tables, new_states = [], []
-    for table, state, grad in zip(tables, states, grads, strict=False):
+    for place, (table, state) in enumerate(zip(tables, states, strict=True)):
+        grad = grads[place]
         assert grad is not None
-        total = state + (grad * grad).mean(dim=1) if table.shape[1] else state.clone()
+        met = _met(ids, place, rows[place], out_of_range, hash)
+        total = state + (grad * grad).mean(dim=1) if table.shape[1] else state
         step = learning_rate * grad / (torch.sqrt(total) + eps)[:, None]
-        new_tables.append((table - step).to(table.dtype))
-        new_states.append(total)
+        new_tables.append(torch.where(met[:, None], table - step, table).to(table.dtype))
+        new_states.append(torch.where(met, total, state))
     return (*new_tables, *new_states)
+
+
+def _met(ids: Tensor, place: int, rows: int, out_of_range: str, hash: str | None) -> Tensor:
+    """Which rows of a table an id points to."""
+    if rows == 0:
+        return ids.new_zeros(0, dtype=torch.bool)
+    row, inside = rows_of(ids, place, rows, out_of_range, hash)
+    ones = torch.ones_like(row) if inside is None else inside.long()
+    return ids.new_zeros(rows, dtype=torch.int64).index_add(0, row, ones) > 0
