@@ -88,7 +88,7 @@ FUSELAB_INLINE Vec opaque(Vec x) {
 template <class Vec>
 FUSELAB_INLINE Vec square_error(Vec a, Vec square) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return a * a - square;
+  return opaque(a) * a - square;  // not the product that the compiler has already, for 0
 #else
   return Vec{};
 #endif

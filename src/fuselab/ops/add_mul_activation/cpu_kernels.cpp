@@ -7,7 +7,6 @@
 
 #include <cmath>
 #include "../activations/cpu_nest.h"
-#include "../activations/functions.h"
 
 template <class Output>
 using Arithmetic = std::conditional_t<std::is_same_v<Output, double>, double, float>;
@@ -55,7 +54,7 @@ void forward_nest(const Index& sizes, Output* output, Arithmetic<Output> scale,
       store<stream.value>(output + offset + i, result, part);
     });
   };
-  for_each_tile(
+  for_each_tile<Activation>(
       sizes, output,
       [=](int64_t offset, int64_t count, const auto*... runs) {
         if (output_bytes >= stream_from && is_aligned(output + offset)) {
@@ -147,9 +146,9 @@ void backward(const Output* grad, const First* first, const Update* update, cons
   };
   const auto walk = [&](const auto&... saved) {
     if (grad_input) {
-      for_each_tile(sizes, grad_input, tile_body, g, saved...);
+      for_each_tile<Activation>(sizes, grad_input, tile_body, g, saved...);
     } else {
-      for_each_tile(sizes, grad_update, tile_body, g, saved...);
+      for_each_tile<Activation>(sizes, grad_update, tile_body, g, saved...);
     }
   };
   with_saved<Activation, Terms>(walk, x, u, b);
@@ -196,7 +195,7 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
           with_runs(runs, index, count, row_body, g, saved...);
         }
       };
-      for_each_column_sum(part[rank - 2], width, sums_of_part.data(), body);
+      for_each_column_sum<Activation>(part[rank - 2], width, sums_of_part.data(), body);
     };
     with_saved<Activation, Terms>(sum, x, u, b);
     // A narrow bias is folded up to `width` times: that many additions in a row need care.
