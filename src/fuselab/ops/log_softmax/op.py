@@ -16,14 +16,21 @@ from torch import Tensor
 from fuselab.op import FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops.log_softmax import reference
 from fuselab.ops.softmax import cpu_launch, cuda_launch, declaration, triton_launch
+from fuselab.ops.softmax.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.softmax.declaration import are_narrow_columns
 from fuselab.ops.softmax.tensors import DTYPES
 
-__all__ = ["IN_PLACE", "OP"]
+__all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "OP"]
 
 
 def prefer(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Sequence[str]:
-    """The reference on CUDA until the kernels are measured there; on the CPU as softmax."""
+    """The reference on CUDA until the kernels are measured there; on the CPU the C++ kernel, but for
+    columns narrower than a vector.
+
+    Against ATen, one thread of an AMD EPYC (Zen 4), forward / backward: 512x4096 takes 0.6 / 0.8 of
+    its time in float32 and 0.8 / 1.0 in bfloat16, 20000x10 0.13 / 0.9, (64, 512, 64) over dim 1
+    0.8 / 0.9.
+    """
     return ("reference",) if input.is_cuda or are_narrow_columns(input, dim) else ("cpp",)
 
 

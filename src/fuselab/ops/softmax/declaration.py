@@ -134,6 +134,9 @@ CASES = (
         _case((3, width), "boundary")
         for width in (1, 2, 3, 15, 16, 17, 31, 33, 255, 256, 257, 1023, 1025, 4095, 4097, 16385)
     ),
+    # On an H200 a row of a cluster, and one in pieces.
+    _case((3, 70_000), "boundary"),
+    _case((2, 300_000), "boundary"),
     _case((), "boundary"),
     _case((0, 3), "boundary"),
     _case((3, 0), "boundary"),
