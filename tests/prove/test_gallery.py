@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from gallery import honest, in_place, lookup, remainder  # noqa: F401: exhibits
-from gallery.wrong import EXHIBITS, Exhibit
+from gallery import honest, in_place, lookup, remainder, wrong, wrong_arguments
+from gallery.wrong import Exhibit
 
 from fuselab.op import FusedOp
 from fuselab.prove import accuracy
@@ -18,6 +17,13 @@ from fuselab.prove.check import check
 from fuselab.prove.result import CheckReport
 from fuselab.runtime import dispatch
 
+EXHIBITS = wrong.EXHIBITS + wrong_arguments.EXHIBITS
+OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
+    "in_place": in_place.make_op,
+    "in_place_sequence": in_place.make_sequence_op,
+    "lookup": lookup.make_op,
+    "remainder": remainder.make_op,
+}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SLOW = {"operator", "compile", "compiled gradients", "torch.func"}  # a second each; cost nothing
 
@@ -75,9 +81,9 @@ def test_honest_operator_passes(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", [in_place, lookup, remainder], ids=lambda kind: kind.__name__)
-def test_honest_operators_of_other_arguments_pass(kind: Any, device: str) -> None:
-    op: FusedOp = kind.make_op("honest_" + kind.__name__.split(".")[-1] + f"_{device}", device)
+@pytest.mark.parametrize("kind", OTHERS)
+def test_honest_operators_of_other_arguments_pass(kind: str, device: str) -> None:
+    op = OTHERS[kind](f"honest_{kind}_{device}", device)
     report = check(op, quick=True, device=device)
     assert report.passed, [failure for group in report.groups for failure in group.failures]
     assert report.groups[0].trials > 150

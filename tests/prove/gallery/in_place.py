@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fuselab.op import Draw, FusedOp, Inputs
+from fuselab.op import Case, Cost, Draw, FusedOp, Inputs
 from gallery import honest
 
 
@@ -35,3 +36,37 @@ def make_op(
         "mutates": ("input",),
     }
     return honest.make_op(f"{name}_", device, forward, None, None, **(fields | changes))
+
+
+def scaled(tables: Sequence[Tensor], scale: float) -> tuple[Tensor, ...]:
+    return tuple(table * scale for table in tables)
+
+
+def scale_all(tables: Sequence[Tensor], scale: float) -> None:
+    for table in tables:
+        table.mul_(scale)
+
+
+def make_tables(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return Inputs(([torch.randn(3, 5, generator=generator).to(device, dtype)], 0.5))
+
+
+def draw_tables(draw: Draw) -> Inputs:
+    tables = [draw.tensor(draw.size(), draw.choice([1, 3])) for _ in range(draw.choice([1, 2]))]
+    return Inputs((tables, draw.choice([0.5, -2.0])))
+
+
+def make_sequence_op(
+    name: str, device: str = "cpu", forward: Callable[..., Any] = scale_all
+) -> FusedOp:
+    """An honest operator that writes over every tensor of a sequence: each times ``scale``."""
+    return make_op(
+        name,
+        device,
+        forward,
+        reference=scaled,
+        draw=draw_tables,
+        mutates=("tables",),
+        cost=lambda tables, scale: Cost(1, 1, 1),
+        cases=(Case("3x5", make_tables, frozenset({"boundary"})),),
+    )

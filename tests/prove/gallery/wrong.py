@@ -37,9 +37,11 @@ class Exhibit:
 EXHIBITS: list[Exhibit] = []
 
 
-def caught_by(check: str, **facts: Any) -> Callable[[Callable[[str], FusedOp]], Any]:
+def caught_by(
+    check: str, exhibits: list[Exhibit] = EXHIBITS, **facts: Any
+) -> Callable[[Callable[[str], FusedOp]], Any]:
     def note(build: Callable[[str], FusedOp]) -> Callable[[str], FusedOp]:
-        EXHIBITS.append(Exhibit(build, check, **facts))
+        exhibits.append(Exhibit(build, check, **facts))
         return build
 
     return note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,12 @@ import torch
 from torch import Tensor
 
 from fuselab.op import FusedOp
-from gallery import in_place, lookup, remainder
-from gallery.wrong import as_if_contiguous, caught_by
+from gallery import in_place, lookup, remainder, wrong
+from gallery.wrong import Exhibit, as_if_contiguous
+
+EXHIBITS: list[Exhibit] = []
+caught_by = functools.partial(wrong.caught_by, exhibits=EXHIBITS)
+
 
 # In place
 
@@ -38,15 +43,16 @@ def another_argument_written(device: str) -> FusedOp:
 
 
 @caught_by("inputs unchanged")
-def written_between_the_rows(device: str) -> FusedOp:
-    """Writes whole rows of the storage, of which the tensor is a part."""
+def written_past_the_tensor(device: str) -> FusedOp:
+    """Writes a whole block at the end, beyond the last element."""
 
     def forward(input: Tensor, bias: Tensor, scale: float) -> None:
         in_place.forward(input, bias, scale)
-        if input.storage_offset():
-            input.as_strided((1,), (1,), 0).zero_()
+        elements = input.untyped_storage().nbytes() // input.element_size()
+        if elements > input.numel():
+            input.as_strided((1,), (1,), elements - 1).zero_()
 
-    return in_place.make_op("written_between_the_rows", device, forward)
+    return in_place.make_op("written_past_the_tensor", device, forward)
 
 
 @caught_by("cases", passes_its_cases=False)
@@ -67,6 +73,14 @@ def a_copy_written(device: str) -> FusedOp:
         in_place.forward(input.contiguous(), bias, scale)
 
     return in_place.make_op("a_copy_written", device, forward)
+
+
+@caught_by("shapes")
+def first_of_a_sequence_written(device: str) -> FusedOp:
+    def forward(tables: Sequence[Tensor], scale: float) -> None:
+        tables[0].mul_(scale)
+
+    return in_place.make_sequence_op("first_of_a_sequence_written", device, forward)
 
 
 # Sequences
