@@ -121,6 +121,36 @@ def test_turns_leave_no_kind_and_no_tensor_out() -> None:
     assert seen == {(number, kind) for number in range(3) for kind in VALUES[1:]}
 
 
+def test_a_quick_run_leaves_out_names_but_no_layout_and_no_kind_of_values() -> None:
+    names, seen = set(), set()
+    for seed in range(400):
+        some = draw(seed, names=random.Random("the operator's"))
+        names.add(some.choice(["relu", "gelu", "silu", "tanh"]))
+        some.tensor(4, 4)
+        seen.add((some.choices[1], some.choices[2]))
+    assert len(names) == 2
+    assert {layout for layout, _ in seen} == set(range(len(LAYOUTS)))
+    assert {kind for _, kind in seen} == set(range(len(VALUES)))
+
+
+def test_integers_lie_in_their_range_in_every_layout() -> None:
+    seen = set()
+    for seed in range(300):
+        some = draw(seed)
+        tensor = some.integers(3, 4, low=-2, high=9, dtype=torch.int32)
+        assert tensor.dtype == torch.int32 and tensor.shape == (3, 4)
+        assert tensor.min() >= -2 and tensor.max() < 9
+        whole = torch.empty(0, dtype=torch.int32).set_(tensor.untyped_storage())
+        assert whole.min() >= -2 and whole.max() < 9  # reading a neighbour is wrong, and no crash
+        seen.add((some.choices[0], some.notes[-1].split("] ")[1].split(" in")[0]))
+        again = RecordedDraw(CPU, torch.float32, replay=some.choices)
+        assert torch.equal(again.integers(3, 4, low=-2, high=9, dtype=torch.int32), tensor)
+    assert {layout for layout, _ in seen} == set(range(len(LAYOUTS)))
+    assert {"any", "equal", "ends"} <= {kind.split(" ")[-1] for _, kind in seen}
+    with pytest.raises(ValueError, match="no integer lies in"):
+        draw().integers(2, low=3, high=3)
+
+
 def test_a_replayed_turn_is_the_same_case() -> None:
     for turn in range(20):
         some = draw(turn, turn=turn)
