@@ -132,15 +132,14 @@ def test_compiled_with_gradients():
     x, weight, bias, a, b, scale, _ = operands(9, 8, 10, 3)
     leaves = [value.requires_grad_() for value in (x, a, b)]
     compiled = torch.compile(lora_linear, fullgraph=True, dynamic=True, backend="aot_eager")
-    for activation in ("relu", "gelu"):
-        output = compiled(x, weight, bias, a, b, scale, activation)
-        expected = OP.reference(x, weight, bias, a, b, scale, activation)
-        torch.testing.assert_close(output, expected)
-        upstream = torch.randn_like(output)
-        torch.testing.assert_close(
-            torch.autograd.grad(output, leaves, upstream),
-            torch.autograd.grad(expected, leaves, upstream),
-        )
+    output = compiled(x, weight, bias, a, b, scale, "gelu")
+    expected = OP.reference(x, weight, bias, a, b, scale, "gelu")
+    torch.testing.assert_close(output, expected)
+    upstream = torch.randn_like(output)
+    torch.testing.assert_close(
+        torch.autograd.grad(output, leaves, upstream),
+        torch.autograd.grad(expected, leaves, upstream),
+    )
 
 
 def test_cost_of_a_projection():

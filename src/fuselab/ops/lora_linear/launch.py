@@ -157,8 +157,9 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
     (rows, inner), rank = input.shape, factor.shape[0]
     output = input.new_empty((rows, rank))
     block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
-    # The fewest rows keep every multiprocessor reading; 64 of them read A once for 128 KB of input.
-    block_rows = 64 if rows >= 64 * tiles.multiprocessors(input.device) else 16
+    # 64 rows read all of A once; fewer where that leaves a quarter of the multiprocessors idle.
+    enough = tiles.multiprocessors(input.device) * 3 // 4
+    block_rows = next((size for size in (64, 32) if ceil_div(rows, size) >= enough), 16)
     block_inner = power_of_two(inner, 16, tiles.PROJECT_INNER_BYTES // input.element_size())
     if output.numel():
         launch(

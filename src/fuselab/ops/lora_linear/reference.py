@@ -39,15 +39,16 @@ def reference(
             tanh.
 
     Returns:
-        ``(..., N)``, contiguous, in the dtype of ``input``. The Triton kernels accumulate both
-        products in one float32 accumulator and round it once; ``input lora_aᵀ`` is rounded to the
-        dtype, as in eager PyTorch. Float32 products are as exact as
+        ``(..., N)``, contiguous, in the dtype of ``input``. Both products are accumulated in one
+        float32 accumulator, rounded once (``triton``), or the larger one or the update is rounded
+        before they are added (``triton_library``); eager PyTorch rounds both. ``input lora_aᵀ`` is
+        rounded to the dtype by all. Float32 products are as exact as
         ``torch.backends.cuda.matmul.allow_tf32`` (or ``torch.set_float32_matmul_precision``) says.
 
     Differentiable twice in input, lora_a and lora_b. The backward keeps the operands and, for relu,
     leaky_relu, sigmoid and tanh, the output; it computes ``input lora_aᵀ`` again, and for gelu,
-    gelu_tanh and silu the pre-activation. All sums have an order that does not vary from run to
-    run.
+    gelu_tanh and silu the pre-activation. Sums of ours have an order that does not vary from run to
+    run; those of cuBLAS are as ``torch.use_deterministic_algorithms`` says.
 
     Raises:
         DifferentiationError (weight or bias requires a gradient), ShapeError, DtypeError,
