@@ -54,9 +54,10 @@ def _pieces(piece: int, threads: int, vectors: int) -> Config:
 #   forward, 32 elements     float32 64 / 63 (cluster 64 / 64), bfloat16 47 / 64 (56 / 56)
 #   backward, 16 elements    float32 47 / 50 (48 / 59), bfloat16 32 / 32: 128 KB in flight per SM
 #   backward, 32 elements    bfloat16 56 / 64
-# One more line and they spill: 26 to 48 words for 32 elements forward at 2048 threads. float16's
-# backward with 32 elements does spill, 11 words. Loads and stores are LDG.E.128 and STG.E.128 where
-# vector_length allows, loads all issued before the first use.
+# Above them they spill: 26 to 48 words for 32 elements forward at 2048 threads. So do, within them,
+# float16's backward with 32 elements (11 words) and rows read element by element, of odd widths (2 to
+# 6 words; bfloat16's backward with 32 elements 58). Loads and stores are LDG.E.128 and STG.E.128
+# where vector_length allows, loads all issued before the first use.
 _FITTING_THREADS = {
     ("forward", 2): {8: 2048, 16: 2048, 32: 1024},
     ("forward", 4): {8: 2048, 16: 2048, 32: 1024},
