@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from interaction_cases import SHAPES, check, layouts, normal, special_vectors, vectors
+from interaction_cases import SHAPES, check, check_alone, layouts, normal, special_vectors, vectors
 
 from fuselab.errors import ArgumentError, DtypeError, ShapeError
 from fuselab.models.dlrm import MAIN, Dlrm
@@ -66,6 +66,10 @@ def test_cpp_special_values(dtype):
 @pytest.mark.parametrize("layout", layouts(6, 5, 7))
 def test_cpp_layouts(layout):
     cpp(*layouts(6, 5, 7)[layout])
+
+
+def test_cpp_each_gradient_alone():
+    check_alone(*cpp.args, *vectors(5, 3, 4), 1)
 
 
 def test_cpp_upstream_gradients_of_any_stride():

@@ -9,6 +9,7 @@ import torch
 from interaction_cases import (
     SHAPES,
     check,
+    check_alone,
     check_output,
     layer,
     layouts,
@@ -77,6 +78,14 @@ def test_dot_upstream_gradients_of_any_stride(launcher):
     inputs = on_gpu(*vectors(9, 3, 5))
     for upstream in (torch.ones(()).expand(9, 11), normal(11, 9).t(), normal(9, 22)[:, 1::2]):
         check(DOT, launcher.forward, launcher.backward, *inputs, upstream=upstream.cuda())
+
+
+@launchers
+def test_each_gradient_alone(launcher):
+    inputs = on_gpu(*vectors(9, 3, 8))
+    check_alone(DOT, launcher.forward, launcher.backward, *inputs)
+    check_alone(CAT, cat_triton.forward, cat_triton.backward, *inputs)
+    check_alone(*outer.args, *on_gpu(*layer(70, 3, 8, 33)), "relu")
 
 
 @launchers

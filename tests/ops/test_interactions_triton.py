@@ -12,6 +12,7 @@ import torch
 from interaction_cases import (
     SHAPES,
     check,
+    check_alone,
     check_output,
     layer,
     layouts,
@@ -42,6 +43,15 @@ def interpreted(op):
 
 
 dot, cat, outer = (interpreted(op) for op in (DOT, CAT, OUTER))
+
+
+def test_each_gradient_alone():
+    for kernels, args in (
+        (dot, vectors(3, 2, 5)),
+        (cat, vectors(3, 2, 5)),
+        (outer, (*layer(3, 1, 3, 4), "relu")),
+    ):
+        check_alone(*kernels.args, *args)
 
 
 @dtypes
