@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fuselab.ops.linear_sigmoid import linear_sigmoid as linear_sigmoid
     from fuselab.ops.log_softmax import log_softmax as log_softmax
     from fuselab.ops.log_softmax import log_softmax_ as log_softmax_
+    from fuselab.ops.lora_linear import lora_linear as lora_linear
     from fuselab.ops.outer_interaction_linear import (
         outer_interaction_linear as outer_interaction_linear,
     )
