@@ -55,8 +55,8 @@ def _pieces(piece: int, threads: int, vectors: int) -> Config:
 #   backward, 16 elements    float32 47 / 50 (48 / 59), bfloat16 32 / 32: 128 KB in flight per SM
 #   backward, 32 elements    bfloat16 56 / 64
 # Above them they spill: 26 to 48 words for 32 elements forward at 2048 threads. So do, within them,
-# float16's backward with 32 elements (11 words) and rows read element by element, of odd widths (2 to
-# 6 words; bfloat16's backward with 32 elements 58). Loads and stores are LDG.E.128 and STG.E.128
+# float16's backward with 32 elements (11 words) and rows read element by element, of odd widths (2
+# to 6 words; bfloat16's backward with 32 elements 58). Loads and stores are LDG.E.128 and STG.E.128
 # where vector_length allows, loads all issued before the first use.
 _FITTING_THREADS = {
     ("forward", 2): {8: 2048, 16: 2048, 32: 1024},
