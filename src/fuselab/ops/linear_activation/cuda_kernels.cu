@@ -39,6 +39,18 @@ FUSELAB_INLINE uint32_t paired(Element low, Element high) {
   return *reinterpret_cast<uint32_t*>(pair);
 }
 
+// 16 bytes in one instruction. Written in C++ the compiler takes the pack apart and stores half of
+// them 4 bytes at a time (NVRTC 13.0, sm_80 and sm_90; seen in SASS).
+template <class Element, int width>
+FUSELAB_INLINE void store_whole(Element* pointer, const Pack<Element, width>& pack) {
+  static_assert(sizeof(pack.element) == 16);
+  const uint4 words = *reinterpret_cast<const uint4*>(pack.element);
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(pointer), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+}
+
 FUSELAB_INLINE void multiply(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                              __half) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -142,7 +154,7 @@ __global__ void __launch_bounds__(threads)
         const int64_t at = row + g + half * 8;
         if (at >= rows) continue;
         if constexpr (packed) {
-          if (column < columns) store<true>(output + at * columns + column, result[half]);
+          if (column < columns) store_whole(output + at * columns + column, result[half]);
         } else {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
@@ -213,7 +225,7 @@ __global__ void __launch_bounds__(threads)
       for (int i = 0; i < 4; ++i) result.element[i] = Activation::forward(sum[half][i]);
       float* to = output + (row + half) * columns + column;
       if constexpr (packed) {
-        store<true>(to, result);
+        store_whole(to, result);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
