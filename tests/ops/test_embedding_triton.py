@@ -59,8 +59,8 @@ def test_look_up_of_layouts():
     + [(torch.float16, "error"), (torch.float64, "error")],
 )
 def test_gradients(dtype, rule):
-    """Runs of one row go through up to 5 pieces, of which 4 are added up at a time."""
-    for batch, width in ((40, 16), (33, 129), (1, 1)):
+    """Runs of one row go through 2 pieces and, in wide rows, 5, of which 4 are added at a time."""
+    for batch, width in ((35, 17), (33, 129) if dtype == torch.float16 else (1, 1)):
         tables, ids, grad = made(batch, width, dtype, SIZES, RULES[rule])
         rows = [len(table) for table in tables]
         grads = backward([True] * 3 + [False], grad, ids, rows, *named(rule))
@@ -74,7 +74,7 @@ def test_gradients(dtype, rule):
 @dtypes
 @pytest.mark.parametrize("update", ["sgd", "rowwise_adagrad"])
 def test_updates(dtype, update):
-    for rule, batch, width in (("ignore", 40, 16), ("modulus", 20, 40)):
+    for rule, batch, width in (("ignore", 35, 17), ("modulus", 20, 3)):
         tables, ids, grad = made(batch, width, dtype, SIZES, RULES[rule])
         states = [torch.rand(size, dtype=torch.float64) for size in SIZES]
         states = states if dtype == torch.float64 else [state.float() for state in states]

@@ -12,7 +12,9 @@ from fuselab.ops.embedding_lookup import updating_embedding_lookup
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+each_dtype = pytest.mark.parametrize(
+    "implementation, dtype", [*(("cpp", dtype) for dtype in DTYPES), ("reference", DTYPES[0])]
+)
 implementations = pytest.mark.parametrize("implementation", ["cpp", "reference"])
 RULES = {"error": 0, "clamp": 3, "ignore": 3, "modulus": 200}
 rules = pytest.mark.parametrize("rule", RULES)
@@ -33,11 +35,10 @@ def fresh_states(tables):
     return [torch.rand(len(table)).to(table.device, dtype) for table in tables]
 
 
-@implementations
+@each_dtype
 @rules
-@dtypes
 def test_sgd(implementation, rule, dtype):
-    for batch, width in ((700, 3), (40, 16), (1, 1)):
+    for batch, width in ((300, 3), (40, 16), (1, 1)):
         tables, ids, grad = made(batch, width, dtype, stray=RULES[rule])
         grads = exact_gradients(tables, ids, grad, rule)
         expected = [table.double() - 0.1 * one for table, one in zip(tables, grads, strict=True)]
@@ -49,11 +50,10 @@ def test_sgd(implementation, rule, dtype):
         assert_near(tables, expected, magnitude)
 
 
-@implementations
+@each_dtype
 @rules
-@dtypes
 def test_adagrad(implementation, rule, dtype):
-    for batch, width in ((700, 3), (40, 16), (1, 1)):
+    for batch, width in ((300, 3), (40, 16), (1, 1)):
         tables, ids, grad = made(batch, width, dtype, stray=RULES[rule])
         states = fresh_states(tables)
         grads = exact_gradients(tables, ids, grad, rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import operator
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from fuselab.errors import ArgumentError
-from fuselab.runtime.parameters import TracedFloat, encode, f32, f64, i32, i64, plain
+from fuselab.runtime import cuda_driver
+from fuselab.runtime.parameters import Struct, TracedFloat, encode, f32, f64, i32, i64, plain
 
 
 def traced(value: float = 2.5) -> TracedFloat:
@@ -79,3 +81,10 @@ def test_handing_a_traced_float_on_is_no_look() -> None:
     assert type(plain(value)) is float
     assert operator.eq(plain(value), 2.5)
     assert value.seen == set()
+
+
+def test_a_struct_goes_as_its_bytes_through_ctypes_too() -> None:
+    codes, values = encode([i32(1), Struct(b"\x01\x02\x03")])
+    held, pointers = cuda_driver.packed(codes, values)
+    assert codes == "is" and ctypes.string_at(pointers[1], 3) == b"\x01\x02\x03"
+    assert held[0].value == 1

@@ -75,5 +75,7 @@ def _drawn(draw: Draw) -> tuple[list[Tensor], Tensor, dict[str, str | None]]:
     stray = 9 if hash or out_of_range != "error" else 0
     smallest = min(sizes)
     ids = draw.integers(batch, count, low=-stray, high=smallest + stray, dtype=dtype)
-    tables = [draw.tensor(size, width) for size in sizes]
+    # One layout for one table: kernels want rows in one piece, and few draws would have all so.
+    first, *others = (draw.tensor(size, width) for size in sizes)
+    tables = [first, *(table.contiguous() for table in others)]
     return tables, ids, {"out_of_range": out_of_range, "hash": hash}
