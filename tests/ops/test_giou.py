@@ -19,7 +19,7 @@ from giou_cases import (
 
 from fuselab.errors import DtypeError, ShapeError, UnknownNameError
 from fuselab.ops import generalized_box_iou_loss, padded_generalized_box_iou_loss
-from fuselab.ops.generalized_box_iou_loss import cpu_launch, cuda_launch, tensors
+from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, tensors
 from fuselab.ops.generalized_box_iou_loss import reference as plain
 from fuselab.runtime.fallback import strict
 
@@ -325,3 +325,15 @@ def test_whole_boxes_are_read_where_they_are_aligned():
         assert not tensors.pairs(boxes, other).is_aligned
     spread = cuda_launch._spread(tensors.pairs(boxes, boxes), 1)
     assert spread == ("int32_t", 1, "true", 1)
+
+
+def test_tuning_has_the_defaults_first_and_each_once():
+    for dtype in DTYPES:
+        boxes = torch.empty(9, 4, dtype=dtype)
+        for reduction in REDUCTIONS:
+            for found in (configs.cuda, configs.triton):
+                candidates = found(boxes, boxes, reduction)
+                assert len(set(candidates)) == len(candidates) > 2
+            threads_bytes = configs.cuda(boxes, boxes, reduction)[0].boxes * 4 * dtype.itemsize
+            reduced = reduction != "none" and dtype != torch.float64
+            assert threads_bytes == (32 if reduced or dtype == torch.float64 else 16)

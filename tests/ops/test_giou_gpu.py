@@ -20,9 +20,15 @@ from giou_cases import (
 )
 
 from fuselab.ops import generalized_box_iou_loss, padded_generalized_box_iou_loss
-from fuselab.ops.generalized_box_iou_loss import cpu_launch, cuda_launch, triton_launch
-from fuselab.ops.generalized_box_iou_loss.cuda_launch import SMALL_COUNT
+from fuselab.ops.generalized_box_iou_loss import (
+    configs,
+    cpu_launch,
+    cuda_launch,
+    triton_launch,
+)
+from fuselab.ops.generalized_box_iou_loss.configs import SMALL_COUNT
 from fuselab.ops.generalized_box_iou_loss.tensors import DTYPES
+from fuselab.runtime import tuning
 from fuselab.runtime.fallback import strict
 
 pytestmark = pytest.mark.gpu
@@ -88,6 +94,24 @@ def test_the_loss_is_that_of_the_cpu_to_the_bit(launcher):
     for first, second in (pairs(10_000), tying_pairs(10_000, torch.float32)):
         ours = launcher.forward(first.cuda(), second.cuda(), "none", 1e-7)
         assert torch.equal(ours.cpu(), cpu_launch.forward(first, second, "none", 1e-7))
+
+
+@reductions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_every_candidate_of_tuning_is_right(reduction, dtype):
+    first, second = (boxes.cuda() for boxes in pairs(20_001, dtypes=(dtype, dtype)))
+    name = f"fuselab::{'padded_' if reduction == 'padded' else ''}generalized_box_iou_loss"
+    for launcher, implementation in ((cuda_launch, "cuda"), (triton_launch, "triton")):
+        candidates = getattr(configs, implementation)(first, second, reduction)
+        for config in candidates:
+            with tuning.forced(name, implementation, config):
+                assert_right(launcher, first, second, reduction)
+        candidates = getattr(configs, f"{implementation}_backward")(
+            (True, True), None, first, second, reduction
+        )
+        for config in candidates:
+            with tuning.forced(name, f"{implementation}_backward", config):
+                assert_right(launcher, first, second, reduction)
 
 
 @launchers

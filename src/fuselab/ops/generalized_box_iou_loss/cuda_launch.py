@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops.generalized_box_iou_loss import configs
+from fuselab.ops.generalized_box_iou_loss.configs import SMALL_COUNT, chosen
 from fuselab.ops.generalized_box_iou_loss.tensors import (
     Pairs,
     arithmetic,
@@ -32,10 +34,6 @@ _REDUCTIONS = {"none": "kNone", "sum": "kSum", "mean": "kMean", "padded": "kPadd
 _THREADS = 256  # threads of cuda_kernels.cu
 _ONE_BLOCK_THREADS = 1024  # of a reduction that one block makes alone
 _FINISH_THREADS = 1024
-# So many pairs at most are reduced by one block, and their boxes counted by every block: 262 KB of
-# float32 boxes take one multiprocessor about as long as a second launch.
-SMALL_COUNT = 8192
-REDUCE_BLOCKS_PER_MULTIPROCESSOR = 4
 
 
 def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) -> Tensor:
@@ -45,8 +43,9 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
     if first.numel() == 0:
         return loss.zero_()
     where = pairs(first, second)
+    config = chosen("cuda", first, second, reduction, configs.cuda(first, second, reduction))
+    boxes = config.boxes
     if reduction == "none":
-        boxes = _boxes(first, second)
         _launch(
             "forward",
             (_epsilon_type(eps, loss.dtype), *_spread(where, boxes)),
@@ -56,15 +55,15 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
             (where.first, where.second, loss, _epsilon(eps, loss.dtype)),
         )
         return loss
-    boxes = 2 * _boxes(first, second) if loss.dtype == torch.float32 else 1
     threads = _ONE_BLOCK_THREADS if where.count <= SMALL_COUNT else _THREADS
     blocks = 1
     if where.count > SMALL_COUNT:
-        resident = _multiprocessors(first.device) * REDUCE_BLOCKS_PER_MULTIPROCESSOR
+        resident = _multiprocessors(first.device) * config.blocks
         blocks = min(-(-where.count // (threads * boxes)), resident)
     partial = None
     if blocks > 1:
-        partial = first.new_empty(2 * blocks, dtype=torch.float64)
+        sums = 2 if reduction == "padded" else 1
+        partial = first.new_empty(sums * blocks, dtype=torch.float64)
     arguments = (
         _epsilon_type(eps, loss.dtype),
         _REDUCTIONS[reduction],
@@ -106,7 +105,9 @@ def backward(
     valid = None
     if reduction == "padded" and where.count > SMALL_COUNT:
         valid = _count_valid(where)
-    boxes, dtype = _boxes(first, second), arithmetic(first, second)
+    candidates = configs.cuda_backward(needs, grad_output, first, second, reduction)
+    boxes = chosen("cuda_backward", first, second, reduction, candidates).boxes
+    dtype = arithmetic(first, second)
     _launch(
         "backward",
         (_epsilon_type(eps, dtype), _REDUCTIONS[reduction], *_spread(where, boxes)),
@@ -175,11 +176,6 @@ def _spread(where: Pairs, boxes: int, margin: int = 4 * _THREADS) -> tuple[str, 
     return index, where.rank, str(where.is_aligned).lower(), boxes
 
 
-def _boxes(first: Tensor, second: Tensor) -> int:
-    """Pairs per thread: 16 bytes of each operand in flight, or a whole box where it has more."""
-    return 2 if max(first.element_size(), second.element_size()) == 2 else 1
-
-
 def _epsilon_type(eps: float | Tensor, dtype: torch.dtype) -> str:
     return f"const {_TYPES[eps.dtype]}*" if isinstance(eps, Tensor) else _TYPES[dtype]
 
@@ -204,8 +200,9 @@ def _expressions() -> tuple[str, ...]:
     found = []
     for dtype, name in _TYPES.items():
         tensor = torch.empty(0, dtype=dtype)
-        boxes, real = _boxes(tensor, tensor), "double" if dtype == torch.float64 else "float"
-        in_flight = 1 if dtype == torch.float64 else 2 * boxes
+        real = "double" if dtype == torch.float64 else "float"
+        boxes = configs.cuda(tensor, tensor, "none")[0].boxes
+        in_flight = configs.cuda(tensor, tensor)[0].boxes
         same = f"{name}, {name}, {real}"
         found += [
             f"forward<{same}, int32_t, 1, true, {boxes}>",

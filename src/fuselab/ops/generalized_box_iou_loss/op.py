@@ -11,6 +11,7 @@ from torch import Tensor
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
 from fuselab.ops.generalized_box_iou_loss import (
+    configs,
     cpu_launch,
     cuda_launch,
     reference,
@@ -200,4 +201,10 @@ OP = FusedOp(
     prefer=prefer,
     peers=peers(),
     dtypes=DTYPES,
+    configs={
+        "cuda": configs.cuda,
+        "cuda_backward": configs.cuda_backward,
+        "triton": configs.triton,
+        "triton_backward": configs.triton_backward,
+    },
 )

@@ -10,7 +10,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from fuselab.ops.generalized_box_iou_loss import configs
 from fuselab.ops.generalized_box_iou_loss import triton_kernels as kernels
+from fuselab.ops.generalized_box_iou_loss.configs import chosen
 from fuselab.ops.generalized_box_iou_loss.tensors import (
     Pairs,
     arithmetic,
@@ -19,14 +21,10 @@ from fuselab.ops.generalized_box_iou_loss.tensors import (
     pairs,
 )
 from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.tuning import Config
 
-# Pairs per program of 4 warps: 2 boxes a thread of each operand, 64 bytes of float32 in flight. The
-# backward of both takes 55 registers in float32 and 122 in float64 (sm_90, Triton 3.7.1), with 512
-# pairs 93 and 242; 128-bit accesses, no exchange between threads but for the loss and in float64.
-BLOCK = 256
-# Programs per multiprocessor of a reduction: 32 warps, 64 KB of float32 in flight.
-REDUCE_PROGRAMS_PER_MULTIPROCESSOR = 8
 _FINISH_BLOCK = 1024
+_COUNT_BLOCK = 512
 
 
 def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) -> Tensor:
@@ -36,15 +34,17 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
     if first.numel() == 0:
         return loss.zero_()
     where = pairs(first, second)
-    programs = -(-where.count // BLOCK)
+    config = chosen("triton", first, second, reduction, configs.triton(first, second, reduction))
+    programs = -(-where.count // config.block)
     if reduction == "none":
-        _launch(kernels.forward, programs, where, (where.first, where.second, loss), eps)
+        _launch(kernels.forward, programs, config, where, (where.first, where.second, loss), eps)
         return loss
     padded = reduction == "padded"
-    resident = _multiprocessors(first.device) * REDUCE_PROGRAMS_PER_MULTIPROCESSOR
+    resident = _multiprocessors(first.device) * config.programs
     programs = min(programs, resident)
     sums = first.new_empty(programs * (2 if padded else 1), dtype=torch.float64)
-    _launch(kernels.reduce, programs, where, (where.first, where.second, sums), eps, PADDED=padded)
+    operands = (where.first, where.second, sums)
+    _launch(kernels.reduce, programs, config, where, operands, eps, PADDED=padded)
     launch(
         kernels.finish,
         (1,),
@@ -74,9 +74,12 @@ def backward(
         return grads
     where = pairs(first, second, grad_output if reduction == "none" else None)
     valid = _count_valid(where) if reduction == "padded" else None
+    candidates = configs.triton_backward(needs, grad_output, first, second, reduction)
+    config = chosen("triton_backward", first, second, reduction, candidates)
     _launch(
         kernels.backward,
-        -(-where.count // BLOCK),
+        -(-where.count // config.block),
+        config,
         where,
         (
             grad_output if where.grad is None else where.grad,
@@ -97,7 +100,7 @@ def backward(
 def _count_valid(where: Pairs) -> Tensor:
     """How many second boxes are no padding, as one int64 on the device."""
     valid = torch.zeros(1, dtype=torch.int64, device=where.second.device)
-    programs = -(-where.count // BLOCK)
+    programs = -(-where.count // _COUNT_BLOCK)
     launch(
         kernels.count_valid,
         (min(programs, 2 * _multiprocessors(valid.device)),),
@@ -107,8 +110,8 @@ def _count_valid(where: Pairs) -> Tensor:
         *where.sizes[1:],
         *where.strides[1],
         where.steps[1],
-        WIDE=where.needs_64_bit_offsets(BLOCK),
-        BLOCK=BLOCK,
+        WIDE=where.needs_64_bit_offsets(_COUNT_BLOCK),
+        BLOCK=_COUNT_BLOCK,
     )
     return valid
 
@@ -116,6 +119,7 @@ def _count_valid(where: Pairs) -> Tensor:
 def _launch(
     kernel: Any,
     programs: int,
+    config: Config,
     where: Pairs,
     operands: Sequence[Tensor | None],
     eps: float | Tensor,
@@ -141,8 +145,9 @@ def _launch(
         if arithmetic(where.first, where.second) == torch.float64
         else tl.float32,
         DENSE=where.is_dense,
-        WIDE=where.needs_64_bit_offsets(BLOCK),
-        BLOCK=BLOCK,
+        WIDE=where.needs_64_bit_offsets(config.block),
+        BLOCK=config.block,
+        num_warps=config.warps,
         enable_fp_fusion=False,  # areas round as eager's do: equal boxes have a loss of 0
         **constants,
     )

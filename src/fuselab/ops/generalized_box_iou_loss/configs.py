@@ -1,0 +1,103 @@
+"""Configurations that tuning may choose from: how many pairs a thread or program has in flight, and
+how many blocks or programs per multiprocessor a reduction is spread over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.generalized_box_iou_loss.tensors import arithmetic
+from fuselab.runtime import tuning
+from fuselab.runtime.tuning import Config
+
+# So many pairs at most are reduced by one block of cuda_kernels.cu, and their boxes counted by all:
+# 262 KB of float32 boxes should take one multiprocessor about as long as a second launch takes.
+SMALL_COUNT = 8192
+
+
+def cuda(
+    first: Tensor, second: Tensor, reduction: str = "padded", eps: float = 0.0
+) -> tuple[Config, ...]:
+    """``boxes``: pairs per thread; ``blocks`` of a reduction: per multiprocessor.
+
+    By default a thread has 16 bytes of each operand in flight, or a whole box where it has more; in
+    a reduction, which loops in fewer blocks, twice that but for float64: 64 KB per multiprocessor.
+    """
+    boxes = _boxes(first, second)
+    if reduction == "none":
+        return _first(Config(boxes=boxes), [Config(boxes=other) for other in (1, 2, 4)])
+    boxes *= 1 if arithmetic(first, second) == torch.float64 else 2
+    others = [Config(boxes=other, blocks=blocks) for other in (1, 2, 4) for blocks in (2, 4, 8)]
+    return _first(Config(boxes=boxes, blocks=4), others)
+
+
+def cuda_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    first: Tensor,
+    second: Tensor,
+    reduction: str = "padded",
+    eps: float = 0.0,
+) -> tuple[Config, ...]:
+    """``boxes``: pairs per thread."""
+    return _first(Config(boxes=_boxes(first, second)), [Config(boxes=other) for other in (1, 2, 4)])
+
+
+def triton(
+    first: Tensor, second: Tensor, reduction: str = "padded", eps: float = 0.0
+) -> tuple[Config, ...]:
+    """``block``: pairs per program of ``warps``; ``programs`` per multiprocessor of a reduction."""
+    if reduction == "none":
+        return _TRITON
+    return tuple(
+        Config(block=config.block, warps=config.warps, programs=programs)
+        for programs in (8, 4, 16)
+        for config in _TRITON
+    )
+
+
+def triton_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    first: Tensor,
+    second: Tensor,
+    reduction: str = "padded",
+    eps: float = 0.0,
+) -> tuple[Config, ...]:
+    """``block``: pairs per program of ``warps``."""
+    return _TRITON
+
+
+# By default 2 boxes a thread of each operand, 64 bytes of float32 in flight. The backward of both
+# takes 55 registers in float32 and 122 in float64 (sm_90, Triton 3.7.1), with 512 pairs 93 and 242;
+# 128-bit accesses, no exchange between threads but for the loss and in float64.
+_TRITON = tuple(
+    Config(block=block, warps=warps)
+    for block, warps in ((256, 4), (128, 4), (512, 4), (512, 8), (1024, 8))
+)
+
+
+def _boxes(first: Tensor, second: Tensor) -> int:
+    return 2 if max(first.element_size(), second.element_size()) == 2 else 1
+
+
+def _first(default: Config, others: Sequence[Config]) -> tuple[Config, ...]:
+    return default, *(config for config in others if config != default)
+
+
+def chosen(
+    implementation: str,
+    first: Tensor,
+    second: Tensor,
+    reduction: str,
+    candidates: Sequence[Config],
+) -> Config:
+    """The candidate to launch with; kept per dtypes, reduction and power of two of pairs."""
+    prefix = "padded_" if reduction == "padded" else ""
+    count = min((first.numel() // 4 - 1).bit_length(), 20)
+    key = (first.dtype, second.dtype, reduction, f"2^{count}")
+    return tuning.chosen(
+        f"fuselab::{prefix}generalized_box_iou_loss", implementation, key, candidates
+    )
