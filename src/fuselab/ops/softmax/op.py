@@ -41,15 +41,18 @@ def prefer_backward(
 
 
 def _order_on_cuda(tensor: Tensor, dim: int, dtype: torch.dtype) -> Sequence[str]:
-    """Triton first for float32 rows of the tables' line that ends at 16384, CUDA first elsewhere.
+    """Triton first for float32 rows of the tables' line that ends at 16384, and for wider rows of
+    any dtype: the CUDA kernels that spread a row over blocks have not been timed since they
+    exchange their sums by st.async. CUDA first elsewhere.
 
     us, Triton / CUDA (H200, torch 2.11, Triton 3.6, 2026-11-21):
                             4096x16384 float32   4096x4096 bfloat16   4096x16384 bfloat16
         forward             131.2 / 132.1        20.4 / 20.2          72.0 / 69.2
         backward            190.8 / 195.8        29.5 / 29.6          101.5 / 98.7
     """
-    rows = dtype == torch.float32 and tensor.dim() > 0 and neighbours(tensor, dim) == 1
-    return ("triton", "cuda") if rows and 8192 < tensor.shape[dim] <= 16384 else ("cuda", "triton")
+    rows = tensor.dim() > 0 and neighbours(tensor, dim) == 1
+    least = 8192 if dtype == torch.float32 else 16384
+    return ("triton", "cuda") if rows and tensor.shape[dim] > least else ("cuda", "triton")
 
 
 def _rewrite_call(input: Tensor, dim: int) -> Inputs:
