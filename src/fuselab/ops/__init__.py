@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from fuselab.op import FusedOp
     from fuselab.ops.add import add as add
     from fuselab.ops.add_mul_activation import add_mul_activation as add_mul_activation
+    from fuselab.ops.add_mul_activation import add_mul_activation_ as add_mul_activation_
     from fuselab.ops.bias_activation import bias_activation as bias_activation
+    from fuselab.ops.bias_activation import bias_activation_ as bias_activation_
     from fuselab.ops.cat_interaction import cat_interaction as cat_interaction
     from fuselab.ops.dot_interaction import dot_interaction as dot_interaction
     from fuselab.ops.embedding_adagrad_ import embedding_adagrad_ as embedding_adagrad_
