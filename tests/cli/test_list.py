@@ -77,7 +77,7 @@ def test_screen_and_json_name_every_operator_and_model(
         f"fuselab::{name}" for name in ops.operators()
     ]
     for row in written["operators"]:
-        assert re.search(rf"^{re.escape(row['call'])}$", screen, re.MULTILINE)
+        assert row["call"] in " ".join(screen.split())  # a long one is folded
         assert "triton" in {one["name"] for one in row["implementations"]}
     assert "dlrm" in [model["name"] for model in written["models"]]
     assert max(len(line) for line in screen.splitlines()) <= 80

@@ -120,17 +120,21 @@ def operator_row(op: FusedOp, device: torch.device) -> OperatorRow:
 
 def smallest_and_largest(op: FusedOp, device: torch.device) -> list[tuple[Case, int, tuple]]:
     """The benchmark cases that move the fewest and the most bytes, with arguments that hold no
-    memory (the largest case may not fit here), in the operator's first dtype."""
+    memory (the largest case may not fit here), in the operator's first dtype. Of cases that look at
+    values while they are made the first alone, made for real."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+
+    def of(case: Case) -> tuple[Case, int, tuple]:
+        args = op.bind(case.make(device, op.dtypes[0], torch.Generator()))
+        return case, op.cost(*args).bytes_moved, args
 
     cases = [case for case in op.cases if case.tags & {"bench", "sweep"}] or list(op.cases)
-    made = []
-    with FakeTensorMode():
-        for case in cases:
-            args = op.bind(case.make(device, op.dtypes[0], torch.Generator()))
-            made.append((case, op.cost(*args).bytes_moved, args))
-    made.sort(key=lambda entry: entry[1])
+    try:
+        with FakeTensorMode():
+            made = sorted(map(of, cases), key=lambda entry: entry[1])
+    except DynamicOutputShapeException:
+        made = [of(cases[0])]
     return [made[0], made[-1]]
 
 
@@ -159,7 +163,7 @@ def first_line(docstring: str) -> str:
 
 
 def show_operator(row: OperatorRow, device: torch.device) -> None:
-    print(row.call)
+    print(textwrap.fill(row.call, 80, subsequent_indent="    ", break_long_words=False))
     print(_folded("  ", row.formula))
     for implementation in row.implementations:
         state = "runs here" if implementation.why_not is None else implementation.why_not
