@@ -1,0 +1,58 @@
+"""docs/operators/ says what the contracts and the benchmarks say now."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuselab import ops
+
+CLONE = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CLONE / "tools"))
+
+import operator_pages  # noqa: E402
+
+PAGES = operator_pages.pages()
+MEND = "run python tools/operator_pages.py and commit docs/operators"
+
+
+def test_every_package_has_a_page_and_nothing_else_has() -> None:
+    committed = {file.name for file in operator_pages.FOLDER.iterdir()}
+    assert committed == {"README.md", *(f"{name}.md" for name in ops.packages())}, MEND
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_committed_page_is_the_one_that_the_tool_makes(name: str) -> None:
+    assert (operator_pages.FOLDER / name).read_text(encoding="utf-8") == PAGES[name], MEND
+
+
+def test_pages_show_the_measured_digits() -> None:
+    result = json.loads((CLONE / "benchmarks" / "nvidia-h200" / "softmax.json").read_text())
+    group = result["groups"][0]
+    records = {record["provider"]: record for record in group["records"]}
+    (row,) = (
+        line
+        for line in PAGES["softmax.md"].splitlines()
+        if line.startswith(f"| {group['case']} | {group['dtype']} {group['phase']} |")
+        and f"{records['cuda']['median_us']:.4g}"[:4] in line
+    )
+    share = f"({100 * records['cuda']['ceiling_share']:.0f} %)"
+    assert row.endswith(f"{share} |")
+    assert f"{records['eager']['median_us']:.4g}"[:4] in row
+
+
+def test_links_lead_to_files() -> None:
+    for name, page in PAGES.items():
+        for target in operator_pages.re.findall(r"\]\(([^)#]+)\)", page):
+            assert (operator_pages.FOLDER / target).exists(), f"{name}: {target}"
+
+
+def test_floors_count_what_the_contract_counts() -> None:
+    assert operator_pages.count(0) == "0"
+    assert operator_pages.count(999) == "999"
+    assert operator_pages.count(20_971_520) == "20.97M"
+    assert operator_pages.count(3 * 10**15) == "3000T"
+    assert "| 4096x1024 | 16.78 MB | 16.78 MB | 20.97M fp32 |" in PAGES["softmax.md"]
