@@ -42,10 +42,7 @@ def providers(op: FusedOp) -> dict[str, Provider]:
         _plain(name, "eager" if name == "eager" else "peer", spelling)
         for name, spelling in spellings.items()
     ]
-    found += [
-        Provider(name, "peer", lambda args, load=load: (load(), args))
-        for name, load in op.libraries.items()
-    ]
+    found += [_library(name, load) for name, load in op.libraries.items()]
     found.append(Provider("torchscript", "torchscript", functools.partial(_torchscript, op)))
     for name, spelling in spellings.items():
         title = "compile" if name == "eager" else f"compile({name})"
@@ -73,6 +70,10 @@ def select(op: FusedOp, names: Sequence[str] | None) -> list[Provider]:
 
 def _plain(name: str, kind: str, function: Function) -> Provider:
     return Provider(name, kind, lambda args: (function, args))
+
+
+def _library(name: str, load: Callable[[], Function]) -> Provider:
+    return Provider(name, "peer", lambda args: (load(), args))
 
 
 def _compiled(name: str, function: Function, mode: str | None) -> Provider:
