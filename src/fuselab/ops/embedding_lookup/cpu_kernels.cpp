@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -170,9 +171,10 @@ void change(const Id* ids, const Element* grad_output, int64_t batch, int64_t ta
         Number factor = learning_rate;
         if constexpr (update == Update::rowwise_adagrad) {
           auto* state = reinterpret_cast<Number*>(description.state[table]) + row;
-          Number squares = 0;
-          for (int64_t i = 0; i < width; ++i) squares += sum[i] * sum[i];
-          *state += squares / width;
+          // In float one by one, 513 squares end 8 ulp off.
+          double squares[8] = {};
+          for (int64_t i = 0; i < width; ++i) squares[i % 8] += double(sum[i]) * sum[i];
+          *state += Number(std::accumulate(squares, squares + 8, 0.0) / width);
           factor /= std::sqrt(*state) + eps;
         }
         for (int64_t i = 0; i < width; ++i) {
