@@ -165,16 +165,17 @@ def first_line(docstring: str) -> str:
 def show_operator(row: OperatorRow, device: torch.device) -> None:
     print(textwrap.fill(row.call, 80, subsequent_indent="    ", break_long_words=False))
     print(_folded("  ", row.formula))
+    width = max(12, *(len(implementation.name) + 2 for implementation in row.implementations))
     for implementation in row.implementations:
         state = "runs here" if implementation.why_not is None else implementation.why_not
         gradient = "forward, backward" if implementation.backward else "forward"
-        print(_folded(f"  {implementation.name:12}", f"{gradient}; {state}"))
+        print(_folded(f"  {implementation.name:{width}}", f"{gradient}; {state}"))
     taken = ", ".join(
         f"{choice.implementation} for {choice.case} ({_bytes(choice.bytes_moved)})"
         for choice in row.auto
     )
-    print(_folded(f"  {'auto':12}", f"on {device} takes {taken}"))
-    print(_folded(f"  {'dtypes':12}", ", ".join(row.dtypes)))
+    print(_folded(f"  {'auto':{width}}", f"on {device} takes {taken}"))
+    print(_folded(f"  {'dtypes':{width}}", ", ".join(row.dtypes)))
     print()
 
 

@@ -14,8 +14,7 @@ from fuselab.ops.linear_sigmoid.reference import through_logit
 def reference(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """The loss of the 1-wide last layer, in one pass over its input:
-    ``F.binary_cross_entropy_with_logits(F.linear(input, weight, bias), target)``.
+    """``F.binary_cross_entropy_with_logits(F.linear(input, weight, bias), target)``, in one pass.
 
     Args:
         input: any shape ``(..., K)`` of one dimension or more, float32, float16, bfloat16 or
