@@ -631,7 +631,7 @@ def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
     """
     mutated = op.mutated(args)
     for tensor in mutated:
-        if any(
+        if not tensor.is_contiguous() and any(
             stride == 0 and size > 1
             for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         ):
@@ -639,24 +639,29 @@ def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
                 f"{op.short_name}: it cannot write over a tensor whose elements share memory "
                 f"(shape {tuple(tensor.shape)}, strides {tensor.stride()}); clone it first."
             )
-    ranges = sorted(
-        (tensor.data_ptr(), any(tensor is written for written in mutated), _span(tensor))
+    written = set(map(id, mutated))
+    ranges = [
+        (tensor.data_ptr(), id(tensor) in written, _span(tensor))
         for tensor in tensors_in(args)
         if tensor.numel()
-    )
+    ]
+    ranges.sort()
     end, end_written = 0, 0  # of all ranges so far, and of those that are written
-    for begin, written, span in ranges:
-        if begin < (end if written else end_written):
+    for begin, is_written, span in ranges:
+        if begin < (end if is_written else end_written):
             raise ArgumentError(
                 f"{op.short_name}: it cannot write over memory that another of its arguments "
                 "lies in; clone one of them first."
             )
         end = max(end, begin + span)
-        end_written = max(end_written, begin + span) if written else end_written
+        if is_written:
+            end_written = max(end_written, begin + span)
 
 
 def _span(tensor: Tensor) -> int:
     """Bytes from the first to the last element."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
 
@@ -862,17 +867,21 @@ def _public_function(registration: _Registration) -> Callable[..., Tensor]:
         if kwargs or len(args) != arity:
             args = bind(args, kwargs)
         if not torch.compiler.is_compiling():
-            check_types(registration.op, args)
-            if torch._C._functorch.peek_interpreter_stack() is None:  # tensors with an address
+            # A plan's key has the strides, so there is none for a tensor that overlaps itself; but
+            # of several tensors it does not know where they lie. Under torch.func they have no
+            # address, and no plan.
+            if several and torch._C._functorch.peek_interpreter_stack() is None:
                 refuse_overlap(registration.op, args)
             if launcher.lookup(forward_id, implementation, args) is not None:
-                _bump_versions(registration.op.mutated(args))
+                _bump_versions(tensors_in([args[place] for place in written]))
                 return args[first_written]
         _call(registration, args, implementation)
         return args[first_written]
 
     if registration.op.mutates:
-        first_written = names.index(registration.op.mutates[0])
+        written = [names.index(name) for name in registration.op.mutates]
+        first_written = written[0]
+        several = len(registration.tensor_positions) > 1 or bool(registration.sequence_positions)
         public = public_in_place
 
     public.__name__ = public.__qualname__ = short
