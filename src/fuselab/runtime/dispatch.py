@@ -352,6 +352,9 @@ class _Registration:
         self.sequence_positions = tuple(
             index for index, (_, kind) in enumerate(forward_parameters) if kind == "Tensor[]"
         )
+        self.saved_sequences = tuple(
+            index for index, (_, kind) in enumerate(backward_parameters[2:]) if kind == "Tensor[]"
+        )
         self.float_positions = tuple(
             index
             for index, name in enumerate(op.signature.parameters)
@@ -518,16 +521,11 @@ class _Registration:
     def _backward(self, *args: Any) -> Any:
         needs, grad_output, *saved_and_name = args
         *saved, name = saved_and_name
-        arguments = (tuple(needs), grad_output, *self._saved_with_tuples(saved))
+        arguments = (tuple(needs), grad_output, *_with_tuples(saved, self.saved_sequences))
         grads = launcher.lookup(self.backward_id, name, arguments, False)
         if grads is None:
             grads = self._run_backward(name, arguments)
         return self._filled(grads, grad_output)
-
-    def _saved_with_tuples(self, saved: Sequence[Any]) -> list[Any]:
-        kinds = (kind for _, kind in self.schema[1][2:])
-        places = [place for place, kind in enumerate(kinds) if kind == "Tensor[]"]
-        return _with_tuples(saved, places)
 
     def _filled(self, grads: Sequence[Tensor | None], like: Tensor) -> Any:
         """One tensor per gradient, an empty one for None, as the raw operator's schema wants it."""
@@ -565,7 +563,7 @@ class _Registration:
 
     def _fake_backward(self, *args: Any) -> Any:
         needs, grad_output, *saved_and_name = args
-        saved = self._saved_with_tuples(saved_and_name[:-1])
+        saved = _with_tuples(saved_and_name[:-1], self.saved_sequences)
         gradient = self.op.gradient
         assert gradient is not None
         grads = (gradient.fake or gradient.reference)(needs, grad_output, *saved)
@@ -773,11 +771,11 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
             *flat, ctx.lengths, ctx.implementation = inputs
-            gradient = _registered[op_name].op.gradient
+            registration = _registered[op_name]
+            gradient = registration.op.gradient
             assert gradient is not None
             saved = gradient.save(output, *_nested(flat, ctx.lengths))
-            sequences = [place for place, value in enumerate(saved) if _holds_tensors(value)]
-            values, ctx.saved_lengths = _flat(saved, sequences)
+            values, ctx.saved_lengths = _flat(saved, registration.saved_sequences)
             _save(ctx, values)
 
         @staticmethod
@@ -801,23 +799,27 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
     return Forward
 
 
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) > 0 and isinstance(value[0], Tensor)
+class _Saved:
+    """Stands, itself, for a tensor that lies in ``ctx.saved_tensors``."""
 
 
 def _save(ctx: Any, values: Sequence[Any]) -> None:
     """Tensors through ``save_for_backward``, which sees in-place changes, the rest beside them."""
-    ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
-    ctx.plain = tuple(None if isinstance(value, Tensor) else value for value in values)
-    ctx.is_tensor = tuple(isinstance(value, Tensor) for value in values)
+    tensors: list[Tensor] = []
+    plain: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            plain.append(_Saved)
+        else:
+            plain.append(value)
+    ctx.save_for_backward(*tensors)
+    ctx.plain = plain
 
 
 def _saved(ctx: Any) -> list[Any]:
     tensors = iter(ctx.saved_tensors)
-    return [
-        next(tensors) if is_tensor else plain
-        for is_tensor, plain in zip(ctx.is_tensor, ctx.plain, strict=True)
-    ]
+    return [next(tensors) if value is _Saved else value for value in ctx.plain]
 
 
 def _has_scalar_tensor(parameters: Sequence[tuple[str, str]], values: Sequence[Any]) -> bool:
