@@ -44,7 +44,7 @@ def look_up(
     BYTES: tl.constexpr,  # a power of two that divides all addresses
     ELEMENTS: tl.constexpr,  # and so many elements all pitches
 ):
-    table = tl.program_id(1)
+    table = tl.program_id(1).to(tl.int64)  # times a stride: tables may lie far apart
     address = tables[0].to(tl.int64)
     pitch = tl.full((), 0, tl.int64) + pitches[0]
     count = tl.full((), 0, tl.int64) + rows[0]
@@ -144,6 +144,7 @@ def change_rows(
             place = tl.where(table == i, states[i].to(tl.int64), place)
         state = place.to(states[0].dtype) + (key - before)
         total = tl.load(state, mask=wanted, other=1) + tl.sum(sums * sums, 1) / width
+        tl.debug_barrier()  # every warp has read the states before one of them writes
         tl.store(state, total, mask=wanted)
         factor = factor / (tl.sqrt(total) + tl.load(eps))
     value = tl.load(weights, mask=inside, other=0).to(sums.dtype)
