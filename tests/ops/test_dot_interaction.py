@@ -157,6 +157,10 @@ def test_what_the_gpu_kernels_hold():
     assert "at most 256 elements" in str(triton_launch.supports(*wide))
     args = torch.empty(1, 16, device="meta"), torch.empty(1, 26, 16, device="meta"), 0
     assert cuda_launch.supports(*args) is triton_launch.supports(*args) is None
+    for dtype, fits in ((torch.bfloat16, True), (torch.float32, False)):
+        large = torch.empty(1, 128, 256, device="meta", dtype=dtype)
+        # Compiled for sm_90, float32 asks for 262,144 bytes, bfloat16 for 131,072.
+        assert (triton_launch.supports(large[:, 0], large[:, 1:], 0) is None) == fits
 
 
 def test_cat_is_a_copy_both_ways():

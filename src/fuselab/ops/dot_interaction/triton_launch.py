@@ -26,6 +26,8 @@ _TILE = 4096
 _MOST_VECTORS = 128
 _MOST_WIDTH = 256
 _MOST_PADDING = 1024
+# Both operands of a product lie in shared memory; sm_80 lends a program 163 KB, sm_90 227 KB.
+_MOST_SHARED_BYTES = 160 * 1024
 
 
 def configs(dense: Tensor, embeddings: Tensor, *rest: Any) -> tuple[Config, ...]:
@@ -125,10 +127,16 @@ def backward(
 
 
 def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:
-    """A sample's products are one tile, and its zeros another."""
-    tables, width = embeddings.shape[1:] if embeddings.dim() == 3 else (0, 0)
+    """A sample's products are one tile, out of shared memory, and its zeros another."""
+    if embeddings.dim() != 3:
+        return None  # which `validate` refuses
+    tables, width = embeddings.shape[1:]
     if tables + 1 > _MOST_VECTORS or width > _MOST_WIDTH:
         return f"it holds at most {_MOST_VECTORS} vectors of at most {_MOST_WIDTH} elements"
+    vectors, columns = _padded(embeddings)
+    needed = vectors * (max(vectors, columns) + columns) * embeddings.element_size()
+    if needed > _MOST_SHARED_BYTES:
+        return f"a sample needs {needed} bytes of shared memory; it has {_MOST_SHARED_BYTES}"
     if padding > _MOST_PADDING:
         return f"it adds at most {_MOST_PADDING} columns of zeros"
     return None
