@@ -27,7 +27,7 @@ def forward(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     mask = (row < rows) & (column < columns)
-    table = column // width - 1
+    table = (column // width - 1).to(tl.int64)
     first = tl.load(dense + row * dense_stride + column, mask=mask & (column < width), other=0.0)
     others = tl.load(
         embeddings + row * batch_stride + table * vector_stride + column % width,

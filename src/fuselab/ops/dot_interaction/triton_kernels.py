@@ -23,7 +23,7 @@ def load_vectors(
         dense + sample * dense_stride + column + vector * 0, mask=mask & (vector == 0), other=0.0
     )
     others = tl.load(
-        embeddings + sample * batch_stride + (vector - 1) * vector_stride + column,
+        embeddings + sample * batch_stride + (vector - 1).to(tl.int64) * vector_stride + column,
         mask=mask & (vector > 0),
         other=0.0,
     )
