@@ -340,6 +340,29 @@ def test_tuning_chooses_where_the_bias_has_a_gradient():
         assert len(set(candidates)) == len(candidates)
 
 
+@pytest.mark.parametrize(("stride", "is_wide"), [(2**19, False), (2**30, True)])
+def test_a_long_stride_of_the_bias_widens_offsets(monkeypatch, stride, is_wide):
+    # 3 elements: the last is at 2^31 with a stride of 2^30. Meta tensors: nothing is launched.
+    like = torch.empty(5, 3, device="meta")
+    bias = torch.empty_strided((3,), (stride,), device="meta")
+    saved = launch.Saved("silu", 1.0, None, like, like, bias, *[torch.float32] * 3)
+    launched: list[bool] = []
+
+    class Source:
+        def launch(self, expression: str, **_: object) -> None:
+            launched.append("int64_t" in expression)
+
+    monkeypatch.setattr(
+        launch, "launch_triton", lambda *_, **constants: launched.append(constants["WIDE"])
+    )
+    launch.forward_cuda(Source(), like, like, bias, 1.0, "silu")
+    launch.forward_triton(like, like, bias, 1.0, "silu")
+    for needs in ((True, True, False), (True, True, True)):
+        launch.backward_cuda(Source(), needs, like, saved)
+        launch.backward_triton(needs, like, saved)
+    assert launched == [is_wide] * 6
+
+
 def test_the_published_sweep():
     names = [case.name for case in ADD_MUL.cases if "sweep" in case.tags]
     assert len(names) == 9 and names[0] == "4x4" and names[-1] == "262144x1024"

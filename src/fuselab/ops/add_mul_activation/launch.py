@@ -325,6 +325,7 @@ class _Matrices:
             (self.rows + 2048) * row + (self.columns + 2048) * column
             for row, column in (
                 (self.columns, 1),
+                (0, self.bias_stride),
                 *zip(self.strides[:-1:2], self.strides[1::2], strict=True),
             )
         )
@@ -393,7 +394,7 @@ def _triton_walk(
     constants |= {
         "VECTOR": math.gcd(columns, 8),
         "WRAPS_ONCE": block <= columns,
-        "WIDE": loops.numel + block > 2**31 - 1,
+        "WIDE": loops.needs_64_bit_offsets() or loops.numel + block > 2**31 - 1,
     }
     return "", grid, [loops.numel, *flat], constants
 
@@ -522,9 +523,10 @@ def _launch_cuda(
     ``aligned`` is Access of cuda_kernels.cu, with the bias in place of what is said of it.
     """
     numel = loops.numel
+    is_wide = loops.needs_64_bit_offsets()  # of flat kernels only the bias's, by a long stride
     if flat is None:
         padded = loops.padded()
-        is_wide = loops.needs_64_bit_offsets() or numel + 4 * THREADS > 2**31 - 1
+        is_wide |= numel + 4 * THREADS > 2**31 - 1
         kernel = kernel.replace("<", "_strided<", 1)
         kernel += f", {index_type(is_wide)}, {len(loops.sizes)}>"
         blocks, shape = ceil_div(numel, 4 * THREADS), (*padded.sizes, *sum(padded.strides, ()))
@@ -532,7 +534,7 @@ def _launch_cuda(
         first, second, bias, written = aligned
         bias_packed = bias is not None and flat[1] == 1 and flat[0] % width == 0
         access = flags(first, second, bias_packed and is_aligned(bias), written)
-        index = index_type(numel + THREADS * width > 2**31 - 1)
+        index = index_type(is_wide or numel + THREADS * width > 2**31 - 1)
         kernel += f", {index}, Access<{access}>, {width}>"
         blocks, shape = ceil_div(numel, THREADS * width), flat
     arguments = (*operands, i64(numel), *numbers(shape))
