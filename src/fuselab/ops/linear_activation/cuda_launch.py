@@ -20,7 +20,7 @@ from fuselab.ops.linear_activation.product import (
     empty_output,
     gradients,
 )
-from fuselab.ops.linear_activation.tiles import key
+from fuselab.ops.linear_activation.tiles import sizes
 from fuselab.runtime.cuda_source import CudaSource, i64
 from fuselab.runtime.tuning import Config, chosen
 
@@ -97,7 +97,9 @@ def forward(
     functor = activation_named(activation).functor
     pack = 16 // input.element_size()
     packed = columns % pack == 0
-    config = config or chosen(NAME, "cuda", key(x, weight), candidates(input.dtype, columns, depth))
+    # Exact in float32 whatever is allowed: to ask would keep the launch from being a plan.
+    key = (input.dtype, *sizes(x, weight))
+    config = config or chosen(NAME, "cuda", key, candidates(input.dtype, columns, depth))
     if input.dtype == torch.float32:
         padded = next(size for size in (8, 16, 32) if size >= depth)
         expression = _single(functor, padded, packed)

@@ -98,9 +98,12 @@ def backward_tiles(rows: int, columns: int) -> Sequence[Config]:
 
 def key(x: Tensor, weight: Tensor) -> tuple[object, ...]:
     """What the best tile depends on."""
-    rows, depth = x.shape
-    dtype = "tf32" if x.dtype == torch.float32 and allows_tf32() else x.dtype
-    return dtype, power_of_two(rows, 1, 2**62), weight.shape[0], depth
+    return "tf32" if x.dtype == torch.float32 and allows_tf32() else x.dtype, *sizes(x, weight)
+
+
+def sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
+    """Rows to the next power of two, columns and depth."""
+    return power_of_two(x.shape[0], 1, 2**62), weight.shape[0], x.shape[1]
 
 
 def _has_whole_vectors(operand: Tensor) -> bool:
