@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -173,12 +172,11 @@ def draw(source: Draw) -> Inputs:
     return Inputs((first, second, source.choice(reference.REDUCTIONS)))
 
 
-def peers() -> dict[str, Callable[..., Tensor]]:
-    """torchvision's own is one where it is installed."""
-    found: dict[str, Callable[..., Tensor]] = {"clamped": reference.clamped}
-    if importlib.util.find_spec("torchvision") is not None:
-        found["torchvision"] = reference.torchvision
-    return found
+def _torchvision() -> Callable[..., Tensor]:
+    """torchvision's own, which synchronises: it indexes by a boolean mask."""
+    from torchvision.ops import generalized_box_iou_loss
+
+    return generalized_box_iou_loss
 
 
 OP = FusedOp(
@@ -199,7 +197,8 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
-    peers=peers(),
+    peers={"clamped": reference.clamped},
+    libraries={"torchvision": _torchvision},
     dtypes=DTYPES,
     configs={
         "cuda": configs.cuda,

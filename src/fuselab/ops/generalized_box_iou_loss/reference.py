@@ -184,12 +184,3 @@ def clamped(boxes1: Tensor, boxes2: Tensor, reduction: str = "none", eps: float 
     if reduction == "none":
         return loss
     return loss.mean() if reduction == "mean" and loss.numel() else loss.sum()
-
-
-def torchvision(
-    boxes1: Tensor, boxes2: Tensor, reduction: str = "none", eps: float = 1e-7
-) -> Tensor:
-    """torchvision's own, which synchronises: it indexes by a boolean mask."""
-    from torchvision.ops import generalized_box_iou_loss  # type: ignore[import-not-found]
-
-    return generalized_box_iou_loss(boxes1, boxes2, reduction, eps)
