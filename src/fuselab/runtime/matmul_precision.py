@@ -16,3 +16,8 @@ def allows_tf32() -> bool:
     """
     launcher.note_opaque_launch("a kernel chosen by the precision of float32 products")
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def input_precision(dtype: torch.dtype) -> str:
+    """``tl.dot``'s ``input_precision`` for operands of a dtype; only float32 has two ways."""
+    return "tf32" if dtype == torch.float32 and allows_tf32() else "ieee"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fuselab.ops.dot_interaction import triton_kernels
@@ -16,7 +15,7 @@ from fuselab.ops.dot_interaction.tensors import (
     readable,
 )
 from fuselab.runtime import tuning
-from fuselab.runtime.matmul_precision import allows_tf32
+from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
@@ -62,9 +61,8 @@ def _chosen(step: str, dense: Tensor, embeddings: Tensor) -> Config:
 
 def _constants(embeddings: Tensor, config: Config) -> dict[str, Any]:
     vectors, width = _padded(embeddings)
-    is_tf32 = embeddings.dtype == torch.float32 and allows_tf32()
     return {
-        "PRECISION": "tf32" if is_tf32 else "ieee",
+        "PRECISION": input_precision(embeddings.dtype),
         "SAMPLES": config.samples,
         "VECTORS": vectors,
         "WIDTH": width,

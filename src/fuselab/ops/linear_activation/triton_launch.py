@@ -24,16 +24,11 @@ from fuselab.ops.linear_activation.tiles import (
     limits,
     power_of_two,
 )
-from fuselab.runtime.matmul_precision import allows_tf32
+from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config, chosen
 
 NAME = "fuselab::linear_activation"
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """What float32 operands are multiplied in; others have one way."""
-    return "tf32" if dtype != torch.float32 or allows_tf32() else "ieee"
 
 
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
@@ -77,7 +72,7 @@ def forward(
     strides = (*x.stride(), *weight.stride(), 0 if bias is None else bias.stride(0))
     constants: dict[str, Any] = {
         "ACTIVATION": activation,
-        "PRECISION": _precision(input.dtype),
+        "PRECISION": input_precision(input.dtype),
     }
     tile = tile or chosen(NAME, "triton", key(x, weight), forward_tiles(x, weight))
     down, across = ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)
@@ -149,7 +144,7 @@ def backward(
         *(rows, columns, depth, rows_per_worker),
         *(*grad.stride(), *x.stride(), *weight.stride(), 0 if bias is None else bias.stride(0)),
         ACTIVATION=activation,
-        PRECISION=_precision(input.dtype),
+        PRECISION=input_precision(input.dtype),
         RECOMPUTE=activation_named(activation).derivative_of == "preactivation",
         ROWS=tile.rows,
         COLUMNS=tile.columns,

@@ -20,7 +20,7 @@ from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation.product import as_rows, empty_output
 from fuselab.ops.lora_linear import tiles
 from fuselab.ops.lora_linear.tiles import ceil_div, power_of_two
-from fuselab.runtime.matmul_precision import allows_tf32
+from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
@@ -28,11 +28,6 @@ from fuselab.runtime.tuning import Config
 # is "" in the forward and "_backward" in the backward, whose tiles are tuned apart.
 Product = Callable[..., Tensor]
 Gradients = tuple[Tensor | None, ...]
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """Every call makes several launches, so no plan is kept that would outlive the setting."""
-    return "tf32" if dtype != torch.float32 or allows_tf32() else "ieee"
 
 
 def _scale_arguments(scale: float | Tensor) -> tuple[Tensor | None, float]:
@@ -83,7 +78,7 @@ def _combine(
         *(rows, columns, inner, rank, *strides, 0 if bias is None else bias.stride(0)),
         *(*projection.stride(), *up.stride()),
         ACTIVATION=activation,
-        PRECISION=_precision(output.dtype),
+        PRECISION=input_precision(output.dtype),
         ADDS=adds,
         MAPS=maps,
         RANK_BLOCKS=ceil_div(rank, block_rank),
@@ -167,7 +162,7 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
             (ceil_div(rows, block_rows), ceil_div(rank, block_rank)),
             *(input, factor, output, *_scale_arguments(scale)),
             *(rows, inner, rank, *input.stride(), *factor.stride()),
-            PRECISION=_precision(input.dtype),
+            PRECISION=input_precision(input.dtype),
             BLOCK_ROWS=block_rows,
             BLOCK_INNER=block_inner,
             BLOCK_RANK=block_rank,
@@ -229,7 +224,7 @@ def _reduce(
         *((0, 0) if factor is None else factor.stride()),
         *((0, 0) if projection is None else projection.stride()),
         ACTIVATION=activation,
-        PRECISION=_precision(upstream.dtype),
+        PRECISION=input_precision(upstream.dtype),
         BLOCK_ROWS=block_rows,
         BLOCK_COLUMNS=block_columns,
         BLOCK_RANK=block_rank,

@@ -14,7 +14,7 @@ from fuselab.ops.add_mul_activation.launch import Saved, backward_triton
 from fuselab.ops.outer_interaction_linear import triton_kernels
 from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output, joined
 from fuselab.runtime import tuning
-from fuselab.runtime.matmul_precision import allows_tf32
+from fuselab.runtime.matmul_precision import allows_tf32, input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
@@ -122,10 +122,6 @@ def _arithmetic(dtype: torch.dtype) -> str:
     return "bf16"
 
 
-def _precision(dtype: torch.dtype) -> str:
-    return "tf32" if _arithmetic(dtype) == "tf32" else "ieee"
-
-
 def pair_count(width: int) -> int:
     """Numbers in a row of the folded weight: pairs i <= j and the zeros of its order."""
     blocks = -(-width // BLOCK)
@@ -201,7 +197,7 @@ def forward(
         pair_count(width),
         steps,
         split_steps,
-        PRECISION=_precision(z.dtype),
+        PRECISION=input_precision(z.dtype),
         BLOCK_ROWS=tile.rows,
         BLOCK_COLUMNS=tile.columns,
         BLOCK_I=tile.pairs_i,
@@ -302,7 +298,7 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor, tile: Config
         rows,
         width,
         columns,
-        PRECISION=_precision(z.dtype),
+        PRECISION=input_precision(z.dtype),
         BLOCK_ROWS=tile.weight_rows,
         BLOCK_COLUMNS=tile.weight_columns,
         BLOCK=tile.weight_block,
@@ -340,7 +336,7 @@ def _input_gradient(
         pair_count(width),
         steps,
         split_steps,
-        PRECISION=_precision(z.dtype),
+        PRECISION=input_precision(z.dtype),
         BLOCK_ROWS=tile.input_rows,
         BLOCK_COLUMNS=tile.input_columns,
         BLOCK=BLOCK,
