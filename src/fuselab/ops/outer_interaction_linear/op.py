@@ -13,10 +13,10 @@ from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inpu
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops.linear_activation.product import unit
 from fuselab.ops.outer_interaction_linear import triton_launch
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
 from fuselab.ops.outer_interaction_linear.tensors import DTYPES, empty_gradients, empty_output
-from fuselab.runtime.matmul_precision import allows_tf32
 
 __all__ = ["OP"]
 
@@ -121,12 +121,6 @@ def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> 
     return ("reference", "triton")
 
 
-def _unit(dtype: torch.dtype) -> str:
-    if dtype == torch.float32:
-        return "tf32" if allows_tf32() else "fp32"
-    return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}[dtype]
-
-
 def cost(
     dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Cost:
@@ -138,7 +132,7 @@ def cost(
         sum(bytes_behind(tensor) for tensor in (dense, embeddings, weight, bias)),
         batch * columns * dense.element_size(),
         batch * columns * (elements * (elements + 1) + activation_named(activation).flops),
-        _unit(dense.dtype),
+        unit(dense.dtype),
     )
 
 
