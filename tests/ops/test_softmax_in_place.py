@@ -156,3 +156,14 @@ def test_gpu_in_a_graph(form):
     static.copy_(normal(64, 65536, seed=5))
     graph.replay()
     torch.testing.assert_close(static.cpu(), getattr(torch, form)(normal(64, 65536, seed=5), -1))
+
+
+def test_a_lazy_clone_is_written_over_alone():
+    """By a held plan too: its memory is the original's until it is first written."""
+    original = normal(3, 4)
+    kept = original.clone()
+    for _ in range(2):
+        copy = torch._lazy_clone(original)
+        assert ops.softmax_(copy) is copy
+        torch.testing.assert_close(copy, torch.softmax(kept, -1))
+        torch.testing.assert_close(original, kept, rtol=0, atol=0)

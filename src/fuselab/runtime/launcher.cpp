@@ -471,9 +471,14 @@ PyObject* run(const Plan& plan, PyObject* args) {
       value = reinterpret_cast<uintptr_t>(outputs[parameter.index].mutable_data_ptr());
     } else {
       PyObject* arg = PyTuple_GET_ITEM(args, parameter.index);
-      value = parameter.code == 't'
-                  ? reinterpret_cast<uintptr_t>(tensor_of(arg).const_data_ptr())
-                  : float_bits(parameter.code, as_double(arg));
+      if (parameter.code != 't') {
+        value = float_bits(parameter.code, as_double(arg));
+      } else if (plan.outputs.empty()) {
+        // In place: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
+        value = reinterpret_cast<uintptr_t>(tensor_of(arg).mutable_data_ptr());
+      } else {
+        value = reinterpret_cast<uintptr_t>(tensor_of(arg).const_data_ptr());
+      }
     }
   }
   plan.launch.run(pointers, plan.release_gil);
