@@ -95,9 +95,14 @@ def error_of_rows(measured: Tensor, exact: Tensor) -> Tensor:
 
 
 def judge(
-    ours: Tensor, eager: Tensor, exact: Tensor, eager_error: Tensor | None = None
+    ours: Tensor,
+    eager: Tensor,
+    exact: Tensor,
+    eager_error: Tensor | None = None,
+    slack: float = 1.0,
 ) -> Judgement:
-    """``ours`` against the bar; ``eager_error`` (per row, absolute) replaces eager's own if larger.
+    """``ours`` against the bar; ``eager_error`` (per row, absolute) replaces eager's own if larger,
+    ``slack`` makes the bar that much wider.
 
     ``ours`` and ``eager`` have the working dtype, ``exact`` is float64; shapes must agree.
     """
@@ -125,7 +130,7 @@ def judge(
     if eager_error is not None:
         allowance = torch.maximum(allowance, eager_error.to(allowance.device))
     factor = FACTOR_FLOAT64 if ours.dtype == torch.float64 else FACTOR
-    share = error / (factor * allowance + ULPS * ulp)
+    share = error / (slack * (factor * allowance + ULPS * ulp))
     row = int(share.argmax())
     worst, worst_eager = (float(value[row] / ulp[row]) for value in (error, allowance))
     misplaced = _misplaced(ours, eager, exact)
@@ -217,11 +222,17 @@ class Bar:
 
     ``evaluate(values)`` runs the reference on ``values`` (arguments, then upstream gradients where
     gradients are judged) and returns every result; ``values`` are upcast here for float64, those in
-    sequences too. Integer tensors stay what they are.
+    sequences too. Integer tensors stay what they are. The bar is ``slack`` times as wide.
     """
 
-    def __init__(self, evaluate: Evaluate, values: Sequence[Any], names: Sequence[str]) -> None:
-        self.evaluate, self.names = evaluate, names
+    def __init__(
+        self,
+        evaluate: Evaluate,
+        values: Sequence[Any],
+        names: Sequence[str],
+        slack: float = 1.0,
+    ) -> None:
+        self.evaluate, self.names, self.slack = evaluate, names, slack
         # Copies: an implementation that writes to its inputs must not spoil what it is judged by.
         self.values = mapped(_copy, values)
         self.eager = list(evaluate(self.values))
@@ -278,7 +289,7 @@ class Bar:
             if missing:
                 return Judgement(math.inf, 0.0, "is missing (None)", math.inf)
             return Judgement(0.0, 0.0)
-        return judge(ours, eager, exact, self.eager_error[place])
+        return judge(ours, eager, exact, self.eager_error[place], self.slack)
 
     def _measure_copy(self, generator: torch.Generator, far: bool) -> None:
         """Eager's error once more, on a copy of the inputs; and what one more rounding changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -97,8 +98,7 @@ def bench(
                         Run(work, chosen, ceilings, budget_s, seed, energy=not quick).group()
                     )
                 del work
-                if where.type == "cuda":
-                    torch.cuda.empty_cache()  # large cases leave blocks that no other size reuses
+                give_memory_back(where)
     return Bench(
         operator=op.name,
         environment=describe(where),
@@ -118,6 +118,14 @@ def bench(
         skipped=skipped,
         notes=_notes(where),
     )
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Frees a case's tensors, which its calls and its bar hold in cycles, and on CUDA the blocks
+    they lay in, which no other size reuses: the next case may need them all."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _notes(device: torch.device) -> list[str]:

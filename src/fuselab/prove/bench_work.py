@@ -3,9 +3,9 @@
 A phase is ``forward``, ``backward`` (alone, through a graph that is kept) or ``forward+backward``.
 Results are held against the reference before the timing and after it. Free memory is poisoned
 first, so that an output left unwritten shows, and the second time the inputs have new values in the
-same memory, so that a result kept from an earlier call shows. The bar is four times as wide as
-``check``'s: a benchmark sorts out wrong results, ``check`` judges accuracy, and a peer may round
-more often.
+same memory, so that a result kept from an earlier call shows. The bar is ``check``'s, four times
+as wide: a benchmark sorts out wrong results, ``check`` judges accuracy, and a peer may round more
+often.
 
 What writes over arguments is timed on copies of its own, whose values drift from call to call, and
 verified on fresh ones.
@@ -23,12 +23,11 @@ from torch import Tensor
 from fuselab.measure.memory import poison
 from fuselab.measure.timer import Call
 from fuselab.op import Case, FusedOp, tensors_in
-from fuselab.prove.accuracy import ULPS, as_rows, error_of_rows, judge, ulp_of_rows, upcast
+from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import (
     at,
     differentiable,
     filled,
-    mapped,
     overlaps_itself,
     with_own_copies,
 )
@@ -97,24 +96,30 @@ class Work:
         return _alike(lambda: self._with_gradients(function(*args), self.inputs))
 
     def _with_gradients(
-        self, output: Tensor, inputs: Sequence[Tensor], retain_graph: bool = False
+        self,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        upstream: Tensor | None = None,
+        retain_graph: bool = False,
     ) -> tuple[Tensor | None, ...]:
-        assert self.upstream is not None
-        upstream = self.upstream.to(output.dtype)
+        upstream = self.upstream if upstream is None else upstream
+        assert upstream is not None
         gradients = torch.autograd.grad(
-            output, inputs, upstream, retain_graph=retain_graph, allow_unused=True
+            output, inputs, upstream.to(output.dtype), retain_graph=retain_graph, allow_unused=True
         )
         return output.detach(), *gradients
 
-    def _reference_results(self, args: Sequence[Any]) -> list[Tensor | None]:
+    def _reference_results(self, values: Sequence[Any]) -> list[Tensor | None]:
+        """Of the arguments and, where there is a backward, the upstream gradient behind them."""
+        if self.upstream is None:
+            return list(tensors_in((self.op.reference(*values),)))
+        *args, upstream = values
         output = self.op.reference(*args)
-        if self.phase == "forward":
-            return list(tensors_in((output,)))
-        return list(self._with_gradients(output, at(args, self.places)))
+        return list(self._with_gradients(output, at(args, self.places), upstream))
 
     def _expect(self) -> None:
-        self._eager = self._reference_results(self.args)
-        self._exact = self._reference_results(mapped(upcast, self.args))
+        behind = [] if self.upstream is None else [self.upstream]
+        self.bar = Bar(self._reference_results, [*self.args, *behind], [], SLACK)
 
     def renew(self) -> None:
         """New values in the same memory, and what the reference makes of them. Left out for
@@ -130,34 +135,19 @@ class Work:
     def problem(self, call: Call) -> str | None:
         """What is wrong with the results of a checked ``call``, in a few words; None if they are
         right."""
-        poison([value for value in self._eager if value is not None])
+        poison([value for value in self.bar.eager if value is not None])
         returned: Any = call()
         results = [returned] if isinstance(returned, Tensor) else list(returned)
-        for place, (ours, eager, exact) in enumerate(
-            zip(results, self._eager, self._exact, strict=True)
-        ):
-            problem = _problem(ours, eager, exact)
-            if problem is not None:
-                return f"{self._name(place)} {problem}"
+        for place, judgement in enumerate(self.bar.judge(results)):
+            if judgement.problem is not None:
+                return f"{self._name(place)} {judgement.problem}"
         return None
 
     def _name(self, place: int) -> str:
         if self.phase == "forward":
-            return "output" if len(self._eager) == 1 else f"output {place}"
+            return "output" if len(self.bar.eager) == 1 else f"output {place}"
         return f"gradient {place - 1}" if place else "output"
 
 
 def _alike(call: Call) -> Calls:
     return Calls(call, call)
-
-
-def _problem(ours: Tensor | None, eager: Tensor | None, exact: Tensor | None) -> str | None:
-    if eager is None or exact is None or ours is None:  # an input without a gradient
-        missing = ours is None and eager is not None
-        return "is missing" if missing else None
-    if not eager.is_floating_point() or not eager.numel():
-        return judge(ours, eager, exact).problem
-    rows = as_rows(exact.detach())
-    error = error_of_rows(as_rows(eager.detach()), rows)
-    allowance = SLACK * error + ULPS * ulp_of_rows(rows, eager.dtype)
-    return judge(ours, eager, exact, allowance).problem

@@ -28,7 +28,12 @@ from fuselab.measure.statistics import median_interval, significant
 from fuselab.measure.verdict import Outcome, verdict
 from fuselab.op import Case, FusedOp
 from fuselab.prove.arguments import mapped, needed
-from fuselab.prove.bench import MEMORY_FACTOR, MEMORY_FACTOR_BACKWARD, fitting_cases
+from fuselab.prove.bench import (
+    MEMORY_FACTOR,
+    MEMORY_FACTOR_BACKWARD,
+    fitting_cases,
+    give_memory_back,
+)
 from fuselab.prove.bench_run import Run
 from fuselab.prove.bench_work import Calls, Work
 from fuselab.runtime import cuda_driver, dispatch, fallback, launcher, tuning
@@ -157,8 +162,7 @@ def tune(
                         title = f"{case.name}, {_text(dtype)}, {implementation}"
                         skipped.append(f"{title}: {refusal}")
                 del one
-                if where.type == "cuda":
-                    torch.cuda.empty_cache()
+                give_memory_back(where)
     environment = describe(where)
     command = command or f"fuselab bench {op.short_name} --tune"
     undecided: list[str] = []
