@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Kernels are cached on disk by content and published in one step, so all workers share one folder,
@@ -46,6 +49,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def alone_with_large_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests marked ``large_memory`` wait for each other, and give their memory back."""
+    if request.node.get_closest_marker("large_memory") is None:
+        yield
+        return
+    with (CACHE / "large_memory.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -134,6 +134,7 @@ def test_gradients_on_a_gpu(implementation):
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", [1024, 1023])
 @pytest.mark.parametrize("forward", [forward_triton, forward_cuda], ids=["triton", "cuda"])
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(forward, columns):
     rows = 2**31 // columns + 3
     input = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")

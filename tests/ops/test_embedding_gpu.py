@@ -180,6 +180,7 @@ def test_a_fixed_order_gives_the_same_bits(implementation, update):
 
 
 @implementations
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(implementation):
     """Rows past element 2^31, and keys past 2^31 rows, of one table in float16."""
     rows, width = 2**31 + 100, 8

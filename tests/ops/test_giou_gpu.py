@@ -212,6 +212,7 @@ def test_forward_and_backward_in_a_graph(implementation, batch):
 
 @implementations
 @pytest.mark.parametrize("reduction", ["none", "mean", "padded"])
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(implementation, reduction):
     """Offsets past 32 bits: the first and the last boxes' losses and gradients are right."""
     count = 2**29 + 9

@@ -114,6 +114,7 @@ def test_dot_in_a_graph_and_by_plan(implementation):
 
 
 @pytest.mark.parametrize("implementation", ["cuda", "triton"])
+@pytest.mark.large_memory
 def test_dot_more_than_2_to_the_31_elements(implementation):
     batch = 2**31 // 367 + 9
     if torch.cuda.mem_get_info()[0] < 6 * batch * 432 * 2:

@@ -182,6 +182,7 @@ def test_calls_that_hit_a_launch_plan_see_alignment_and_shape():
 
 
 @implementations
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(implementation):
     """Offsets past 32 bits in the output, and in the gradient of the weight's operands."""
     columns = 512

@@ -104,6 +104,7 @@ def test_runs_on_the_callers_stream_and_in_a_graph(implementation):
 
 
 @implementations
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(implementation):
     depth = 256
     rows = 2**31 // depth + 67

@@ -170,6 +170,7 @@ def test_no_synchronisation_and_a_cuda_graph(implementation):
 
 
 @products
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(product):
     """The last row of an input and of an output that pass 2^31 elements, and the sums over them."""
     forward, backward = KERNELS[product]

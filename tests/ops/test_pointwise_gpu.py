@@ -158,6 +158,7 @@ def test_short_matrices(rows, columns):
 
 @implementations
 @pytest.mark.parametrize("columns", [1024, 1023])
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(implementation, columns):
     rows = 2**31 // columns + 3
     input = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")

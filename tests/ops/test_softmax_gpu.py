@@ -182,6 +182,7 @@ def test_every_candidate_of_tuning_is_right(launcher, width, dtype, form):
     "shape, dim",
     [((2**21 + 1, 1025), -1), ((3, 2**20, 700), 1), ((1, 2**31 + 9), -1), ((2**31 + 9, 1), -1)],
 )
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(implementation, shape, dim):
     """Offsets past 32 bits: the last elements are right, and so are the first."""
     if shape == (2**31 + 9, 1) and implementation == "triton":

@@ -122,6 +122,7 @@ def test_first_and_second_derivatives_on_a_gpu(implementation):
 
 @pytest.mark.gpu
 @kernels
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(kernels):
     input = torch.zeros(2**31 + 5, dtype=torch.bfloat16, device="cuda")
     input[-3:] = 3
