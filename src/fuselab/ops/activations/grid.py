@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fuselab.ops.activations.layout import Nest
 from fuselab.runtime.cuda_source import CudaSource
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.parameters import Scalar, i64
 
 CUDA_NAMES = {
@@ -22,15 +23,6 @@ CUDA_NAMES = {
 THREADS = 256  # of a CUDA block, as cuda_nest.h says
 TRITON_BLOCK_BYTES = 4096  # of the output in a flat tile: two 16-byte stores of 4 warps' threads
 TRITON_TILE = 1024  # elements of a tile of the strided kernels
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is at least ``number``."""
-    return 1 << max(0, number - 1).bit_length()
 
 
 def numbers(*groups: Sequence[int]) -> list[Scalar]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fuselab.ops.activations.grid import ceil_div, power_of_two
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config, chosen
 
 # elements and warps of a program's tile, programs per multiprocessor, interleaved or not. The first

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.grid import (
     CUDA_NAMES,
     THREADS,
-    ceil_div,
     flags,
     flat_tile,
     index_type,
@@ -28,7 +27,6 @@ from fuselab.ops.activations.grid import (
     nest_numbers,
     numbers,
     pack_width,
-    power_of_two,
     tile_of,
     triton_arithmetic,
 )
@@ -43,6 +41,8 @@ from fuselab.ops.activations.layout import (
 from fuselab.ops.add_mul_activation import bias_gradient
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.parameters import Scalar, f32, f64, i64
 from fuselab.runtime.triton_launch import launch as launch_triton
 from fuselab.runtime.tuning import Config
@@ -349,14 +349,6 @@ class _Matrices:
 # Triton and CUDA C++.
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    """1 under the Triton interpreter, whose programs run one after the other."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _triton_scale(scale: float | Tensor) -> tuple[Tensor | None, float]:
     return (scale, 0.0) if isinstance(scale, Tensor) else (None, scale)
 
@@ -463,7 +455,7 @@ def backward_triton(
         across = min(power_of_two(columns), 256)
         down = min(how.elements // across, power_of_two(rows))
         tiles = ceil_div(columns, across)
-        programs = _multiprocessors(grad_output.device) * how.programs
+        programs = multiprocessors(grad_output.device) * how.programs
         spread = bias_gradient.spread(rows, down, programs // tiles, how.interleaved == 1)
         blocks = spread.blocks
         sums = matrices.empty_sums(blocks)
@@ -631,7 +623,7 @@ def _launch_with_bias(
     down = how.threads // across
     unroll = bias_gradient.rows_in_flight(how, width)
     column_tiles = ceil_div(columns, across * width)
-    programs = _multiprocessors(matrices.grad_bias.device) * how.blocks if config else 1
+    programs = multiprocessors(matrices.grad_bias.device) * how.blocks if config else 1
     spread = bias_gradient.spread(
         rows, unroll * down, programs // column_tiles, how.interleaved == 1
     )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fuselab.ops.cat_interaction import triton_kernels
 from fuselab.ops.dot_interaction.tensors import readable
+from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
 _ROWS, _COLUMNS = 8, 512  # 32 elements of each of 128 threads: DLRM's 432 columns in one program
@@ -28,7 +29,7 @@ def empty_gradients(
 
 
 def _grid(rows: int, columns: int) -> tuple[int, int]:
-    return -(-rows // _ROWS), -(-columns // _COLUMNS)
+    return ceil_div(rows, _ROWS), ceil_div(columns, _COLUMNS)
 
 
 def forward(dense: Tensor, embeddings: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fuselab.ops.dot_interaction.tensors import (
 )
 from fuselab.runtime import tuning
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
+from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.parameters import Scalar
 from fuselab.runtime.tuning import Config
 
@@ -47,7 +48,7 @@ CUDA_EXPRESSIONS = tuple(
 def sample_bytes(step: str, vectors: int, width: int, columns: int, itemsize: int) -> int:
     """Shared memory that one sample takes."""
     four = 32 if itemsize == 8 else 16
-    blocks, chunks = -(-vectors // _BLOCK), -(-width // _BLOCK)
+    blocks, chunks = ceil_div(vectors, _BLOCK), ceil_div(width, _BLOCK)
     if step == "forward":
         return blocks * _BLOCK * chunks * four + columns * itemsize
     return vectors * (chunks + blocks) * four
@@ -96,7 +97,7 @@ def _launch(
     CUDA.launch(
         f"{step}<{element_type(embeddings.dtype)}, {tables + 1}, {width}, {samples}, "
         f"{'true' if aligned else 'false'}>",
-        (-(-batch // samples), 1, 1),
+        (ceil_div(batch, samples), 1, 1),
         (_THREADS, 1, 1),
         (*tensors, *sizes),
         shared_bytes=samples * _sample_bytes(step, embeddings, columns),

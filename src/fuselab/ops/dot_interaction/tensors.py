@@ -33,11 +33,6 @@ def readable(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] < 2 else tensor.contiguous()
 
 
-def power_of_two(number: int, least: int = 1) -> int:
-    """The smallest power of two that is not below ``number`` and ``least``."""
-    return 1 << (max(number, least) - 1).bit_length()
-
-
 def element_type(dtype: torch.dtype) -> str:
     """The dtype's name in the CUDA kernels."""
     return _CUDA_TYPES[dtype]

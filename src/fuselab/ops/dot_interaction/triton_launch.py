@@ -8,13 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from fuselab.ops.dot_interaction import triton_kernels
-from fuselab.ops.dot_interaction.tensors import (
-    empty_gradients,
-    empty_output,
-    power_of_two,
-    readable,
-)
+from fuselab.ops.dot_interaction.tensors import empty_gradients, empty_output, readable
 from fuselab.runtime import tuning
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
@@ -79,7 +75,7 @@ def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
     config = _chosen("triton", dense, embeddings)
     launch(
         triton_kernels.forward,
-        (-(-batch // config.samples),),
+        (ceil_div(batch, config.samples),),
         dense,
         embeddings,
         output,
@@ -108,7 +104,7 @@ def backward(
     config = _chosen("triton_backward", dense, embeddings)
     launch(
         triton_kernels.backward,
-        (-(-batch // config.samples),),
+        (ceil_div(batch, config.samples),),
         grad_output,
         dense,
         embeddings,

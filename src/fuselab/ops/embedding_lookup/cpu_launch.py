@@ -13,6 +13,7 @@ from fuselab.ops.embedding_lookup.description import MOST, groups
 from fuselab.ops.embedding_lookup.rules import rule
 from fuselab.ops.indices import CPP_IDS
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i64
+from fuselab.runtime.grid import ceil_div
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 _TYPES = {
@@ -80,7 +81,7 @@ def change(
     for group in groups(tables, rows, states):
         part, grads = ids[:, group.columns], grad_output[:, group.columns]
         # Two tasks a thread, so that none waits long for the largest table.
-        parts = -(-2 * torch.get_num_threads() // part.shape[1])
+        parts = ceil_div(2 * torch.get_num_threads(), part.shape[1])
         CPP.launch(
             f"change<{_TYPES[grads.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
             f"Update::{how.update}>",

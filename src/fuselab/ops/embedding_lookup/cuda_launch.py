@@ -14,6 +14,8 @@ from fuselab.ops.embedding_lookup.description import Group, alignment, groups
 from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
 from fuselab.ops.indices import CPP_IDS, index_type
 from fuselab.runtime.cuda_source import CudaSource, f32, f64, i32, i64
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _TYPES = {
@@ -33,10 +35,6 @@ LOOKUP_ITEMS = 4
 SCATTER_SAMPLES = (256, 1024)
 
 
-def _power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
-
-
 @dataclass(frozen=True)
 class Spread:
     """How a row is spread: ``lanes`` threads have ``tiles`` vectors of ``vector`` elements each."""
@@ -48,8 +46,8 @@ class Spread:
     @classmethod
     def of(cls, width: int, itemsize: int, alignment: int) -> Spread:
         vector = max(alignment // itemsize, 1)
-        lanes = min(_power_of_two(-(-width // vector)), 32)
-        return cls(vector, lanes, _power_of_two(-(-width // (vector * lanes))))
+        lanes = min(power_of_two(ceil_div(width, vector)), 32)
+        return cls(vector, lanes, power_of_two(ceil_div(width, vector * lanes)))
 
     def __str__(self) -> str:
         return f"{self.vector}, {self.lanes}, {self.tiles}"
@@ -65,12 +63,12 @@ def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str 
         part = ids[:, group.columns]
         step = alignment(*group.addresses, *group.pitches, width * itemsize)
         chunks = width * itemsize // step
-        lanes = min(_power_of_two(chunks), 32)
+        lanes = min(power_of_two(chunks), 32)
         per_block = _THREADS // lanes * LOOKUP_ITEMS
         CUDA.launch(
             f"look_up<{_CHUNKS[step]}, {CPP_IDS[ids.dtype]}, Rule::{rule(out_of_range, hash)}, "
             f"{lanes}, {LOOKUP_ITEMS}, {group.capacity}, {index_type(part.numel())}>",
-            (-(-part.numel() // per_block), 1, 1),
+            (ceil_div(part.numel(), per_block), 1, 1),
             (_THREADS, 1, 1),
             (
                 part,
@@ -158,13 +156,12 @@ def _spread(group: Group, grad_output: Tensor) -> Spread:
 def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor) -> None:
     batch, tables, width = grad_output.shape
     spread = _spread(group, grad_output)
-    multiprocessors = torch.cuda.get_device_properties(ids.device).multi_processor_count
     few, many = SCATTER_SAMPLES
-    samples = many if tables * -(-batch // many) >= 2 * multiprocessors else few
+    samples = many if tables * ceil_div(batch, many) >= 2 * multiprocessors(ids.device) else few
     CUDA.launch(
         f"scatter<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
         f"Update::{how.update}, {spread}, {samples}, {group.capacity}>",
-        (tables * -(-batch // samples), 1, 1),
+        (tables * ceil_div(batch, samples), 1, 1),
         (_THREADS, 1, 1),
         (
             ids,
@@ -190,7 +187,7 @@ def _sort_and_reduce(how: Change, group: Group, ids: Tensor, grad_output: Tensor
     description = group.description()
     CUDA.launch(
         f"key_positions<{CPP_IDS[ids.dtype]}, {key}, {how.rule}, {group.capacity}>",
-        (-(-positions // _THREADS), 1, 1),
+        (ceil_div(positions, _THREADS), 1, 1),
         (_THREADS, 1, 1),
         (
             ids,
@@ -203,7 +200,7 @@ def _sort_and_reduce(how: Change, group: Group, ids: Tensor, grad_output: Tensor
         ),
     )
     keys, order = torch.sort(keys, stable=True)
-    pieces = -(-positions // _RUN)
+    pieces = ceil_div(positions, _RUN)
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
     number = f64 if dtype == torch.float64 else f32
     eps = number(float(how.eps))
@@ -213,13 +210,13 @@ def _sort_and_reduce(how: Change, group: Group, ids: Tensor, grad_output: Tensor
     numbers = (*how.numbers(dtype), eps, description)
     CUDA.launch(
         f"reduce_runs<{arguments}{group.capacity}>",
-        (-(-pieces * spread.lanes // _THREADS), 1, 1),
+        (ceil_div(pieces * spread.lanes, _THREADS), 1, 1),
         (_THREADS, 1, 1),
         (keys, order, grad_output, heads, tails, *sizes, *_strides(grad_output), *numbers),
     )
     CUDA.launch(
         f"join_runs<{arguments}{group.capacity}>",
-        (-(-pieces * 32 // _THREADS), 1, 1),
+        (ceil_div(pieces * 32, _THREADS), 1, 1),
         (_THREADS, 1, 1),
         (keys, order, heads, tails, *sizes, *numbers),
     )

@@ -16,6 +16,7 @@ from fuselab.ops.embedding_lookup import triton_kernels
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import alignment, scattered
 from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 
 MOST_TABLES = 128  # a program chooses its table by comparing with each
@@ -23,10 +24,6 @@ WIDEST_UPDATE = 1024
 _LOOKUP_ELEMENTS = 2048  # of a program's tile
 _KEYS = 256
 _TILE = 512  # of reduce_runs: RUN positions by WIDTH columns
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def supports(tables: Sequence[Tensor], *_: object) -> str | None:
@@ -55,11 +52,11 @@ def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str 
     output = tables[0].new_empty((*ids.shape, width))
     if output.numel() == 0:
         return output
-    columns = min(_power_of_two(width), 128)
+    columns = min(power_of_two(width), 128)
     block = _LOOKUP_ELEMENTS // columns
     launch(
         triton_kernels.look_up,
-        (-(-batch // block), len(tables), -(-width // columns)),
+        (ceil_div(batch, block), len(tables), ceil_div(width, columns)),
         tuple(tables),
         tuple(table.stride(0) for table in tables),
         tuple(table.shape[0] for table in tables),
@@ -126,7 +123,7 @@ def change(
     keys = ids.new_empty(positions, dtype=torch.int32 if all_rows < 2**31 - 1 else torch.int64)
     launch(
         triton_kernels.key_positions,
-        (-(-positions // _KEYS),),
+        (ceil_div(positions, _KEYS),),
         tuple(rows),
         first,
         ids,
@@ -139,9 +136,9 @@ def change(
         BLOCK=_KEYS,
     )
     keys, order = torch.sort(keys, stable=True)
-    columns = _power_of_two(width)
+    columns = power_of_two(width)
     run = max(_TILE // columns, 8)
-    pieces = -(-positions // run)
+    pieces = ceil_div(positions, run)
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
     numbers = [
         number.to(dtype) if isinstance(number, Tensor) else keys.new_full((), number, dtype=dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from fuselab.ops.generalized_box_iou_loss.tensors import (
     pairs,
 )
 from fuselab.runtime.cuda_source import CudaSource, f32, f64, i64
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.parameters import Scalar
 
 # Without FMA the areas round as eager's do, and equal boxes have a loss of 0 to the bit.
@@ -49,7 +50,7 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
         _launch(
             "forward",
             (_epsilon_type(eps, loss.dtype), *_spread(where, boxes)),
-            -(-where.count // (_THREADS * boxes)),
+            ceil_div(where.count, _THREADS * boxes),
             _THREADS,
             where,
             (where.first, where.second, loss, _epsilon(eps, loss.dtype)),
@@ -58,8 +59,8 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
     threads = _ONE_BLOCK_THREADS if where.count <= SMALL_COUNT else _THREADS
     blocks = 1
     if where.count > SMALL_COUNT:
-        resident = _multiprocessors(first.device) * config.blocks
-        blocks = min(-(-where.count // (threads * boxes)), resident)
+        resident = multiprocessors(first.device) * config.blocks
+        blocks = min(ceil_div(where.count, threads * boxes), resident)
     partial = None
     if blocks > 1:
         sums = 2 if reduction == "padded" else 1
@@ -111,7 +112,7 @@ def backward(
     _launch(
         "backward",
         (_epsilon_type(eps, dtype), _REDUCTIONS[reduction], *_spread(where, boxes)),
-        -(-where.count // (_THREADS * boxes)),
+        ceil_div(where.count, _THREADS * boxes),
         _THREADS,
         where,
         (
@@ -131,10 +132,10 @@ def _count_valid(where: Pairs) -> Tensor:
     """How many second boxes are no padding, as one int64 on the device."""
     valid = torch.zeros(1, dtype=torch.int64, device=where.second.device)
     index, rank, _, _ = _spread(where, 1, 2**20)
-    resident = _multiprocessors(valid.device) * 8
+    resident = multiprocessors(valid.device) * 8
     CUDA.launch(
         f"count_valid<{_TYPES[where.second.dtype]}, {index}, {rank}>",
-        (min(-(-where.count // _THREADS), resident), 1, 1),
+        (min(ceil_div(where.count, _THREADS), resident), 1, 1),
         (_THREADS, 1, 1),
         (
             where.second,
@@ -188,11 +189,6 @@ def _epsilon(eps: float | Tensor, dtype: torch.dtype) -> Tensor | Scalar:
 
 def _numbers(*values: int) -> tuple[Scalar, ...]:
     return tuple(map(i64, values))
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _expressions() -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,8 @@ from fuselab.ops.generalized_box_iou_loss.tensors import (
     empty_loss,
     pairs,
 )
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
@@ -35,12 +36,12 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
         return loss.zero_()
     where = pairs(first, second)
     config = chosen("triton", first, second, reduction, configs.triton(first, second, reduction))
-    programs = -(-where.count // config.block)
+    programs = ceil_div(where.count, config.block)
     if reduction == "none":
         _launch(kernels.forward, programs, config, where, (where.first, where.second, loss), eps)
         return loss
     padded = reduction == "padded"
-    resident = _multiprocessors(first.device) * config.programs
+    resident = multiprocessors(first.device) * config.programs
     programs = min(programs, resident)
     sums = first.new_empty(programs * (2 if padded else 1), dtype=torch.float64)
     operands = (where.first, where.second, sums)
@@ -78,7 +79,7 @@ def backward(
     config = chosen("triton_backward", first, second, reduction, candidates)
     _launch(
         kernels.backward,
-        -(-where.count // config.block),
+        ceil_div(where.count, config.block),
         config,
         where,
         (
@@ -100,10 +101,10 @@ def backward(
 def _count_valid(where: Pairs) -> Tensor:
     """How many second boxes are no padding, as one int64 on the device."""
     valid = torch.zeros(1, dtype=torch.int64, device=where.second.device)
-    programs = -(-where.count // _COUNT_BLOCK)
+    programs = ceil_div(where.count, _COUNT_BLOCK)
     launch(
         kernels.count_valid,
-        (min(programs, 2 * _multiprocessors(valid.device)),),
+        (min(programs, 2 * multiprocessors(valid.device)),),
         where.second,
         valid,
         where.count,
@@ -151,11 +152,3 @@ def _launch(
         enable_fp_fusion=False,  # areas round as eager's do: equal boxes have a loss of 0
         **constants,
     )
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    """1 under the Triton interpreter, whose programs run one after the other."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -15,6 +15,7 @@ from fuselab.ops.indices import CPP_IDS, ID_DTYPES, check_integers, index_type
 from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource, i64
+from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
 METHODS = ("modulus",)
@@ -55,7 +56,7 @@ def forward_cuda(ids: Tensor, cardinalities: Tensor, method: str) -> Tensor:
         threads, items = _CUDA_BLOCK
         CUDA.launch(
             f"hash<{CPP_IDS[ids.dtype]}, {index_type(ids.numel())}>",
-            (-(-ids.numel() // (threads * items)), 1, 1),
+            (ceil_div(ids.numel(), threads * items), 1, 1),
             (threads, 1, 1),
             (ids, cardinalities.long().contiguous(), output, i64(ids.numel()), *_sizes(ids)),
         )
@@ -67,7 +68,7 @@ def forward_triton(ids: Tensor, cardinalities: Tensor, method: str) -> Tensor:
     if output.numel():
         launch(
             triton_kernels.hash_ids,
-            (-(-ids.numel() // _TRITON_BLOCK),),
+            (ceil_div(ids.numel(), _TRITON_BLOCK),),
             ids,
             cardinalities.long().contiguous(),
             output,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from fuselab.ops.linear_activation.product import (
 )
 from fuselab.ops.linear_activation.tiles import sizes
 from fuselab.runtime.cuda_source import CudaSource, i64
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config, chosen
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
@@ -47,7 +49,7 @@ _DEFAULTS = {
 def candidates(dtype: torch.dtype, columns: int, depth: int) -> Sequence[Config]:
     """What tuning may choose from, the default first; no warp is wider than the output."""
     half = dtype != torch.float32
-    needed = 1 << max(0, -(-columns // 32) - 1).bit_length() if half else 4
+    needed = power_of_two(ceil_div(columns, 32)) if half else 4
     first = _DEFAULTS[half, depth > 16]
     more = (
         Config(groups=groups, blocks=blocks)
@@ -73,11 +75,6 @@ def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     if weight.shape[1] > SHALLOW_DEPTH:
         return f"its depth K is above {SHALLOW_DEPTH}"
     return None
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def forward(
@@ -108,11 +105,11 @@ def forward(
         steps = 1 if depth <= 16 else 2
         expression = _half(functor, _TYPES[input.dtype], steps, config.groups, packed)
         warp_columns, warp_rows = 32 * config.groups, 16
-    across = -(-columns // warp_columns)
+    across = ceil_div(columns, warp_columns)
     # At least one warp for every tile of columns; no more warps than there are tiles.
-    tiles = across * -(-rows // warp_rows)
-    most = max(_multiprocessors(input.device) * config.blocks, -(-across // _WARPS))
-    blocks = min(most, -(-tiles // _WARPS))
+    tiles = across * ceil_div(rows, warp_rows)
+    most = max(multiprocessors(input.device) * config.blocks, ceil_div(across, _WARPS))
+    blocks = min(most, ceil_div(tiles, _WARPS))
     numbers = (rows, columns, depth, *x.stride(), *weight.stride())
     CUDA.launch(
         expression,

@@ -9,13 +9,15 @@ tiles of rows that share a tile of columns in L2; the shallow ones take the whol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from fuselab.ops.linear_activation.product import SHALLOW_DEPTH
+from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import allows_tf32
 from fuselab.runtime.tuning import Config
 
@@ -103,7 +105,7 @@ def key(x: Tensor, weight: Tensor) -> tuple[object, ...]:
 
 def sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
     """Rows to the next power of two, columns and depth."""
-    return power_of_two(x.shape[0], 1, 2**62), weight.shape[0], x.shape[1]
+    return power_of_two(x.shape[0]), weight.shape[0], x.shape[1]
 
 
 def _has_whole_vectors(operand: Tensor) -> bool:
@@ -128,16 +130,15 @@ def _deep_tiles(
     """First the largest tile of the table that fits shared memory and gives every multiprocessor
     one, else the smallest."""
     table = _HALF if dtype != torch.float32 else _TF32 if uses_tf32 else _SINGLE
-    multiprocessors, shared_bytes = limits(device)
 
     def fits(tile: Config) -> bool:
-        return shared_of(tile, dtype) <= shared_bytes and (
+        return shared_of(tile, dtype) <= shared_bytes(device) and (
             aligned or tile.rows * tile.columns <= _UNALIGNED_TILE
         )
 
     def fills(tile: Config) -> bool:
         across = power_of_two(columns, 16, tile.columns)
-        return ceil_div(rows, tile.rows) * ceil_div(columns, across) >= multiprocessors
+        return ceil_div(rows, tile.rows) * ceil_div(columns, across) >= multiprocessors(device)
 
     fitting = [tile for tile in table if fits(tile)]
     first = next((tile for tile in fitting if fills(tile)), fitting[-1])
@@ -165,22 +166,3 @@ def _clipped(tiles: Sequence[Config], rows: int, columns: int, warps: int = 1) -
 def shared_of(tile: Config, dtype: torch.dtype) -> int:
     """Bytes of shared memory that the deep kernel's operands take."""
     return int(tile.stages * tile.depth * (tile.rows + tile.columns) * dtype.itemsize)
-
-
-@cache
-def limits(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, shared bytes of a program); one of the former under the interpreter."""
-    if device.type != "cuda":
-        return 1, 2**30
-    properties = torch.cuda.get_device_properties(device)
-    optin = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return properties.multi_processor_count, optin
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def power_of_two(number: int, low: int, high: int) -> int:
-    """The smallest power of two that is not below ``number``, within low and high."""
-    return min(max(1 << max(number - 1, 0).bit_length(), low), high)

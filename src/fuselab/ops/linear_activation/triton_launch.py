@@ -16,14 +16,9 @@ from fuselab.ops.linear_activation.product import (
     empty_output,
     gradients,
 )
-from fuselab.ops.linear_activation.tiles import (
-    backward_tiles,
-    ceil_div,
-    forward_tiles,
-    key,
-    limits,
-    power_of_two,
-)
+from fuselab.ops.linear_activation.tiles import backward_tiles, forward_tiles, key
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config, chosen
@@ -78,7 +73,7 @@ def forward(
     down, across = ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)
     constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
     if depth <= SHALLOW_DEPTH:
-        programs = limits(input.device)[0] * tile.programs
+        programs = multiprocessors(input.device) * tile.programs
         workers = max(1, min(down, programs // across))
         launch(
             kernels.forward_shallow,
@@ -131,7 +126,7 @@ def backward(
     total = x.new_empty((rows, columns)) if needs[0] and activation != "identity" else None
     tile = chosen(NAME, "triton_backward", key(x, weight), backward_tiles(rows, columns))
     across = ceil_div(columns, tile.columns)
-    programs = limits(grad.device)[0] * tile.programs
+    programs = multiprocessors(grad.device) * tile.programs
     workers = max(1, min(ceil_div(rows, tile.rows), programs // across))
     rows_per_worker = ceil_div(ceil_div(rows, workers), tile.rows) * tile.rows
     workers = ceil_div(rows, rows_per_worker)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fuselab.ops.linear_sigmoid.logit import (
     Rows,
-    ceil_div,
     empty_gradients,
     empty_output,
     row_vector,
     rows_of,
 )
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i64
+from fuselab.runtime.grid import ceil_div
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 _TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}

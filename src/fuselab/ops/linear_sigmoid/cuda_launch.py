@@ -11,16 +11,15 @@ from torch import Tensor
 from fuselab.ops.add_mul_activation import op as pointwise
 from fuselab.ops.linear_sigmoid.logit import (
     Rows,
-    ceil_div,
     empty_gradients,
     empty_output,
-    multiprocessors,
-    power_of_two,
     refusal,
     row_vector,
     rows_of,
 )
 from fuselab.runtime.cuda_source import CudaSource, f32, f64, i64
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _TYPES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -116,20 +115,3 @@ def order(input: Tensor, *others: Tensor | None) -> Sequence[str]:
     )
     large_half = input.element_size() == 2 and input.numel() >= 2**19
     return ("reference",) if input.is_cuda or wants_gradient or large_half else ("cpp",)
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """1 under the Triton interpreter, whose programs run one after the other."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below ``number``."""
-    return 1 << max(number - 1, 0).bit_length()

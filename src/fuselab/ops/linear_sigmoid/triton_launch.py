@@ -9,14 +9,13 @@ from torch import Tensor
 
 from fuselab.ops.linear_sigmoid.logit import (
     Rows,
-    ceil_div,
     empty_gradients,
     empty_output,
-    multiprocessors,
-    power_of_two,
     row_vector,
     rows_of,
 )
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 
 TILE = 4096  # elements of the input that a program of 4 warps has at a time: 32 per thread

@@ -5,19 +5,22 @@ The kernels are softmax's, in their other form: see ``ops/softmax``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.op import FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.op import FusedOp, Gradient, Inputs, Rewrite
 from fuselab.ops.log_softmax import reference
-from fuselab.ops.softmax import cpu_launch, cuda_launch, declaration, triton_launch
+from fuselab.ops.softmax import declaration
 from fuselab.ops.softmax.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.softmax.declaration import are_narrow_columns
+from fuselab.ops.softmax.implementations import (
+    CONFIGS,
+    implementations,
+    implementations_in_place,
+)
 from fuselab.ops.softmax.tensors import DTYPES
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "OP"]
@@ -58,25 +61,10 @@ def _minus_logsumexp(input: Tensor, dim: int) -> Tensor:
     return input - torch.logsumexp(input, dim=dim, keepdim=True)
 
 
-def _in_form(function: Callable[..., Any]) -> Callable[..., Any]:
-    return partial(function, form="log_softmax")
-
-
 OP = FusedOp(
     name="fuselab::log_softmax",
     reference=reference.log_softmax,
-    implementations={
-        "triton": Implementation(
-            "cuda",
-            _in_form(triton_launch.forward),
-            _in_form(triton_launch.backward),
-            triton_launch.supports,
-        ),
-        "cuda": Implementation(
-            "cuda", _in_form(cuda_launch.forward), _in_form(cuda_launch.backward)
-        ),
-        "cpp": Implementation("cpu", _in_form(cpu_launch.forward), _in_form(cpu_launch.backward)),
-    },
+    implementations=implementations("log_softmax"),
     cost=declaration.cost,
     cost_backward=declaration.cost_backward,
     cases=declaration.CASES,
@@ -93,24 +81,13 @@ OP = FusedOp(
     ),
     peers={"naive": reference.naive},
     dtypes=DTYPES,
-    configs={
-        "triton": triton_launch.configs,
-        "triton_backward": triton_launch.configs_backward,
-        "cuda": cuda_launch.configs,
-        "cuda_backward": cuda_launch.configs_backward,
-    },
+    configs=CONFIGS,
 )
 
 IN_PLACE = FusedOp(
     name="fuselab::log_softmax_",
     reference=reference.log_softmax_,
-    implementations={
-        "triton": Implementation(
-            "cuda", _in_form(triton_launch.forward_in_place), supports=triton_launch.supports
-        ),
-        "cuda": Implementation("cuda", _in_form(cuda_launch.forward_in_place)),
-        "cpp": Implementation("cpu", _in_form(cpu_launch.forward_in_place)),
-    },
+    implementations=implementations_in_place("log_softmax"),
     cost=declaration.cost,
     cases=declaration.CASES,
     draw=declaration.draw,

@@ -19,7 +19,8 @@ from torch import Tensor
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation.product import as_rows, empty_output
 from fuselab.ops.lora_linear import tiles
-from fuselab.ops.lora_linear.tiles import ceil_div, power_of_two
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
@@ -153,7 +154,7 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
     output = input.new_empty((rows, rank))
     block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
     # 64 rows read all of A once; fewer where that leaves a quarter of the multiprocessors idle.
-    enough = tiles.multiprocessors(input.device) * 3 // 4
+    enough = multiprocessors(input.device) * 3 // 4
     block_rows = next((size for size in (64, 32) if ceil_div(rows, size) >= enough), 16)
     block_inner = power_of_two(inner, 16, tiles.PROJECT_INNER_BYTES // input.element_size())
     if output.numel():
@@ -205,7 +206,7 @@ def _reduce(
     block_columns = power_of_two(columns, 16, config.columns)
     block_rows = power_of_two(rows, 16, config.rows)
     across, deep = ceil_div(columns, block_columns), ceil_div(rank, block_rank)
-    programs = tiles.multiprocessors(upstream.device) * config.programs
+    programs = multiprocessors(upstream.device) * config.programs
     workers = max(1, min(ceil_div(rows, block_rows), programs // (across * deep)))
     rows_per_worker = ceil_div(ceil_div(rows, workers), block_rows) * block_rows
     workers = ceil_div(rows, rows_per_worker)

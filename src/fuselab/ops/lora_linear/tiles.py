@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.activations import activation as activation_named
+from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import allows_tf32
 from fuselab.runtime.tuning import Config, chosen
 
@@ -74,32 +76,6 @@ def _reduction(rows: int, columns: int, warps: int, stages: int, programs: int =
 # columns, or 8 warps, spill or halve what is under way.
 _REDUCE = _reduction(64, 128, 4, 4)
 _REDUCE_NARROW = _reduction(32, 64, 4, 4)
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """1 under the Triton interpreter, whose programs run one after the other."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cache
-def shared_bytes(device: torch.device) -> int:
-    """Of a program at most."""
-    if device.type != "cuda":
-        return 2**30
-    properties = torch.cuda.get_device_properties(device)
-    return properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def power_of_two(number: int, low: int, high: int) -> int:
-    """The smallest power of two that is not below ``number``, within low and high."""
-    return min(max(1 << max(number - 1, 0).bit_length(), low), high)
 
 
 def stages(operand: Tensor, most: int, elements: int) -> int:
@@ -170,7 +146,7 @@ def _product_tiles(
 
 def product_tile(step: str, input: Tensor, weight: Tensor, rank: int) -> Config:
     """The tuned choice, else the default: per dtype, power of two of the rows, columns and K."""
-    rows = power_of_two(input.shape[0], 1, 2**62)
+    rows = power_of_two(input.shape[0])
     key = (input.dtype, rows, weight.shape[0], input.shape[1])
     return chosen(OP_NAME, step, key, product_tiles(input, weight, rank))
 

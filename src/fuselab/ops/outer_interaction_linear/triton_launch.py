@@ -14,6 +14,8 @@ from fuselab.ops.add_mul_activation.launch import Saved, backward_triton
 from fuselab.ops.outer_interaction_linear import triton_kernels
 from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output, joined
 from fuselab.runtime import tuning
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import allows_tf32, input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
@@ -111,7 +113,7 @@ def configs_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) ->
 
 def _key(z: Tensor, columns: int) -> tuple[Any, ...]:
     """Batches up to 64, 128, 256, ... are of a kind."""
-    rows = 1 << max(z.shape[0] - 1, 63).bit_length()
+    rows = power_of_two(z.shape[0], 64)
     return _arithmetic(z.dtype), min(rows, 4096), z.shape[1], columns
 
 
@@ -124,23 +126,16 @@ def _arithmetic(dtype: torch.dtype) -> str:
 
 def pair_count(width: int) -> int:
     """Numbers in a row of the folded weight: pairs i <= j and the zeros of its order."""
-    blocks = -(-width // BLOCK)
+    blocks = ceil_div(width, BLOCK)
     return BLOCK * BLOCK * blocks * (blocks + 1) // 2
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    """Of the device; under the interpreter two, so that sums are split there too."""
-    if device.type != "cuda":
-        return 2
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _splits(tiles: int, steps: int, least_steps: int, device: torch.device) -> tuple[int, int]:
     """Programs per tile that fill the device's multiprocessors once, and the steps of each."""
-    wanted = max(1, min(_multiprocessors(device) // tiles, steps // least_steps))
-    split_steps = -(-steps // wanted)
-    return -(-steps // split_steps), split_steps
+    most = max(2, multiprocessors(device))  # 2 under the interpreter: sums are split there too
+    wanted = max(1, min(most // tiles, steps // least_steps))
+    split_steps = ceil_div(steps, wanted)
+    return ceil_div(steps, split_steps), split_steps
 
 
 def _contiguous_rows(weight: Tensor) -> Tensor:
@@ -151,7 +146,7 @@ def _folded(weight: Tensor, width: int) -> Tensor:
     """Half the weight's numbers: each pair's two added up."""
     columns, pairs = weight.shape[0], pair_count(width)
     folded = weight.new_empty(columns, pairs)
-    tiles = -(-width // FOLD_TILE)
+    tiles = ceil_div(width, FOLD_TILE)
     launch(
         triton_kernels.fold,
         (columns * tiles * (tiles + 1) // 2,),
@@ -181,7 +176,7 @@ def forward(
     z, weight = joined(dense, embeddings), _contiguous_rows(weight)
     (rows, width), columns = z.shape, weight.shape[0]
     tile = tuning.chosen(_NAME, "triton", _key(z, columns), configs(dense))
-    tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
+    tiles = ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns)
     steps = pair_count(width) // (tile.pairs_i * BLOCK)
     splits, split_steps = _splits(tiles, steps, 8, z.device)
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
@@ -207,7 +202,7 @@ def forward(
     )
     launch(
         triton_kernels.finish_output,
-        (-(-rows // _FINISH_ROWS), -(-columns // _FINISH_COLUMNS)),
+        (ceil_div(rows, _FINISH_ROWS), ceil_div(columns, _FINISH_COLUMNS)),
         partial,
         z,
         weight,
@@ -288,10 +283,10 @@ def preactivation_gradient(
 
 def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor, tile: Config) -> None:
     (rows, width), columns = z.shape, total.shape[1]
-    blocks = -(-width // tile.weight_block)
+    blocks = ceil_div(width, tile.weight_block)
     launch(
         triton_kernels.weight_gradient,
-        (-(-columns // tile.weight_columns) * blocks * (blocks + 1) // 2,),
+        (ceil_div(columns, tile.weight_columns) * blocks * (blocks + 1) // 2,),
         z,
         total,
         grad_weight,
@@ -319,7 +314,7 @@ def _input_gradient(
     (rows, width), columns = z.shape, total.shape[1]
     if z.numel() == 0:
         return
-    tiles = -(-rows // tile.input_rows)
+    tiles = ceil_div(rows, tile.input_rows)
     steps = pair_count(width) // (BLOCK * BLOCK)
     splits, split_steps = _splits(tiles, steps, 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
@@ -345,7 +340,7 @@ def _input_gradient(
     )
     launch(
         triton_kernels.finish_input,
-        (-(-rows // _FINISH_ROWS), -(-width // _FINISH_COLUMNS)),
+        (ceil_div(rows, _FINISH_ROWS), ceil_div(width, _FINISH_COLUMNS)),
         partial,
         z,
         total,

@@ -16,6 +16,7 @@ from fuselab.ops.softmax import gpu_launch
 from fuselab.ops.softmax.layout import Rows, vector_length
 from fuselab.ops.softmax.tensors import FORMS, Form
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
@@ -157,7 +158,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tup
     default = next((line for line in table if _width(line) >= width), _CUDA_PIECES[0])
     if width <= 512:
         return (default,)
-    bucket = 1 << (width - 1).bit_length()
+    bucket = power_of_two(width)
     spreads = [
         _row(threads, elements, most // threads // share, cluster)
         for elements, most in _FITTING_THREADS[step, itemsize].items()
@@ -190,7 +191,7 @@ def _launch(
         index = "int64_t" if rows.widest_offset >= 2**30 else "int32_t"
         expression = _instance(f"{step}_columns", *types, elements, lanes, warps, index)
         block, per_block = (warps * 32, lanes) if warps else (_NARROW_BLOCK, _NARROW_BLOCK)
-        grid = -(-rows.rows // per_block)
+        grid = ceil_div(rows.rows, per_block)
         CUDA.launch(
             expression,
             (grid, 1, 1),
@@ -201,7 +202,7 @@ def _launch(
     config = gpu_launch.chosen("cuda", _configs, step, form, rows, tensors)
     if "cluster" in config:
         block = config.threads if config.threads > 32 else _NARROW_BLOCK
-        grid = -(-rows.rows * config.threads * config.cluster // block)
+        grid = ceil_div(rows.rows * config.threads * config.cluster, block)
         CUDA.launch(
             _resident(step, types, vectors, config),
             (grid, 1, 1),
@@ -209,8 +210,8 @@ def _launch(
             (*tensors, i64(rows.rows), i32(rows.width), *places),
         )
         return
-    length = config.piece * -(-rows.width // (config.piece * _MOST_PIECES))
-    pieces = -(-rows.width // length)
+    length = config.piece * ceil_div(rows.width, config.piece * _MOST_PIECES)
+    pieces = ceil_div(rows.width, length)
     # The workspace: maximum and sum, or the sum, of every piece; 0.05 % of the tensors at most.
     accumulated, values = (tensors[-1], 2) if step == "forward" else (tensors[0], 1)
     dtype = torch.float64 if accumulated.dtype == torch.float64 else torch.float32
@@ -273,7 +274,7 @@ def _in_pieces(
 
 def cuda_columns(rows: Rows) -> tuple[int, int, int]:
     """Elements per thread (0: read twice), lanes across columns and warps of a columns kernel."""
-    neighbours = 1 << (rows.inner_count - 1).bit_length()
+    neighbours = power_of_two(rows.inner_count)
     for elements, warps in CUDA_COLUMNS:
         for lanes in _COLUMN_LANES:
             lanes = min(lanes, neighbours)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fuselab.ops.softmax.layout import Rows, neighbours, positive, rows_in_place_or_copied
 from fuselab.ops.softmax.tensors import Form, cast, empty_gradient, empty_output, readable
 from fuselab.runtime import tuning
+from fuselab.runtime.grid import power_of_two
 from fuselab.runtime.tuning import Config
 
 # (step, form, rows, tensors): "forward" of (input, output), or "backward" of (grad_output, output,
@@ -76,7 +77,7 @@ def chosen(
     return tuning.chosen(
         f"fuselab::{form}",
         implementation if step == "forward" else f"{implementation}_backward",
-        (tensors[0].dtype, tensors[-1].dtype, 1 << (rows.width - 1).bit_length()),
+        (tensors[0].dtype, tensors[-1].dtype, power_of_two(rows.width)),
         candidates(step, itemsize, rows.width, tensors[0].device),
     )
 

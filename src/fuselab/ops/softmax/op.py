@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fuselab.op import FusedOp, Gradient, Implementation, Inputs, Rewrite
-from fuselab.ops.softmax import cpu_launch, cuda_launch, declaration, reference, triton_launch
+from fuselab.op import FusedOp, Gradient, Inputs, Rewrite
+from fuselab.ops.softmax import declaration, reference
 from fuselab.ops.softmax.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.softmax.declaration import are_narrow_columns
+from fuselab.ops.softmax.implementations import (
+    CONFIGS,
+    implementations,
+    implementations_in_place,
+)
 from fuselab.ops.softmax.layout import neighbours
 from fuselab.ops.softmax.tensors import DTYPES
 
@@ -93,13 +98,7 @@ def _liger() -> Callable[..., Tensor]:
 OP = FusedOp(
     name="fuselab::softmax",
     reference=reference.softmax,
-    implementations={
-        "triton": Implementation(
-            "cuda", triton_launch.forward, triton_launch.backward, triton_launch.supports
-        ),
-        "cuda": Implementation("cuda", cuda_launch.forward, cuda_launch.backward),
-        "cpp": Implementation("cpu", cpu_launch.forward, cpu_launch.backward),
-    },
+    implementations=implementations("softmax"),
     cost=declaration.cost,
     cost_backward=declaration.cost_backward,
     cases=declaration.CASES,
@@ -117,12 +116,7 @@ OP = FusedOp(
     peers={"naive": reference.naive},
     libraries={"liger": _liger},
     dtypes=DTYPES,
-    configs={
-        "triton": triton_launch.configs,
-        "triton_backward": triton_launch.configs_backward,
-        "cuda": cuda_launch.configs,
-        "cuda_backward": cuda_launch.configs_backward,
-    },
+    configs=CONFIGS,
 )
 
 
@@ -134,13 +128,7 @@ def prefer_in_place(input: Tensor, dim: int) -> Sequence[str]:
 IN_PLACE = FusedOp(
     name="fuselab::softmax_",
     reference=reference.softmax_,
-    implementations={
-        "triton": Implementation(
-            "cuda", triton_launch.forward_in_place, supports=triton_launch.supports
-        ),
-        "cuda": Implementation("cuda", cuda_launch.forward_in_place),
-        "cpp": Implementation("cpu", cpu_launch.forward_in_place),
-    },
+    implementations=implementations_in_place("softmax"),
     cost=declaration.cost,
     cases=declaration.CASES,
     draw=declaration.draw,

@@ -11,6 +11,7 @@ from torch import Tensor
 from fuselab.ops.softmax import gpu_launch, triton_kernels
 from fuselab.ops.softmax.layout import Rows, positive
 from fuselab.ops.softmax.tensors import Form
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
@@ -68,7 +69,7 @@ TRITON_COLUMNS_TILE = 8192
 
 def triton_candidates(step: str, width: int) -> tuple[Config, ...]:
     """What tuning may choose from for rows of ``width``, the table's choice first."""
-    block = _power_of_two(width)
+    block = power_of_two(width)
     default = next((line for line in TRITON_ROWS[step] if line.block >= width), None)
     if default is None:
         return _LOOPED
@@ -87,11 +88,6 @@ def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tupl
     return triton_candidates(step, width)
 
 
-def _power_of_two(number: int) -> int:
-    """The smallest power of two that is not below ``number``."""
-    return 1 << max(number - 1, 0).bit_length()
-
-
 def _launch(
     step: str,
     form: Form,
@@ -106,7 +102,7 @@ def _launch(
         resident, block, columns = triton_columns(rows)
         launch(
             getattr(triton_kernels, f"{step}_columns"),
-            (rows.outer_count * -(-rows.inner_count // columns),),
+            (rows.outer_count * ceil_div(rows.inner_count, columns),),
             *tensors,
             rows.width,
             *places,
@@ -123,7 +119,7 @@ def _launch(
     if "rows" in config:
         launch(
             getattr(triton_kernels, f"{step}_rows"),
-            (-(-rows.rows // config.rows),),
+            (ceil_div(rows.rows, config.rows),),
             *tensors,
             rows.rows,
             rows.width,
@@ -131,7 +127,7 @@ def _launch(
             LOG=log,
             ACCUMULATOR=getattr(tl, accumulator),
             ROWS=config.rows,
-            BLOCK=_power_of_two(rows.width),
+            BLOCK=power_of_two(rows.width),
             num_warps=config.warps,
         )
         return
@@ -155,8 +151,8 @@ def _triton_index(largest: int) -> object:
 
 def triton_columns(rows: Rows) -> tuple[bool, int, int]:
     """Whether columns stay in registers, the tile's length along the dimension, and its columns."""
-    neighbours = _power_of_two(rows.inner_count)
-    length = _power_of_two(rows.width)
+    neighbours = power_of_two(rows.inner_count)
+    length = power_of_two(rows.width)
     for columns in (32, 16, 8):
         columns = min(columns, neighbours)
         if length * columns <= TRITON_COLUMNS_TILE:

@@ -16,6 +16,7 @@ from fuselab.ops.vocabulary_indices import reference, triton_kernels
 from fuselab.ops.vocabulary_indices.reference import vocabulary
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource, i64
+from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
@@ -67,7 +68,7 @@ def forward_cuda(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tenso
         threads, items = _CUDA_BLOCK
         CUDA.launch(
             f"look_up<{CPP_IDS[ids.dtype]}, {index_type(ids.numel())}>",
-            (-(-ids.numel() // (threads * items)), 1, 1),
+            (ceil_div(ids.numel(), threads * items), 1, 1),
             (threads, 1, 1),
             (
                 *_arguments(ids, sorted_keys, slots, offsets, output),
@@ -83,7 +84,7 @@ def forward_triton(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Ten
     if output.numel():
         launch(
             triton_kernels.look_up,
-            (-(-ids.numel() // _TRITON_BLOCK),),
+            (ceil_div(ids.numel(), _TRITON_BLOCK),),
             *_arguments(ids, sorted_keys, slots, offsets, output),
             ids.numel(),
             ids.shape[1],

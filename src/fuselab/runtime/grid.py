@@ -1,0 +1,12 @@
+"""Arithmetic of launches: how many blocks cover a length, and powers of two for block sizes."""
+
+from __future__ import annotations
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_two(number: int, low: int = 1, high: int = 2**62) -> int:
+    """The least power of two that is at least ``number``, within ``low`` and ``high``."""
+    return min(max(1 << max(number - 1, 0).bit_length(), low), high)
