@@ -69,6 +69,12 @@ int cuFuncSetAttribute(void*, int attribute, int value) {
   return value > 232448;  // what a block of an H200 can have
 }
 
+int cuMemsetD8Async(unsigned long long pointer, unsigned char value, unsigned long bytes, void* stream) {
+  std::printf("set %#llx %d %lu on %d\n", pointer, value, bytes, number(stream));
+  std::fflush(stdout);
+  return bytes == 999;
+}
+
 // A kernel of the parameters (pointer, i64, f32, i32, f64, pointer). A block of 999 threads fails.
 int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,

@@ -135,9 +135,13 @@ if launcher._native is not None:
     for threads in (64, 999):
         launch = (True, function, 1, (2, 1, 1), (threads, 1, 1), 128)
         parameters = [("t", 1, 0, None), ("l", 0, 0, -7), ("f", 1, 1, None), ("i", 0, 0, 2**31 - 1)]
-        parameters += [("d", 1, 1, None), ("t", 2, 0, None)]
+        parameters += [("d", 1, 1, None), ("t", 2, 0, 0)]
+        second = [("t", 2, 1, 8), *parameters[1:5], ("t", 2, 0, 4)]
+        wider = (True, function, 1, (3, 1, 1), *launch[4:])
+        steps = [1, (launch, parameters, 0), (wider, second, 0)]
+        memory = [tensor, torch.empty(6)]
         args = (tensor, 0.5, threads)
-        launcher._native.keep(op, "cuda", args, launch, parameters, [tensor], True, False, 0)
+        launcher._native.keep(op, "cuda", args, steps, memory, 1, True, False)
     (output,) = launcher.lookup(op, "cuda", (tensor, 0.1, 64))
     print(f"output {output.data_ptr():#x}")
     try:
@@ -177,6 +181,15 @@ def test_a_launch_reaches_the_driver_as_packed(tmp_path: Path, way: str) -> None
         output = next(line.split()[1] for line in lines if line.startswith("output"))
         arguments = f"on 41: {pointer} -7 0.1 2147483647 0.1 {output}"
         assert launches[2] == f"launch 9 (2 1 1) (64 1 1) 128 {arguments}"
+        # The workspace is filled with zeros first, on the same stream; the second launch gets 8
+        # bytes into it, and 4 into the output.
+        workspace, *filled = next(line for line in said if line.startswith("set")).split()[1:]
+        assert filled == ["0", "24", "on", "41"]
+        assert lines.index(f"set {workspace} 0 24 on 41") < lines.index(launches[2])
+        shifted = f"on 41: {int(workspace, 16) + 8:#x} -7 0.1 2147483647 0.1"
+        shifted += f" {int(output, 16) + 4:#x}"
+        assert launches[3] == f"launch 9 (3 1 1) (64 1 1) 128 {shifted}"
+        assert len(launches) == 5  # a launch that fails is the last of its plan
         assert any(line.startswith("plan: a kernel did not launch") for line in lines)
     pushes = [line for line in lines if line.startswith("push")]
     assert pushes

@@ -246,10 +246,6 @@ def reads_a_value(value: Tensor) -> Tensor:
     return scaled_relu(value, float(value[0].item()))
 
 
-def launches_twice(value: Tensor) -> Tensor:
-    return scaled_relu(scaled_relu(value, 1.0), 1.0)
-
-
 def launches_nothing(value: Tensor) -> Tensor:
     return torch.empty_like(value).zero_()
 
@@ -267,6 +263,31 @@ def returns_a_part(value: Tensor) -> Tensor:
 
 CONSTANT = torch.ones(4)
 KEPT = torch.empty(4)
+
+
+def returns_a_workspace_of_a_copy(value: Tensor) -> Tensor:
+    workspace = scaled_relu(value, 1.0)
+    return scaled_relu(workspace.clone(), 1.0)
+
+
+def zeroes_the_argument(value: Tensor) -> Tensor:
+    return scaled_relu(value.zero_(), 1.0)
+
+
+def zeroes_a_part(value: Tensor) -> Tensor:
+    output = scaled_relu(value, 1.0)
+    output[1:].zero_()
+    return add(output, value)
+
+
+def zeroes_a_kept_buffer(value: Tensor) -> Tensor:
+    KEPT.zero_()
+    return scaled_relu(value, 1.0)
+
+
+def writes_a_kept_workspace(value: Tensor) -> Tensor:
+    SOURCE.launch("scaled_relu<float, float>", (value, KEPT, i64(value.numel()), f32(1.0)))
+    return add(value, KEPT)
 
 
 def uses_another_tensor(value: Tensor) -> Tensor:
@@ -294,8 +315,12 @@ def launches_opaquely(value: Tensor) -> Tensor:
         copies,
         fills_after,
         reads_a_value,
-        launches_twice,
         launches_nothing,
+        returns_a_workspace_of_a_copy,
+        zeroes_the_argument,
+        zeroes_a_part,
+        zeroes_a_kept_buffer,
+        writes_a_kept_workspace,
         returns_the_argument,
         returns_a_part,
         uses_another_tensor,
@@ -319,14 +344,149 @@ def test_an_implementation_that_does_more_has_no_plan(function: Any) -> None:
         assert isinstance(recording, launcher.Unrecorded)  # known by now: not watched again
 
 
-def test_an_operator_within_an_operator_keeps_only_the_inner_plan() -> None:
+# Several launches, and workspaces between them.
+
+
+def in_a_workspace(value: Tensor, scale: float) -> Tensor:
+    """2 relu(scale value), by way of a workspace twice as large as need be."""
+    workspace = torch.empty(2 * value.numel()).view(2, -1)[1]
+    args = (value, workspace, i64(value.numel()), f32(scale))
+    SOURCE.launch("scaled_relu<float, float>", args)
+    output = torch.empty_like(value)
+    SOURCE.launch("add<float>", (workspace, workspace, output, i64(value.numel())))
+    return output
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: torch.zeros(value.shape),
+        lambda value: torch.zeros_like(value),
+        lambda value: value.new_zeros(value.shape),
+        lambda value: torch.empty_like(value).zero_(),
+        lambda value: scaled_relu(value, 1.0).view(-1).zero_().view(value.shape),
+    ],
+)
+@pytest.mark.parametrize("is_output", [False, True])
+def test_memory_filled_with_zeros_is_so_in_every_call(make: Any, is_output: bool) -> None:
+    def adds_up(value: Tensor) -> Tensor:
+        sums = make(value)
+        output = sums if is_output else torch.empty_like(value)
+        for _ in range(3):
+            SOURCE.launch("add<float>", (sums, value, sums, i64(value.numel())))
+        if not is_output:
+            SOURCE.launch("scaled_relu<float, float>", (sums, output, i64(value.numel()), f32(1.0)))
+        return output
+
+    op = Planned(adds_up)
+    for factor in (1.0, 2.0, 5.0):
+        assert op(torch.full((3, 5), factor)).eq(3 * factor).all()
+    assert op.runs == 1
+
+
+def test_two_launches_with_a_workspace_are_one_plan_for_all_values() -> None:
+    op = Planned(in_a_workspace)
+    for width in (1, 300_000):  # the larger ones run without the GIL
+        for scale in (1.0, 0.5, 3.0):
+            value = torch.linspace(-1, 1, 2 * width).view(2, width)
+            assert torch.equal(op(value, scale), 2 * torch.relu(value * scale))
+    assert op.runs == 2
+    assert launcher.plans(op.op_id) == 2
+
+
+def test_a_workspace_is_not_kept_and_not_shared() -> None:
+    op = Planned(in_a_workspace)
+    op(torch.ones(1 << 20), 1.0)
+    outputs = [op(torch.full((1 << 20,), float(step)), 1.0) for step in range(3)]
+    assert len({output.data_ptr() for output in outputs}) == 3
+    assert [output[-1].item() for output in outputs] == [0.0, 2.0, 4.0]
+    held = torch.empty(1 << 21)  # where the workspace lay, perhaps
+    held.fill_(7.0)
+    assert op(torch.ones(1 << 20), 1.0).eq(2.0).all()
+    assert held.eq(7.0).all()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        op(torch.ones(1 << 20), 1.0)
+    left = sum(event.self_cpu_memory_usage for event in seen.events())
+    assert left <= 0  # the argument, the output and the workspace are gone
+
+
+def test_an_output_written_by_a_later_launch_only_is_right() -> None:
+    def chained(value: Tensor) -> tuple[Tensor, None, Tensor]:
+        first, second = torch.empty_like(value), torch.empty_like(value)
+        SOURCE.launch("add<float>", (value, value, second, i64(value.numel())))
+        SOURCE.launch("add<float>", (second, value, first, i64(value.numel())))
+        SOURCE.launch("add<float>", (second, second, second, i64(value.numel())))
+        return first, None, second
+
+    op = Planned(chained)
+    for factor in (1.0, 2.0):
+        first, none, second = op(torch.full((4,), factor))
+        assert none is None
+        assert first.tolist() == [3 * factor] * 4
+        assert second.tolist() == [4 * factor] * 4
+    assert op.runs == 1
+
+
+def test_a_float_looked_at_between_two_launches_gives_one_plan_per_value() -> None:
+    def halves(value: Tensor, scale: float) -> Tensor:
+        return scaled_relu(scaled_relu(value, scale), 0.5 if scale > 2 else 1.0)
+
+    op = Planned(halves)
+    for scale in (1.0, 4.0, 1.0, 4.0):
+        assert op(torch.ones(3), scale).tolist() == [1.0 if scale == 1.0 else 2.0] * 3
+    assert op.runs == 2
+
+
+def test_memory_that_no_launch_reads_is_not_a_part_of_the_plan() -> None:
+    def allocates_more(value: Tensor) -> Tensor:
+        torch.empty(1 << 20)
+        torch.empty(0)
+        torch.empty(value.shape, device="meta")
+        return in_a_workspace(value, 1.0)
+
+    op = Planned(allocates_more)
+    for _ in range(2):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            assert op(torch.ones(3)).tolist() == [2.0] * 3
+    assert op.runs == 1
+    assert max(event.self_cpu_memory_usage for event in seen.events()) < 1 << 20
+
+
+def test_launches_of_an_operator_within_an_operator_are_the_outer_plans_too() -> None:
     inner = Planned(scaled_relu)
     inner(torch.ones(3), 1.0)
-    outer = Planned(lambda value: inner(add(value, value), 1.0))
+
+    def outer(value: Tensor, scale: float) -> Tensor:
+        output = inner(add(value, value), scale)
+        SOURCE.launch("add<float>", (output, value, output, i64(value.numel())))
+        return output
+
+    op = Planned(outer)
     for factor in (1.0, 2.0):
-        assert outer(torch.ones(3) * factor).tolist() == [2 * factor] * 3
-    assert outer.runs == 2
+        for scale in (3.0, 0.5):
+            expected = [(2 * scale + 1) * factor] * 3
+            assert op(torch.ones(3) * factor, scale).tolist() == expected
+    assert op.runs == 1
     assert inner.hits(torch.ones(3), 1.0)
+
+
+def test_threads_do_not_share_a_workspace() -> None:
+    op = Planned(in_a_workspace)
+    op(torch.ones(300_000), 1.0)
+    wrong: list[float] = []
+
+    def work(factor: float) -> None:
+        value = torch.full((300_000,), factor)
+        rights = [bool(op(value, 1.0).eq(2 * factor).all()) for _ in range(20)]
+        wrong.extend(factor for right in rights if not right)
+
+    threads = [threading.Thread(target=work, args=(factor,)) for factor in (1.0, 2.0, 3.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert op.runs == 1
 
 
 def test_an_exception_keeps_no_plan_and_ends_the_recording() -> None:
@@ -353,12 +513,11 @@ def test_a_kernel_that_throws_in_a_plan_is_a_launch_error() -> None:
     with pytest.raises(LaunchError, match="own words"):
         op(torch.ones(1), 0)
     described = (False, SOURCE._entries["throws"][0], 0, (1, 1, 1), (1, 1, 1), 0)
-    parameters = [("t", 2, 0, None), ("i", 0, 0, 0)]
+    parameters = [("t", 2, 0, 0), ("i", 0, 0, 0)]
     args = (torch.ones(1), 0)
     assert launcher._native is not None
-    launcher._native.keep(
-        op.op_id, "cpp", args, described, parameters, [torch.ones(1)], False, False, 4
-    )
+    steps = [(described, parameters, 4)]
+    launcher._native.keep(op.op_id, "cpp", args, steps, [torch.ones(1)], 1, False, False)
     with pytest.raises(LaunchError, match="the kernel's own words"):
         launcher.lookup(op.op_id, "cpp", args)
 

@@ -51,7 +51,8 @@ const at::Tensor& tensor_of(PyObject* object) {
 }
 
 constexpr std::size_t max_key_words = 160;   // 10 tensors of 7 dimensions; more have no plan
-constexpr std::size_t max_parameters = 64;
+constexpr std::size_t max_parameters = 64;  // of a launch
+constexpr std::size_t max_memory = 255;      // outputs and workspaces of a plan
 constexpr std::size_t max_plans = 4096;      // per operator, then it starts afresh
 constexpr std::size_t max_values = 64;       // per key whose plan depends on a float's value
 constexpr int64_t release_gil_bytes = 1 << 20;  // a CPU kernel over 1 MiB runs 20 us or longer
@@ -67,6 +68,7 @@ struct Driver {
   int (*retain_primary)(Context*, int);
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                 void**, void**);
+  int (*set_bytes)(unsigned long long, unsigned char, std::size_t, void*);
   std::vector<Context> primary;
 
   static Driver& instance() {
@@ -102,6 +104,7 @@ struct Driver {
     load(get_device, "cuDeviceGet");
     load(retain_primary, "cuDevicePrimaryCtxRetain");
     load(launch, "cuLaunchKernel");
+    load(set_bytes, "cuMemsetD8Async");
   }
 };
 
@@ -163,6 +166,17 @@ void* current_stream(int device_index) {
 
 // ---------------------------------------------------------------------------- plans
 
+// A CUDA device's current stream, asked for once, with the device's context current.
+class Queue {
+ public:
+  explicit Queue(int device_index) : stream_(current_stream(device_index)), guard_(device_index) {}
+  void* stream() const { return stream_; }
+
+ private:
+  void* stream_;
+  ContextGuard guard_;
+};
+
 struct Launch {
   bool cuda = false;
   int device_index = 0;
@@ -171,23 +185,10 @@ struct Launch {
   unsigned block[3] = {1, 1, 1};
   unsigned shared_bytes = 0;
 
-  void run(void** parameters, bool release_gil) const {
-    if (cuda) {
-      run_cuda(parameters);
-    } else {
-      run_cpu(parameters, release_gil);
-    }
-  }
-
- private:
-  void run_cuda(void** parameters) const {
-    void* stream = current_stream(device_index);
-    int status;
-    {
-      ContextGuard guard(device_index);
-      status = Driver::instance().launch(function, grid[0], grid[1], grid[2], block[0], block[1],
-                                         block[2], shared_bytes, stream, parameters, nullptr);
-    }
+  void run_cuda(void** parameters, const Queue& queue) const {
+    const int status =
+        Driver::instance().launch(function, grid[0], grid[1], grid[2], block[0], block[1],
+                                  block[2], shared_bytes, queue.stream(), parameters, nullptr);
     if (status != 0) {
       Py_XDECREF(PyObject_CallFunction(raise_launch_error, "i(III)(III)I", status, grid[0], grid[1],
                                        grid[2], block[0], block[1], block[2], shared_bytes));
@@ -210,26 +211,36 @@ struct Launch {
 };
 
 struct Parameter {
-  enum class Source : uint8_t { constant, argument, output };
+  enum class Source : uint8_t { constant, argument, memory };
   char code;
   Source source;
-  uint8_t index;  // of the argument or output
-  uint64_t bits;  // of the constant
+  uint8_t index;  // of the argument or of the memory
+  uint64_t bits;  // of the constant, or how many bytes into the memory
 };
 
-struct Output {
+// What a call allocates: an output, or a workspace that lives until the last step has been enqueued
+// (torch's allocator gives its bytes to later work of the same stream only).
+struct Memory {
   bool present;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   c10::TensorOptions options;
 };
 
-struct Plan {
+// A launch, or without a function the filling of one memory with zeros.
+struct Step {
   Launch launch;
   std::vector<Parameter> parameters;
-  std::vector<Output> outputs;
-  bool is_tuple = false;
   bool release_gil = false;
+  uint8_t zeroed = 0;
+};
+
+struct Plan {
+  std::vector<Step> steps;
+  std::vector<Memory> memory;  // the outputs, then the workspaces
+  std::size_t outputs = 0;
+  int device_index = -1;  // of CUDA
+  bool is_tuple = false;
 };
 
 using Key = std::vector<int64_t>;
@@ -452,28 +463,24 @@ double as_double(PyObject* number) {
   return PyFloat_Check(number) ? PyFloat_AS_DOUBLE(number) : PyLong_AsDouble(number);
 }
 
-PyObject* run(const Plan& plan, PyObject* args) {
-  c10::SmallVector<at::Tensor, 4> outputs;
-  for (const Output& output : plan.outputs) {
-    outputs.push_back(output.present
-                          ? at::empty_strided(output.sizes, output.strides, output.options)
-                          : at::Tensor());
-  }
+using Tensors = c10::SmallVector<at::Tensor, 8>;
+
+void run_step(const Step& step, const Plan& plan, PyObject* args, const Tensors& memory,
+              const std::optional<Queue>& queue) {
   uint64_t values[max_parameters];
   void* pointers[max_parameters];
   std::size_t count = 0;
-  for (const Parameter& parameter : plan.parameters) {
+  for (const Parameter& parameter : step.parameters) {
     uint64_t& value = values[count];
     pointers[count++] = &value;
-    if (parameter.source == Parameter::Source::constant) {
-      value = parameter.bits;
-    } else if (parameter.source == Parameter::Source::output) {
-      value = reinterpret_cast<uintptr_t>(outputs[parameter.index].mutable_data_ptr());
-    } else {
+    value = parameter.bits;
+    if (parameter.source == Parameter::Source::memory) {
+      value += reinterpret_cast<uintptr_t>(memory[parameter.index].mutable_data_ptr());
+    } else if (parameter.source == Parameter::Source::argument) {
       PyObject* arg = PyTuple_GET_ITEM(args, parameter.index);
       if (parameter.code != 't') {
         value = float_bits(parameter.code, as_double(arg));
-      } else if (plan.outputs.empty()) {
+      } else if (plan.outputs == 0) {
         // In place: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
         value = reinterpret_cast<uintptr_t>(tensor_of(arg).mutable_data_ptr());
       } else {
@@ -481,12 +488,47 @@ PyObject* run(const Plan& plan, PyObject* args) {
       }
     }
   }
-  plan.launch.run(pointers, plan.release_gil);
-  if (!plan.is_tuple) return THPVariable_Wrap(std::move(outputs[0]));
-  PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(outputs.size()));
-  for (std::size_t index = 0; index < outputs.size(); ++index) {
-    PyObject* item = outputs[index].defined() ? THPVariable_Wrap(std::move(outputs[index]))
-                                              : Py_NewRef(Py_None);
+  if (queue.has_value()) {
+    step.launch.run_cuda(pointers, *queue);
+  } else {
+    step.launch.run_cpu(pointers, step.release_gil);
+  }
+}
+
+void fill_with_zeros(const at::Tensor& memory, const std::optional<Queue>& queue) {
+  void* bytes = memory.mutable_data_ptr();
+  if (!queue.has_value()) {
+    std::memset(bytes, 0, memory.nbytes());
+    return;
+  }
+  const int status = Driver::instance().set_bytes(reinterpret_cast<uintptr_t>(bytes), 0,
+                                                  memory.nbytes(), queue->stream());
+  TORCH_CHECK(status == 0, "memory cannot be filled with zeros (CUresult ", status, ")");
+}
+
+PyObject* run(const Plan& plan, PyObject* args) {
+  Tensors memory;
+  for (const Memory& wanted : plan.memory) {
+    memory.push_back(wanted.present
+                         ? at::empty_strided(wanted.sizes, wanted.strides, wanted.options)
+                         : at::Tensor());
+  }
+  {
+    std::optional<Queue> queue;
+    if (plan.device_index >= 0) queue.emplace(plan.device_index);
+    for (const Step& step : plan.steps) {
+      if (step.launch.function == nullptr) {
+        fill_with_zeros(memory[step.zeroed], queue);
+      } else {
+        run_step(step, plan, args, memory, queue);
+      }
+    }
+  }
+  if (!plan.is_tuple) return THPVariable_Wrap(std::move(memory[0]));
+  PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(plan.outputs));
+  for (std::size_t index = 0; index < plan.outputs; ++index) {
+    PyObject* item =
+        memory[index].defined() ? THPVariable_Wrap(std::move(memory[index])) : Py_NewRef(Py_None);
     PyTuple_SET_ITEM(result, static_cast<Py_ssize_t>(index), item);
   }
   return result;
@@ -609,52 +651,74 @@ bool read_launch(PyObject* described, Launch& launch) {
   return true;
 }
 
-// keep(id, implementation, args, launch, parameters, outputs, is_tuple, by_value, bytes)
-//   launch: (cuda, function, device index, grid, block, shared bytes)
-//   parameters: [(code, source, index, constant)]; source 0 constant, 1 argument, 2 output
-//   outputs: [a tensor of that shape, strides and dtype, or None]
+// Step of a plan from (launch, parameters, bytes touched), or from the place of the memory to zero.
+bool read_step(PyObject* described, Step& step) {
+  if (PyLong_Check(described)) {
+    step.zeroed = static_cast<uint8_t>(PyLong_AsLong(described));
+    return true;
+  }
+  PyObject *launch = nullptr, *parameters = nullptr;
+  long long bytes = 0;
+  if (PyArg_ParseTuple(described, "O!O!L", &PyTuple_Type, &launch, &PyList_Type, &parameters,
+                       &bytes) == 0 ||
+      !read_launch(launch, step.launch)) {
+    return false;
+  }
+  for (Py_ssize_t place = 0; place < PyList_GET_SIZE(parameters); ++place) {
+    int code = 0, source = 0, index = 0;
+    PyObject* constant = nullptr;
+    if (PyArg_ParseTuple(PyList_GET_ITEM(parameters, place), "CiiO", &code, &source, &index,
+                         &constant) == 0) {
+      return false;
+    }
+    const auto from = static_cast<Parameter::Source>(source);
+    uint64_t bits = 0;
+    if (from == Parameter::Source::constant) bits = scalar_bits(static_cast<char>(code), constant);
+    if (from == Parameter::Source::memory) bits = PyLong_AsUnsignedLongLong(constant);
+    step.parameters.push_back({static_cast<char>(code), from, static_cast<uint8_t>(index), bits});
+  }
+  step.release_gil = !step.launch.cuda && bytes >= release_gil_bytes;
+  return PyErr_Occurred() == nullptr;
+}
+
+// keep(id, implementation, args, steps, memory, outputs, is_tuple, by_value)
+//   steps: [(launch, parameters, bytes touched), or the place of the memory to fill with zeros]
+//     launch: (cuda, function, device index, grid, block, shared bytes)
+//     parameters: [(code, source, index, constant)]; source 0 constant, 1 argument, 2 memory, of
+//     which the constant says how many bytes into it
+//   memory: [a tensor of that shape, strides and dtype, or None], `outputs` outputs first
 PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!arguments_are(args, count, 9)) return nullptr;
+  if (!arguments_are(args, count, 8)) return nullptr;
   return translated([&]() -> PyObject* {
   Operator& op = operator_of(args[0]);
   for (Py_ssize_t index = 0; index < std::min<Py_ssize_t>(64, PyTuple_GET_SIZE(args[2])); ++index) {
     if (PyFloat_Check(PyTuple_GET_ITEM(args[2], index))) op.float_arguments |= uint64_t{1} << index;
   }
   KeyBuilder key;
-  const Py_ssize_t parameter_count = PyList_GET_SIZE(args[4]);
   if (!key.build(op, args[1], args[2]) ||
-      parameter_count > static_cast<Py_ssize_t>(max_parameters)) {
+      PyList_GET_SIZE(args[4]) > static_cast<Py_ssize_t>(max_memory)) {
     Py_RETURN_FALSE;
   }
   auto plan = std::make_shared<Plan>();
-  if (!read_launch(args[3], plan->launch)) return nullptr;
-  for (Py_ssize_t place = 0; place < parameter_count; ++place) {
-    int code = 0, source = 0, index = 0;
-    PyObject* constant = nullptr;
-    if (PyArg_ParseTuple(PyList_GET_ITEM(args[4], place), "CiiO", &code, &source, &index,
-                         &constant) == 0) {
-      return nullptr;
-    }
-    const auto from = static_cast<Parameter::Source>(source);
-    const uint64_t bits = from == Parameter::Source::constant
-                              ? scalar_bits(static_cast<char>(code), constant)
-                              : 0;
-    plan->parameters.push_back(
-        {static_cast<char>(code), from, static_cast<uint8_t>(index), bits});
+  for (Py_ssize_t place = 0; place < PyList_GET_SIZE(args[3]); ++place) {
+    Step& step = plan->steps.emplace_back();
+    if (!read_step(PyList_GET_ITEM(args[3], place), step)) return nullptr;
+    if (step.parameters.size() > max_parameters) Py_RETURN_FALSE;
+    if (step.launch.cuda) plan->device_index = step.launch.device_index;
   }
-  for (Py_ssize_t place = 0; place < PyList_GET_SIZE(args[5]); ++place) {
-    PyObject* item = PyList_GET_ITEM(args[5], place);
-    Output output{item != Py_None, {}, {}, {}};
-    if (output.present) {
+  for (Py_ssize_t place = 0; place < PyList_GET_SIZE(args[4]); ++place) {
+    PyObject* item = PyList_GET_ITEM(args[4], place);
+    Memory memory{item != Py_None, {}, {}, {}};
+    if (memory.present) {
       const at::Tensor& sample = tensor_of(item);
-      output.sizes = sample.sizes().vec();
-      output.strides = sample.strides().vec();
-      output.options = sample.options();
+      memory.sizes = sample.sizes().vec();
+      memory.strides = sample.strides().vec();
+      memory.options = sample.options();
     }
-    plan->outputs.push_back(std::move(output));
+    plan->memory.push_back(std::move(memory));
   }
+  plan->outputs = PyLong_AsSize_t(args[5]);
   plan->is_tuple = args[6] == Py_True;
-  plan->release_gil = !plan->launch.cuda && PyLong_AsLongLong(args[8]) >= release_gil_bytes;
   if (PyErr_Occurred() != nullptr) return nullptr;
 
   if (op.entries.size() >= max_plans) op.entries.clear();
@@ -698,7 +762,11 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
-  launch.run(pointers.data(), bytes >= release_gil_bytes);
+  if (launch.cuda) {
+    launch.run_cuda(pointers.data(), Queue(launch.device_index));
+  } else {
+    launch.run_cpu(pointers.data(), bytes >= release_gil_bytes);
+  }
   Py_RETURN_NONE;
   });
 }

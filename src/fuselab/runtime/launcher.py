@@ -2,13 +2,16 @@
 
 A call of an operator on a small tensor is mostly host time: choosing, checking, allocating and
 packing arguments in Python takes 20 us and more. All of that depends on shapes, dtypes and plain
-arguments alone, so it is done once: ``recording`` watches an implementation run, and when it made
-exactly one launch, of arguments and fresh outputs only, that launch is kept as a plan. ``lookup``
-finds the plan of a later call by an exact key and runs it in C++ (``launcher.cpp``), 1 to 3 us.
+arguments alone, so it is done once: ``recording`` watches an implementation run, and when all that
+it did was to launch kernels on its arguments and on fresh memory (outputs and workspaces,
+uninitialised or filled with zeros), those launches are kept as a plan. ``lookup`` finds the plan of
+a later call by an exact key and runs it in C++ (``launcher.cpp``), 1 to 3 us.
 
 What makes a plan right: while an implementation is watched, every PyTorch operator it calls is
-seen. Anything but an allocation or a view (a copy, a fill, ``.item()``) means that the launch is
-not all that happens, and there is no plan for those arguments.
+seen. Anything but an allocation, a view or the zeroing of fresh memory (a copy, a fill,
+``.item()``) means that the launches are not all that happens, and there is no plan for those
+arguments. A plan allocates its workspaces anew in every call, from torch's allocator and on the
+current stream, so that calls share none and a CUDA graph can hold them.
 
 Without a C++ compiler everything still works, through ctypes and without plans; a warning says so.
 """
@@ -24,7 +27,7 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -100,7 +103,7 @@ def plans(op_id: int) -> int:
 
 def recording(op_id: int, implementation: str, args: tuple[Any, ...]) -> Recording | Unrecorded:
     """A context in which an implementation runs with ``.args``; ``.finish(outputs)`` keeps the plan
-    of its launch, if it can be one. ``outputs`` is a tensor, or a tuple of tensors and None."""
+    of its launches, if one can be. ``outputs`` is a tensor, or a tuple of tensors and None."""
     if not _tried:
         start()
     if _native is None or not _native.wanted(op_id, implementation, args):
@@ -125,7 +128,8 @@ class Unrecorded:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every PyTorch operator: keeps what was allocated, notes the first that computes."""
+    """Sees every PyTorch operator: keeps what was allocated, tells ``zeroed`` what was filled with
+    zeros, notes the first operator that computes."""
 
     # Questions about dtypes and shapes, which a plan's key holds.
     QUESTIONS = frozenset(
@@ -141,16 +145,36 @@ class _Watch(TorchDispatchMode):
             torch.ops.aten.new_empty_strided.default,
         }
     )
+    ZEROS = frozenset(
+        {
+            torch.ops.aten.zeros.default,
+            torch.ops.aten.zeros_like.default,
+            torch.ops.aten.new_zeros.default,
+        }
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, zeroed: Callable[[Tensor], None]) -> None:
         super().__init__()
         self.allocated: list[Tensor] = []
         self.computes: str | None = None
+        self._zeroed = zeroed
+
+    def allocation_of(self, tensor: Tensor) -> Tensor | None:
+        """What was allocated here with the storage that ``tensor`` lies in."""
+        storage = tensor.untyped_storage()._cdata
+        return next(
+            (found for found in self.allocated if found.untyped_storage()._cdata == storage), None
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in self.ALLOCATIONS:
             self.allocated.append(result)
+        elif func in self.ZEROS:
+            self.allocated.append(result)
+            self._zeroed(result)
+        elif func is torch.ops.aten.zero_.default and _fills_its_storage(result):
+            self._zeroed(result)
         elif not (func.is_view or func.name().split(".")[0] in self.QUESTIONS):
             self.computes = self.computes or str(func)
         return result
@@ -188,12 +212,13 @@ class Recording:
             TracedFloat(arg, index, self._seen) if isinstance(arg, float) else arg
             for index, arg in enumerate(args)
         )
-        self._launches: list[tuple[tuple[Any, ...], str, list[Any]]] = []
+        # Launches, and between them tensors that were filled with zeros.
+        self._steps: list[tuple[tuple[Any, ...], str, list[Any]] | Tensor] = []
         self._opaque: str | None = None
-        self._watch = _Watch()
+        self._watch = _Watch(self._note_zeros)
         self._outer = _thread.recording
-        device = next(arg.device for arg in args if isinstance(arg, Tensor))
-        self._device_index = device.index if device.type == "cuda" else None
+        self._device = next(arg.device for arg in args if isinstance(arg, Tensor))
+        self._device_index = self._device.index if self._device.type == "cuda" else None
         self._stream = _raw_stream(self._device_index)
 
     def __enter__(self) -> Recording:
@@ -214,12 +239,19 @@ class Recording:
 
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
         """One launch, as it is about to happen."""
-        self._launches.append((described, codes, list(values)))
+        self._steps.append((described, codes, list(values)))
         if "s" in codes:
             self.note_opaque("a struct by value")
-        if described[0] and (
-            described[2] != self._device_index or _raw_stream(described[2]) != self._stream
-        ):
+        if described[0]:
+            self._check_stream(described[2])
+
+    def _note_zeros(self, tensor: Tensor) -> None:
+        self._steps.append(tensor)
+        if tensor.is_cuda:
+            self._check_stream(tensor.get_device())
+
+    def _check_stream(self, device_index: int) -> None:
+        if device_index != self._device_index or _raw_stream(device_index) != self._stream:
             self.note_opaque("a launch on another device or stream")
 
     def note_opaque(self, what: str) -> None:
@@ -227,7 +259,7 @@ class Recording:
         self._opaque = self._opaque or what
 
     def finish(self, outputs: Any) -> None:
-        """The implementation returned ``outputs``: keep its launch as a plan, or remember that
+        """The implementation returned ``outputs``: keep its launches as a plan, or remember that
         there is none for such arguments."""
         assert _native is not None
         plan = self._plan(outputs)
@@ -240,74 +272,123 @@ class Recording:
             return self._opaque
         if self._watch.computes is not None:
             return f"the implementation calls {self._watch.computes}"
-        if len(self._launches) != 1:
-            return f"{len(self._launches)} launches"
+        if all(isinstance(step, Tensor) for step in self._steps):
+            return "no launches"
         return None
 
     def _plan(self, outputs: Any) -> tuple[Any, ...] | None:
         """The arguments of ``keep`` in launcher.cpp."""
         is_tuple = isinstance(outputs, tuple | list)
         results = list(outputs) if is_tuple else [outputs]
-        if self.why_not() is not None or not all(
-            result is None or self._is_fresh(result) for result in results
-        ):
+        if self.why_not() is not None:
             return None
-        described, codes, values = self._launches[0]
-        places = {
-            result.data_ptr(): place for place, result in enumerate(results) if result is not None
-        }
-        parameters: list[tuple[str, int, int, Any]] = []
+        memory = _Memory(self._watch, self._device)
+        if not all(map(memory.add_output, results)):
+            return None
+        steps: list[Any] = []
         traced: set[int] = set()
         computed_float = False
-        bytes_touched = 0
-        for code, value in zip(codes, values, strict=True):
-            if code == "t":
-                source = self._source(value, places)
-                if source is None:
+        for step in self._steps:
+            if isinstance(step, Tensor):
+                place = memory.place(step)
+                if place is None:
                     return None
-                parameters.append((code, *source, None))
-                bytes_touched += value.numel() * value.element_size()
-            elif isinstance(value, TracedFloat):
-                parameters.append((code, 1, value.index, None))
-                traced.add(value.index)
-            else:
-                parameters.append((code, 0, 0, value))
-                computed_float |= code in "fd"
-        written = {index for _, source, index, _ in parameters if source == 2}
-        if len(places) != sum(result is not None for result in results) or written != set(
-            places.values()
-        ):
+                steps.append(place)
+                continue
+            described, codes, values = step
+            parameters: list[tuple[str, int, int, Any]] = []
+            for code, value in zip(codes, values, strict=True):
+                if code == "t":
+                    source = self._source(value, memory)
+                    if source is None:
+                        return None
+                    parameters.append((code, *source))
+                elif isinstance(value, TracedFloat):
+                    parameters.append((code, 1, value.index, None))
+                    traced.add(value.index)
+                else:
+                    parameters.append((code, 0, 0, value))
+                    computed_float |= code in "fd"
+            touched = sum(value.nbytes for value in values if isinstance(value, Tensor))
+            steps.append((described, parameters, touched))
+        if not memory.wrote_all_outputs():
             return None
         floats = {index for index, arg in enumerate(self._of[2]) if isinstance(arg, float)}
         by_value = bool(floats) and (computed_float or bool(self._seen) or floats != traced)
-        return described, parameters, results, is_tuple, by_value, bytes_touched
+        return steps, memory.tensors, len(results), is_tuple, by_value
 
-    def _is_fresh(self, result: Any) -> bool:
-        """Whether ``empty_strided`` gives the like: allocated here, the whole of its storage."""
-        if type(result) is not Tensor or result.numel() == 0 or result.requires_grad:
-            return False
-        storage = result.untyped_storage()
-        steps = zip(result.shape, result.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in steps)
-        return (
-            result.storage_offset() == 0
-            and storage.nbytes() == span * result.element_size()
-            and any(
-                storage.data_ptr() == allocated.untyped_storage().data_ptr()
-                for allocated in self._watch.allocated
-            )
-        )
-
-    def _source(self, value: Tensor, places: dict[int, int]) -> tuple[int, int] | None:
-        """Where a tensor parameter comes from: (1, argument) or (2, output)."""
+    def _source(self, value: Tensor, memory: _Memory) -> tuple[int, int, int | None] | None:
+        """Where a tensor comes from: (1, argument, None) or (2, memory, bytes into it)."""
         pointer = value.data_ptr()
         if pointer == 0:
             return None
         for index, arg in enumerate(self._of[2]):
             # The first of several with this address: which of them share one is a part of the key.
             if isinstance(arg, Tensor) and arg.data_ptr() == pointer:
-                return 1, index
-        return (2, places[pointer]) if pointer in places else None
+                return 1, index, None
+        place = memory.place(value)
+        return None if place is None else (2, place, pointer - value.untyped_storage().data_ptr())
+
+
+class _Memory:
+    """What a plan allocates: the outputs (None for one that is not needed), then the workspaces."""
+
+    def __init__(self, watch: _Watch, device: torch.device) -> None:
+        self.tensors: list[Tensor | None] = []
+        self._watch, self._device = watch, device
+        self._places: dict[int, int] = {}  # by storage
+        self._used: set[int] = set()
+
+    def add_output(self, result: Any) -> bool:
+        """Whether a result can be had again by allocating the like."""
+        if result is not None and (type(result) is not Tensor or self._place_new(result) is None):
+            return False
+        if result is None:
+            self.tensors.append(None)
+        return True
+
+    def place(self, value: Tensor) -> int | None:
+        """Where the memory of ``value`` is in ``tensors``, put there if need be; None where it was
+        not allocated while the plan was recorded."""
+        place = self._places.get(value.untyped_storage()._cdata)
+        if place is None:
+            allocated = self._watch.allocation_of(value)
+            place = None if allocated is None else self._place_new(allocated)
+        if place is not None:
+            self._used.add(place)
+        return place
+
+    def wrote_all_outputs(self) -> bool:
+        """Whether every memory has been asked for."""
+        return self._used == set(self._places.values())
+
+    def _place_new(self, tensor: Tensor) -> int | None:
+        """``tensor``'s place, if ``empty_strided`` gives the like: the whole of a storage that was
+        allocated here, on the arguments' device, and that has no place yet."""
+        storage = tensor.untyped_storage()
+        if (
+            tensor.device != self._device
+            or tensor.requires_grad
+            or storage._cdata in self._places
+            or self._watch.allocation_of(tensor) is None
+            or not _spans_its_storage(tensor)
+        ):
+            return None
+        self._places[storage._cdata] = len(self.tensors)
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+
+def _spans_its_storage(tensor: Tensor) -> bool:
+    if tensor.numel() == 0 or tensor.storage_offset() != 0:
+        return False
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps)
+    return tensor.untyped_storage().nbytes() == span * tensor.element_size()
+
+
+def _fills_its_storage(tensor: Tensor) -> bool:
+    return _spans_its_storage(tensor) and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def note_opaque_launch(what: str) -> None:
