@@ -90,6 +90,87 @@ def reference_of_product(x, weight, bias, projection, up, scale):
     return torch.relu(x @ weight.t() + bias + scale * projection @ up.t())
 
 
+JOINT = (launch.fused_forward, partial(launch.backward, launch.fused_product))
+
+
+def joint_tiles(args):
+    found = [tile for tile in tiles.forward_tiles(args[0], args[1], args[3].shape[0]) if tile.joint]
+    assert len(found) == (8 if args[3].shape[0] <= 16 else 6)
+    return found
+
+
+def check_joint(args, configs=None):
+    for config in configs or joint_tiles(args):
+        with forced(tiles.OP_NAME, "triton", config) as asked:
+            check(*JOINT, args)
+            assert asked.keys
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 16, 1), (2, 48, 3), (127, 64, 255), (129, 80, 257), (650, 320, 712), (70001, 128, 136)],
+    ids=str,
+)
+def test_every_joint_tile_is_right(sizes):
+    """Less than a tile, one and a bit, a K of one step and of several, many tiles a program."""
+    check_joint(on_gpu(*sizes, 16, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 8, 15, 17, 31, 32])
+def test_joint_ranks(rank):
+    args = on_gpu(517, 144, 264, rank, "tanh", torch.bfloat16)
+    check_joint(args, joint_tiles(args)[::2])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_joint_activations_and_scales(activation):
+    for has_bias, scale in ((True, 0.5), (False, -1.7), (True, 0.0)):
+        args = on_gpu(1031, 272, 520, 16, activation, torch.bfloat16, "cuda", has_bias, scale)
+        check_joint(args, joint_tiles(args)[:1])
+
+
+def test_joint_results_repeat_and_a_scale_comes_through_a_pointer():
+    args = on_gpu(8195, 512, 520, 8, dtype=torch.bfloat16)
+    pointed = (*args[:5], torch.full((), 0.5, device="cuda"), args[6])
+    for config in joint_tiles(args):
+        with forced(tiles.OP_NAME, "triton", config):
+            output = launch.fused_forward(*args)
+            assert torch.equal(launch.fused_forward(*args), output)
+            assert torch.equal(launch.fused_forward(*pointed), output)
+
+
+def test_joint_nan_and_infinity_stay_where_eager_has_them():
+    for place, at in ((0, (300, 7)), (4, (5, 2))):
+        for value in (torch.nan, torch.inf):
+            args = on_gpu(520, 144, 264, 8, "identity", torch.bfloat16)
+            args[place][at] = value
+            expected = reference(*args)
+            for config in joint_tiles(args):
+                with forced(tiles.OP_NAME, "triton", config):
+                    output = launch.fused_forward(*args)
+                assert torch.equal(output.isnan(), expected.isnan()), config
+                assert torch.equal(output.isinf(), expected.isinf()), config
+
+
+def test_operands_that_maps_cannot_read_take_two_launches():
+    args = laid_out(on_gpu(257, 144, 264, 8, dtype=torch.bfloat16), lambda x: x.t().clone().t())
+    args = (args[0].contiguous(), *args[1:])
+    check_joint(args)
+
+
+@pytest.mark.large_memory
+def test_joint_tiles_past_2_to_the_31_elements():
+    rows, width = 2**21 + 3, 1032
+    _, weight, bias, a, b, scale, _ = on_gpu(1, width, width, 8, dtype=torch.bfloat16)
+    x = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
+    x[-1] = torch.randn(width, device="cuda")
+    config = tiles.tile(128, 256, 64, 8, 3, maps=1, joint=1)
+    output = launch._adapt(x, weight, bias, a, b, scale, "relu", config)
+    expected = reference(x[-1:], weight, bias, a, b, scale, "relu")
+    torch.testing.assert_close(output[-1:], expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(output[rows // 2], torch.relu(bias))
+
+
 def test_every_stream_of_the_update_and_every_reduction_is_right():
     args = on_gpu(1031, 264, 520, 16, dtype=torch.bfloat16)
     name = tiles.OP_NAME

@@ -1,9 +1,9 @@
 """Launching the kernels: S, the product on top of its update, and the sums of the backward.
 
 Two implementations share all but the large product. ``fused_product`` is one Triton kernel with one
-accumulator. ``library_product`` leaves x Wᵀ to cuBLAS and adds the update in one pass over the
-output: together with the activation, which eager's pass over the output would be there for, or as
-what cuBLAS accumulates onto.
+accumulator; ``fused_forward`` makes S in it too, where tuning says so. ``library_product`` leaves
+x Wᵀ to cuBLAS and adds the update in one pass over the output: together with the activation, which
+eager's pass over the output would be there for, or as what cuBLAS accumulates onto.
 """
 
 from __future__ import annotations
@@ -118,6 +118,63 @@ def fused_product(
     if output.numel():
         config = config or tiles.product_tile(f"triton{step}", input, weight, up.shape[1])
         _combine(input, weight, bias, projection, up, scale, activation, output, config)
+    return output
+
+
+def fused_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    activation: str,
+) -> Tensor:
+    """One launch and no workspace where the tile is a ``joint`` one and tensor maps can read the
+    operands, else ``forward`` of ``fused_product``."""
+    x, rank = as_rows(input), lora_a.shape[0]
+    if x.shape[0] * weight.shape[0]:
+        config = tiles.product_tile("triton", x, weight, rank)
+        if config.joint and {_map_layout(operand) for operand in (x, weight, lora_a)} == {"rows"}:
+            output = _adapt(x, weight, bias, lora_a, lora_b, scale, activation, config)
+            return output.view(*input.shape[:-1], weight.shape[0])
+    return forward(fused_product, input, weight, bias, lora_a, lora_b, scale, activation)
+
+
+def _adapt(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    factor: Tensor,
+    up: Tensor,
+    scale: float | Tensor,
+    activation: str,
+    config: Config,
+) -> Tensor:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from fuselab.ops.lora_linear import triton_kernels as kernels
+
+    (rows, inner), columns, rank = input.shape, weight.shape[0], factor.shape[0]
+    output = input.new_empty((rows, columns))
+    block_rank = power_of_two(rank, 16, tiles.FUSED_RANK)
+    count = ceil_div(rows, config.rows) * ceil_div(columns, config.columns)
+    operands = ((input, config.rows), (weight, config.columns), (factor, block_rank))
+    launch(
+        kernels.adapt,
+        (min(count, multiprocessors(input.device) * config.joint),),
+        *(TensorDescriptor.from_tensor(matrix, [size, config.inner]) for matrix, size in operands),
+        *(bias, up, output, *_scale_arguments(scale)),
+        *(rows, columns, inner, rank, 0 if bias is None else bias.stride(0), *up.stride()),
+        ACTIVATION=activation,
+        BLOCK_RANK=block_rank,
+        BLOCK_ROWS=config.rows,
+        BLOCK_COLUMNS=config.columns,
+        BLOCK_INNER=config.inner,
+        GROUP=config.group,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
     return output
 
 

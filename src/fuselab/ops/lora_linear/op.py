@@ -145,7 +145,7 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
 
 def product_configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
     """Tiles of the forward's product."""
-    return tiles.product_tiles(as_rows(input), weight, rest[1].shape[0])
+    return tiles.forward_tiles(as_rows(input), weight, rest[1].shape[0])
 
 
 def product_configs_backward(
@@ -329,7 +329,7 @@ OP = FusedOp(
         ),
         "triton": Implementation(
             "cuda",
-            partial(launch.forward, launch.fused_product),
+            launch.fused_forward,
             partial(launch.backward, launch.fused_product),
             supports,
             supports_backward,

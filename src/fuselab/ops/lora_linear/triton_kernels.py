@@ -1,7 +1,8 @@
 """act(x Wᵀ + bias + scale S Bᵀ), S = x Aᵀ, and its gradients, in Triton.
 
-Four kernels make the operator, cut at S as in LoRAFusion (Zhu et al., arXiv:2510.00206):
+Five kernels make the operator, cut at S as in LoRAFusion (Zhu et al., arXiv:2510.00206):
 ``project`` gives S; ``combine`` the output, and with other operands the input's gradient;
+``adapt`` S and the output at once, where the output is narrow;
 ``pull_back_and_reduce`` what is summed over columns (S's gradient) and over rows (those of A and B)
 in one read of the upstream gradient; ``sum_parts`` adds up what its programs leave.
 
@@ -152,6 +153,66 @@ def combine(
         total += tl.load(of_output, has_row & has_column, 0.0).to(tl.float32)
     total = activate(total, ACTIVATION)
     tl.store(of_output, total.to(output.dtype.element_ty), has_row & has_column)
+
+
+@triton.jit
+def adapt(
+    input, weight, factor,  # tensor maps of (rows, inner), (columns, inner) and (rank, inner)
+    bias, up, output,  # (columns,) or None, (columns, rank), (rows, columns)
+    scale_pointer, scale,
+    rows, columns, inner, rank, bias_stride, up_row, up_column,
+    ACTIVATION: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """output = act(input weightᵀ + scale S upᵀ + bias) with S = input factorᵀ, in one launch.
+
+    A program owns BLOCK_ROWS x BLOCK_COLUMNS tiles of the output in turn, in ``combine``'s order,
+    and computes their rows of S beside them from the same tile of input: columns / BLOCK_COLUMNS
+    times as many products for S as ``project`` makes, for which S is never written and input comes
+    from memory once. The update is the last product on the one accumulator; ``scale`` goes into
+    ``up``, as two addends that hold 16 of the product's bits. Flattened, the two loops are one to
+    the compiler: the loads of a program's next tile start before this one's end.
+    """
+    down, across = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
+    scale = _scale_of(scale_pointer, scale)
+    component = tl.arange(0, BLOCK_RANK)
+    for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
+        in_group = GROUP * across
+        first = tile // in_group * GROUP
+        height = tl.minimum(down - first, GROUP)
+        first_row = (first + tile % in_group % height) * BLOCK_ROWS
+        first_column = tile % in_group // height * BLOCK_COLUMNS
+
+        total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+        s = tl.zeros((BLOCK_ROWS, BLOCK_RANK), tl.float32)
+        for start in range(0, inner, BLOCK_INNER):
+            x = input.load([first_row, start])
+            total = tl.dot(x, weight.load([first_column, start]).T, total)
+            s = tl.dot(x, factor.load([0, start]).T, s)
+
+        row = first_row + tl.arange(0, BLOCK_ROWS)
+        column = first_column + tl.arange(0, BLOCK_COLUMNS)
+        b = tl.load(
+            up + _offset(component, column, up_column, up_row),
+            (component < rank)[:, None] & (column < columns)[None, :],
+            0.0,
+        )
+        b = b.to(tl.float32) * scale
+        high = b.to(output.dtype.element_ty)
+        rest = tl.where(tl.abs(b) < float("inf"), b - high.to(tl.float32), 0.0)
+        rounded = s.to(output.dtype.element_ty)
+        total = tl.dot(rounded, high, total)
+        total = tl.dot(rounded, rest.to(output.dtype.element_ty), total)
+        if bias is not None:
+            of_bias = bias + column.to(tl.int64) * bias_stride
+            total += tl.load(of_bias, column < columns, 0.0).to(tl.float32)[None, :]
+        total = activate(total, ACTIVATION)
+        tl.store(
+            output + _offset(row, column, columns, 1),
+            total.to(output.dtype.element_ty),
+            (row < rows)[:, None] & (column < columns)[None, :],
+        )
 
 
 @triton.jit
