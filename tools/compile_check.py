@@ -1,7 +1,8 @@
 """Compile every CUDA source of every kernel package, without a GPU and without a CUDA toolkit.
 
 A package's ``CUDA_EXPRESSIONS`` names its instantiations, beside the ``CudaSource`` they belong to;
-all of one source are compiled in one NVRTC program per architecture. Any system CUDA is hidden:
+all of one source are compiled in one NVRTC program per architecture (of ``ARCHITECTURES``, or of
+those alone that the source is for). Any system CUDA is hidden:
 NVRTC and every header must come from pip packages, as on a bare machine. Exit status 1 when a
 source does not compile, or when a ``.cu`` file is reached by no expression.
 """
@@ -51,7 +52,10 @@ def check() -> int:
             if not found:
                 failures.append(f"{file.relative_to(CLONE)}: no CudaSource with CUDA_EXPRESSIONS.")
             for source, expressions in found:
-                for arch in ARCHITECTURES:
+                if source.architectures:
+                    only = ", ".join(source.architectures)
+                    print(f"compile-check: {file.name} is for {only} only")
+                for arch in source.architectures or ARCHITECTURES:
                     job = threads.submit(source.compile_many, expressions, arch)
                     jobs.append((job, len(expressions)))
     for job, count in jobs:

@@ -31,7 +31,8 @@ def compiled_group(op: FusedOp, implementation: str, quick: bool) -> Group:
             )
         )
     for source, expressions in found:
-        results.append(_build(source, expressions, ARCHITECTURES[1:2] if quick else ARCHITECTURES))
+        architectures = source.architectures or (ARCHITECTURES[1:2] if quick else ARCHITECTURES)
+        results.append(_build(source, expressions, architectures))
     results.append(Result("run", Verdict.NOT_JUDGED, "running it needs a GPU; there is none here"))
     return Group(implementation, "all", "compiled", tuple(results))
 
@@ -42,7 +43,7 @@ def compile_ahead(op: FusedOp, implementation: str, arch: str) -> None:
 
     def build(source: CudaSource, expression: str) -> None:
         with contextlib.suppress(BuildError):
-            source.compile(expression, arch)
+            source.compile(expression, source.arch_for(arch))
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for source, expressions in _sources(op, implementation):

@@ -142,16 +142,29 @@ class CudaSource:
 
     An ``expression`` names one instantiation as C++ spells it, for example
     ``"forward<float, Relu, 4>"``. ``options`` are further NVRTC options. Compiled for C++17.
+    ``architectures`` are the only ones it compiles for, where it uses what one chip alone has
+    (``("sm_90a",)``); by default any.
     """
 
-    def __init__(self, path: str | os.PathLike[str], options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: Sequence[str] = (),
+        architectures: Sequence[str] = (),
+    ) -> None:
         self.path = Path(path)
+        self.architectures = tuple(architectures)
         self.options = ("-std=c++17", "-lineinfo", *options)
         self._functions: dict[tuple[str, int], int] = {}
         self._shared_bytes: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"CudaSource({self.path.name})"
+
+    def arch_for(self, arch: str) -> str:
+        """What to compile for on a device of ``arch``: ``sm_90a`` on an ``sm_90`` where
+        ``architectures`` has that, else ``arch``."""
+        return next((own for own in self.architectures if own.rstrip("af") == arch), arch)
 
     def compile(self, expression: str, arch: str) -> bytes:
         """The cubin of one instantiation for ``arch`` (``sm_90``, ``sm_90a``, ...); PTX where NVRTC
@@ -193,7 +206,7 @@ class CudaSource:
         launcher.launch_cuda(function, device_index, grid, block, shared_bytes, codes, values)
 
     def _load(self, expression: str, device_index: int) -> int:
-        names, image = self._image((expression,), device_arch(device_index))
+        names, image = self._image((expression,), self.arch_for(device_arch(device_index)))
         function = cuda_driver.load_function(image, names[expression], device_index)
         return self._functions.setdefault((expression, device_index), function)
 

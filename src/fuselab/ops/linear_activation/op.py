@@ -14,7 +14,12 @@ from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inpu
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
-from fuselab.ops.linear_activation import cuda_launch, triton_launch
+from fuselab.ops.linear_activation import (
+    cublaslt_launch,
+    cuda_launch,
+    triton_launch,
+    wgmma_launch,
+)
 from fuselab.ops.linear_activation.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
 from fuselab.ops.linear_activation.reference import gradient, reference
@@ -273,6 +278,10 @@ OP = FusedOp(
         "cuda": Implementation(
             "cuda", cuda_launch.forward, cuda_launch.backward, cuda_launch.supports
         ),
+        "wgmma": Implementation(
+            "cuda", wgmma_launch.forward, wgmma_launch.backward, wgmma_launch.supports
+        ),
+        "cublaslt": Implementation("cuda", cublaslt_launch.forward, cublaslt_launch.backward),
     },
     cost=cost,
     cost_backward=cost_backward,
@@ -290,5 +299,6 @@ OP = FusedOp(
         "triton": triton_launch.configs,
         "triton_backward": triton_launch.configs_backward,
         "cuda": cuda_launch.configs,
+        "wgmma": wgmma_launch.configs,
     },
 )

@@ -1,0 +1,35 @@
+"""The library's product with its epilogue (cuBLASLt), and our activation where it has none."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.ops.add_mul_activation import op as pointwise
+from fuselab.ops.add_mul_activation.launch import forward_cuda
+from fuselab.ops.linear_activation import cuda_launch
+from fuselab.ops.linear_activation.product import as_rows
+
+# torch._addmm_activation: relu, or by use_gelu cuBLASLt's GELU, which is the tanh form: where
+# cuBLASLt cannot take the operands PyTorch itself does at::gelu_(result, "tanh") in its place
+# (addmm_out_cuda_impl in aten/src/ATen/native/cuda/Blas.cpp). On a CPU use_gelu is the erf form.
+EPILOGUES = {"relu": False, "gelu_tanh": True}
+
+
+def forward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """One library call where its epilogue has the activation and there is a bias; else the product
+    in one call, rounded, and one pass of ours over it in place."""
+    rows = as_rows(input)
+    shape = (*input.shape[:-1], weight.shape[0])
+    if bias is not None and activation in EPILOGUES and rows.numel() and weight.numel():
+        return torch._addmm_activation(bias, rows, weight.t(), use_gelu=EPILOGUES[activation]).view(
+            shape
+        )
+    output = F.linear(rows, weight, bias)
+    if activation != "identity":
+        forward_cuda(pointwise.CUDA, output, None, None, 1.0, activation, output=output)
+    return output.view(shape)
+
+
+backward = cuda_launch.backward

@@ -1,0 +1,408 @@
+// act(input Wᵀ + b) in 16-bit floats on Hopper's warpgroup matrix instructions (sm_90a only).
+//
+// Blocks stay on their multiprocessor and walk tiles of 128 x tile_columns of the output. One warp
+// group of three feeds: one thread of it has the copy engine fill a ring of `stages` slots, each 64
+// deep: 128 rows of input and tile_columns of weight, zero beyond their edges. The other two own 64
+// rows each, multiply (wgmma m64nNk16, float32 accumulators in registers) and finish their rows: bias and
+// activation in float32, one rounding, and out through shared memory by the copy engine. The ring
+// fills on while they finish a tile. Full and empty mbarriers of each slot hand it back and forth.
+//
+// A cluster of two blocks takes two tiles one above the other: each block loads half of the weights
+// and the copy engine gives it to both, which halves what the weights cost in L2.
+//
+// An element of input is read columns / tile_columns times, one of weight rows / (128 * cluster)
+// times, mostly from L2; the output is written once.
+//
+// Shared memory rows are 128 bytes, swizzled by the copy engine: the 16-byte word j of row r lies at
+// j ^ (r % 8), which both the matrix unit and the copy out undo; every array begins at 1024 bytes.
+//
+// PTX ISA 8.0: "Asynchronous Warpgroup Level Matrix Instructions" (fragments, matrix descriptors),
+// "cp.async.bulk.tensor", "mbarrier".
+
+#include "../activations/cuda_vectors.h"
+#include "../activations/functions.h"
+
+constexpr int tile_rows = 128, tile_depth = 64;
+constexpr int multipliers = 2;  // warp groups that multiply, 64 rows each
+constexpr int threads = 128 * (1 + multipliers);
+constexpr int chunk_columns = 64;  // what one copy out of a warp group takes: 64 x 64, 8 KB
+constexpr int chunk_bytes = 64 * chunk_columns * 2;
+
+// CUtensorMap: what the driver's cuTensorMapEncodeTiled fills.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+FUSELAB_INLINE uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// mbarriers. A wait for `parity` returns once the phase of that parity is over.
+
+FUSELAB_INLINE void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+FUSELAB_INLINE void expect_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+FUSELAB_INLINE bool is_over(uint32_t barrier, uint32_t parity) {
+  uint32_t over;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n}"
+      : "=r"(over)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return over;
+}
+
+FUSELAB_INLINE uint64_t nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// A wait of 10 seconds is a fault that would otherwise never end: it becomes a launch error.
+FUSELAB_INLINE void wait(uint32_t barrier, uint32_t parity) {
+  if (is_over(barrier, parity)) return;
+  const uint64_t begin = nanoseconds();
+  while (!is_over(barrier, parity)) {
+    if (nanoseconds() - begin > 10'000'000'000ull) __trap();
+  }
+}
+
+// On the barrier at the same place in block `rank` of the cluster. It publishes no ordinary writes,
+// so it needs no release in the cluster's scope, which would be a fence of the whole GPU in SASS.
+template <int cluster>
+FUSELAB_INLINE void arrive(uint32_t barrier, uint32_t rank) {
+  if constexpr (cluster == 1) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+  }
+}
+
+FUSELAB_INLINE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+FUSELAB_INLINE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// The threads of one warp group; barrier 0 is __syncthreads.
+FUSELAB_INLINE void group_sync(int group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
+
+// The copy engine. The box whose first element is (row, column), into shared memory.
+FUSELAB_INLINE void copy_in(uint32_t to, const TensorMap& map, int column, int row,
+                            uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// Likewise, to the same place in both blocks of the cluster, on the barrier of each.
+FUSELAB_INLINE void copy_in_both(uint32_t to, const TensorMap& map, int column, int row,
+                                 uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(uint16_t(3))
+      : "memory");
+}
+
+FUSELAB_INLINE void copy_out(const TensorMap& map, int column, int row, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+                   &map),
+               "r"(column), "r"(row), "r"(from)
+               : "memory");
+}
+
+FUSELAB_INLINE void copy_out_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until all but the last `pending` copies out have read their shared memory.
+template <int pending>
+FUSELAB_INLINE void copy_out_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+// The matrix unit. A descriptor of rows of 128 bytes, 128-byte swizzle: bits 0 to 13 the address
+// / 16, 16 to 29 the leading offset (unused by this layout: 1), 32 to 45 the bytes from 8 rows to
+// the next 8, 1024 / 16, and in 62 and 63 the swizzle, 1. A step of 16 in depth is 32 bytes on.
+FUSELAB_INLINE uint64_t descriptor(uint32_t address) {
+  return uint64_t(address >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(64) << 32 |
+         uint64_t(1) << 62;
+}
+
+FUSELAB_INLINE void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+FUSELAB_INLINE void multiply_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int pending>
+FUSELAB_INLINE void multiply_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Nothing of the accumulators moves across.
+template <int count>
+FUSELAB_INLINE void hold(float (&sum)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+}
+
+#define FUSELAB_SUMS_8(at)                                                                    \
+  "+f"(sum[at]), "+f"(sum[at + 1]), "+f"(sum[at + 2]), "+f"(sum[at + 3]), "+f"(sum[at + 4]), \
+      "+f"(sum[at + 5]), "+f"(sum[at + 6]), "+f"(sum[at + 7])
+#define FUSELAB_SUMS_32(at) \
+  FUSELAB_SUMS_8(at), FUSELAB_SUMS_8(at + 8), FUSELAB_SUMS_8(at + 16), FUSELAB_SUMS_8(at + 24)
+#define FUSELAB_NAMES_32                                                                     \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "    \
+  "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FUSELAB_NAMES_64                                                                     \
+  FUSELAB_NAMES_32                                                                           \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "  \
+  "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FUSELAB_NAMES_128                                                                    \
+  FUSELAB_NAMES_64                                                                           \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "  \
+  "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "    \
+  "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, " \
+  "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// sum (64 x columns) = a (64 x 16) bᵀ (columns x 16), plus sum where `adds`. Accumulator
+// 4 j + 2 h + i of thread (g, t) = (lane / 4, lane % 4) of warp w is row 16 w + g + 8 h, column
+// 8 j + 2 t + i.
+#define FUSELAB_MULTIPLY(columns, type, element, names, a_name, b_name, adds_name, ...)      \
+  FUSELAB_INLINE void multiply(float (&sum)[columns / 2], uint64_t a, uint64_t b, int adds,  \
+                               element) {                                                    \
+    asm volatile(                                                                            \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, " adds_name ", 0;\n"                               \
+        "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" names     \
+        "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n}"                                       \
+        : __VA_ARGS__                                                                        \
+        : "l"(a), "l"(b), "r"(adds));                                                        \
+  }
+#define FUSELAB_MULTIPLY_ALL(type, element)                                                  \
+  FUSELAB_MULTIPLY(64, type, element, FUSELAB_NAMES_32, "%32", "%33", "%34",                 \
+                   FUSELAB_SUMS_32(0))                                                       \
+  FUSELAB_MULTIPLY(128, type, element, FUSELAB_NAMES_64, "%64", "%65", "%66",                \
+                   FUSELAB_SUMS_32(0), FUSELAB_SUMS_32(32))                                  \
+  FUSELAB_MULTIPLY(256, type, element, FUSELAB_NAMES_128, "%128", "%129", "%130",            \
+                   FUSELAB_SUMS_32(0), FUSELAB_SUMS_32(32), FUSELAB_SUMS_32(64),             \
+                   FUSELAB_SUMS_32(96))
+FUSELAB_MULTIPLY_ALL("f16", __half)
+FUSELAB_MULTIPLY_ALL("bf16", __nv_bfloat16)
+
+// What lies where in a block's shared memory, in bytes from its first multiple of 1024.
+// wgmma_launch.py asks for `bytes`, which its tests compare.
+template <int tile_columns, int stages>
+struct Shared {
+  static constexpr int input_bytes = tile_rows * tile_depth * 2;
+  static constexpr int stage_bytes = input_bytes + tile_columns * tile_depth * 2;
+  static constexpr int chunks = stages * stage_bytes;  // two per warp group
+  static constexpr int bias = chunks + multipliers * 2 * chunk_bytes;  // one per warp group
+  static constexpr int full = bias + multipliers * tile_columns * 2;
+  static constexpr int empty = full + stages * 8;
+};
+
+// The tiles of one block, in an order whose neighbours share their operands in L2: down `height`
+// groups of tiles, then across.
+template <int tile_columns, int cluster>
+struct Tiles {
+  int64_t count;
+  int down, across;
+  FUSELAB_INLINE Tiles(int rows, int columns) {
+    down = (rows - 1) / (tile_rows * cluster) + 1;
+    across = (columns - 1) / tile_columns + 1;
+    count = int64_t(down) * across;
+  }
+  FUSELAB_INLINE void locate(int64_t tile, uint32_t rank, int& row, int& column) const {
+    constexpr int height = 16 / cluster;
+    const int64_t in_group = int64_t(height) * across;
+    const int first = int(tile / in_group) * height;
+    const int tall = min(height, down - first);
+    const int place = int(tile % in_group);
+    row = ((first + place % tall) * cluster + int(rank)) * tile_rows;
+    column = place / tall * tile_columns;
+  }
+};
+
+// One slot of the ring after the other; `parity` is of the phase that is awaited.
+template <int stages>
+struct Slot {
+  int at = 0;
+  uint32_t parity = 0;
+  FUSELAB_INLINE void next() {
+    if (++at == stages) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// bulk: columns are a multiple of 8, and the copy engine writes the output.
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool bulk>
+__global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
+    forward(const __grid_constant__ TensorMap input_map,
+            const __grid_constant__ TensorMap weight_map,
+            const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
+            Element* __restrict__ output, int rows, int columns, int depth, int64_t bias_stride) {
+  using Layout = Shared<tile_columns, stages>;
+  extern __shared__ uint8_t unaligned[];
+  const uint32_t shared = (shared_address(unaligned) + 1023) / 1024 * 1024;
+  uint8_t* const bytes = unaligned + (shared - shared_address(unaligned));
+  const uint32_t rank = cluster == 1 ? 0 : cluster_rank();
+  const int group = threadIdx.x / 128;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      barrier_init(shared + Layout::full + stage * 8, 1);
+      barrier_init(shared + Layout::empty + stage * 8, multipliers * 4 * cluster);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+  if constexpr (cluster > 1) cluster_sync();
+
+  const Tiles<tile_columns, cluster> tiles(rows, columns);
+  const int steps = (depth - 1) / tile_depth + 1;
+  const int64_t begin = blockIdx.x / cluster, stride = gridDim.x / cluster;
+  Slot<stages> slot;
+  // 40 * 128 + 232 * 256 registers are the 168 * 384 that the block starts with.
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      for (int64_t tile = begin; tile < tiles.count; tile += stride) {
+        int row, column;
+        tiles.locate(tile, rank, row, column);
+        for (int step = 0; step < steps; ++step, slot.next()) {
+          const uint32_t full = shared + Layout::full + slot.at * 8;
+          const uint32_t to = shared + slot.at * Layout::stage_bytes;
+          // The slots begin empty: of a new barrier, the phase before the first counts as over.
+          wait(shared + Layout::empty + slot.at * 8, slot.parity ^ 1);
+          expect_bytes(full, Layout::stage_bytes);
+          copy_in(to, input_map, step * tile_depth, row, full);
+          if constexpr (cluster == 1) {
+            copy_in(to + Layout::input_bytes, weight_map, step * tile_depth, column, full);
+          } else {
+            const int half = int(rank) * (tile_columns / 2);
+            copy_in_both(to + Layout::input_bytes + half * tile_depth * 2, weight_map,
+                         step * tile_depth, column + half, full);
+          }
+        }
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int multiplier = group - 1, thread = threadIdx.x % 128;
+    const int g = thread % 32 / 4, t = thread % 4;
+    const int own_row = thread / 32 * 16 + g;  // and own_row + 8
+    // The 16-byte word 0 of own_row, swizzled: word j is j * 16 xor that, as arrays begin at 1024.
+    const uint32_t own_word = own_row * 128 + g * 16 + t * 4;
+    Element* const added = reinterpret_cast<Element*>(bytes + Layout::bias) +
+                           multiplier * tile_columns;
+    // Two threads of each warp release a slot: the first the own block's, the second the other's.
+    const int lane = thread % 32;
+    const bool releases = lane < cluster;
+    int chunk = 0;
+    for (int64_t tile = begin; tile < tiles.count; tile += stride) {
+      int row, column;
+      tiles.locate(tile, rank, row, column);
+      row += multiplier * 64;
+      for (int i = thread; i < tile_columns; i += 128) {
+        const bool inside = bias != nullptr && column + i < columns;
+        added[i] = inside ? __ldg(bias + (column + i) * bias_stride) : Element(0.0f);
+      }
+      float sum[tile_columns / 2];
+      int previous = 0;
+      for (int step = 0; step < steps; ++step, slot.next()) {
+        wait(shared + Layout::full + slot.at * 8, slot.parity);
+        const uint32_t from = shared + slot.at * Layout::stage_bytes;
+        const uint64_t a = descriptor(from + multiplier * 64 * tile_depth * 2);
+        const uint64_t b = descriptor(from + Layout::input_bytes);
+        hold(sum);
+        multiply_fence();
+#pragma unroll
+        for (int k = 0; k < tile_depth / 16; ++k) {
+          multiply(sum, a + 2 * k, b + 2 * k, step + k != 0, Element(0.0f));
+        }
+        multiply_commit();
+        hold(sum);
+        // This step runs on while the one before is known to be done with its slot.
+        multiply_wait<1>();
+        if (step > 0 && releases) arrive<cluster>(shared + Layout::empty + previous * 8, rank ^ lane);
+        previous = slot.at;
+      }
+      multiply_wait<0>();
+      hold(sum);
+      if (releases) arrive<cluster>(shared + Layout::empty + previous * 8, rank ^ lane);
+      if (row >= rows) continue;
+#pragma unroll
+      for (int first = 0; first < tile_columns; first += chunk_columns) {
+        if (column + first >= columns) break;
+        // The buffer of two chunks ago has been read; on the first chunk, the bias is there.
+        if (thread == 0) copy_out_wait<1>();
+        group_sync(multiplier);
+        const uint32_t buffer =
+            shared + Layout::chunks + (multiplier * 2 + chunk) * chunk_bytes;
+        chunk ^= 1;
+#pragma unroll
+        for (int j = 0; j < chunk_columns / 8; ++j) {
+          const int at = first + j * 8 + 2 * t;
+          const uint32_t added_pair = *reinterpret_cast<const uint32_t*>(added + at);
+          const float low = widened<float>(reinterpret_cast<const Element*>(&added_pair)[0]);
+          const float high = widened<float>(reinterpret_cast<const Element*>(&added_pair)[1]);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float* pair = sum + (first / 8 + j) * 4 + half * 2;
+            Element result[2];
+            assign(result[0], Activation::forward(pair[0] + low));
+            assign(result[1], Activation::forward(pair[1] + high));
+            if constexpr (bulk) {
+              const uint32_t both = uint32_t(*reinterpret_cast<const uint16_t*>(&result[0])) |
+                                    uint32_t(*reinterpret_cast<const uint16_t*>(&result[1])) << 16;
+              asm volatile("st.shared.b32 [%0], %1;" ::"r"(((buffer + own_word) ^ j * 16) +
+                                                           half * 1024),
+                           "r"(both)
+                           : "memory");
+            } else {
+              const int64_t to = row + own_row + half * 8;
+#pragma unroll
+              for (int i = 0; i < 2; ++i) {
+                if (to < rows && column + at + i < columns) {
+                  output[to * columns + column + at + i] = result[i];
+                }
+              }
+            }
+          }
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        group_sync(multiplier);
+        if (bulk && thread == 0) {
+          copy_out(output_map, column + first, row, buffer);
+          copy_out_commit();
+        }
+      }
+    }
+    if (thread == 0) copy_out_wait<0>();
+  }
+  // A neighbour may still arrive on this block's barriers.
+  if constexpr (cluster > 1) cluster_sync();
+}

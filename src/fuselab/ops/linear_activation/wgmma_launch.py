@@ -1,0 +1,154 @@
+"""Launching the kernel of Hopper's warpgroup matrix instructions (wgmma), and the gradients beside
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops.activations import activation as activation_named
+from fuselab.ops.linear_activation import cuda_launch
+from fuselab.ops.linear_activation.product import as_rows, empty_output
+from fuselab.ops.linear_activation.tiles import sizes
+from fuselab.runtime.cuda_source import CudaSource, i32, i64
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
+from fuselab.runtime.tensor_map import NO_MAP, tensor_map, why_not
+from fuselab.runtime.tuning import Config, chosen
+
+NAME = "fuselab::linear_activation"
+WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
+_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+
+# As in wgmma_kernels.cu.
+_ROWS, _DEPTH, _THREADS = 128, 64, 384
+_CHUNK_ROWS, _CHUNK_COLUMNS = 64, 64
+
+# ``columns`` of a tile of 128 rows, ``stages`` of 64 in depth in shared memory (as many as fit),
+# and ``cluster`` blocks that share their weights.
+_CONFIGS = tuple(
+    Config(columns=columns, stages=stages, cluster=cluster)
+    for cluster in (1, 2)
+    for columns, stages in ((256, 4), (128, 6), (64, 8))
+)
+
+
+def shared_bytes(config: Config) -> int:
+    """Dynamic shared memory of a block: the ring, two 8 KB chunks on their way out and the bias for
+    each of two warp groups, two barriers per stage, and up to 1 KB of alignment."""
+    ring = config.stages * (_ROWS + config.columns) * _DEPTH * 2
+    chunks = 4 * _CHUNK_ROWS * _CHUNK_COLUMNS * 2
+    return int(1024 + ring + chunks + 2 * config.columns * 2 + 16 * config.stages)
+
+
+def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[Config]:
+    """What tuning may choose from; first the widest tile, not wider than it must be, that gives
+    every multiprocessor one, else the narrowest."""
+    widest = power_of_two(columns, 64, 256)
+    fitting = [
+        config
+        for config in _CONFIGS
+        if config.columns <= widest and (config.cluster == 1 or rows > _ROWS)
+    ]
+
+    def fills(config: Config) -> bool:
+        tiles = ceil_div(rows, _ROWS) * ceil_div(columns, config.columns)
+        return tiles >= multiprocessor_count
+
+    single = [config for config in fitting if config.cluster == 1]
+    first = next(filter(fills, single), single[-1])
+    return tuple(dict.fromkeys((first, *fitting)))
+
+
+def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
+    """``candidates`` for these arguments."""
+    rows = input.shape[:-1].numel()
+    return candidates(rows, weight.shape[0], multiprocessors(input.device))
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
+    if input.dtype not in _TYPES:
+        return "it takes float16 and bfloat16"
+    if input.shape[-1] == 0:
+        return "its depth K is 0"
+    if not _is_hopper(input.device):
+        return "it needs a GPU of compute capability 9.0 (Hopper)"
+    for name, matrix in (("input", as_rows(input)), ("weight", weight)):
+        if matrix.numel() and (reason := why_not(matrix)) is not None:
+            return f"the copy engine cannot read '{name}': {reason}"
+    return None
+
+
+def forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    config: Config | None = None,
+) -> Tensor:
+    """One launch of ``forward``, as many blocks as multiprocessors; ``config`` replaces the tuned
+    or default one."""
+    output = empty_output(input, weight)
+    if output.numel() == 0:
+        return output
+    x, result = as_rows(input), as_rows(output)
+    (rows, depth), columns = x.shape, weight.shape[0]
+    count = multiprocessors(input.device)
+    config = config or chosen(
+        NAME, "wgmma", (input.dtype, *sizes(x, weight)), candidates(rows, columns, count)
+    )
+    bulk = why_not(result) is None
+    functor = activation_named(activation).functor
+    clusters = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
+    blocks = min(clusters, count // config.cluster) * config.cluster
+    WGMMA.launch(
+        _expression(functor, _TYPES[input.dtype], config, bulk),
+        (blocks, 1, 1),
+        (_THREADS, 1, 1),
+        (
+            tensor_map(x, _ROWS, _DEPTH),
+            tensor_map(weight, config.columns // config.cluster, _DEPTH),
+            tensor_map(result, _CHUNK_ROWS, _CHUNK_COLUMNS) if bulk else NO_MAP,
+            *(bias, output, i32(rows), i32(columns), i32(depth)),
+            i64(0 if bias is None else bias.stride(0)),
+        ),
+        shared_bytes(config),
+    )
+    return output
+
+
+backward = cuda_launch.backward
+
+
+def _expression(functor: str, element: str, config: Config, bulk: bool) -> str:
+    ring = f"{config.columns}, {config.stages}, {config.cluster}"
+    return f"forward<{functor}, {element}, {ring}, {str(bulk).lower()}>"
+
+
+def _representative_expressions() -> tuple[str, ...]:
+    """Every activation, and every tile, element and store."""
+    widest = _CONFIGS[0]
+    found = [
+        _expression(entry.functor, "__nv_bfloat16", widest, True) for entry in ACTIVATIONS.values()
+    ]
+    found += [
+        _expression("Relu", element, config, bulk)
+        for element in _TYPES.values()
+        for config in _CONFIGS
+        for bulk in (True, False)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+CUDA_EXPRESSIONS = _representative_expressions()
