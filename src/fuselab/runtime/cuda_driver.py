@@ -16,6 +16,7 @@ from fuselab.errors import BuildError, DeviceError, LaunchError
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 _SHARED_SIZE_BYTES, _LOCAL_SIZE_BYTES, _NUM_REGS = 1, 3, 4
+_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
 SHARED_BYTES_WITHOUT_OPT_IN = 48 * 1024
 _SCALARS = {
@@ -123,6 +124,52 @@ def function_resources(function: int, device_index: int) -> tuple[int, int, int]
             found.append(value.value)
     registers, local_bytes, shared_bytes = found
     return registers, local_bytes, shared_bytes
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: its value is a union of 64 bytes, here a cluster's x, y and z."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_char * 4),
+        ("value", ctypes.c_uint * 16),
+    )
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+def active_clusters(
+    function: int, device_index: int, threads: int, shared_bytes: int, cluster: int
+) -> int:
+    """How many clusters of ``cluster`` blocks of ``threads`` threads the device runs at a time; 0
+    where not one finds room. ``shared_bytes`` are those allowed by ``allow_shared_bytes``."""
+    value = (ctypes.c_uint * 16)(cluster, 1, 1)
+    attribute = _LaunchAttribute(_CLUSTER_DIMENSION, b"", value)
+    config = _LaunchConfig(
+        (ctypes.c_uint * 3)(cluster, 1, 1),
+        (ctypes.c_uint * 3)(threads, 1, 1),
+        shared_bytes,
+        None,
+        ctypes.pointer(attribute),
+        1,
+    )
+    found = ctypes.c_int()
+    with on_device(device_index) as driver:
+        status = driver.cuOccupancyMaxActiveClusters(
+            ctypes.byref(found), ctypes.c_void_p(function), ctypes.byref(config)
+        )
+    return 0 if status else found.value
 
 
 def launch(

@@ -196,6 +196,19 @@ class CudaSource:
         codes, values = encode(args)
         device_index = _device_index(values)
         _check_shape(expression, grid, block)
+        function = self._ready(expression, device_index, shared_bytes)
+        launcher.launch_cuda(function, device_index, grid, block, shared_bytes, codes, values)
+
+    def active_clusters(
+        self, expression: str, device_index: int, threads: int, shared_bytes: int, cluster: int
+    ) -> int:
+        """How many clusters of ``cluster`` blocks of a kernel declared so run at a time; 0 where
+        the device has no room for one. Raises BuildError, LaunchError."""
+        function = self._ready(expression, device_index, shared_bytes)
+        return cuda_driver.active_clusters(function, device_index, threads, shared_bytes, cluster)
+
+    def _ready(self, expression: str, device_index: int, shared_bytes: int) -> int:
+        """The loaded kernel, with that much dynamic shared memory allowed."""
         function = self._functions.get((expression, device_index))
         if function is None:
             function = self._load(expression, device_index)
@@ -203,7 +216,7 @@ class CudaSource:
         if shared_bytes > allowed:
             cuda_driver.allow_shared_bytes(function, shared_bytes, device_index)
             self._shared_bytes[function] = shared_bytes
-        launcher.launch_cuda(function, device_index, grid, block, shared_bytes, codes, values)
+        return function
 
     def _load(self, expression: str, device_index: int) -> int:
         names, image = self._image((expression,), self.arch_for(device_arch(device_index)))

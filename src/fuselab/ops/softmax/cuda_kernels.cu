@@ -1,10 +1,12 @@
 // Softmax and log_softmax over one dimension and their gradients, in CUDA C++.
 //
-// A "row" is one softmax: `width` elements. Three ways to own a row, chosen by the launcher:
+// A "row" is one softmax: `width` elements. Four ways to own a row, chosen by the launcher:
 //   *_resident  rows along the last dimension that fit on chip (*_cluster: on several blocks): each
 //               element is read once, its exp is computed once, kept in registers, scaled and
 //               written once. A row belongs to 1 to 32 lanes of a warp, to a block, or to a cluster
 //               of blocks (sm_90 and newer).
+//   *_streamed  as *_cluster, by blocks that stay and take row after row: while a row's sums are
+//               exchanged and the row is written, the next one is on its way into shared memory.
 //   *_pieces    rows of any width, cut into pieces of one block each: one launch reads every piece
 //               for its maximum and sum (backward: sum), and *_apply, the next launch, merges those
 //               of a row in a fixed order, reads the elements again and writes. So a single row
@@ -300,10 +302,10 @@ template <Form kForm, typename Accumulator>
 __device__ Accumulator summand(Accumulator grad, Accumulator output) {
   return kForm == kSoftmax ? grad * output : grad;
 }
-template <Form kForm, typename Accumulator>
+template <Form kForm, typename Grad, typename Accumulator>
 __device__ Accumulator gradient(Accumulator grad, Accumulator output, Accumulator sum) {
   if constexpr (kForm == kSoftmax) return output * (grad - sum);
-  return grad - exponential(output) * sum;
+  return grad - exponential_term<kLogSoftmax, Grad>(output) * sum;
 }
 
 // Where the warps of a block, and the blocks of a cluster, leave a Message each.
@@ -311,12 +313,13 @@ template <int kWarps, int kCluster, typename Message>
 struct Mailbox {
   Message of_warp[kWarps];
   Message of_block[kCluster];
-  uint64_t arrived;  // mbarrier: its one phase ends when of_block is full
+  uint64_t arrived;  // mbarrier: a phase of it ends when of_block is full
 };
-template <int kWarps, int kCluster, typename Message>
-__device__ Mailbox<kWarps, kCluster, Message>& mailbox() {
-  __shared__ Mailbox<kWarps, kCluster, Message> box;
-  return box;
+// kBoxes: 1 for one row; 2, in turn, for row after row.
+template <int kWarps, int kCluster, int kBoxes, typename Message>
+__device__ Mailbox<kWarps, kCluster, Message>& mailbox(int turn) {
+  __shared__ Mailbox<kWarps, kCluster, Message> boxes[kBoxes];
+  return boxes[turn % kBoxes];
 }
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -333,16 +336,25 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// Before the loads: this block's mailbox is open, and it says so to the others.
-template <int kWarps, int kCluster, typename Message>
+__device__ __forceinline__ void expect_messages(const void* arrived, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   shared_address(arrived)),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+// Before the loads: this block's mailboxes are open, and it says so to the others.
+template <int kWarps, int kCluster, int kBoxes, typename Message>
 __device__ __forceinline__ void open_mailbox() {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x == 0) {
-    const unsigned arrived = shared_address(&mailbox<kWarps, kCluster, Message>().arrived);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrived) : "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrived),
-                 "r"(int(kCluster * sizeof(Message)))
-                 : "memory");
+    for (int i = 0; i < kBoxes; ++i) {
+      const void* arrived = &mailbox<kWarps, kCluster, kBoxes, Message>(i).arrived;
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrived))
+                   : "memory");
+      expect_messages(arrived, kCluster * sizeof(Message));
+    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncwarp();
@@ -369,15 +381,15 @@ __device__ __forceinline__ void send(const void* slot, const void* arrived, unsi
                : "memory");
 #endif
 }
-__device__ __forceinline__ void wait_until_filled(const void* arrived) {
+__device__ __forceinline__ void wait_until_filled(const void* arrived, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
   unsigned filled = 0;
   while (!filled)
     asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; "
+        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
         "selp.u32 %0, 1, 0, p; }"
         : "=r"(filled)
-        : "r"(shared_address(arrived))
+        : "r"(shared_address(arrived)), "r"(parity)
         : "memory");
   __syncwarp();
 #endif
@@ -402,11 +414,16 @@ struct AddSums {
 };
 
 // Every warp gives lane 0's partial result and gets that of the row: one barrier in a block; in a
-// cluster the first warp of each block then sends the block's to all blocks. Shared memory is written
-// once per launch, so nothing guards its reuse; a block has all its messages before it ends.
-template <int kWarps, int kCluster, typename Merge, typename Accumulator>
-__device__ Partial<Accumulator> exchange(Partial<Accumulator> own) {
-  auto& box = mailbox<kWarps, kCluster, Partial<Accumulator>>();
+// cluster the first warp of each block then sends the block's to all blocks. A block has all its
+// messages before it ends.
+//
+// With one mailbox, shared memory is written once per launch, so nothing guards its reuse. With two,
+// `turn` counts the rows from 0, and a box is filled again two rows later: whoever sends then has
+// everyone's message of the row between, which a block sends behind a barrier that its warps reach
+// only after they have read this row's, and after it expects the messages that come next.
+template <int kWarps, int kCluster, typename Merge, int kBoxes = 1, typename Accumulator>
+__device__ Partial<Accumulator> exchange(Partial<Accumulator> own, unsigned turn = 0) {
+  auto& box = mailbox<kWarps, kCluster, kBoxes, Partial<Accumulator>>(turn);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (lane == 0) box.of_warp[warp] = own;
   __syncthreads();
@@ -414,16 +431,28 @@ __device__ Partial<Accumulator> exchange(Partial<Accumulator> own) {
     return Merge::template of<kWarps>(box.of_warp);
   } else {
     static_assert(sizeof(own) == 8, "a message to another block moves 8 bytes");
-    wait_until_all_are_open();
+    if (turn == 0) wait_until_all_are_open();
     if (warp == 0) {
       const auto of_block = Merge::template of<kWarps>(box.of_warp);
       uint64_t message;
       memcpy(&message, &of_block, 8);
       if (lane < kCluster) send(box.of_block + cluster_rank(), &box.arrived, lane, message);
     }
-    wait_until_filled(&box.arrived);
+    wait_until_filled(&box.arrived, turn / 2 % 2);
+    if (kBoxes > 1 && threadIdx.x == 0) expect_messages(&box.arrived, kCluster * sizeof(own));
     return Merge::template of<kCluster>(box.of_block);
   }
+}
+
+// From device to shared memory, past registers and L1; `from` and `to` on 16 bytes.
+__device__ __forceinline__ void copy_asynchronously(uint4* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from))
+               : "memory");
+}
+// Until what this thread copied is there, for itself to read.
+__device__ __forceinline__ void wait_for_own_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // What a thread owns of a resident row: vectors `first + i * kStep`, for i below kVectors.
@@ -463,7 +492,7 @@ __device__ __forceinline__ void forward_on_chip(
   using Where = Place<kThreads, kCluster>;
   // A read-only load may sink below the wait for the other blocks: ptxas put it there (CUDA 13.0).
   constexpr bool kReadOnly = kAliasing == kApart && kCluster == 1;
-  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
+  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, 1, Partial<Accumulator>>();
   const Where place;
   const bool in_range = place.row < rows;
   const Input* from =
@@ -521,7 +550,7 @@ __device__ __forceinline__ void backward_on_chip(
     int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Grad>::type;
   using Where = Place<kThreads, kCluster>;
-  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
+  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, 1, Partial<Accumulator>>();
   const Where place;
   const bool in_range = place.row < rows;
   const Grad* grad_row =
@@ -556,7 +585,7 @@ __device__ __forceinline__ void backward_on_chip(
 #pragma unroll
     for (int j = 0; j < kVector; ++j)
       result.element[j] = Convert<GradInput>::from(
-          gradient<kForm>(widened<Grad>(grad[i].element[j]), widened<Grad>(y[i].element[j]), sum));
+          gradient<kForm, Grad>(widened<Grad>(grad[i].element[j]), widened<Grad>(y[i].element[j]), sum));
     if (element < end) result.store(to + element);
   }
 }
@@ -647,6 +676,142 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
   backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, kCluster>(
       grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
       dim_stride);
+}
+
+// The same for rows of 16-byte vectors (kVector of them, aligned, dim_stride 1), by at most as many
+// clusters as run at a time: cluster c takes rows c, c + clusters, ... As soon as a row is in
+// registers, its thread asks for its own vectors of the next one, into the very slots of shared memory
+// that it alone has just read: no barrier, no mbarrier, and the copy is issued behind a shuffle of
+// what was read. So an SM has its share of a row in flight while it exchanges, scales and writes: 64
+// KB of a bfloat16 row of 262144 on 8 blocks, where 40 KB hold an H200's 4.3 TB/s at 1 us of latency.
+// Dynamic shared memory: 16 bytes * kVectors * kThreads, in the backward twice. Grid: clusters *
+// kCluster, at most rows * kCluster.
+template <Form kForm, typename T, int kVectors, int kThreads, int kBlocks, int kCluster>
+__global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
+    forward_streamed(const T* input, T* output, int64_t rows, int32_t width, int64_t inner_count,
+                     int64_t outer_stride, int64_t inner_stride, int64_t) {
+  using Accumulator = typename AccumulatorOf<T>::type;
+  using Where = Place<kThreads, kCluster>;
+  constexpr int kVector = 16 / sizeof(T);
+  extern __shared__ uint4 slots[];
+  uint4* const own_slots = slots + threadIdx.x;
+  open_mailbox<Where::kWarps, kCluster, 2, Partial<Accumulator>>();
+  const Where place;
+  const auto request = [&](int64_t row) {
+    const T* from = input + row_offset(row, inner_count, outer_stride, inner_stride);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t element = (place.first + i * Where::kStep) * kVector;
+      if (element < width) copy_asynchronously(own_slots + i * kThreads, from + element);
+    }
+  };
+  request(place.row);
+  unsigned turn = 0;
+  for (int64_t row = place.row; row < rows; ++turn) {
+    wait_for_own_copies();
+    Pack<T, kVector> raw[kVectors];
+    Accumulator term[kVectors * kVector];
+    Accumulator maximum = negative_infinity<Accumulator>();
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t element = (place.first + i * Where::kStep) * kVector;
+      raw[i].fill(Convert<T>::from(negative_infinity<float>()));
+      if (element < width) raw[i].word[0] = own_slots[i * kThreads];
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors * kVector; ++i) {
+      term[i] = widened<T>(raw[i / kVector], i % kVector);
+      maximum = larger(maximum, term[i]);
+    }
+    maximum = lanes_maximum<1, 16>(maximum);
+    T* to = output + row * width;
+    row += gridDim.x / kCluster;
+    if (row < rows) request(row);
+
+    const Accumulator shift = shift_for(maximum);
+    Accumulator sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors * kVector; ++i) {
+      term[i] = exponential_term<kForm, T>(term[i] - shift);
+      sum += term[i];
+    }
+    const auto of_row = exchange<Where::kWarps, kCluster, MergePartials, 2>(
+        Partial<Accumulator>{maximum, lanes_sum<1, 16>(sum)}, turn);
+    const Finish<kForm, Accumulator> finish(of_row, exponential(maximum - of_row.maximum));
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t element = (place.first + i * Where::kStep) * kVector;
+      Pack<T, kVector> result;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j)
+        result.element[j] = Convert<T>::from(finish(
+            kForm == kSoftmax ? term[i * kVector + j] : widened<T>(raw[i].element[j])));
+      if (element < width) result.store(to + element);
+    }
+  }
+}
+
+template <Form kForm, typename T, int kVectors, int kThreads, int kBlocks, int kCluster>
+__global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
+    backward_streamed(const T* grad_output, const T* output, T* grad_input, int64_t rows,
+                      int32_t width, int64_t inner_count, int64_t outer_stride,
+                      int64_t inner_stride, int64_t) {
+  using Accumulator = typename AccumulatorOf<T>::type;
+  using Where = Place<kThreads, kCluster>;
+  constexpr int kVector = 16 / sizeof(T);
+  extern __shared__ uint4 slots[];
+  uint4* const own_slots = slots + threadIdx.x;
+  open_mailbox<Where::kWarps, kCluster, 2, Partial<Accumulator>>();
+  const Where place;
+  const auto request = [&](int64_t row) {
+    const T* grad_row = grad_output + row_offset(row, inner_count, outer_stride, inner_stride);
+    const T* output_row = output + row * width;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t element = (place.first + i * Where::kStep) * kVector;
+      if (element < width) {
+        copy_asynchronously(own_slots + 2 * i * kThreads, grad_row + element);
+        copy_asynchronously(own_slots + (2 * i + 1) * kThreads, output_row + element);
+      }
+    }
+  };
+  request(place.row);
+  unsigned turn = 0;
+  for (int64_t row = place.row; row < rows; ++turn) {
+    wait_for_own_copies();
+    Pack<T, kVector> grad[kVectors], y[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t element = (place.first + i * Where::kStep) * kVector;
+      grad[i].fill(Convert<T>::from(0.0f));
+      y[i].fill(Convert<T>::from(0.0f));
+      if (element < width) {
+        grad[i].word[0] = own_slots[2 * i * kThreads];
+        y[i].word[0] = own_slots[(2 * i + 1) * kThreads];
+      }
+    }
+    Accumulator sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors * kVector; ++i)
+      sum += summand<kForm>(widened<T>(grad[i / kVector], i % kVector),
+                            widened<T>(y[i / kVector], i % kVector));
+    sum = lanes_sum<1, 16>(sum);
+    T* to = grad_input + row * width;
+    row += gridDim.x / kCluster;
+    if (row < rows) request(row);
+
+    sum = exchange<Where::kWarps, kCluster, AddSums, 2>(Partial<Accumulator>{0, sum}, turn).sum;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t element = (place.first + i * Where::kStep) * kVector;
+      Pack<T, kVector> result;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j)
+        result.element[j] = Convert<T>::from(
+            gradient<kForm, T>(widened<T>(grad[i].element[j]), widened<T>(y[i].element[j]), sum));
+      if (element < width) result.store(to + element);
+    }
+  }
 }
 
 // Rows of any width, each in `pieces` pieces of `piece` elements (a multiple of
@@ -802,7 +967,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int j = 0; j < kVector; ++j)
         result.element[j] = Convert<GradInput>::from(
-            gradient<kForm>(widened<Grad>(grad[i], j), widened<Grad>(y[i], j), sum));
+            gradient<kForm, Grad>(widened<Grad>(grad[i], j), widened<Grad>(y[i], j), sum));
       if (element < place.end) result.store(to + element);
     }
   }
@@ -993,7 +1158,7 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
     for (int i = 0; i < kRows; ++i) {
       const Index element = tile.phase + i * Where::kPhases;
       if (element < end)
-        to[element * stride] = Convert<GradInput>::from(gradient<kForm>(grad[i], y[i], sum));
+        to[element * stride] = Convert<GradInput>::from(gradient<kForm, Grad>(grad[i], y[i], sum));
     }
   } else {
     LongSum<Accumulator> products;
@@ -1005,7 +1170,7 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
 #pragma unroll 8
     for (Index element = tile.phase; element < end; element += Where::kPhases)
       to[element * stride] = Convert<GradInput>::from(
-          gradient<kForm>(widened<Grad>(__ldg(grad_column + element * grad_stride)),
+          gradient<kForm, Grad>(widened<Grad>(__ldg(grad_column + element * grad_stride)),
                           widened<Grad>(__ldg(output_column + element * stride)), sum));
   }
 }

@@ -15,6 +15,7 @@ from torch import Tensor
 from fuselab.ops.softmax import gpu_launch
 from fuselab.ops.softmax.layout import Rows, vector_length
 from fuselab.ops.softmax.tensors import FORMS, Form
+from fuselab.runtime import gpu_limits
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
@@ -37,8 +38,14 @@ def _row(threads: int, elements: int, blocks: int = 1, cluster: int = 1) -> Conf
     return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster)
 
 
+def _stream(threads: int, elements: int, blocks: int, cluster: int) -> Config:
+    """A ``_row`` of blocks that stay and take row after row, the next one on its way into shared
+    memory meanwhile; for rows of 16-byte vectors."""
+    return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster, streamed=1)
+
+
 def _width(config: Config) -> int:
-    """The widest row that a ``_row`` holds."""
+    """The widest row that a ``_row`` or a ``_stream`` holds."""
     return int(config.threads * config.elements * config.cluster)
 
 
@@ -58,7 +65,8 @@ def _pieces(piece: int, threads: int, vectors: int) -> Config:
 # Above them they spill: 26 to 48 words for 32 elements forward at 2048 threads. So do, within them,
 # float16's backward with 32 elements (11 words) and rows read element by element, of odd widths (2
 # to 6 words; bfloat16's backward with 32 elements 58). Loads and stores are LDG.E.128 and STG.E.128
-# where vector_length allows, loads all issued before the first use.
+# where vector_length allows, loads all issued before the first use. Streamed, with most elements:
+# 56 to 64 registers, nothing spilt; 64 to 128 KB of LDGSTS.128 in flight per SM.
 _FITTING_THREADS = {
     ("forward", 2): {8: 2048, 16: 2048, 32: 1024},
     ("forward", 4): {8: 2048, 16: 2048, 32: 1024},
@@ -67,9 +75,15 @@ _FITTING_THREADS = {
     ("forward", 8): {8: 512},
     ("backward", 8): {8: 512},
 }
-# The first line that is wide enough is taken; clusters only on sm_90 and newer. A cluster's blocks
-# exchange by st.async, so that nothing waits for a memory fence. Clusters of 16, which have to be
-# asked for (cuda_driver.load_function), wait among the candidates.
+# The first line that is wide enough is taken; clusters only on sm_90 and newer, those of 16 where
+# the device has room for one (_fits). A cluster's blocks exchange by st.async, so that nothing
+# waits for a memory fence. Where a streamed line stands before one as wide, the latter takes the
+# rows that are not whole vectors.
+#
+# us on an H200 (2026-11-21) where the streamed lines now stand, unmeasured so far, and what the
+# targets ask: forward, bfloat16, 2048x65536 148 of 137 on blocks that take one row, 1024x262144 351
+# of 278 (one block of 1024 threads per SM, idle during exchange, write and start); backward,
+# 1024x262144 in pieces, bfloat16 607 of 440, float32 1208 of 865.
 _NARROW = tuple(_row(threads, 8, 16) for threads in (1, 2, 4, 8, 16, 32))
 _FORWARD = (
     *_NARROW,
@@ -85,6 +99,17 @@ _FORWARD = (
     _row(1024, 32, 1, cluster=8),
 )
 _FORWARD_ONE_BLOCK = (*_FORWARD[:12], _row(1024, 32))
+_FORWARD_FLOAT = (*_FORWARD, _stream(1024, 32, 1, cluster=16))
+_FORWARD_HALF = (
+    *_FORWARD[:13],
+    _stream(512, 32, 2, cluster=4),
+    _FORWARD[13],
+    _stream(512, 32, 2, cluster=8),
+    _FORWARD[14],
+    _stream(1024, 32, 1, cluster=8),
+    _FORWARD[15],
+    _stream(1024, 32, 1, cluster=16),
+)
 _BACKWARD_FLOAT = (
     *_NARROW,
     _row(32, 16, 8),
@@ -96,6 +121,7 @@ _BACKWARD_FLOAT = (
     _row(256, 16, 4, cluster=8),
     _row(512, 16, 2, cluster=8),
     _row(1024, 16, 1, cluster=8),
+    _stream(1024, 16, 1, cluster=16),
 )
 _BACKWARD_FLOAT_ONE_BLOCK = (*_BACKWARD_FLOAT[:11], _row(1024, 16))
 _BACKWARD_HALF = (
@@ -109,11 +135,13 @@ _BACKWARD_HALF = (
     _row(512, 32, 2, cluster=2),
     _row(512, 32, 2, cluster=4),
     _row(512, 32, 2, cluster=8),
+    _stream(1024, 32, 1, cluster=8),
+    _stream(1024, 32, 1, cluster=16),
 )
 _DOUBLE = tuple(_row(threads, 8) for threads in (1, 2, 4, 8, 16, 32, 256, 512, 1024))
 CUDA_ROWS = {
-    ("forward", 2): (_FORWARD, _FORWARD_ONE_BLOCK),
-    ("forward", 4): (_FORWARD, _FORWARD_ONE_BLOCK),
+    ("forward", 2): (_FORWARD_HALF, _FORWARD_ONE_BLOCK),
+    ("forward", 4): (_FORWARD_FLOAT, _FORWARD_ONE_BLOCK),
     ("forward", 8): (_DOUBLE, _DOUBLE),
     ("backward", 2): (_BACKWARD_HALF, _BACKWARD_HALF[:12]),
     ("backward", 4): (_BACKWARD_FLOAT, _BACKWARD_FLOAT_ONE_BLOCK),
@@ -136,10 +164,17 @@ _MOST_PIECES = 1024  # of a row: every block of the second launch reads all of t
 # 32-byte sector); wider columns are read twice by the last line's warps. Registers in float32,
 # softmax: 32 forward and 53 backward at (16, 32), 80 and 113 at (32, 0). The backward at (16, 32)
 # spills 40 words in float64.
-CUDA_COLUMNS = ((8, 0), (16, 0), (32, 0), (16, 4), (16, 8), (16, 16), (16, 32))
+# The steps below 32 follow the width closely, since every slot costs its 40 instructions, used or
+# not: at 19 elements in slots of 32 the backward was bound by issuing them (1500 per thread, in
+# slots of 20 1030; 32x19x128x128 took 40 to 63 us where memory takes 20, H200).
+CUDA_COLUMNS = (
+    *((elements, 0) for elements in (8, 12, 16, 20, 24, 32)),
+    *((16, warps) for warps in (4, 8, 16, 32)),
+)
 _COLUMN_LANES = (32, 16, 8)
 
 _NARROW_BLOCK = 128  # kNarrowBlock of cuda_kernels.cu
+_STATIC_SHARED_BYTES = 1024  # at least those of a streamed kernel's mailboxes: 784
 
 
 @functools.cache
@@ -147,32 +182,85 @@ def _has_clusters(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
+def _has_clusters_of_16(device: torch.device) -> bool:
+    """Whether a GPC of the device has room for 16 of the largest blocks that any kernel here has:
+    1024 threads of 64 registers, 128 KB of shared memory."""
+    config = _stream(1024, 16, 1, cluster=16)
+    return _active_clusters("backward", ("kSoftmax", "float"), 4, config, device) > 0
+
+
+@functools.cache
+def _active_clusters(
+    step: str, types: tuple[str, ...], vector: int, config: Config, device: torch.device
+) -> int:
+    """Clusters of a streamed kernel that run at a time."""
+    expression = _streamed(step, types, vector, config)
+    shared_bytes = _shared_bytes(step, 16 // vector, config)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return CUDA.active_clusters(expression, index, config.threads, shared_bytes, config.cluster)
+
+
+def _shared_bytes(step: str, itemsize: int, config: Config) -> int:
+    """Dynamic shared memory of a block of a streamed kernel: its part of the next row."""
+    tensors = 1 if step == "forward" else 2
+    return int(config.threads * config.elements * itemsize * tensors)
+
+
 def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tuple[Config, ...]:
-    """What tuning may choose from for rows of ``width``, the tables' choice first: spreads of all
-    kinds that hold it without spilling, at full and half occupancy, and pieces.
+    """What tuning may choose from for rows of ``width``, the tables' choice first, then their
+    choice for rows that are not whole vectors: spreads of all kinds that hold it without spilling,
+    at full and half occupancy, streamed, and pieces.
 
     ``itemsize`` is that of the widest dtype.
     """
     with_clusters, one_block = CUDA_ROWS[step, itemsize]
-    table = with_clusters if clusters else one_block
-    default = next((line for line in table if _width(line) >= width), _CUDA_PIECES[0])
-    if width <= 512:
-        return (default,)
+    lines = [line for line in (with_clusters if clusters else one_block) if _width(line) >= width]
+    lines.append(_CUDA_PIECES[0])
+    defaults = lines[0], next(line for line in lines if "streamed" not in line)
     bucket = power_of_two(width)
+    fitting = _FITTING_THREADS[step, itemsize]
+    if width <= 512:
+        narrow = [
+            _row(threads, elements, fitting.get(elements, 2048) // _NARROW_BLOCK)
+            for elements in (4, 8, 16)
+            for threads in (4, 8, 16, 32)
+            if threads * elements == bucket and elements * itemsize in (16, 32, 64)
+        ]
+        return tuple(dict.fromkeys((*defaults, *narrow)))
+    sizes = (1, 2, 4, 8, *((16,) if width > 65536 else ())) if clusters and itemsize < 8 else (1,)
     spreads = [
         _row(threads, elements, most // threads // share, cluster)
-        for elements, most in _FITTING_THREADS[step, itemsize].items()
+        for elements, most in fitting.items()
         for threads in (128, 256, 512, 1024)
-        for cluster in ((1, 2, 4, 8, 16) if clusters and itemsize < 8 else (1,))
+        for cluster in sizes
         for share in (1, 2)
         if threads * elements * cluster == bucket and threads * share <= most
     ]
+    elements = max(fitting)
+    streams = [
+        _stream(threads, elements, 1024 // threads, cluster)
+        for threads in (256, 512, 1024)
+        for cluster in sizes[1:]
+        if width > 16384 and threads * elements * cluster == bucket
+    ]
     pieces = _CUDA_PIECES if width > 16384 else ()
-    return tuple(dict.fromkeys((default, *spreads, *pieces)))
+    return tuple(dict.fromkeys((*defaults, *streams, *spreads, *pieces)))
 
 
+@functools.lru_cache(1024)
 def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tuple[Config, ...]:
-    return cuda_candidates(step, itemsize, width, _has_clusters(device))
+    """``cuda_candidates`` without what the device has no room for."""
+    found = cuda_candidates(step, itemsize, width, _has_clusters(device))
+    return tuple(config for config in found if _fits(step, itemsize, config, device))
+
+
+def _fits(step: str, itemsize: int, config: Config, device: torch.device) -> bool:
+    if "streamed" in config:
+        needed = _shared_bytes(step, itemsize, config) + _STATIC_SHARED_BYTES
+        if needed > gpu_limits.shared_bytes(device):
+            return False
+    return config.get("cluster") != 16 or _has_clusters_of_16(device)
 
 
 def _launch(
@@ -200,6 +288,21 @@ def _launch(
         )
         return
     config = gpu_launch.chosen("cuda", _configs, step, form, rows, tensors)
+    if "streamed" in config:
+        of_stream, vector = (FORMS[form], types[-1]), vectors[0]
+        clusters = 0
+        if _are_whole_vectors(vectors, tensors):
+            clusters = _active_clusters(step, of_stream, vector, config, tensors[0].device)
+        if clusters:
+            CUDA.launch(
+                _streamed(step, of_stream, vector, config),
+                (min(rows.rows, clusters) * config.cluster, 1, 1),
+                (config.threads, 1, 1),
+                (*tensors, i64(rows.rows), i32(rows.width), *places),
+                _shared_bytes(step, 16 // vector, config),
+            )
+            return
+        config = _not_streamed(step, rows, tensors)
     if "cluster" in config:
         block = config.threads if config.threads > 32 else _NARROW_BLOCK
         grid = ceil_div(rows.rows * config.threads * config.cluster, block)
@@ -230,6 +333,19 @@ def _launch(
         )
 
 
+def _are_whole_vectors(vectors: tuple[int, ...], tensors: tuple[Tensor, ...]) -> bool:
+    """Whether every access to every tensor is one of 16 bytes."""
+    sizes = {tensor.element_size() * vector for tensor in tensors for vector in vectors}
+    return sizes == {16} and len({tensor.dtype for tensor in tensors}) == 1
+
+
+def _not_streamed(step: str, rows: Rows, tensors: tuple[Tensor, ...]) -> Config:
+    """The tables' choice for rows that are not whole vectors."""
+    itemsize = max(tensor.element_size() for tensor in tensors)
+    found = _configs(step, itemsize, rows.width, tensors[0].device)
+    return next(config for config in found if "streamed" not in config)
+
+
 def _form(step: str, form: Form, tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
     """The kernels' first template arguments."""
     if step == "backward":
@@ -256,6 +372,11 @@ def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config:
     if config.cluster == 1:
         return _instance(f"{step}_resident", *arguments)
     return _instance(f"{step}_cluster", *arguments, config.cluster)
+
+
+def _streamed(step: str, types: Sequence[str], vector: int, config: Config) -> str:
+    arguments = (config.elements // vector, config.threads, config.blocks, config.cluster)
+    return _instance(f"{step}_streamed", *types, *arguments)
 
 
 def _in_pieces(
@@ -298,13 +419,18 @@ def _representative_expressions() -> tuple[str, ...]:
         types = (_TYPES[dtype],) * 2
         for step, form, lengths in _steps(vector):
             lines = CUDA_ROWS[step, dtype.itemsize][0][3 if form[0] == "kSoftmax" else -3 :]
-            found += [_resident(step, (*form, *types), lengths, line) for line in lines]
+            found += [
+                _streamed(step, (form[0], types[0]), vector, line)
+                if "streamed" in line
+                else _resident(step, (*form, *types), lengths, line)
+                for line in lines
+            ]
             found += _in_pieces(step, (*form, *types), lengths, 2**20, _CUDA_PIECES[0])
     for types in (("__half", "__half"), ("__half", "float"), ("double", "__nv_bfloat16")):
         for step, form, lengths in _steps(1):
             found.append(_resident(step, (*form, *types), lengths, _row(4, 8)))
             found += _in_pieces(step, (*form, *types), lengths, 2**31, _CUDA_PIECES[0])
-            for elements, warps in ((0, 32), (16, 0), (16, 8)):
+            for elements, warps in ((0, 32), (16, 0), (20, 0), (16, 8)):
                 arguments = (*form, *types, elements, 8, warps, "int32_t")
                 found.append(_instance(f"{step}_columns", *arguments))
     return tuple(dict.fromkeys(found))
