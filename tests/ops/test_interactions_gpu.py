@@ -25,6 +25,7 @@ from fuselab.ops.dot_interaction import cuda_launch, triton_launch
 from fuselab.ops.dot_interaction.op import OP as DOT
 from fuselab.ops.outer_interaction_linear import triton_launch as outer_triton
 from fuselab.ops.outer_interaction_linear.op import OP as OUTER
+from fuselab.runtime import tuning
 from fuselab.runtime.fallback import strict
 
 pytestmark = pytest.mark.gpu
@@ -64,6 +65,57 @@ def test_dot_shapes(launcher, shape, dtype):
 @dtypes
 def test_dot_special_values(launcher, dtype):
     check(DOT, launcher.forward, launcher.backward, *on_gpu(*special_vectors(dtype)))
+
+
+# No vector but the dense one, both sides of a block of 8 and 16 vectors, DLRM's own, the most that a
+# warp takes; batches that end within a warp's samples and within a block's.
+WARP_SHAPES = (
+    *((1, 0, 16), (3, 1, 16), (4, 6, 16), (5, 7, 16), (9, 8, 32), (7, 15, 48), (8, 16, 16)),
+    *((33, 30, 16), (65, 31, 16), (37, 26, 16), (1000, 26, 16), (11, 26, 128), (2, 32, 16)),
+)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", WARP_SHAPES, ids=str)
+def test_dot_every_cuda_configuration(shape, dtype):
+    dense, embeddings = on_gpu(*vectors(*shape, dtype))
+    for padding in (0, 3):
+        _check_every_configuration(dense, embeddings, padding)
+    room = torch.empty(shape[0], shape[1] + 2, shape[2] + 4, dtype=dtype, device="cuda")
+    spread = room[:, 0, 4:], room[:, 2:, : shape[2]]
+    for value, to in zip((dense, embeddings), spread, strict=True):
+        to.copy_(value)
+    _check_every_configuration(*spread, 1)
+    one = dense[:1].expand(shape[0], -1), embeddings[:, :1].expand(-1, shape[1], -1)
+    if shape[1]:
+        _check_every_configuration(*one, 0)
+
+
+@dtypes
+def test_dot_every_cuda_configuration_on_special_values(dtype):
+    dense, embeddings = special_vectors(dtype, 26, 16)
+    _check_every_configuration(*on_gpu(dense, embeddings), 0)
+
+
+def _check_every_configuration(dense, embeddings, padding):
+    """Both steps, and upstream gradients that are no neighbouring rows, or begin off a word."""
+    batch, tables, width = embeddings.shape
+    columns = width + tables * (tables + 1) // 2 + padding
+    storage = normal(batch + 1, columns + 1, dtype=dense.dtype, seed=8).cuda()
+    packed = storage.flatten()[1 : 1 + batch * columns].view(batch, columns)
+    has_warps = dense.dtype != torch.float64 and tables < 32
+    has_warps &= width == 16 if dense.dtype == torch.float32 else width % 16 == 0
+    run = partial(check, DOT, cuda_launch.forward, cuda_launch.backward, dense, embeddings, padding)
+    forward = cuda_launch.configs(dense, embeddings, padding)
+    backward = cuda_launch.configs_backward((True, True), packed, dense, embeddings)
+    assert (forward[-1].kernel == backward[-1].kernel == "warp") == has_warps
+    for config in forward:
+        with tuning.forced(DOT.name, "cuda", config):
+            run()
+    for config in backward:
+        with tuning.forced(DOT.name, "cuda_backward", config):
+            for upstream in (None, storage[1:, 1:], packed, storage[:1, 1:].expand(batch, columns)):
+                run(upstream=upstream)
 
 
 @launchers

@@ -9,13 +9,16 @@
 // read once into a symmetric matrix S, and (S Z) is written once.
 //
 // Per sample of 27 x 16 float32: forward 32 LDS.128 and 256 FFMA a lane, 3.2 KB moved; backward
-// 54 and 432, 4.9 KB. On an H200 (4.2 TB/s, 132 SMs) memory asks for 90 and 140 cycles of its SM, the
-// FMAs, four warps at a time, for 64 and 108.
+// 54 and 432, 4.9 KB. On an H200 (4.2 TB/s, 132 SMs) memory asks for 177 and 273 cycles of its SM,
+// the FMAs, four warps at a time, for 64 and 108, shared memory for about 240 and 360 (LDS.128 in four
+// passes, tiles scattered over packed rows): shared memory and barriers are what holds it at 375 and
+// 636 (measured, 65536 samples). warp_kernels.cu asks for fewer.
 //
 // Strides count elements and may be 0; a row's elements are neighbours. `output`, `grad_dense` and
 // `grad_embeddings` are contiguous.
 
 #include "../activations/cuda_vectors.h"
+#include "cuda_samples.h"
 
 namespace {
 
@@ -37,8 +40,6 @@ template <class Real>
 struct alignas(16) Four {
   Real element[4];
 };
-
-__device__ constexpr int divided_up(int number, int by) { return (number + by - 1) / by; }
 
 // Elements 4 chunk to 4 chunk + 3 of a row, 0 past its end. kAligned: rows are whole chunks that
 // travel in one instruction (two for double).
@@ -68,16 +69,6 @@ __device__ Four<Arithmetic<Element>> widened_chunk(const Pack<Element, 4>& pack)
   for (int i = 0; i < 4; ++i) four.element[i] = widened<Arithmetic<Element>>(pack.element[i]);
   return four;
 }
-
-template <class Element>
-__device__ const Element* row_of(int vector, int64_t sample, const Element* dense,
-                                 const Element* embeddings, int64_t dense_stride,
-                                 int64_t batch_stride, int64_t vector_stride) {
-  if (vector == 0) return dense + sample * dense_stride;
-  return embeddings + sample * batch_stride + (vector - 1) * vector_stride;
-}
-
-__device__ constexpr int pairs_before(int vector) { return vector * (vector - 1) / 2; }
 
 }  // namespace
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fuselab.ops.dot_interaction import warp_launch
 from fuselab.ops.dot_interaction.tensors import (
     element_type,
     empty_gradients,
@@ -17,7 +18,7 @@ from fuselab.ops.dot_interaction.tensors import (
 )
 from fuselab.runtime import tuning
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
-from fuselab.runtime.grid import ceil_div
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.parameters import Scalar
 from fuselab.runtime.tuning import Config
 
@@ -65,17 +66,26 @@ def _sample_bytes(step: str, embeddings: Tensor, columns: int) -> int:
 
 
 def configs(dense: Tensor, embeddings: Tensor, padding: int) -> tuple[Config, ...]:
-    """Samples of a block; 4 and 2 put more threads on each."""
+    """Samples of a block (4 and 2 put more threads on each), or of a warp that waits for none."""
     columns = dense.shape[1] + pair_count(embeddings.shape[1] + 1) + padding
     one = _sample_bytes("forward", embeddings, columns)
-    return tuple(Config(samples=samples) for samples in samples_per_block(one))
+    return _candidates(one, columns, dense, embeddings)
 
 
 def configs_backward(
     needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
 ) -> tuple[Config, ...]:
     one = _sample_bytes("backward", embeddings, 0)
-    return tuple(Config(samples=samples) for samples in samples_per_block(one))
+    return _candidates(one, grad_output.shape[1], dense, embeddings)
+
+
+def _candidates(
+    bytes_of_one: int, columns: int, dense: Tensor, embeddings: Tensor
+) -> tuple[Config, ...]:
+    found = [Config(kernel="block", samples=samples) for samples in samples_per_block(bytes_of_one)]
+    if _are_aligned(readable(dense), readable(embeddings)):
+        found += warp_launch.candidates(embeddings, columns)
+    return tuple(found)
 
 
 def _launch(
@@ -89,18 +99,21 @@ def _launch(
 ) -> None:
     batch, tables, width = embeddings.shape
     name = "cuda" if step == "forward" else "cuda_backward"
-    key = (embeddings.dtype, tables + 1, width)
-    samples = tuning.chosen("fuselab::dot_interaction", name, key, candidates).samples
+    key = (embeddings.dtype, tables + 1, width, power_of_two(batch, 128, 65536))
+    config = tuning.chosen("fuselab::dot_interaction", name, key, candidates)
+    if config.kernel == "warp":
+        warp_launch.launch(step, tensors, embeddings, strides, columns, config.samples)
+        return
     sizes: list[Scalar] = [i64(batch), *map(i64, strides)]
     if step == "forward":
         sizes.append(i32(columns))
     CUDA.launch(
-        f"{step}<{element_type(embeddings.dtype)}, {tables + 1}, {width}, {samples}, "
+        f"{step}<{element_type(embeddings.dtype)}, {tables + 1}, {width}, {config.samples}, "
         f"{'true' if aligned else 'false'}>",
-        (ceil_div(batch, samples), 1, 1),
+        (ceil_div(batch, config.samples), 1, 1),
         (_THREADS, 1, 1),
         (*tensors, *sizes),
-        shared_bytes=samples * _sample_bytes(step, embeddings, columns),
+        shared_bytes=config.samples * _sample_bytes(step, embeddings, columns),
     )
 
 
@@ -143,7 +156,7 @@ def backward(
     aligned = _are_aligned(dense, embeddings)
     tensors = (grad_output, dense, embeddings, *grads)
     candidates = configs_backward(needs, grad_output, dense, embeddings)
-    _launch("backward", tensors, embeddings, strides, 0, aligned, candidates)
+    _launch("backward", tensors, embeddings, strides, grad_output.shape[1], aligned, candidates)
     return grads
 
 

@@ -1,0 +1,47 @@
+// Instructions of a warp that CUDA C++ has no name for (PTX ISA 9.7, sm_80 and newer): asynchronous
+// copies, products of 16-bit matrices, the transposition of an 8 x 8 matrix.
+#pragma once
+
+#include "../activations/cuda_vectors.h"
+
+// kBytes (4, 8 or 16), of which both addresses are multiples, from global to shared memory.
+template <int kBytes>
+FUSELAB_INLINE void copy_async(void* to, const void* from) {
+  const auto place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(kBytes)
+                 : "memory");
+  }
+}
+
+// Until the thread's own copies are there; a barrier then shows them to others.
+FUSELAB_INLINE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// total += a b for a 16 x 16 and b 16 x 8. With g = lane / 4 and q = 2 (lane % 4), a lane holds of a
+// (g, q) (g + 8, q) (g, q + 8) (g + 8, q + 8), of b (q, g) (q + 8, g), each with its right or lower
+// neighbour in the high half; of total (g, q) (g, q + 1) (g + 8, q) (g + 8, q + 1).
+FUSELAB_INLINE void multiply_add(__half, float (&total)[4], const unsigned (&a)[4], unsigned b0,
+                                 unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(total[0]), "+f"(total[1]), "+f"(total[2]), "+f"(total[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+FUSELAB_INLINE void multiply_add(__nv_bfloat16, float (&total)[4], const unsigned (&a)[4],
+                                 unsigned b0, unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(total[0]), "+f"(total[1]), "+f"(total[2]), "+f"(total[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// An 8 x 8 matrix of 16-bit elements, of which a lane holds (g, q) and (g, q + 1), transposed.
+FUSELAB_INLINE unsigned transposed(unsigned pair) {
+  unsigned result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}

@@ -1,0 +1,94 @@
+"""Launching the CUDA C++ kernels of small samples, whose warps own a few samples each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.dot_interaction.tensors import element_type
+from fuselab.runtime.cuda_source import CudaSource, i32, i64
+from fuselab.runtime.grid import ceil_div
+from fuselab.runtime.tuning import Config
+
+CUDA = CudaSource(Path(__file__).with_name("warp_kernels.cu"))
+_WARPS = 4  # kWarps of warp_kernels.cu
+_MOST_VECTORS = 32
+_LANE_WIDTH, _LANE_SAMPLES = 16, 4
+_MOST_MATRIX_WIDTH = 128
+# Two blocks of 100 KB share an SM of sm_90; sm_80 lends a block 163 KB.
+_MOST_SHARED_BYTES = 100 * 1024
+
+CUDA_EXPRESSIONS = (
+    *(
+        f"{step}_lanes<{vectors}>"
+        for step in ("forward", "backward")
+        for vectors in (1, 2, 8, 9, 27, 32)
+    ),
+    *(
+        f"{step}_matrix<{element}, {vectors}, {width}, {samples}>"
+        for step in ("forward", "backward")
+        for element, vectors, width, samples in (
+            ("__nv_bfloat16", 27, 16, 8),
+            ("__nv_bfloat16", 27, 16, 2),
+            ("__half", 27, 16, 8),
+            ("__half", 1, 16, 4),
+            ("__half", 9, 32, 4),
+            ("__nv_bfloat16", 27, 128, 8),
+            ("__nv_bfloat16", 32, 48, 2),
+        )
+    ),
+)
+
+
+def candidates(embeddings: Tensor, columns: int) -> tuple[Config, ...]:
+    """Forward or backward, of rows of so many columns; none where samples are not small, or not of
+    whole chunks. What must lie on whole chunks besides, ``launch``'s caller asks."""
+    _, tables, width = embeddings.shape
+    if tables >= _MOST_VECTORS:
+        return ()
+    if embeddings.dtype == torch.float32:
+        samples = (_LANE_SAMPLES,) if width == _LANE_WIDTH else ()
+    elif embeddings.dtype in (torch.float16, torch.bfloat16):
+        samples = (8, 4, 2) if width % 16 == 0 and width <= _MOST_MATRIX_WIDTH else ()
+    else:
+        return ()
+    return tuple(
+        Config(kernel="warp", samples=count)
+        for count in samples
+        if _shared_bytes(embeddings, columns, count) <= _MOST_SHARED_BYTES
+    )
+
+
+def _shared_bytes(embeddings: Tensor, columns: int, samples: int) -> int:
+    """Rows; beside them, in float32, vectors, of which the next sample's begin 4 banks on."""
+    numbers = columns
+    if embeddings.dtype == torch.float32:
+        vectors = (embeddings.shape[1] + 1) * _LANE_WIDTH
+        numbers += vectors + (36 - vectors % 32) % 32
+    return _WARPS * samples * numbers * embeddings.element_size()
+
+
+def launch(
+    step: str,
+    tensors: Sequence[Tensor | None],
+    embeddings: Tensor,
+    strides: Sequence[int],
+    columns: int,
+    samples: int,
+) -> None:
+    """``step`` is "forward" or "backward". Rows of both inputs begin on whole chunks of 4."""
+    batch, tables, width = embeddings.shape
+    arguments = f"lanes<{tables + 1}>"
+    if embeddings.dtype != torch.float32:
+        element = element_type(embeddings.dtype)
+        arguments = f"matrix<{element}, {tables + 1}, {width}, {samples}>"
+    CUDA.launch(
+        f"{step}_{arguments}",
+        (ceil_div(batch, _WARPS * samples), 1, 1),
+        (32 * _WARPS, 1, 1),
+        (*tensors, i64(batch), *map(i64, strides), i32(columns)),
+        shared_bytes=_shared_bytes(embeddings, columns, samples),
+    )
