@@ -67,8 +67,8 @@ def test_dot_special_values(launcher, dtype):
     check(DOT, launcher.forward, launcher.backward, *on_gpu(*special_vectors(dtype)))
 
 
-# No vector but the dense one, both sides of a block of 8 and 16 vectors, DLRM's own, the most that a
-# warp takes; batches that end within a warp's samples and within a block's.
+# No vector but the dense one, both sides of a block of 8 and 16 vectors, DLRM's own, the most that
+# a warp takes; batches that end within a warp's samples and within a block's.
 WARP_SHAPES = (
     *((1, 0, 16), (3, 1, 16), (4, 6, 16), (5, 7, 16), (9, 8, 32), (7, 15, 48), (8, 16, 16)),
     *((33, 30, 16), (65, 31, 16), (37, 26, 16), (1000, 26, 16), (11, 26, 128), (2, 32, 16)),

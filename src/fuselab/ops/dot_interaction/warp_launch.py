@@ -49,6 +49,7 @@ def candidates(embeddings: Tensor, columns: int) -> tuple[Config, ...]:
     _, tables, width = embeddings.shape
     if tables >= _MOST_VECTORS:
         return ()
+    samples: tuple[int, ...]
     if embeddings.dtype == torch.float32:
         samples = (_LANE_SAMPLES,) if width == _LANE_WIDTH else ()
     elif embeddings.dtype in (torch.float16, torch.bfloat16):
