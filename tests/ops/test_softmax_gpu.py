@@ -75,6 +75,8 @@ def test_wide_rows(launcher, dtype, width, form):
     "shape, dim",
     [
         *(((3, width, 40), 1) for width in (2, 31, 32, 33, 63, 64, 65, 128, 129, 511, 513)),
+        # Both sides of what one thread holds of a column.
+        *(((3, width, 40), 1) for width in (8, 9, 12, 13, 16, 17, 19, 20, 21, 24, 25)),
         *(((2, width, 40), 1) for width in (1025, 2047, 2048, 2049, 5000)),
         *(((3, 100, inner), 1) for inner in (2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 1000)),
         ((700, 33), 0),
