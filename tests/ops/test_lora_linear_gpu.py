@@ -94,7 +94,9 @@ JOINT = (launch.fused_forward, partial(launch.backward, launch.fused_product))
 
 
 def joint_tiles(args):
-    found = [tile for tile in tiles.forward_tiles(args[0], args[1], args[3].shape[0]) if tile.joint]
+    found = [
+        tile for tile in tiles.forward_tiles(args[0], args[1], args[3].shape[0]) if tile.programs
+    ]
     assert len(found) == (8 if args[3].shape[0] <= 16 else 6)
     return found
 
@@ -114,6 +116,27 @@ def check_joint(args, configs=None):
 def test_every_joint_tile_is_right(sizes):
     """Less than a tile, one and a bit, a K of one step and of several, many tiles a program."""
     check_joint(on_gpu(*sizes, 16, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 16, 16), (127, 64, 256), (129, 80, 272), (650, 320, 720), (70001, 128, 144)],
+    ids=str,
+)
+def test_every_joint_tile_of_the_inputs_gradient_is_right(sizes, transposed):
+    """S's gradient is given, and the weight read along its columns (rows where transposed)."""
+    forward, backward = KERNELS["fused_product"]
+    for rank in (8, 32):
+        args = on_gpu(*sizes, rank, dtype=torch.bfloat16)
+        if transposed:
+            args = (args[0], args[1].t().contiguous().t(), *args[2:])
+        upstream = upstream_of(args[0].new_empty(sizes[0], sizes[2]))
+        found = tiles.backward_tiles(upstream, args[1].t(), rank)
+        for config in [config for config in found if config.programs]:
+            with forced(tiles.OP_NAME, "triton_backward", config) as asked:
+                check(forward, backward, args)
+                assert asked.keys
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 8, 15, 17, 31, 32])
@@ -159,13 +182,13 @@ def test_operands_that_maps_cannot_read_take_two_launches():
 
 
 @pytest.mark.large_memory
-def test_joint_tiles_past_2_to_the_31_elements():
+def test_adapt_tiles_past_2_to_the_31_elements():
     rows, width = 2**21 + 3, 1032
     _, weight, bias, a, b, scale, _ = on_gpu(1, width, width, 8, dtype=torch.bfloat16)
     x = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
     x[-1] = torch.randn(width, device="cuda")
-    config = tiles.tile(128, 256, 64, 8, 3, maps=1, joint=1)
-    output = launch._adapt(x, weight, bias, a, b, scale, "relu", config)
+    config = tiles.tile(128, 256, 64, 8, 3, maps=1, programs=1)
+    output = launch._adapt(x, weight, bias, None, b, scale, "relu", config, factor=a)
     expected = reference(x[-1:], weight, bias, a, b, scale, "relu")
     torch.testing.assert_close(output[-1:], expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(output[rows // 2], torch.relu(bias))

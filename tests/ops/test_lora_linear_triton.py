@@ -159,8 +159,15 @@ def test_tensor_maps_read_what_pointers_do(transposed, columns):
     torch.testing.assert_close(fused(*args, config=config), pointers)
 
 
-ADAPT = partial(interpreter.run, "fuselab.ops.lora_linear.launch:_adapt")
-SMALL = tiles.tile(32, 64, 32, maps=1, joint=3)  # under the interpreter three programs in all
+SMALL = tiles.tile(32, 64, 32, maps=1, programs=3)  # under the interpreter three programs in all
+
+
+def adapt(x, weight, bias, a, b, scale, activation, projection=None):
+    """S by the launch itself, unless it is given."""
+    name = "fuselab.ops.lora_linear.launch:_adapt"
+    factor = a if projection is None else None
+    args = (x, weight, bias, projection, b, scale, activation, SMALL)
+    return interpreter.run(name, *args, factor=factor)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 8, 15, 16, 17, 31, 32])
@@ -186,22 +193,33 @@ def test_joint_scales():
     args = operands(37, 24, 40, 8, dtype=torch.float16, scale=-1.5)
     output = _check_joint(args)
     pointed = (*args[:5], torch.full((), -1.5), args[6])
-    assert torch.equal(ADAPT(*pointed, SMALL), output)
+    assert torch.equal(adapt(*pointed), output)
     # 0.7 B has more bits than a half: rounded once, it would be off by 2^-12 of itself.
     args = operands(64, 8, 64, 8, "identity", torch.float16, has_bias=False, scale=0.7)
     args[1].zero_()
     projection = (args[0] @ args[3].t()).double()
     exact = 0.7 * projection @ args[4].double().t()
-    ours = ADAPT(*args, SMALL)
+    ours = adapt(*args)
     assert ((ours.double() - exact).abs() <= 2.0**-11 * exact.abs() + 2.0**-20).all()
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_joint_loop_on_a_given_projection(transposed):
+    for sizes in ((70, 40, 72), (33, 24, 64), (300, 72, 136)):
+        args = list(operands(*sizes, 5, "relu", torch.float16, scale=-0.7))
+        if transposed:
+            args[1] = args[1].t().contiguous().t()
+        output = adapt(*args, projection=args[0] @ args[3].t())
+        doubles = (arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args)
+        assert_within_bar(output, reference(*args), reference(*doubles), "output")
 
 
 def test_joint_strided_factors_and_bias():
     args = list(operands(37, 24, 40, 8, dtype=torch.float16))
-    expected = ADAPT(*args, SMALL)
+    expected = adapt(*args)
     args[4] = args[4].t().contiguous().t()
     args[2] = args[2].repeat_interleave(2)[::2]
-    assert torch.equal(ADAPT(*args, SMALL), expected)
+    assert torch.equal(adapt(*args), expected)
 
 
 def test_joint_nan_and_infinity_stay_where_eager_has_them():
@@ -210,7 +228,7 @@ def test_joint_nan_and_infinity_stay_where_eager_has_them():
             args = operands(40, 16, 72, 5, "identity", torch.float16)
             clean = reference(*args)
             args[place][at] = value
-            output, expected = ADAPT(*args, SMALL), reference(*args)
+            output, expected = adapt(*args), reference(*args)
             assert torch.equal(output.isnan(), expected.isnan())
             assert torch.equal(output.isinf(), expected.isinf())
             rest = expected.isfinite()
@@ -219,31 +237,31 @@ def test_joint_nan_and_infinity_stay_where_eager_has_them():
 
 def _check_joint(args):
     """Against eager, with the bar's slack: S as eager rounds it, one accumulator."""
-    output = ADAPT(*args, SMALL)
+    output = adapt(*args)
     exact = reference(*(arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args))
     assert_within_bar(output, reference(*args), exact, "output")
     return output
 
 
-def test_joint_tiles_are_offered_where_adapt_may_be_faster():
+def test_adapt_tiles_are_offered_where_adapt_may_be_faster():
     half = operands(64, 64, 64, 8, dtype=torch.bfloat16)
-    assert {config.joint for config in tiles.forward_tiles(half[0], half[1], 8)} == {0, 1, 2}
+    assert {config.programs for config in tiles.forward_tiles(half[0], half[1], 8)} == {0, 1, 2}
     for x, weight, rank in (
         (half[0].half(), half[1].half(), 8),
         (half[0], half[1], 33),
         (half[0], half[1].new_empty(2049, 64), 8),
         (half[0][:, 1:], half[1][:, 1:], 8),
     ):
-        assert not any(config.joint for config in tiles.forward_tiles(x, weight, rank))
-    assert not any(config.joint for config in tiles.product_tiles(half[0], half[1], 8))
+        assert not any(config.programs for config in tiles.forward_tiles(x, weight, rank))
+    assert not any(config.programs for config in tiles.product_tiles(half[0], half[1], 8))
 
 
-def test_joint_tiles_fit_an_h200(monkeypatch):
+def test_adapt_tiles_fit_an_h200(monkeypatch):
     """Two programs of rank 32 ask for 237,680 bytes, as compiled; of rank 16 for 225,392."""
     monkeypatch.setattr(tiles, "shared_bytes", lambda device: 232_448)
-    offered = [tiles._joint_tiles.__wrapped__(rank, torch.device("cuda")) for rank in (16, 32)]
+    offered = [tiles._adapt_tiles.__wrapped__(rank, torch.device("cuda")) for rank in (16, 32)]
     assert [len(found) for found in offered] == [8, 6]
-    assert {config.joint for config in offered[1]} == {1}
+    assert {config.programs for config in offered[1]} == {1}
 
 
 def test_what_a_tensor_map_cannot_read():

@@ -114,10 +114,14 @@ def fused_product(
     config: Config | None = None,
 ) -> Tensor:
     """act(input weightᵀ + scale projection upᵀ + bias) in one launch."""
-    output = input.new_empty((input.shape[0], weight.shape[0]))
-    if output.numel():
-        config = config or tiles.product_tile(f"triton{step}", input, weight, up.shape[1])
-        _combine(input, weight, bias, projection, up, scale, activation, output, config)
+    rows, columns = input.shape[0], weight.shape[0]
+    if rows * columns == 0:
+        return input.new_empty((rows, columns))
+    config = config or tiles.product_tile(f"triton{step}", input, weight, up.shape[1])
+    if config.programs and _map_layout(input) == "rows" and _map_layout(weight) != "none":
+        return _adapt(input, weight, bias, projection, up, scale, activation, config)
+    output = input.new_empty((rows, columns))
+    _combine(input, weight, bias, projection, up, scale, activation, output, config)
     return output
 
 
@@ -130,14 +134,16 @@ def fused_forward(
     scale: float,
     activation: str,
 ) -> Tensor:
-    """One launch and no workspace where the tile is a ``joint`` one and tensor maps can read the
+    """One launch and no workspace where the tile is one of ``adapt`` and tensor maps can read the
     operands, else ``forward`` of ``fused_product``."""
     x, rank = as_rows(input), lora_a.shape[0]
     if x.shape[0] * weight.shape[0]:
         config = tiles.product_tile("triton", x, weight, rank)
-        if config.joint and {_map_layout(operand) for operand in (x, weight, lora_a)} == {"rows"}:
-            output = _adapt(x, weight, bias, lora_a, lora_b, scale, activation, config)
-            return output.view(*input.shape[:-1], weight.shape[0])
+        if config.programs and {_map_layout(operand) for operand in (x, weight, lora_a)} == {
+            "rows"
+        }:
+            operands = (x, weight, bias, None, lora_b, scale, activation, config)
+            return _adapt(*operands, factor=lora_a).view(*input.shape[:-1], weight.shape[0])
     return forward(fused_product, input, weight, bias, lora_a, lora_b, scale, activation)
 
 
@@ -145,28 +151,32 @@ def _adapt(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    factor: Tensor,
+    projection: Tensor | None,
     up: Tensor,
     scale: float | Tensor,
     activation: str,
     config: Config,
+    factor: Tensor | None = None,
 ) -> Tensor:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
-    (rows, inner), columns, rank = input.shape, weight.shape[0], factor.shape[0]
+    (rows, inner), (columns, rank) = input.shape, up.shape
     output = input.new_empty((rows, columns))
-    block_rank = power_of_two(rank, 16, tiles.FUSED_RANK)
+    layout, block_rank = _map_layout(weight), power_of_two(rank, 16, tiles.FUSED_RANK)
+    map_of_factor = None
+    if factor is not None:
+        map_of_factor = TensorDescriptor.from_tensor(factor, [block_rank, config.inner])
     count = ceil_div(rows, config.rows) * ceil_div(columns, config.columns)
-    operands = ((input, config.rows), (weight, config.columns), (factor, block_rank))
     launch(
         kernels.adapt,
-        (min(count, multiprocessors(input.device) * config.joint),),
-        *(TensorDescriptor.from_tensor(matrix, [size, config.inner]) for matrix, size in operands),
-        *(bias, up, output, *_scale_arguments(scale)),
+        (min(count, multiprocessors(input.device) * config.programs),),
+        *(*_tensor_maps(input, weight, layout, config), map_of_factor),
+        *(projection, bias, up, output, *_scale_arguments(scale)),
         *(rows, columns, inner, rank, 0 if bias is None else bias.stride(0), *up.stride()),
         ACTIVATION=activation,
+        MAPS=layout,
         BLOCK_RANK=block_rank,
         BLOCK_ROWS=config.rows,
         BLOCK_COLUMNS=config.columns,

@@ -17,6 +17,7 @@ from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.linear_activation.product import DTYPES, as_rows, empty_output, unit
 from fuselab.ops.lora_linear import launch, tiles
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
+from fuselab.ops.lora_linear.rewrites import rewrites
 from fuselab.runtime.tuning import Config
 
 
@@ -152,7 +153,7 @@ def product_configs_backward(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> Sequence[Config]:
     """Tiles of the input's gradient."""
-    return tiles.product_tiles(as_rows(grad_output), saved[2].t(), saved[4].shape[0])
+    return tiles.backward_tiles(as_rows(grad_output), saved[2].t(), saved[4].shape[0])
 
 
 def update_configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
@@ -355,6 +356,7 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    rewrites=tuple(rewrites()),
     autocast=autocast,
     peers={"in_place": in_place},
     dtypes=DTYPES[:3],  # float64 is the reference's own

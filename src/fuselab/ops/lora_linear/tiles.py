@@ -31,14 +31,14 @@ def tile(
     warps: int = 4,
     stages: int = 3,
     maps: int = 0,
-    joint: int = 0,
+    programs: int = 0,
 ) -> Config:
     """A tile of rows x columns of the output, ``inner`` of the operands at a time.
 
     ``group`` tiles of rows share a tile of columns in L2; ``stages`` tiles of operands are in
     shared memory at once. ``maps``: fetched by tensor maps (TMA), where the operands allow it.
-    ``joint``: in the forward ``adapt`` makes S and the output in one launch of so many programs
-    per multiprocessor, where tensor maps can read the operands; 0: ``project`` and ``combine``.
+    ``programs``: ``adapt`` takes the place of ``combine``, and in the forward of ``project``, with
+    so many programs per multiprocessor, where tensor maps can read the operands.
     """
     return Config(
         rows=rows,
@@ -48,7 +48,7 @@ def tile(
         warps=warps,
         stages=stages,
         maps=maps,
-        joint=joint,
+        programs=programs,
     )
 
 
@@ -72,17 +72,17 @@ _TF32 = (
 _SINGLE = (tile(64, 64, 16, warps=8), tile(32, 64, 16), tile(16, 32, 16))
 # ``adapt``, bfloat16. sm_90, Triton 3.6, relu at rank 16: 223 to 228 registers of 8 warps, 144 of
 # 128 x 128 in 8, 227 of 4 warps; none spills, gelu spills 4 words on 128 x 256.
-_JOINT = (
-    tile(128, 256, 64, 8, 3, maps=1, joint=1),
-    tile(256, 128, 64, 8, 3, maps=1, joint=1),
-    tile(128, 128, 64, 8, 4, maps=1, joint=1),
-    tile(128, 128, 64, 4, 3, maps=1, joint=2),
+_ADAPT = (
+    tile(128, 256, 64, 8, 3, maps=1, programs=1),
+    tile(256, 128, 64, 8, 3, maps=1, programs=1),
+    tile(128, 128, 64, 8, 4, maps=1, programs=1),
+    tile(128, 128, 64, 4, 3, maps=1, programs=2),
 )
 # What the end of a tile takes beside the operands under way, by warps: as compiled 32.1 and 8.1 KB.
-_JOINT_END_BYTES = {8: 34 * 1024, 4: 10 * 1024}
+_ADAPT_END_BYTES = {8: 34 * 1024, 4: 10 * 1024}
 # S costs adapt 1/8 of the product's time (16 of 256 columns, at half the tensor cores' rate) and
 # ``project`` a read of input: at 790 TFLOP/s and 4.3 TB/s they meet at some 1,900 columns.
-_JOINT_COLUMNS = 2048
+_ADAPT_COLUMNS = 2048
 # Operands that ``_is_aligned`` says no of arrive element by element, through registers:
 # 128 x 128 then spills 36 words, 64 x 128 none.
 _UNALIGNED_TILE = 64 * 128
@@ -173,30 +173,34 @@ def _product_tiles(
 
 
 def forward_tiles(input: Tensor, weight: Tensor, rank: int) -> Sequence[Config]:
-    """Of the forward: those of ``combine``, and those of ``adapt`` where it may be faster."""
+    """Of the forward: ``combine``'s, and ``adapt``'s where S made again may cost less than its own
+    launch."""
+    if weight.shape[0] > _ADAPT_COLUMNS:
+        return product_tiles(input, weight, rank)
+    return backward_tiles(input, weight, rank)
+
+
+def backward_tiles(input: Tensor, weight: Tensor, rank: int) -> Sequence[Config]:
+    """Of the input's gradient, for which S's gradient is there: ``combine``'s and ``adapt``'s."""
     found = product_tiles(input, weight, rank)
-    if (
-        input.dtype != torch.bfloat16
-        or rank > FUSED_RANK
-        or weight.shape[0] > _JOINT_COLUMNS
-        or not (_is_aligned(input) and _is_aligned(weight))
-    ):
+    aligned = _is_aligned(input) and _is_aligned(weight)
+    if input.dtype != torch.bfloat16 or rank > FUSED_RANK or not aligned:
         return found
-    return (*found, *_joint_tiles(power_of_two(rank, 16, FUSED_RANK), input.device))
+    return (*found, *_adapt_tiles(power_of_two(rank, 16, FUSED_RANK), input.device))
 
 
 @cache
-def _joint_tiles(block_rank: int, device: torch.device) -> Sequence[Config]:
+def _adapt_tiles(block_rank: int, device: torch.device) -> Sequence[Config]:
     def fits(config: Config) -> bool:
         depth = 2 * config.stages * config.inner  # bytes of bfloat16
         needed = (
-            depth * (config.rows + config.columns + block_rank) + _JOINT_END_BYTES[config.warps]
+            depth * (config.rows + config.columns + block_rank) + _ADAPT_END_BYTES[config.warps]
         )
-        return config.joint * needed <= shared_bytes(device)
+        return config.programs * needed <= shared_bytes(device)
 
     return tuple(
         Config(**{**config, "group": group})
-        for config in _JOINT
+        for config in _ADAPT
         if fits(config)
         for group in (8, 16)
     )
@@ -206,7 +210,7 @@ def product_tile(step: str, input: Tensor, weight: Tensor, rank: int) -> Config:
     """The tuned choice, else the default: per dtype, power of two of the rows, columns and K."""
     rows = power_of_two(input.shape[0])
     key = (input.dtype, rows, weight.shape[0], input.shape[1])
-    candidates = forward_tiles if step == "triton" else product_tiles
+    candidates = forward_tiles if step == "triton" else backward_tiles
     return chosen(OP_NAME, step, key, candidates(input, weight, rank))
 
 

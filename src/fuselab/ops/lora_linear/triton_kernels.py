@@ -158,21 +158,23 @@ def combine(
 @triton.jit
 def adapt(
     input, weight, factor,  # tensor maps of (rows, inner), (columns, inner) and (rank, inner)
+    projection,  # S, (rows, rank) and row-major; None where factor is there to make it
     bias, up, output,  # (columns,) or None, (columns, rank), (rows, columns)
     scale_pointer, scale,
     rows, columns, inner, rank, bias_stride, up_row, up_column,
-    ACTIVATION: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    ACTIVATION: tl.constexpr, MAPS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """output = act(input weightᵀ + scale S upᵀ + bias) with S = input factorᵀ, in one launch.
+    """output = act(input weightᵀ + scale S upᵀ + bias), where S may be made in the same launch.
 
-    A program owns BLOCK_ROWS x BLOCK_COLUMNS tiles of the output in turn, in ``combine``'s order,
-    and computes their rows of S beside them from the same tile of input: columns / BLOCK_COLUMNS
-    times as many products for S as ``project`` makes, for which S is never written and input comes
-    from memory once. The update is the last product on the one accumulator; ``scale`` goes into
-    ``up``, as two addends that hold 16 of the product's bits. Flattened, the two loops are one to
-    the compiler: the loads of a program's next tile start before this one's end.
+    A program owns BLOCK_ROWS x BLOCK_COLUMNS tiles of the output in turn, in ``combine``'s order.
+    With ``factor`` it computes their rows of S = input factorᵀ beside them from the same tile of
+    input: columns / BLOCK_COLUMNS times as many products for S as ``project`` makes, for which S is
+    never written and input comes from memory once. The update is the last product on the one
+    accumulator; ``scale`` goes into ``up``, as two addends that hold 16 of the product's bits.
+    MAPS: as in ``combine``. Flattened, the two loops are one to the compiler: the loads of a
+    program's next tile start before this one's end.
     """
     down, across = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
     scale = _scale_of(scale_pointer, scale)
@@ -188,8 +190,13 @@ def adapt(
         s = tl.zeros((BLOCK_ROWS, BLOCK_RANK), tl.float32)
         for start in range(0, inner, BLOCK_INNER):
             x = input.load([first_row, start])
-            total = tl.dot(x, weight.load([first_column, start]).T, total)
-            s = tl.dot(x, factor.load([0, start]).T, s)
+            if MAPS == "rows":
+                w = weight.load([first_column, start]).T
+            else:
+                w = weight.load([start, first_column])
+            total = tl.dot(x, w, total)
+            if factor is not None:
+                s = tl.dot(x, factor.load([0, start]).T, s)
 
         row = first_row + tl.arange(0, BLOCK_ROWS)
         column = first_column + tl.arange(0, BLOCK_COLUMNS)
@@ -201,7 +208,14 @@ def adapt(
         b = b.to(tl.float32) * scale
         high = b.to(output.dtype.element_ty)
         rest = tl.where(tl.abs(b) < float("inf"), b - high.to(tl.float32), 0.0)
-        rounded = s.to(output.dtype.element_ty)
+        if projection is not None:
+            rounded = tl.load(
+                projection + _offset(row, component, rank, 1),
+                (row < rows)[:, None] & (component < rank)[None, :],
+                0.0,
+            )
+        else:
+            rounded = s.to(output.dtype.element_ty)
         total = tl.dot(rounded, high, total)
         total = tl.dot(rounded, rest.to(output.dtype.element_ty), total)
         if bias is not None:
