@@ -163,7 +163,9 @@ def test_expanded_upstream_gradients(launcher, dtype):
 
 @forms
 @launchers
-@pytest.mark.parametrize("width", [1000, 4096, 16384, 32768, 65536, 131072, 262144, 1_000_000])
+@pytest.mark.parametrize(
+    "width", [100, 128, 512, 1000, 4096, 16384, 32768, 65536, 131072, 262144, 1_000_000]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_every_candidate_of_tuning_is_right(launcher, width, dtype, form):
     implementation = launcher.__name__.split(".")[-1].removesuffix("_launch")
