@@ -102,7 +102,7 @@ def _launch(
     key = (embeddings.dtype, tables + 1, width, power_of_two(batch, 128, 65536))
     config = tuning.chosen("fuselab::dot_interaction", name, key, candidates)
     if config.kernel == "warp":
-        warp_launch.launch(step, tensors, embeddings, strides, columns, config.samples)
+        warp_launch.launch(step, tensors, embeddings, strides, columns, config)
         return
     sizes: list[Scalar] = [i64(batch), *map(i64, strides)]
     if step == "forward":

@@ -57,6 +57,7 @@ __device__ void write_rows(Element* to, const Element* rows, int count, int lane
   const int words = count / kEach;
   for (int word = lane; word < words; word += 32)
     reinterpret_cast<Word*>(to)[word] = reinterpret_cast<const Word*>(rows)[word];
+#pragma unroll 1
   for (int i = words * kEach + lane; i < count; i += 32) to[i] = rows[i];
 }
 
@@ -69,6 +70,7 @@ __device__ void read_rows(Element* rows, const Element* from, int samples, int c
     const int count = samples * columns, words = count / kEach;
     for (int word = lane; word < words; word += 32)
       copy_async<kBytes>(rows + word * kEach, from + word * kEach);
+#pragma unroll 1
     for (int i = words * kEach + lane; i < count; i += 32) rows[i] = from[i];
   } else {
     for (int sample = 0; sample < samples; ++sample) {
@@ -122,8 +124,9 @@ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 }  // namespace
 
-// Shared memory, of each warp: kLaneSamples x kPitch numbers, then as many rows.
-template <int kVectors>
+// Shared memory, of each warp: kLaneSamples x kPitch numbers, then as many rows. kUnrolled: of eight
+// vectors in a row; 8 makes all places constants and the code long (24 and 45 KB for 27 vectors).
+template <int kVectors, int kUnrolled>
 __global__ void __launch_bounds__(32 * kWarps, 4)
     forward_lanes(const float* __restrict__ dense, const float* __restrict__ embeddings,
                   float* __restrict__ output, int64_t batch, int64_t dense_stride,
@@ -143,6 +146,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
   rows += kLaneSamples * kPitch<kVectors>;
   float* row = rows + quarter * columns;
   float* pairs = row + kLaneWidth;
+#pragma unroll 1
   for (int column = pairs_before(kVectors) + eighth; column < columns - kLaneWidth; column += 8)
     pairs[column] = 0.0f;
   wait_for_copies();
@@ -159,7 +163,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
   }
 #pragma unroll
   for (int block = 0; block < kOwned; ++block) {
-#pragma unroll 4
+#pragma unroll kUnrolled
     for (int step = 0; step < smaller(8, kVectors - 8 * block); ++step) {
       const int vector = 8 * block + step;
       float value[kLaneWidth];
@@ -179,7 +183,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
 }
 
 // Shared memory as in forward_lanes. grad_dense or grad_embeddings is null where nobody wants it.
-template <int kVectors>
+template <int kVectors, int kUnrolled>
 __global__ void __launch_bounds__(32 * kWarps, 4)
     backward_lanes(const float* __restrict__ grad_output, const float* __restrict__ dense,
                    const float* __restrict__ embeddings, float* __restrict__ grad_dense,
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
     below[i] = pairs + pairs_before(smaller(8 * i + eighth, kVectors - 1));
 #pragma unroll
   for (int block = 0; block < kOwned; ++block) {
-#pragma unroll 2
+#pragma unroll kUnrolled
     for (int step = 0; step < smaller(8, kVectors - 8 * block); ++step) {
       const int vector = 8 * block + step;
       float value[kLaneWidth];
@@ -286,25 +290,35 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
 
 namespace {
 
-// A lane's part of a sample: elements 4 q to 4 q + 3 of every 16 of vectors g, g + 8, ...
+// Where a lane reads: elements 4 q to 4 q + 3 of every 16 of vectors g, g + 8, ... of a warp's samples.
 template <class Element, int kVectors, int kWidth>
 struct Share {
   static constexpr int kBlocks = divided_up(kVectors, 8), kSteps = kWidth / 16;
-  uint2 value[kBlocks][kSteps];
+  const Element* row[kBlocks];  // of the first sample
+  int64_t first_stride, stride;
+  bool has_last;  // whether the last block has a vector for this lane
 
-  __device__ __forceinline__ void load(int64_t sample, int lane, const Element* dense,
-                                       const Element* embeddings, int64_t dense_stride,
-                                       int64_t batch_stride, int64_t vector_stride) {
+  __device__ __forceinline__ Share(int64_t first, int lane, const Element* dense,
+                                   const Element* embeddings, int64_t dense_stride,
+                                   int64_t batch_stride, int64_t vector_stride)
+      : first_stride(lane < 4 ? dense_stride : batch_stride),
+        stride(batch_stride),
+        has_last(8 * (kBlocks - 1) + lane / 4 < kVectors) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+      row[block] = row_of(8 * block + lane / 4, first, dense, embeddings, dense_stride,
+                          batch_stride, vector_stride) +
+                   lane % 4 * 4;
+  }
+
+  __device__ __forceinline__ void load(uint2 (&value)[kBlocks][kSteps], int sample) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      const int vector = 8 * block + lane / 4;
-      const Element* row =
-          row_of(vector, sample, dense, embeddings, dense_stride, batch_stride, vector_stride) +
-          lane % 4 * 4;
+      const Element* from = row[block] + sample * (block == 0 ? first_stride : stride);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        value[block][step] = vector < kVectors
-                                 ? __ldg(reinterpret_cast<const uint2*>(row + 16 * step))
+        value[block][step] = block + 1 < kBlocks || has_last
+                                 ? __ldg(reinterpret_cast<const uint2*>(from + 16 * step))
                                  : make_uint2(0, 0);
       }
     }
@@ -331,18 +345,21 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (first >= batch) return;
   const int here = first + kSamples <= batch ? kSamples : static_cast<int>(batch - first);
   Element* rows = reinterpret_cast<Element*>(memory) + warp * kSamples * columns;
+  const Share<Element, kVectors, kWidth> share(first, lane, dense, embeddings, dense_stride,
+                                               batch_stride, vector_stride);
+  int place[kBlocks];  // of a lane's first pair in every eighth row of pairs
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+    place[block] = kWidth + pairs_before(8 * block + g) + q;
 #pragma unroll 1
   for (int start = 0; start < here; start += kOnce) {
-    Share<Element, kVectors, kWidth> shares[kOnce];
+    uint2 values[kOnce][kBlocks][kSteps];
 #pragma unroll
-    for (int next = 0; next < kOnce; ++next)
-      shares[next].load(first + smaller(start + next, here - 1), lane, dense, embeddings,
-                        dense_stride, batch_stride, vector_stride);
+    for (int next = 0; next < kOnce; ++next) share.load(values[next], smaller(start + next, here - 1));
 #pragma unroll
     for (int next = 0; next < kOnce; ++next) {
-      const auto& value = shares[next].value;
+      const auto& value = values[next];
       Element* row = rows + (start + next) * columns;
-      Element* pairs = row + kWidth;
       if (g == 0) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
@@ -351,8 +368,9 @@ __global__ void __launch_bounds__(32 * kWarps)
           for (int k = 0; k < 4; ++k) row[16 * step + 2 * q + k] = four[k];
         }
       }
-      for (int column = pairs_before(kVectors) + lane; column < columns - kWidth; column += 32)
-        assign(pairs[column], 0.0f);
+#pragma unroll 1
+      for (int column = kWidth + pairs_before(kVectors) + lane; column < columns; column += 32)
+        assign(row[column], 0.0f);
 #pragma unroll
       for (int upper = 0; upper < kBlocks; upper += 2) {
 #pragma unroll
@@ -369,7 +387,7 @@ __global__ void __launch_bounds__(32 * kWarps)
           for (int half = 0; half < 2; ++half) {
             const int block = upper + half, vector = 8 * block + g;
             if (block < other || block >= kBlocks) continue;
-            Element* to = pairs + pairs_before(vector) + 8 * other + q;
+            Element* to = row + place[block < kBlocks ? block : 0] + 8 * other;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               if (vector < kVectors && (other < block || q + i < g))
@@ -403,13 +421,13 @@ __global__ void __launch_bounds__(32 * kWarps)
   Element* rows = reinterpret_cast<Element*>(memory) + warp * kSamples * columns;
   read_rows<kWordBytes<Element, kSamples>>(rows, grad_output + first * grad_stride, here, columns,
                                            grad_stride, lane);
+  const Share<Element, kVectors, kWidth> share(first, lane, dense, embeddings, dense_stride,
+                                               batch_stride, vector_stride);
 #pragma unroll 1
   for (int start = 0; start < here; start += kOnce) {
-    Share<Element, kVectors, kWidth> shares[kOnce];
+    uint2 values[kOnce][kBlocks][kSteps];
 #pragma unroll
-    for (int next = 0; next < kOnce; ++next)
-      shares[next].load(first + smaller(start + next, here - 1), lane, dense, embeddings,
-                        dense_stride, batch_stride, vector_stride);
+    for (int next = 0; next < kOnce; ++next) share.load(values[next], smaller(start + next, here - 1));
     if (start == 0) {
       wait_for_copies();
       __syncwarp();
@@ -417,7 +435,7 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
     for (int next = 0; next < kOnce; ++next) {
       if (start + next >= here) break;
-      const auto& value = shares[next].value;
+      const auto& value = values[next];
       const int64_t sample = first + start + next;
       const Element* grad = rows + (start + next) * columns;
       const auto* pairs = reinterpret_cast<const unsigned short*>(grad + kWidth);

@@ -23,9 +23,9 @@ _MOST_SHARED_BYTES = 100 * 1024
 
 CUDA_EXPRESSIONS = (
     *(
-        f"{step}_lanes<{vectors}>"
+        f"{step}_lanes<{vectors}, {unrolled}>"
         for step in ("forward", "backward")
-        for vectors in (1, 2, 8, 9, 27, 32)
+        for vectors, unrolled in ((1, 8), (2, 2), (8, 8), (9, 2), (27, 2), (27, 8), (32, 8))
     ),
     *(
         f"{step}_matrix<{element}, {vectors}, {width}, {samples}>"
@@ -49,17 +49,17 @@ def candidates(embeddings: Tensor, columns: int) -> tuple[Config, ...]:
     _, tables, width = embeddings.shape
     if tables >= _MOST_VECTORS:
         return ()
-    samples: tuple[int, ...]
-    if embeddings.dtype == torch.float32:
-        samples = (_LANE_SAMPLES,) if width == _LANE_WIDTH else ()
-    elif embeddings.dtype in (torch.float16, torch.bfloat16):
-        samples = (8, 4, 2) if width % 16 == 0 and width <= _MOST_MATRIX_WIDTH else ()
-    else:
-        return ()
+    found: tuple[Config, ...] = ()
+    if embeddings.dtype == torch.float32 and width == _LANE_WIDTH:
+        found = tuple(
+            Config(kernel="warp", samples=_LANE_SAMPLES, unrolled=unrolled) for unrolled in (8, 2)
+        )
+    elif embeddings.element_size() == 2 and width % 16 == 0 and width <= _MOST_MATRIX_WIDTH:
+        found = tuple(Config(kernel="warp", samples=samples) for samples in (8, 4, 2))
     return tuple(
-        Config(kernel="warp", samples=count)
-        for count in samples
-        if _shared_bytes(embeddings, columns, count) <= _MOST_SHARED_BYTES
+        config
+        for config in found
+        if _shared_bytes(embeddings, columns, config.samples) <= _MOST_SHARED_BYTES
     )
 
 
@@ -78,18 +78,19 @@ def launch(
     embeddings: Tensor,
     strides: Sequence[int],
     columns: int,
-    samples: int,
+    config: Config,
 ) -> None:
     """``step`` is "forward" or "backward". Rows of both inputs begin on whole chunks of 4."""
     batch, tables, width = embeddings.shape
-    arguments = f"lanes<{tables + 1}>"
-    if embeddings.dtype != torch.float32:
+    if embeddings.dtype == torch.float32:
+        arguments = f"lanes<{tables + 1}, {config.unrolled}>"
+    else:
         element = element_type(embeddings.dtype)
-        arguments = f"matrix<{element}, {tables + 1}, {width}, {samples}>"
+        arguments = f"matrix<{element}, {tables + 1}, {width}, {config.samples}>"
     CUDA.launch(
         f"{step}_{arguments}",
-        (ceil_div(batch, _WARPS * samples), 1, 1),
+        (ceil_div(batch, _WARPS * config.samples), 1, 1),
         (32 * _WARPS, 1, 1),
         (*tensors, i64(batch), *map(i64, strides), i32(columns)),
-        shared_bytes=_shared_bytes(embeddings, columns, samples),
+        shared_bytes=_shared_bytes(embeddings, columns, config.samples),
     )
