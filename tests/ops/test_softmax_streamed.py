@@ -9,7 +9,7 @@ import torch
 from softmax_cases import assert_backward, assert_forward, special_rows
 
 from fuselab.ops.softmax import cuda_launch
-from fuselab.runtime import gpu_limits, tuning
+from fuselab.runtime import cuda_driver, gpu_limits, tuning
 from fuselab.runtime.fallback import strict
 from fuselab.runtime.tuning import Config
 
@@ -111,10 +111,12 @@ def streams(configs) -> list[Config]:
 
 
 def check_all(input: torch.Tensor, form: str, grad: torch.Tensor | None = None) -> None:
-    """Forward and backward by every streamed candidate."""
+    """Forward and backward as chosen, and by every streamed candidate."""
     output = getattr(torch, form)(input, -1)
     if grad is None:
         grad = normal(*input.shape, dtype=input.dtype, seed=1)
+    assert_forward(partial(cuda_launch.forward, form=form), input, form=form)
+    assert_backward(partial(cuda_launch.backward, form=form), output, grad, form=form)
     for config in streams(cuda_launch.configs(input, -1, None)):
         with tuning.forced(f"fuselab::{form}", "cuda", config):
             assert_forward(partial(cuda_launch.forward, form=form), input, form=form)
@@ -220,16 +222,20 @@ def test_in_a_graph(dtype, form):
 
 
 @pytest.mark.gpu
-def test_clusters_that_run_at_a_time():
-    """The grid's bound: at least one, and no more than the multiprocessors have room for."""
+@pytest.mark.parametrize("form", ["kSoftmax", "kLogSoftmax"])
+def test_clusters_that_run_at_a_time(form):
+    """The grid's bound: at least one, and no more than the multiprocessors have room for. Nothing
+    spills."""
     device = torch.device("cuda", torch.cuda.current_device())
     if not cuda_launch._has_clusters(device):
         pytest.skip("needs compute capability 9.0")
     multiprocessors = gpu_limits.multiprocessors(device)
     for step in ("forward", "backward"):
-        for itemsize, name in ((2, "__nv_bfloat16"), (4, "float")):
-            for config in streams(cuda_launch._configs(step, itemsize, 262_144, device)):
-                count = cuda_launch._active_clusters(
-                    step, ("kSoftmax", name), 16 // itemsize, config, device
-                )
+        for vector, name in ((8, "__nv_bfloat16"), (4, "float")):
+            for config in streams(cuda_launch._configs(step, 16 // vector, 262_144, device)):
+                count = cuda_launch._active_clusters(step, (form, name), vector, config, device)
                 assert 1 <= count <= multiprocessors * config.blocks // config.cluster
+                expression = cuda_launch._streamed(step, (form, name), vector, config)
+                function = cuda_launch.CUDA._ready(expression, device.index, 0)
+                registers, local_bytes, _ = cuda_driver.function_resources(function, device.index)
+                assert registers <= 64 and local_bytes == 0
