@@ -11,6 +11,7 @@ from interaction_cases import SHAPES, check, check_alone, layouts, normal, speci
 from fuselab.errors import ArgumentError, DtypeError, ShapeError
 from fuselab.models.dlrm import MAIN, Dlrm
 from fuselab.ops import cat_interaction, dot_interaction
+from fuselab.ops.cat_interaction import triton_launch as cat_triton
 from fuselab.ops.cat_interaction.op import OP as CAT
 from fuselab.ops.dot_interaction import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.dot_interaction.op import OP
@@ -143,6 +144,38 @@ def test_costs():
     assert (cost.bytes_read, cost.bytes_written) == (8 * (27 * 64 + 367 * 4), 8 * 27 * 64)
     cost = CAT.cost(*args[:2])
     assert cost.bytes_read == cost.bytes_written == 8 * 27 * 64
+
+
+def test_a_row_that_is_wider_than_a_grid_is_refused_forward_and_backward():
+    for columns, fits in ((65535 * 512, True), (65535 * 512 + 2, False)):
+        half = columns // 2
+        args = torch.empty(1, half, device="meta"), torch.empty(1, 1, half, device="meta")
+        grad = torch.empty(1, columns, device="meta")
+        assert (cat_triton.supports(*args) is None) == fits
+        assert (cat_triton.supports_backward((True, True), grad, 1, half) is None) == fits
+    assert "33553922 columns" in str(cat_triton.supports(*args))
+
+
+def test_which_samples_a_warp_takes():
+    """float32 vectors of 16, 16-bit ones of 16, 32, ... 128, at most 32 of them on whole chunks."""
+
+    def last(tables, width, dtype, offset=0):
+        storage = torch.empty(3 * (tables + 1) * width + 8, dtype=dtype)
+        embeddings = storage[offset:][: 3 * tables * width].view(3, tables, width)
+        dense = torch.empty(3, width, dtype=dtype)
+        forward = cuda_launch.configs(dense, embeddings, 1)[-1]
+        grad = OP.fake(dense, embeddings, 1)
+        assert cuda_launch.configs_backward((True, True), grad, dense, embeddings)[-1].kernel == (
+            forward.kernel
+        )
+        return forward.kernel
+
+    half = torch.bfloat16
+    taken = [(26, 16, torch.float32), (31, 16, half), (26, 128, half), (0, 48, torch.float16)]
+    assert [last(*args) for args in taken] == ["warp"] * 4
+    left = [(32, 16, torch.float32), (26, 32, torch.float32), (26, 8, half), (26, 144, half)]
+    left += [(26, 16, torch.float64), (26, 16, torch.float32, 1), (26, 16, half, 2)]
+    assert [last(*args) for args in left] == ["block"] * 7
 
 
 def test_what_the_gpu_kernels_hold():

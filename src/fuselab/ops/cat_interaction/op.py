@@ -118,7 +118,11 @@ OP = FusedOp(
     reference=reference,
     implementations={
         "triton": Implementation(
-            "cuda", triton_launch.forward, triton_launch.backward, triton_launch.supports
+            "cuda",
+            triton_launch.forward,
+            triton_launch.backward,
+            triton_launch.supports,
+            triton_launch.supports_backward,
         ),
     },
     cost=cost,

@@ -77,6 +77,17 @@ def backward(
 
 
 def supports(dense: Tensor, embeddings: Tensor) -> str | None:
+    if embeddings.dim() != 3:
+        return None  # which `validate` refuses
+    return _too_wide((embeddings.shape[1] + 1) * embeddings.shape[2])
+
+
+def supports_backward(
+    needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
+) -> str | None:
+    return _too_wide(grad_output.shape[1])
+
+
+def _too_wide(columns: int) -> str | None:
     """The second number of a grid ends at 65535."""
-    columns = dense.shape[-1] * (embeddings.shape[1] + 1) if embeddings.dim() == 3 else 0
     return None if columns <= 65535 * _COLUMNS else f"a row has {columns} columns"
