@@ -35,8 +35,8 @@ def why_not(matrix: Tensor) -> str | None:
         return "its rows are not a multiple of 16 bytes apart"
     if rows > 1 and matrix.stride(0) < columns:
         return "its rows overlap"
-    if max(rows, columns) >= 2**31:
-        return "it has 2^31 rows or columns"
+    if max(rows, columns) >= 2**30:
+        return "it has 2^30 rows or columns"
     return None
 
 

@@ -20,6 +20,7 @@ from fuselab.ops.linear_activation import (
     triton_launch,
     wgmma_launch,
 )
+from fuselab.ops.linear_activation.cublaslt_launch import EPILOGUES
 from fuselab.ops.linear_activation.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
 from fuselab.ops.linear_activation.reference import gradient, reference
@@ -148,11 +149,10 @@ def addmm_activation(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "relu"
 ) -> Tensor:
     """cuBLASLt's epilogue: relu, or gelu_tanh."""
-    if bias is None or activation not in ("relu", "gelu_tanh"):
+    if bias is None or activation not in EPILOGUES:
         raise ArgumentError("torch._addmm_activation needs a bias, and relu or gelu_tanh.")
     rows = input.flatten(0, -2) if input.dim() > 1 else input[None]
-    use_gelu = activation == "gelu_tanh"
-    output = torch._addmm_activation(bias, rows, weight.t(), use_gelu=use_gelu)
+    output = torch._addmm_activation(bias, rows, weight.t(), use_gelu=EPILOGUES[activation])
     return output.view(*input.shape[:-1], weight.shape[0])
 
 

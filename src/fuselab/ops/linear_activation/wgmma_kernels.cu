@@ -3,9 +3,9 @@
 // Blocks stay on their multiprocessor and walk tiles of 128 x tile_columns of the output. One warp
 // group of three feeds: one thread of it has the copy engine fill a ring of `stages` slots, each 64
 // deep: 128 rows of input and tile_columns of weight, zero beyond their edges. The other two own 64
-// rows each, multiply (wgmma m64nNk16, float32 accumulators in registers) and finish their rows: bias and
-// activation in float32, one rounding, and out through shared memory by the copy engine. The ring
-// fills on while they finish a tile. Full and empty mbarriers of each slot hand it back and forth.
+// rows each, multiply (wgmma m64nNk16, float32 accumulators in registers) and finish their rows:
+// bias and activation in float32, one rounding, and out through shared memory by the copy engine.
+// The ring fills on while they finish a tile. A full and an empty mbarrier per slot hand it over.
 //
 // A cluster of two blocks takes two tiles one above the other: each block loads half of the weights
 // and the copy engine gives it to both, which halves what the weights cost in L2.
@@ -13,8 +13,8 @@
 // An element of input is read columns / tile_columns times, one of weight rows / (128 * cluster)
 // times, mostly from L2; the output is written once.
 //
-// Shared memory rows are 128 bytes, swizzled by the copy engine: the 16-byte word j of row r lies at
-// j ^ (r % 8), which both the matrix unit and the copy out undo; every array begins at 1024 bytes.
+// Rows in shared memory are 128 bytes, swizzled by the copy engine: 16-byte word j of row r lies
+// at j ^ (r % 8), which the matrix unit and the copy out undo; every array begins at 1024 bytes.
 //
 // PTX ISA 8.0: "Asynchronous Warpgroup Level Matrix Instructions" (fragments, matrix descriptors),
 // "cp.async.bulk.tensor", "mbarrier".
@@ -211,7 +211,7 @@ FUSELAB_MULTIPLY_ALL("f16", __half)
 FUSELAB_MULTIPLY_ALL("bf16", __nv_bfloat16)
 
 // What lies where in a block's shared memory, in bytes from its first multiple of 1024.
-// wgmma_launch.py asks for `bytes`, which its tests compare.
+// shared_bytes of wgmma_launch.py counts the same.
 template <int tile_columns, int stages>
 struct Shared {
   static constexpr int input_bytes = tile_rows * tile_depth * 2;
@@ -222,23 +222,23 @@ struct Shared {
   static constexpr int empty = full + stages * 8;
 };
 
-// The tiles of one block, in an order whose neighbours share their operands in L2: down `height`
-// groups of tiles, then across.
+// The tiles, in an order whose neighbours share their operands in L2: down `height` clusters, then
+// across. Their count fits an int: 2^31 tiles would be 256 GB of output or more. A 64-bit division
+// would be a subroutine for both roles, of more registers than the feeding one keeps (seen in SASS).
 template <int tile_columns, int cluster>
 struct Tiles {
-  int64_t count;
-  int down, across;
+  int count, down, across;
   FUSELAB_INLINE Tiles(int rows, int columns) {
     down = (rows - 1) / (tile_rows * cluster) + 1;
     across = (columns - 1) / tile_columns + 1;
-    count = int64_t(down) * across;
+    count = down * across;
   }
-  FUSELAB_INLINE void locate(int64_t tile, uint32_t rank, int& row, int& column) const {
+  FUSELAB_INLINE void locate(int tile, uint32_t rank, int& row, int& column) const {
     constexpr int height = 16 / cluster;
-    const int64_t in_group = int64_t(height) * across;
-    const int first = int(tile / in_group) * height;
+    const int in_group = height * across;
+    const int first = tile / in_group * height;
     const int tall = min(height, down - first);
-    const int place = int(tile % in_group);
+    const int place = tile % in_group;
     row = ((first + place % tall) * cluster + int(rank)) * tile_rows;
     column = place / tall * tile_columns;
   }
@@ -283,13 +283,13 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
 
   const Tiles<tile_columns, cluster> tiles(rows, columns);
   const int steps = (depth - 1) / tile_depth + 1;
-  const int64_t begin = blockIdx.x / cluster, stride = gridDim.x / cluster;
+  const int begin = blockIdx.x / cluster, stride = gridDim.x / cluster;
   Slot<stages> slot;
   // 40 * 128 + 232 * 256 registers are the 168 * 384 that the block starts with.
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
-      for (int64_t tile = begin; tile < tiles.count; tile += stride) {
+      for (int tile = begin; tile < tiles.count; tile += stride) {
         int row, column;
         tiles.locate(tile, rank, row, column);
         for (int step = 0; step < steps; ++step, slot.next()) {
@@ -322,7 +322,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     const int lane = thread % 32;
     const bool releases = lane < cluster;
     int chunk = 0;
-    for (int64_t tile = begin; tile < tiles.count; tile += stride) {
+    for (int tile = begin; tile < tiles.count; tile += stride) {
       int row, column;
       tiles.locate(tile, rank, row, column);
       row += multiplier * 64;
@@ -347,7 +347,9 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
         hold(sum);
         // This step runs on while the one before is known to be done with its slot.
         multiply_wait<1>();
-        if (step > 0 && releases) arrive<cluster>(shared + Layout::empty + previous * 8, rank ^ lane);
+        if (step > 0 && releases) {
+          arrive<cluster>(shared + Layout::empty + previous * 8, rank ^ lane);
+        }
         previous = slot.at;
       }
       multiply_wait<0>();
