@@ -163,9 +163,9 @@ def test_joint_results_repeat_and_a_scale_comes_through_a_pointer():
 
 
 def test_joint_nan_and_infinity_stay_where_eager_has_them():
-    for place, at in ((0, (300, 7)), (4, (5, 2))):
+    for rank, place, at in ((1, 0, (300, 7)), (8, 0, (300, 7)), (1, 4, (5, 0)), (8, 4, (5, 2))):
         for value in (torch.nan, torch.inf):
-            args = on_gpu(520, 144, 264, 8, "identity", torch.bfloat16)
+            args = on_gpu(520, 144, 264, rank, "identity", torch.bfloat16)
             args[place][at] = value
             expected = reference(*args)
             for config in joint_tiles(args):

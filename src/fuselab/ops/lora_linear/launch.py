@@ -136,15 +136,17 @@ def fused_forward(
 ) -> Tensor:
     """One launch and no workspace where the tile is one of ``adapt`` and tensor maps can read the
     operands, else ``forward`` of ``fused_product``."""
-    x, rank = as_rows(input), lora_a.shape[0]
+    x = as_rows(input)
+    product: Product = fused_product
     if x.shape[0] * weight.shape[0]:
-        config = tiles.product_tile("triton", x, weight, rank)
+        config = tiles.product_tile("triton", x, weight, lora_a.shape[0])
         if config.programs and {_map_layout(operand) for operand in (x, weight, lora_a)} == {
             "rows"
         }:
             operands = (x, weight, bias, None, lora_b, scale, activation, config)
             return _adapt(*operands, factor=lora_a).view(*input.shape[:-1], weight.shape[0])
-    return forward(fused_product, input, weight, bias, lora_a, lora_b, scale, activation)
+        product = partial(fused_product, config=config)
+    return forward(product, input, weight, bias, lora_a, lora_b, scale, activation)
 
 
 def _adapt(

@@ -207,7 +207,8 @@ def adapt(
         )
         b = b.to(tl.float32) * scale
         high = b.to(output.dtype.element_ty)
-        rest = tl.where(tl.abs(b) < float("inf"), b - high.to(tl.float32), 0.0)
+        held = high.to(tl.float32)
+        rest = tl.where(tl.abs(held) < float("inf"), b - held, 0.0)  # of inf and NaN there is none
         if projection is not None:
             rounded = tl.load(
                 projection + _offset(row, component, rank, 1),
@@ -215,9 +216,12 @@ def adapt(
                 0.0,
             )
         else:
-            rounded = s.to(output.dtype.element_ty)
+            # An infinite input times the zeros past the rank is NaN.
+            rounded = tl.where((component < rank)[None, :], s, 0.0).to(output.dtype.element_ty)
         total = tl.dot(rounded, high, total)
-        total = tl.dot(rounded, rest.to(output.dtype.element_ty), total)
+        wide = rounded.to(tl.float32)
+        finite = tl.where(tl.abs(wide) < float("inf"), wide, 0.0).to(output.dtype.element_ty)
+        total = tl.dot(finite, rest.to(output.dtype.element_ty), total)
         if bias is not None:
             of_bias = bias + column.to(tl.int64) * bias_stride
             total += tl.load(of_bias, column < columns, 0.0).to(tl.float32)[None, :]
