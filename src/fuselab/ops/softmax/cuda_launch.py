@@ -225,7 +225,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tup
             _row(threads, elements, fitting.get(elements, 2048) // _NARROW_BLOCK)
             for elements in (4, 8, 16)
             for threads in (4, 8, 16, 32)
-            if threads * elements == bucket and elements * itemsize in (16, 32, 64)
+            if threads * elements == bucket and 16 <= elements * itemsize <= 64 and itemsize < 8
         ]
         return tuple(dict.fromkeys((*defaults, *narrow)))
     sizes = (1, 2, 4, 8, *((16,) if width > 65536 else ())) if clusters and itemsize < 8 else (1,)
