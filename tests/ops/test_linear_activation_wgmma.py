@@ -60,12 +60,14 @@ def test_every_candidate_fits_a_block_of_hopper():
 def test_the_default_is_the_widest_tile_that_fills_the_gpu(rows, columns, expected):
     found = wgmma_launch.candidates(rows, columns, 132)
     assert (found[0].columns, found[0].cluster) == (expected, 1)
-    assert {config.cluster for config in found} == {1, 2}
+    assert {config.cluster for config in found} == {1, 2, 4}
     assert len(set(found)) == len(found)
 
 
-def test_one_row_of_tiles_makes_no_cluster():
-    assert {config.cluster for config in wgmma_launch.candidates(128, 512, 132)} == {1}
+def test_no_cluster_has_more_blocks_than_rows_of_tiles():
+    for rows, clusters in ((128, {1}), (129, {1, 2}), (384, {1, 2}), (385, {1, 2, 4})):
+        found = wgmma_launch.candidates(rows, 512, 132)
+        assert {config.cluster for config in found} == clusters
 
 
 def test_a_source_for_one_chip_is_compiled_for_it_alone():

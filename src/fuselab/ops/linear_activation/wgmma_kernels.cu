@@ -7,8 +7,8 @@
 // bias and activation in float32, one rounding, and out through shared memory by the copy engine.
 // The ring fills on while they finish a tile. A full and an empty mbarrier per slot hand it over.
 //
-// A cluster of two blocks takes two tiles one above the other: each block loads half of the weights
-// and the copy engine gives it to both, which halves what the weights cost in L2.
+// A cluster of blocks takes tiles one above the other: each block loads its part of the weights and
+// the copy engine gives it to all, which divides what the weights cost in L2 by their number.
 //
 // An element of input is read columns / tile_columns times, one of weight rows / (128 * cluster)
 // times, mostly from L2; the output is written once.
@@ -116,13 +116,14 @@ FUSELAB_INLINE void copy_in(uint32_t to, const TensorMap& map, int column, int r
       : "memory");
 }
 
-// Likewise, to the same place in both blocks of the cluster, on the barrier of each.
-FUSELAB_INLINE void copy_in_both(uint32_t to, const TensorMap& map, int column, int row,
-                                 uint32_t barrier) {
+// Likewise, to the same place in all blocks of the cluster, on the barrier of each.
+template <int cluster>
+FUSELAB_INLINE void copy_in_all(uint32_t to, const TensorMap& map, int column, int row,
+                                uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(uint16_t(3))
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(uint16_t((1 << cluster) - 1))
       : "memory");
 }
 
@@ -302,9 +303,9 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
           if constexpr (cluster == 1) {
             copy_in(to + Layout::input_bytes, weight_map, step * tile_depth, column, full);
           } else {
-            const int half = int(rank) * (tile_columns / 2);
-            copy_in_both(to + Layout::input_bytes + half * tile_depth * 2, weight_map,
-                         step * tile_depth, column + half, full);
+            const int part = int(rank) * (tile_columns / cluster);
+            copy_in_all<cluster>(to + Layout::input_bytes + part * tile_depth * 2, weight_map,
+                                 step * tile_depth, column + part, full);
           }
         }
       }
@@ -318,7 +319,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     const uint32_t own_word = own_row * 128 + g * 16 + t * 4;
     Element* const added = reinterpret_cast<Element*>(bytes + Layout::bias) +
                            multiplier * tile_columns;
-    // Two threads of each warp release a slot: the first the own block's, the second the other's.
+    // The first threads of each warp release a slot, each in one block, the first in its own.
     const int lane = thread % 32;
     const bool releases = lane < cluster;
     int chunk = 0;

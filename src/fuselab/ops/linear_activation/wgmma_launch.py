@@ -35,7 +35,7 @@ _CHUNK_ROWS, _CHUNK_COLUMNS = 64, 64
 # columns spill 4 to 13 words of gelu, gelu_tanh, silu, sigmoid and tanh, none of the others.
 _CONFIGS = tuple(
     Config(columns=columns, stages=stages, cluster=cluster)
-    for cluster in (1, 2)
+    for cluster in (1, 2, 4)
     for columns, stages in ((256, 4), (128, 6), (64, 8))
 )
 
@@ -55,7 +55,7 @@ def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[C
     fitting = [
         config
         for config in _CONFIGS
-        if config.columns <= widest and (config.cluster == 1 or rows > _ROWS)
+        if config.columns <= widest and config.cluster <= ceil_div(rows, _ROWS)
     ]
 
     def fills(config: Config) -> bool:
@@ -78,6 +78,17 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
+@cache
+def _clusters_at_a_time(expression: str, config: Config, device: torch.device) -> int:
+    """How many the device has room for: not all multiprocessors where those of a group of them
+    (a GPC) do not divide by the cluster."""
+    if config.cluster == 1:
+        return multiprocessors(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    size = shared_bytes(config)
+    return WGMMA.active_clusters(expression, index, _THREADS, size, config.cluster)
+
+
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
     if input.dtype not in _TYPES:
         return "it takes float16 and bfloat16"
@@ -98,24 +109,25 @@ def forward(
     activation: str,
     config: Config | None = None,
 ) -> Tensor:
-    """One launch of ``forward``, as many blocks as multiprocessors; ``config`` replaces the tuned
+    """One launch of ``forward``, of as many blocks as run at a time; ``config`` replaces the tuned
     or default one."""
     output = empty_output(input, weight)
     if output.numel() == 0:
         return output
     x, result = as_rows(input), as_rows(output)
     (rows, depth), columns = x.shape, weight.shape[0]
-    count = multiprocessors(input.device)
+    key = (input.dtype, *sizes(x, weight))
     config = config or chosen(
-        NAME, "wgmma", (input.dtype, *sizes(x, weight)), candidates(rows, columns, count)
+        NAME, "wgmma", key, candidates(rows, columns, multiprocessors(input.device))
     )
     bulk = why_not(result) is None
     functor = activation_named(activation).functor
-    clusters = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
-    blocks = min(clusters, count // config.cluster) * config.cluster
+    expression = _expression(functor, _TYPES[input.dtype], config, bulk)
+    tiles = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
+    clusters = min(tiles, max(1, _clusters_at_a_time(expression, config, input.device)))
     WGMMA.launch(
-        _expression(functor, _TYPES[input.dtype], config, bulk),
-        (blocks, 1, 1),
+        expression,
+        (clusters * config.cluster, 1, 1),
         (_THREADS, 1, 1),
         (
             tensor_map(x, _ROWS, _DEPTH),
@@ -138,16 +150,18 @@ def _expression(functor: str, element: str, config: Config, bulk: bool) -> str:
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every activation, and every tile, element and store."""
+    """Every activation, every configuration, and both elements with both stores."""
     widest = _CONFIGS[0]
     found = [
         _expression(entry.functor, "__nv_bfloat16", widest, True) for entry in ACTIVATIONS.values()
     ]
+    found += [_expression("Relu", "__nv_bfloat16", config, True) for config in _CONFIGS]
     found += [
         _expression("Relu", element, config, bulk)
         for element in _TYPES.values()
         for config in _CONFIGS
         for bulk in (True, False)
+        if config.cluster == 1
     ]
     return tuple(dict.fromkeys(found))
 
