@@ -8,13 +8,15 @@ Order of the pairs. j in blocks of BLOCK (16), zeros past K; for every block of 
 block's end; in it, pairs run over i, then over the block's j: pair (i, j) of block b = j / BLOCK is
 number BLOCK² b (b + 1) / 2 + i BLOCK + j % BLOCK. Any run of BLOCK_I i's of one block is neighbours
 in ``folded``, which holds V in that order. Of K = 432 that is 96768 numbers a row, 3.5 % more than
-there are pairs: those with i > j are zeros, and are taken out of the products too, for an infinite
-product times such a zero would be NaN.
+there are pairs: those with i > j are zeros.
 
 fold              a program adds a TILE x TILE piece of one W_n to its mirror image: W is read once.
 forward           a program owns BLOCK_ROWS x BLOCK_COLUMNS of the output and a share of the pairs,
-                  BLOCK_I x BLOCK of them per step: the products of z go through shared memory into
-                  the matrix unit and nowhere else. ``folded`` is read once per row of tiles.
+                  BLOCK_I x BLOCK of them per step: the products of z go from registers into the
+                  matrix unit and nowhere else, those of i > j too (a mask would take them through
+                  shared memory, 366 instructions a step for 148). Where such a product is infinite,
+                  and its zero makes it NaN, finish_output computes the sample again. ``folded`` is
+                  read once per row of tiles.
 finish_output     adds up the shares in their order; bias and activation.
 weight_gradient   a program owns BLOCK_COLUMNS rows n of W and BLOCK x BLOCK pairs, sums over all
                   samples, and writes both mirror images: the gradient is written once, whole.
@@ -132,8 +134,7 @@ def forward(
         j = block * BLOCK + tl.arange(0, BLOCK)
         left = load_elements(z, row, i, rows, width)
         right = load_elements(z, row, j, rows, width)
-        kept = (i[:, None] <= j[None, :]) & (j[None, :] < width)
-        products = tl.where(kept[None, :, :], left[:, :, None] * right[:, None, :], 0.0)
+        products = left[:, :, None] * right[:, None, :]
         weights = tl.load(
             folded + column[None, :] * pairs + (step * depth + inside[:, None]),
             mask=column[None, :] < columns,
