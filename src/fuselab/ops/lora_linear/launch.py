@@ -140,9 +140,8 @@ def fused_forward(
     product: Product = fused_product
     if x.shape[0] * weight.shape[0]:
         config = tiles.product_tile("triton", x, weight, lora_a.shape[0])
-        if config.programs and {_map_layout(operand) for operand in (x, weight, lora_a)} == {
-            "rows"
-        }:
+        maps = (_map_layout(operand) for operand in (x, weight, lora_a))
+        if config.programs and all(layout == "rows" for layout in maps):
             operands = (x, weight, bias, None, lora_b, scale, activation, config)
             return _adapt(*operands, factor=lora_a).view(*input.shape[:-1], weight.shape[0])
         product = partial(fused_product, config=config)
