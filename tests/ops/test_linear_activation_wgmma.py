@@ -17,7 +17,7 @@ from fuselab.ops.linear_activation import cublaslt_launch, wgmma_launch
 from fuselab.ops.linear_activation.reference import reference
 from fuselab.runtime import cuda_driver
 from fuselab.runtime.fallback import strict
-from fuselab.runtime.tensor_map import tensor_map, why_not
+from fuselab.runtime.tensor_map import _encoded, tensor_map, why_not
 
 HALF = (torch.bfloat16, torch.float16)
 halves = pytest.mark.parametrize("dtype", HALF, ids=lambda dtype: str(dtype)[6:])
@@ -97,6 +97,7 @@ def test_what_the_copy_engine_cannot_read():
 
 def test_a_tensor_map_is_asked_for_by_columns_and_rows(monkeypatch):
     calls = []
+    _encoded.cache_clear()
 
     def encode(*args):
         calls.append(args)
@@ -115,13 +116,18 @@ def test_a_tensor_map_is_asked_for_by_columns_and_rows(monkeypatch):
     # A single row may have any stride.
     tensor_map(torch.zeros(1, 13, dtype=torch.float16), 128, 64)
     assert list(calls[1][5]) == [32]
+    # Made once for an address, and again for another.
+    tensor_map(matrix, 128, 64)
+    assert len(calls) == 2
+    tensor_map(matrix[1:], 128, 64)
+    assert len(calls) == 3 and calls[2][3].value == matrix.data_ptr() + 144
     driver.cuTensorMapEncodeTiled = lambda *args: 1
     monkeypatch.setattr(cuda_driver, "error_name", lambda status: "CUDA_ERROR_INVALID_VALUE")
     with pytest.raises(LaunchError, match=r"\(100, 60\).*INVALID_VALUE"):
-        tensor_map(matrix, 128, 64)
+        tensor_map(matrix, 64, 64)
     del driver.cuTensorMapEncodeTiled
     with pytest.raises(BuildError, match=r"12\.0"):
-        tensor_map(matrix, 128, 64)
+        tensor_map(matrix, 64, 64)
 
 
 # On a GPU, what is simplest first: a fault there is the reason of all that follow.
@@ -289,6 +295,7 @@ def test_runs_on_the_callers_stream_and_in_a_graph(hopper, implementation):
 
 
 @pytest.mark.gpu
+@pytest.mark.large_memory
 def test_more_than_2_to_the_31_elements(hopper):
     columns = 512
     rows = 2**31 // columns + 67

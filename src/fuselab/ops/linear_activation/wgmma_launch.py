@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def shared_bytes(config: Config) -> int:
     return int(1024 + ring + chunks + 2 * config.columns * 2 + 16 * config.stages)
 
 
+@lru_cache(maxsize=1024)
 def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[Config]:
     """What tuning may choose from; first the widest tile, not wider than it must be, that gives
     every multiprocessor one, else the narrowest."""
