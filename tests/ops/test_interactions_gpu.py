@@ -211,6 +211,19 @@ def test_outer_shapes(shape, dtype):
 
 
 @outer_dtypes
+def test_outer_by_every_candidate_of_tuning(dtype):
+    """Rows and columns past the largest tile, and a row of pairs that every program shares."""
+    inputs = on_gpu(*layer(300, 4, 16, 290, dtype))
+    upstream = normal(300, 290, dtype=dtype)
+    for config in outer_triton.configs(*inputs):
+        with tuning.forced(OUTER.name, "triton", config):
+            outer(*inputs, "identity")
+    for config in outer_triton.configs_backward((True,) * 4, upstream):
+        with tuning.forced(OUTER.name, "triton_backward", config):
+            outer(*inputs, "identity")
+
+
+@outer_dtypes
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "sigmoid", "tanh", "silu"])
 def test_outer_activations(activation, dtype):
     outer(*on_gpu(*layer(40, 2, 5, 9, dtype)), activation)

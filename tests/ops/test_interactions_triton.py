@@ -6,6 +6,7 @@ bfloat16 is left to the GPU: the interpreter's stores truncate.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +24,9 @@ from interaction_cases import (
 
 from fuselab.ops.cat_interaction.op import OP as CAT
 from fuselab.ops.dot_interaction.op import OP as DOT
+from fuselab.ops.outer_interaction_linear import triton_launch as outer_triton
 from fuselab.ops.outer_interaction_linear.op import OP as OUTER
-from fuselab.runtime import interpreter
+from fuselab.runtime import interpreter, tuning
 
 dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.float64], ids=lambda dtype: str(dtype)[6:]
@@ -127,6 +129,29 @@ def test_outer_terms_that_overflow(dtype, tables):
         dense[place, place] = torch.finfo(dtype).max
     forward = partial(interpreter.run, "fuselab.ops.outer_interaction_linear.triton_launch:forward")
     check_output(OUTER, forward, dense, embeddings, weight * 4, bias, "identity")
+
+
+def by_candidate(place: int, *args: Any) -> tuple[torch.Tensor | None, ...]:
+    """In the interpreter's process: the backward by one of tuning's candidates."""
+    config = outer_triton.configs_backward(*args)[place]
+    with tuning.forced(OUTER.name, "triton_backward", config):
+        return outer_triton.backward(*args)
+
+
+def test_outer_weight_gradient_with_pairs_first():
+    """Squares of 8 and 16 of 17 elements; rows and columns past a tile's."""
+    upstream = torch.empty(1, dtype=torch.float16)
+    candidates = outer_triton.configs_backward((True,) * 4, upstream)
+    places = {
+        config.weight_block: place
+        for place, config in enumerate(candidates)
+        if config.weight_pairs_first
+    }
+    assert places.keys() == {8, 16}
+    for place in places.values():
+        backward = partial(interpreter.run, f"{__name__}:by_candidate", place)
+        run = partial(check, OUTER, outer.args[1], backward)
+        run(*layer(65, 0, 17, 129, torch.float16), "identity")
 
 
 def test_outer_layouts():

@@ -223,6 +223,7 @@ def weight_gradient(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PAIRS_FIRST: tl.constexpr,  # sums as [pairs, columns]: products enter from registers
 ):
     """grad_weight[n, i, j] = grad_weight[n, j, i] = sum over samples of grad_n z_i z_j."""
     program = tl.program_id(0)
@@ -231,19 +232,26 @@ def weight_gradient(
     column = (program % column_tiles).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     i = lower * BLOCK + tl.arange(0, BLOCK)
     j = upper * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK_COLUMNS, BLOCK * BLOCK], tl.float32)
+    depth: tl.constexpr = BLOCK * BLOCK
+    if PAIRS_FIRST:
+        total = tl.zeros([depth, BLOCK_COLUMNS], tl.float32)
+    else:
+        total = tl.zeros([BLOCK_COLUMNS, depth], tl.float32)
     for first in range(0, rows, BLOCK_ROWS):
         row = first + tl.arange(0, BLOCK_ROWS).to(tl.int64)
         left = load_elements(z, row, i, rows, width)
         right = load_elements(z, row, j, rows, width)
-        products = (left[:, :, None] * right[:, None, :]).to(z.dtype.element_ty)
         upstream = load_elements(grad, row, column, rows, columns)
-        total = tl.dot(
-            tl.trans(upstream),
-            tl.reshape(products, [BLOCK_ROWS, BLOCK * BLOCK]),
-            total,
-            input_precision=PRECISION,
-        )
+        if PAIRS_FIRST:
+            products = tl.trans(left)[:, None, :] * tl.trans(right)[None, :, :]
+            products = tl.reshape(products.to(z.dtype.element_ty), [depth, BLOCK_ROWS])
+            total = tl.dot(products, upstream, total, input_precision=PRECISION)
+        else:
+            products = left[:, :, None] * right[:, None, :]
+            products = tl.reshape(products.to(z.dtype.element_ty), [BLOCK_ROWS, depth])
+            total = tl.dot(tl.trans(upstream), products, total, input_precision=PRECISION)
+    if PAIRS_FIRST:
+        total = tl.trans(total)
     value = tl.reshape(total, [BLOCK_COLUMNS, BLOCK, BLOCK]).to(grad_weight.dtype.element_ty)
     start = grad_weight + column[:, None, None] * width * width
     i, j = i[None, :, None], j[None, None, :]

@@ -29,49 +29,58 @@ _MOST_ELEMENTS = 32768  # of z: pairs and places in a row of the weight count in
 
 # What a program of a matrix kernel owns, the default rule's first: ``rows`` are samples and
 # ``columns`` outputs (weight_gradient sums over the rows, input_gradient over the columns),
-# ``pairs_i`` the i's of a step of the forward, ``block`` the side of weight_gradient's squares.
+# ``pairs_i`` the i's of a step of the forward, ``block`` the side of weight_gradient's squares;
+# ``programs`` share a multiprocessor, ``pairs_first`` is a constant of weight_gradient.
 #
-# sm_90, 16-bit ("bf16", float16 too), registers and KB of shared memory of the default: forward 255
+# sm_90, 16-bit ("bf16", float16 too), registers and KB of shared memory of the default: forward 212
 # and 131, weight_gradient 122 and 111, input_gradient 255 and 147, of which 4 words spill; HGMMA in
-# all three. Products reach the matrix unit through 3 shared-memory instructions per 32 of them, so
-# the tile's other side is as wide as accumulators allow: 256 sums for each product formed. Exact
+# all three. A tile's other side is as wide as accumulators allow: 256 sums for each product formed.
+# For 2048 x 432 -> 512 a step of the forward is 1024 cycles of HGMMA beside 296 of instructions;
+# tiles of 128 rows read `folded` 16 times, 1.6 GB out of L2, those of 256 rows 0.8.
+# weight_gradient reads the upstream gradient once per square: 3.1 GB with squares of 8, 0.9 with
+# 16, whose products (pairs_first) take 242 instructions a step, 453 through shared memory. Exact
 # float32 has no matrix instruction, and tiles are smaller.
 _FORWARD = {
     "bf16": (
-        Config(rows=128, columns=256, pairs_i=4, warps=8, stages=3),
-        Config(rows=128, columns=256, pairs_i=4, warps=8, stages=4),
-        Config(rows=256, columns=128, pairs_i=4, warps=8, stages=3),
-        Config(rows=128, columns=128, pairs_i=4, warps=4, stages=3),
-        Config(rows=128, columns=128, pairs_i=4, warps=8, stages=4),
-        Config(rows=128, columns=256, pairs_i=2, warps=8, stages=4),
-        Config(rows=64, columns=256, pairs_i=4, warps=4, stages=3),
+        Config(rows=128, columns=256, pairs_i=4, warps=8, stages=3, programs=1),
+        Config(rows=128, columns=256, pairs_i=4, warps=8, stages=4, programs=1),
+        Config(rows=256, columns=128, pairs_i=4, warps=8, stages=3, programs=1),
+        Config(rows=128, columns=128, pairs_i=4, warps=4, stages=3, programs=1),
+        Config(rows=128, columns=128, pairs_i=4, warps=8, stages=4, programs=1),
+        Config(rows=128, columns=128, pairs_i=4, warps=4, stages=3, programs=2),
+        Config(rows=256, columns=128, pairs_i=4, warps=8, stages=4, programs=1),
+        Config(rows=128, columns=256, pairs_i=2, warps=8, stages=4, programs=1),
+        Config(rows=64, columns=256, pairs_i=4, warps=4, stages=3, programs=1),
     ),
     "tf32": (
-        Config(rows=128, columns=128, pairs_i=2, warps=8, stages=3),
-        Config(rows=128, columns=256, pairs_i=2, warps=8, stages=3),
-        Config(rows=64, columns=128, pairs_i=2, warps=4, stages=3),
+        Config(rows=128, columns=128, pairs_i=2, warps=8, stages=3, programs=1),
+        Config(rows=128, columns=256, pairs_i=2, warps=8, stages=3, programs=1),
+        Config(rows=64, columns=128, pairs_i=2, warps=4, stages=3, programs=1),
     ),
     "fp32": (
-        Config(rows=64, columns=64, pairs_i=1, warps=4, stages=2),
-        Config(rows=128, columns=64, pairs_i=1, warps=8, stages=2),
-        Config(rows=128, columns=128, pairs_i=1, warps=8, stages=2),
+        Config(rows=64, columns=64, pairs_i=1, warps=4, stages=2, programs=1),
+        Config(rows=128, columns=64, pairs_i=1, warps=8, stages=2, programs=1),
+        Config(rows=128, columns=128, pairs_i=1, warps=8, stages=2, programs=1),
     ),
 }
 _WEIGHT_GRADIENT = {
     "bf16": (
-        Config(rows=64, columns=256, block=8, warps=8, stages=3),
-        Config(rows=32, columns=256, block=8, warps=8, stages=4),
-        Config(rows=32, columns=512, block=8, warps=8, stages=3),
-        Config(rows=64, columns=128, block=8, warps=4, stages=3),
-        Config(rows=64, columns=128, block=16, warps=8, stages=3),
+        Config(rows=64, columns=256, block=8, warps=8, stages=3, pairs_first=0),
+        Config(rows=32, columns=256, block=8, warps=8, stages=4, pairs_first=0),
+        Config(rows=32, columns=512, block=8, warps=8, stages=3, pairs_first=0),
+        Config(rows=64, columns=128, block=8, warps=4, stages=3, pairs_first=0),
+        Config(rows=64, columns=128, block=16, warps=8, stages=3, pairs_first=0),
+        Config(rows=64, columns=128, block=16, warps=8, stages=3, pairs_first=1),
+        Config(rows=64, columns=128, block=16, warps=8, stages=4, pairs_first=1),
+        Config(rows=64, columns=256, block=8, warps=8, stages=3, pairs_first=1),
     ),
     "tf32": (
-        Config(rows=32, columns=64, block=16, warps=8, stages=3),
-        Config(rows=32, columns=128, block=8, warps=4, stages=3),
+        Config(rows=32, columns=64, block=16, warps=8, stages=3, pairs_first=0),
+        Config(rows=32, columns=128, block=8, warps=4, stages=3, pairs_first=0),
     ),
     "fp32": (
-        Config(rows=16, columns=64, block=8, warps=8, stages=2),
-        Config(rows=16, columns=128, block=8, warps=8, stages=2),
+        Config(rows=16, columns=64, block=8, warps=8, stages=2, pairs_first=0),
+        Config(rows=16, columns=128, block=8, warps=8, stages=2, pairs_first=0),
     ),
 }
 _INPUT_GRADIENT = {
@@ -130,9 +139,14 @@ def pair_count(width: int) -> int:
     return BLOCK * BLOCK * blocks * (blocks + 1) // 2
 
 
-def _splits(tiles: int, steps: int, least_steps: int, device: torch.device) -> tuple[int, int]:
-    """Programs per tile that fill the device's multiprocessors once, and the steps of each."""
-    most = max(2, multiprocessors(device))  # 2 under the interpreter: sums are split there too
+def _splits(
+    tiles: int, steps: int, least_steps: int, device: torch.device, programs: int = 1
+) -> tuple[int, int]:
+    """Programs per tile that fill the device's multiprocessors with ``programs`` each, and the
+    steps of each program."""
+    most = max(
+        2, programs * multiprocessors(device)
+    )  # 2 under the interpreter: sums are split there too
     wanted = max(1, min(most // tiles, steps // least_steps))
     split_steps = ceil_div(steps, wanted)
     return ceil_div(steps, split_steps), split_steps
@@ -178,7 +192,7 @@ def forward(
     tile = tuning.chosen(_NAME, "triton", _key(z, columns), configs(dense))
     tiles = ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns)
     steps = pair_count(width) // (tile.pairs_i * BLOCK)
-    splits, split_steps = _splits(tiles, steps, 8, z.device)
+    splits, split_steps = _splits(tiles, steps, 8, z.device, tile.programs)
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
     launch(
         triton_kernels.forward,
@@ -297,6 +311,7 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor, tile: Config
         BLOCK_ROWS=tile.weight_rows,
         BLOCK_COLUMNS=tile.weight_columns,
         BLOCK=tile.weight_block,
+        PAIRS_FIRST=bool(tile.weight_pairs_first),
         num_warps=tile.weight_warps,
         num_stages=tile.weight_stages,
     )
