@@ -548,16 +548,18 @@ bool arguments_are(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted) {
 
 Operator& operator_of(PyObject* id) { return *operators[PyLong_AsLong(id)]; }
 
-// lookup(id, implementation, args, named=True): the output from a plan, else None. A named hit
-// tells the profiler the operator's name; inside a raw operator the dispatcher has done that.
+// lookup(id, implementation, args, named=True, detached=False): the output from a plan, else None. A
+// named hit tells the profiler the operator's name; inside a raw operator the dispatcher has done
+// that. Detached, a gradient that the arguments need is the caller's affair.
 PyObject* lookup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, std::min<Py_ssize_t>(count, 3), 3)) return nullptr;
   const bool named = count < 4 || args[3] == Py_True;
+  const bool detached = count > 4 && args[4] == Py_True;
   return translated([&]() -> PyObject* {
   Operator& op = operator_of(args[0]);
   if (op.entries.empty() || !nobody_watches()) Py_RETURN_NONE;
   KeyBuilder key;
-  if (!key.build(op, args[1], args[2])) Py_RETURN_NONE;
+  if (!key.build(op, args[1], args[2], !detached && c10::GradMode::is_enabled())) Py_RETURN_NONE;
   const auto found = op.entries.find(key.words());
   if (found == op.entries.end()) Py_RETURN_NONE;
   std::shared_ptr<const Plan> plan = found->second.plan;  // outlives the GIL's release

@@ -65,17 +65,24 @@ def register(name: str) -> int:
     return len(_names) - 1
 
 
-def lookup(op_id: int, implementation: str, args: tuple[Any, ...], named: bool = True) -> Any:
+def lookup(
+    op_id: int,
+    implementation: str,
+    args: tuple[Any, ...],
+    named: bool = True,
+    detached: bool = False,
+) -> Any:
     """The operator's output from a kept plan, or None when there is none for this call.
 
-    The profiler sees the operator's name unless ``named`` (by position only) is False: inside a raw
-    operator the dispatcher has told it.
+    The profiler sees the operator's name unless ``named`` is False: inside a raw operator the
+    dispatcher has told it. ``detached`` says that the caller gives the output its gradient. Both
+    are by position only.
 
     None whenever somebody wants to see the call (a gradient is needed, a dispatch or function mode,
     functorch, autocast, tracing), a tensor is not plain and strided, or tensors are on several
     devices. Raises LaunchError. Replaced by the C++ function once that is loaded.
     """
-    return None if _native is None else _native.lookup(op_id, implementation, args, named)
+    return None if _native is None else _native.lookup(op_id, implementation, args, named, detached)
 
 
 def planned(op_id: int, implementation: str, args: tuple[Any, ...]) -> bool:
@@ -479,8 +486,8 @@ def _raise_kernel_error(message: str) -> None:
     raise LaunchError(f"a CPU kernel failed: {message}.")
 
 
-def library() -> Path:
-    """The compiled launcher.cpp, built if need be. Raises BuildError."""
+def library(source: Path = _SOURCE) -> Path:
+    """A source of ours that stands on torch's C++, compiled if need be. Raises BuildError."""
 
     def build(new: Path) -> None:
         root = Path(torch.__file__).parent
@@ -491,16 +498,21 @@ def library() -> Path:
         options += [f"-isystem{folder}" for folder in includes]
         # Found at load by the names under which `import torch` has already loaded them.
         libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
-        run_compiler([*options, str(_SOURCE), "-o", str(new), *libraries], "launcher.cpp")
+        run_compiler([*options, str(source), "-o", str(new), *libraries], source.name)
 
-    return cache.fetch(_key(), ".so", build)
+    return cache.fetch(_key(source), ".so", build)
 
 
-def _key() -> str:
+def is_built(source: Path) -> bool:
+    """Whether ``library`` has it without compiling. Raises BuildError without a compiler."""
+    return cache.holds(_key(source), ".so")
+
+
+def _key(source: Path) -> str:
     found = os.stat(compiler())
     return cache.key(
-        "launcher",
-        _SOURCE.read_text(),
+        source.name,
+        source.read_text(),
         torch.__version__,
         torch.compiled_with_cxx11_abi(),
         sysconfig.get_config_var("SOABI"),
@@ -529,12 +541,23 @@ def start() -> bool:
     return _native is not None
 
 
-def _load(path: Path) -> ModuleType:
-    loader = importlib.machinery.ExtensionFileLoader("fuselab_launcher", str(path))
-    spec = importlib.util.spec_from_file_location("fuselab_launcher", path, loader=loader)
+def is_started() -> bool:
+    """Whether the C++ launcher is loaded: without it there are no plans."""
+    return _native is not None
+
+
+def extension(name: str, path: Path) -> ModuleType:
+    """The extension module ``name`` in a compiled ``library``."""
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
-    native = importlib.util.module_from_spec(spec)
-    loader.exec_module(native)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _load(path: Path) -> ModuleType:
+    native = extension("fuselab_launcher", path)
     tensor = torch.empty(3)
     if native.probe(tensor) != (tensor.data_ptr(), 3):
         raise BuildError(f"launcher.cpp does not fit torch {torch.__version__}")
@@ -550,5 +573,5 @@ def _load(path: Path) -> ModuleType:
 
 # A launcher that was built before is loaded now (1 ms), so that callers hold the C++ lookup itself.
 with contextlib.suppress(BuildError, OSError):
-    if cache.holds(_key(), ".so"):
+    if is_built(_SOURCE):
         start()
