@@ -146,11 +146,17 @@ class Rewrite:
     """A plain PyTorch expression that one call of the operator replaces, for ``fuselab.fuse``.
 
     ``pattern`` is a function of tensors (and values) that ``torch.fx`` can trace. ``call`` takes
-    the same parameters and returns the ``Inputs`` of the public function that computes the same.
+    the same parameters and returns the ``Inputs`` of the public function that computes the same,
+    whatever the tensors are in a later call; it may leave out parameters that only the pattern
+    reads (a device). Parameters named in ``lists`` are lists of one length, which is found in the
+    model. ``result`` takes the operator's output and parameters of ``call`` by name, and returns
+    what the pattern does where that is more than the output.
     """
 
     pattern: Callable[..., Tensor]
     call: Callable[..., Inputs]
+    lists: Sequence[str] = ()
+    result: Callable[..., Tensor] | None = None
 
 
 @dataclass(frozen=True)

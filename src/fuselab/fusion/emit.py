@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import linecache
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fuselab.errors import ArgumentError, DtypeError
-from fuselab.fusion.expression import Apply, Attribute, Opaque, Value, has_hooks
+from fuselab.fusion.expression import (
+    Apply,
+    Attribute,
+    Opaque,
+    Value,
+    has_hooks,
+    parameters_of,
+    values_in,
+)
 from fuselab.fusion.match import Match
 from fuselab.fusion.trace import Traced, is_compiled
 from fuselab.runtime.dispatch import operator
@@ -22,19 +33,24 @@ Emit = Callable[[Any], Any]
 
 
 def guarded(match: Match) -> Callable[..., Tensor]:
-    """The operator's public function; what it refuses (other shapes, later) the reference takes."""
+    """The operator's public function on what the match is bound to; what it refuses (other shapes,
+    later) the reference takes."""
     public = operator(match.op)
     reference = match.op.reference
+    inputs_of = match.rewrite.call
+    names = tuple(match.bindings)
 
-    def call(*args: Any, **kwargs: Any) -> Tensor:
+    def call(*values: Any) -> Tensor:
+        inputs = inputs_of(**dict(zip(names, values, strict=True)))
         try:
-            return public(*args, **kwargs)
+            return public(*inputs.args, **inputs.kwargs)
         except (ArgumentError, DtypeError):
-            return reference(*args, **kwargs)
+            return reference(*inputs.args, **inputs.kwargs)
 
     call.__name__ = match.op.short_name
     call.__qualname__ = match.op.short_name
     call.__module__ = "fuselab.ops"
+    call.is_fused_operator = True  # type: ignore[attr-defined]
     return call
 
 
@@ -42,6 +58,8 @@ def _argument(
     graph: fx.Graph, value: Any, known: Mapping[fx.Node, fx.Node], rows: dict[Any, Any]
 ) -> Any:
     """Put what ``value`` stands for into ``graph`` and return its node or constant."""
+    if isinstance(value, tuple):
+        return [_argument(graph, item, known, rows) for item in value]
     if not isinstance(value, Value):
         return value
     if value in rows:
@@ -74,8 +92,7 @@ def emit_call(
     known: Mapping[fx.Node, fx.Node],
     function: Callable[..., Tensor],
 ) -> fx.Node:
-    """The operator's call, with the chain's inputs as its arguments."""
-    inputs = match.rewrite.call(**match.bindings)
+    """The operator's call, with the chain's inputs as its arguments, and what becomes of it."""
     rows: dict[Any, Any] = {}
     for value in match.covered:
         # Under autocast a Linear casts its bias with the rest; one taken out of it is cast here.
@@ -95,9 +112,15 @@ def emit_call(
                     _argument(graph, product, known, rows),
                 ),
             )
-    args = tuple(_argument(graph, value, known, rows) for value in inputs.args)
-    kwargs = {key: _argument(graph, value, known, rows) for key, value in inputs.kwargs.items()}
-    return graph.call_function(function, args, kwargs)
+    given = {name: _argument(graph, value, known, rows) for name, value in match.bindings.items()}
+    called = graph.call_function(function, tuple(given.values()))
+    if match.rewrite.result is None:
+        return called
+    _, *names = parameters_of(match.rewrite.result)
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    proxies = {name: fx.Proxy(given[name], tracer) for name in names}
+    result: Any = match.rewrite.result(fx.Proxy(called, tracer), **proxies)
+    return result.node
 
 
 def _in_dtype_of(bias: Tensor, product: Tensor) -> Tensor:
@@ -112,7 +135,14 @@ class Region:
 
     def __init__(self, traced: Traced, match: Match) -> None:
         self.traced, self.match = traced, match
+        bound = {getattr(value, "origin", None) for value in values_in(match.bindings.values())}
         origins = set(match.origins)
+        origins |= {  # ``x @ weight.T`` is the transpose too
+            used
+            for node in match.origins
+            for used in node.all_input_nodes
+            if _swaps_dimensions(used) and used not in bound
+        }
         self.inner = [node for node in traced.graph.nodes if node in origins]
         self.inputs = list(
             dict.fromkeys(
@@ -147,33 +177,48 @@ class Region:
         return emit_call(graph, self.match, known, guarded(self.match))
 
 
-def rewritten(traced: Traced, matches: Sequence[Match]) -> fx.Graph:
-    """The module's graph with every match replaced by its operator's call."""
+def rewritten(traced: Traced, matches: Sequence[Match]) -> Traced:
+    """The module with every match in its graph replaced by its operator's call."""
     by_root = {match.root.origin: match for match in matches}
     replaced = {node for match in matches for node in match.origins}
     graph = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}
     for node in traced.graph.nodes:
+        before = len(graph.nodes)
         if node in by_root:
             known[node] = emit_call(graph, by_root[node], known, guarded(by_root[node]))
+            for added in list(graph.nodes)[before:]:
+                added.stack_trace = node.stack_trace
         elif node.op == "output":
             graph.output(fx.node.map_arg(node.args[0], lambda used: known[used]))
         elif node not in replaced:
             known[node] = graph.node_copy(node, lambda used: known[used])
-    return graph
+    for node in reversed(graph.nodes):  # The transposes of weights that an operator takes as is.
+        if not node.users and _swaps_dimensions(node):
+            graph.erase_node(node)
+    return dataclasses.replace(traced, graph=graph)
 
 
-def install(module: nn.Module, traced: Traced, matches: Sequence[Match]) -> None:
-    """Give ``module`` the traced forward with every match replaced.
+def _swaps_dimensions(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in ("t", "transpose")
+    return node.op == "call_function" and (
+        node.target in (torch.t, torch.transpose)
+        or (node.target is getattr and node.args[1] in ("T", "mT"))
+    )
+
+
+def install(module: nn.Module, traced: Traced, fused_graph: fx.Graph) -> None:
+    """Give ``module`` the traced forward with ``fused_graph`` in place of its graph.
 
     The class of this one instance becomes a subclass that runs the graph where the call looks like
     the one it was traced from (tensors in the same places, equal values elsewhere) and so does the
     module (same training mode and plain attributes, same children, no hook on a child that the
     graph does not call), and the class's own forward elsewhere. Pickles as the original class.
     """
-    graph, call = rewritten(traced, matches), traced.call
+    call = traced.call
     original = type(module)
-    code = graph.python_code(root_module="self")
+    code = fused_graph.python_code(root_module="self")
     name = f"<fused forward of {original.__qualname__} {id(module):x}>"
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
     namespace = dict(code.globals)
@@ -184,16 +229,23 @@ def install(module: nn.Module, traced: Traced, matches: Sequence[Match]) -> None
     only_tensors = not call.kwargs and all(isinstance(value, Tensor) for value in call.args)
     count = len(leaves)
     settings = _settings(module)
-    replaced = {node for match in matches for node in match.origins}
-    calls = [node for node in traced.graph.nodes if node.op == "call_module"]
-    bypassed = {node.target for node in calls if node in replaced}
-    outline = _outline(module, {str(node.target) for node in calls if node.target not in bypassed})
+    # A layer that is called in one place and replaced in another is watched too.
+    counts = [
+        Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+        for graph in (fused_graph, traced.graph)
+    ]
+    called = {target for target, count in counts[0].items() if count == counts[1][target]}
+    outline = _outline(module, called)
+    conditions = traced.conditions
 
     def as_traced(self: nn.Module) -> bool:
         state = self.__dict__
         return all(state.get(name, _missing) == value for name, value in settings) and _is_outlined(
             self, outline
         )
+
+    def as_decided(self: nn.Module, tensors: Sequence[Tensor]) -> bool:
+        return all(condition.holds(self, tensors) for condition in conditions)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if as_traced(self):
@@ -202,6 +254,7 @@ def install(module: nn.Module, traced: Traced, matches: Sequence[Match]) -> None
                     not kwargs
                     and len(args) == count
                     and all(isinstance(value, Tensor) for value in args)
+                    and as_decided(self, args)
                 ):
                     return fused(self, *args)
             else:
@@ -210,7 +263,9 @@ def install(module: nn.Module, traced: Traced, matches: Sequence[Match]) -> None
                     isinstance(value, Tensor) if tensor else _same(value, leaf)
                     for value, leaf, tensor in zip(given, leaves, is_tensor, strict=True)
                 ):
-                    return fused(self, *(value for value in given if isinstance(value, Tensor)))
+                    tensors = [value for value in given if isinstance(value, Tensor)]
+                    if as_decided(self, tensors):
+                        return fused(self, *tensors)
         return original.forward(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
@@ -245,13 +300,24 @@ _missing = object()
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """The plain attributes a trace has taken as constants, the training mode among them."""
+    """The plain attributes a trace has taken as constants, the training mode among them, and a copy
+    of those that are lists, tuples and dicts of such."""
     return tuple(
-        (name, value)
+        (name, copy.deepcopy(value))
         for name, value in vars(module).items()
-        if isinstance(value, (bool, int, float, str, NoneType))
-        and (name == "training" or not name.startswith("_"))
+        if name not in _OF_EVERY_MODULE and _is_plain(value)
     )
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, (bool, int, float, str, NoneType))
 
 
 def _outline(module: nn.Module, called: Collection[str], prefix: str = "") -> dict[str, Any]:

@@ -1,19 +1,19 @@
 """A traced forward as an expression in which every spelling of an operation has one name.
 
 ``x + y``, ``torch.add(x, y)`` and ``x.add(y)`` become ``add``; ``nn.ReLU()(x)``, ``F.relu(x)`` and
-``x.relu_()`` become ``relu``; ``nn.Linear`` and ``F.linear`` become ``linear`` without bias, then
-``add``, so that a chain that begins at the bias can be seen. Both the user's model and the
-patterns of ``FusedOp.rewrites`` go through here, so they meet in the same form.
+``x.relu_()`` become ``relu``; ``nn.Linear``, ``F.linear`` and ``x @ weight.T`` become ``linear``
+without bias, then ``add``, so that a chain that begins at the bias can be seen. Both the user's
+model and the patterns of ``FusedOp.rewrites`` go through here, so they meet in the same form.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne"})
 
@@ -29,6 +29,11 @@ _SAME_NAME = {
     "isub": "sub_",
     "itruediv": "div_",
     "special_softmax": "softmax",
+    "mod": "remainder",
+    "bmm": "matmul",
+    "mm": "matmul",
+    "concat": "cat",
+    "concatenate": "cat",
 }
 
 # Order of the parameters, where spellings pass them by position or by name.
@@ -45,6 +50,21 @@ _PARAMETERS = {
     "amax": ("input", "dim", "keepdim"),
     "max": ("input", "dim", "keepdim"),
     "addcmul": ("input", "tensor1", "tensor2", "value"),
+    "embedding": (
+        "input",
+        "weight",
+        "padding_idx",
+        "max_norm",
+        "norm_type",
+        "scale_grad_by_freq",
+        "sparse",
+    ),
+    "embedding_bag": ("input", "weight", "offsets"),
+    "cat": ("tensors", "dim"),
+    "stack": ("tensors", "dim"),
+    "flatten": ("input", "start_dim", "end_dim"),
+    "unsqueeze": ("input", "dim"),
+    "tril_indices": ("row", "col", "offset"),
 }
 _DEFAULTS = {
     ("add", "alpha"): 1,
@@ -58,6 +78,20 @@ _DEFAULTS = {
     ("amax", "keepdim"): False,
     ("max", "keepdim"): False,
     ("addcmul", "value"): 1,
+    ("embedding", "padding_idx"): None,
+    ("embedding", "max_norm"): None,
+    ("embedding", "norm_type"): 2.0,
+    ("embedding", "scale_grad_by_freq"): False,
+    ("embedding", "sparse"): False,
+    ("embedding_bag", "offsets"): None,
+    ("embedding_bag", "max_norm"): None,
+    ("embedding_bag", "norm_type"): 2,
+    ("embedding_bag", "scale_grad_by_freq"): False,
+    ("embedding_bag", "sparse"): False,
+    ("embedding_bag", "per_sample_weights"): None,
+    ("embedding_bag", "include_last_offset"): False,
+    ("embedding_bag", "padding_idx"): None,
+    ("flatten", "end_dim"): -1,
 }
 
 # Child modules that are one canonical operation: their name and the arguments beside the input.
@@ -74,7 +108,14 @@ _MODULES: Mapping[type[nn.Module], Callable[[Any], tuple[str, dict[str, Any]]]] 
     nn.Tanh: lambda module: ("tanh", {}),
     nn.Softmax: lambda module: ("softmax", {"dim": module.dim}),
     nn.LogSoftmax: lambda module: ("log_softmax", {"dim": module.dim}),
+    nn.Flatten: lambda module: (
+        "flatten",
+        {"start_dim": module.start_dim, "end_dim": module.end_dim},
+    ),
 }
+
+# What an embedding has beside its weight: with any of it, it is more than a look-up.
+_EMBEDDING_OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
 @dataclass(eq=False)
@@ -107,12 +148,18 @@ class Apply(Value):
     origin: fx.Node
     in_place: bool = False
 
+    @property
+    def operands(self) -> list[Value]:
+        """The values among the arguments, those in lists too."""
+        return values_in(self.arguments.values())
+
 
 class Expression:
     """The expression of one traced graph.
 
     ``root`` is the module traced, None for a plain function; a child named in ``keep`` stays a
-    call. ``kept`` lists those among them that would have had a canonical form.
+    call. ``kept`` says of those that would have had a canonical form, and of others that nearly
+    have one, why they stay.
     """
 
     def __init__(
@@ -120,7 +167,7 @@ class Expression:
     ) -> None:
         self.graph = graph
         self.values: dict[fx.Node, Value] = {}
-        self.kept: list[str] = []
+        self.kept: dict[str, str] = {}
         self._keep = keep
         self._attributes: dict[str, Attribute] = {}
         self._root = root
@@ -140,9 +187,8 @@ class Expression:
             if id(value) in seen or not isinstance(value, Apply):
                 return
             seen.add(id(value))
-            for argument in value.arguments.values():
-                if isinstance(argument, Value):
-                    yield from visit(argument)
+            for operand in value.operands:
+                yield from visit(operand)
             yield value
 
         for node in self.graph.nodes:
@@ -152,7 +198,7 @@ class Expression:
     def _value(self, node: fx.Node) -> Value:
         if node.op == "get_attr":
             return self._attribute(str(node.target))
-        if node.op in ("call_function", "call_method"):
+        if node.op in ("call_function", "call_method") and not is_fused(node):
             name = node.target if isinstance(node.target, str) else _function_name(node.target)
             applied = self._apply(name, node, node.args, dict(node.kwargs))
             if applied is not None:
@@ -171,11 +217,18 @@ class Expression:
         path = str(node.target)
         module = self._root.get_submodule(path)
         linear = type(module) is nn.Linear
-        if not (linear or type(module) in _MODULES) or len(node.args) != 1 or node.kwargs:
+        table = type(module) in (nn.Embedding, nn.EmbeddingBag)
+        if not (linear or table or type(module) in _MODULES) or "forward" in vars(module):
             return None
         if path in self._keep:
-            self.kept.append(path)
+            self.kept[path] = "it has hooks"
             return None
+        if len(node.args) != 1 or node.kwargs:
+            if type(module) is nn.EmbeddingBag:
+                self.kept[path] = "offsets or weights are data: a bag may hold more than one id"
+            return None
+        if table:
+            return self._table(path, module, node)
         if not linear:
             name, arguments = _MODULES[type(module)](module)
             if name == "identity":
@@ -186,6 +239,18 @@ class Expression:
             return product
         return self._make("add", node, [product, self._attribute(f"{path}.bias")], {})
 
+    def _table(self, path: str, module: nn.Module, node: fx.Node) -> Value | None:
+        """A look-up by an embedding, or by a bag of ids, which patterns know for one id a bag."""
+        for option in _EMBEDDING_OPTIONS:
+            value = getattr(module, option)
+            if value is not None and value is not False:
+                self.kept[path] = f"it has {option}={value}, which a fused look-up does not know"
+                return None
+        name = "embedding" if type(module) is nn.Embedding else "embedding_bag"
+        if name == "embedding_bag" and getattr(module, "include_last_offset", False):
+            return None
+        return self._make(name, node, [node.args[0], self._attribute(f"{path}.weight")], {})
+
     def _apply(
         self, name: str, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Value | None:
@@ -193,8 +258,20 @@ class Expression:
         kwargs = dict(kwargs)
         in_place = bool(kwargs.pop("inplace", False)) or name.endswith("_")
         name = name.rstrip("_")
-        if any(_contains_node(value) for value in (*args, *kwargs.values())):
+        if any(_hides_node(value) for value in (*args, *kwargs.values())):
             return None
+        if name == "getitem":
+            name, args = _unsqueezed(args)
+        elif (name == "transpose" and tuple(args[1:]) in _LAST_TWO_OF_3) or (
+            name == "getattr" and args[1] == "mT"
+        ):
+            name, args = "mT", args[:1]
+        elif name == "embedding_bag":
+            kwargs.pop("mode", None)  # of one id, all that patterns know, every mode is the row
+        elif name == "matmul" and len(args) == 2:
+            weight = self._transposed(self.values.get(args[1]))
+            if weight is not None:
+                name, args = "linear", (args[0], weight)
         if name == "linear" and (len(args) == 3 or kwargs.get("bias") is not None):
             bias = args[2] if len(args) == 3 else kwargs.pop("bias")
             if bias is not None:
@@ -222,16 +299,73 @@ class Expression:
         for key, value in named.items():
             if isinstance(value, fx.Node):
                 resolved[key] = self.values[value]
+            elif isinstance(value, (list, tuple)):
+                resolved[key] = self._resolve(value)
             elif isinstance(value, Value) or value != _DEFAULTS.get((name, key), ...):
                 resolved[key] = value
         applied = Apply(name, resolved, node, in_place)
-        for value in resolved.values():
-            if isinstance(value, Value):
-                value.users.append(applied)
+        for value in applied.operands:
+            value.users.append(applied)
         return applied
+
+    def _resolve(self, value: Any) -> Any:
+        """Lists and tuples, however deep, as tuples with values for nodes."""
+        if isinstance(value, (list, tuple)):
+            return tuple(self._resolve(item) for item in value)
+        return self.values[value] if isinstance(value, fx.Node) else value
+
+    def _transposed(self, value: Value | None) -> Value | None:
+        """The matrix that ``value`` is the transpose of, where it is sure to be one."""
+        if not isinstance(value, Apply):
+            return None
+        given = list(value.arguments.values())
+        if value.name == "t":
+            return given[0]
+        matrix = isinstance(given[0], Attribute) and self._rank(given[0]) == 2
+        is_transpose = (value.name, *given[1:]) in _MATRIX_TRANSPOSES
+        return given[0] if matrix and is_transpose else None
+
+    def _rank(self, attribute: Attribute) -> int | None:
+        value: Any = self._root
+        for name in attribute.path.split("."):
+            value = getattr(value, name, None)
+        return value.dim() if isinstance(value, Tensor) else None
 
     def _attribute(self, path: str) -> Attribute:
         return self._attributes.setdefault(path, Attribute(path))
+
+
+# Spellings of a swap of the last two dimensions of a tensor of three, which bmm asks for.
+_LAST_TWO_OF_3 = frozenset({(1, 2), (2, 1), (-1, -2), (-2, -1)})
+_MATRIX_TRANSPOSES = frozenset(
+    {("getattr", "T"), ("mT",), ("transpose", 0, 1), ("transpose", 1, 0)}
+)
+
+
+def values_in(items: Iterable[Any]) -> list[Value]:
+    """The values among ``items``, those in tuples too."""
+    found: list[Value] = []
+    for item in items:
+        if isinstance(item, Value):
+            found.append(item)
+        elif isinstance(item, tuple):
+            found += values_in(item)
+    return found
+
+
+def is_fused(node: fx.Node) -> bool:
+    """Whether a node is the call of an operator that ``fuse`` has put in."""
+    return getattr(node.target, "is_fused_operator", False) is True
+
+
+def _unsqueezed(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """``x[:, None]`` is ``x.unsqueeze(1)``."""
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    places = [place for place, item in enumerate(index) if item is None]
+    rest = [item for item in index if item is not None]
+    if len(places) == 1 and all(item == slice(None) for item in rest):
+        return "unsqueeze", (args[0], places[0])
+    return "getitem", args
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -248,21 +382,42 @@ def _function_name(function: Any) -> str:
     return getattr(function, "__name__", str(function))
 
 
-def _contains_node(value: Any) -> bool:
-    """Whether a list, tuple, dict or slice holds a node; such operations stay opaque."""
+def _hides_node(value: Any) -> bool:
+    """Whether a dict or a slice holds a node; such operations stay opaque."""
+    if isinstance(value, (list, tuple)):
+        return any(_hides_node(item) for item in value)
     if isinstance(value, slice):
-        value = (value.start, value.stop, value.step)
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if not isinstance(value, (list, tuple)):
-        return False
-    return any(isinstance(item, fx.Node) or _contains_node(item) for item in value)
+        return any(isinstance(item, fx.Node) for item in (value.start, value.stop, value.step))
+    return isinstance(value, dict) and any(
+        isinstance(item, fx.Node) or _hides_node((item,)) for item in value.values()
+    )
 
 
-def of_pattern(pattern: Callable[..., Any]) -> Expression:
-    """The expression of a rewrite's pattern, a plain function of tensors and values."""
-    graph = fx.Tracer().trace(pattern)
+def of_pattern(
+    pattern: Callable[..., Any], lists: Collection[str] = (), length: int = 0
+) -> Expression:
+    """The expression of a rewrite's pattern, a plain function of tensors and values.
+
+    Every parameter in ``lists`` is a list of ``length`` inputs, called ``name_0`` and on.
+    """
+    graph = fx.Graph()
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+
+    def input(name: str) -> fx.Proxy:
+        return fx.Proxy(graph.placeholder(name), tracer)
+
+    given = [
+        [input(element) for element in elements_of(name, length)] if name in lists else input(name)
+        for name in parameters_of(pattern)
+    ]
+    result = pattern(*given)
+    graph.output(result.node if isinstance(result, fx.Proxy) else result)
     return Expression(graph)
+
+
+def elements_of(name: str, length: int) -> list[str]:
+    """What the elements of a pattern's list are called."""
+    return [f"{name}_{place}" for place in range(length)]
 
 
 def parameters_of(pattern: Callable[..., Any]) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fuselab.errors import FuselabError
-from fuselab.fusion.emit import Region, install, shared_copy
-from fuselab.fusion.expression import Expression, has_hooks
+from fuselab.fusion.emit import Region, install, rewritten, shared_copy
+from fuselab.fusion.expression import Expression, has_hooks, is_fused
 from fuselab.fusion.judge import can_copy, measure, prove_model, prove_region, values_of
 from fuselab.fusion.match import Match, Pattern, find
 from fuselab.fusion.trace import (
@@ -194,6 +194,7 @@ class _Fusion:
         self.training = model.training and any(p.requires_grad for p in model.parameters())
         self.tried: list[Replacement] = []
         self.left: list[LeftAlone] = []
+        self.places: set[tuple[str, str, str]] = set()
         self.measured: dict[Any, tuple[float, float, Verdict]] = {}
 
     def run(self) -> FuseResult:
@@ -206,17 +207,33 @@ class _Fusion:
                 self.left.append(LeftAlone(path, type(module).__qualname__, reason))
             if path not in calls or _is_plain_layer(module):
                 continue
-            traced = self._trace(path, module, calls[path])
+            hooked = self._hooked(path)
+            traced = self._trace(path, module, calls[path], hooked)
             if traced is not None:
-                kept = self._choose(traced)
-                if kept:
+                final = self._rewrite(traced, hooked)
+                if final is not traced:
                     target = fused.get_submodule(path) if path else fused
-                    install(target, traced, kept)
+                    install(target, traced, final.graph)
         return self._conclude(fused)
 
-    def _trace(self, path: str, module: nn.Module, call: Call) -> Traced | None:
+    def _hooked(self, path: str) -> set[str]:
+        """The names, below ``path``, of modules that must go on being called."""
+        original = self.model.get_submodule(path)
+        return {name for name, child in original.named_modules() if name and has_hooks(child)}
+
+    def _rewrite(self, traced: Traced, hooked: set[str]) -> Traced:
+        """Rounds of replacements: one may bring what another begins with, as the look-up of all
+        embeddings does for an interaction of them."""
+        done: set[tuple[str, str, str]] = set()
+        while True:
+            kept = self._choose(traced, hooked, done)
+            if not kept:
+                return traced
+            traced = rewritten(traced, kept)
+
+    def _trace(self, path: str, module: nn.Module, call: Call, hooked: set[str]) -> Traced | None:
         try:
-            return trace_forward(path, module, call)
+            return trace_forward(path, module, call, hooked)
         except Exception as error:  # torch.fx raises many kinds for code it cannot follow
             reason = (
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -224,13 +241,15 @@ class _Fusion:
             self.left.append(LeftAlone(path, source_line(module), reason))
             return None
 
-    def _choose(self, traced: Traced) -> list[Match]:
-        original = self.model.get_submodule(traced.path)
-        hooked = {name for name, child in original.named_modules() if name and has_hooks(child)}
+    def _choose(
+        self, traced: Traced, hooked: set[str], done: set[tuple[str, str, str]]
+    ) -> list[Match]:
+        """The matches of one round that are kept; ``done`` are those tried in rounds before."""
         expression = Expression(traced.graph, traced.module, keep=hooked)
-        for name in expression.kept:
+        for name, reason in expression.kept.items():
             path = f"{traced.path}.{name}" if traced.path else name
-            self.left.append(LeftAlone(path, source_line(traced.module), "it has hooks"))
+            if path not in {left.module for left in self.left}:
+                self.left.append(LeftAlone(path, source_line(traced.module), reason))
         matches = find(expression, self.patterns)
         if not matches:
             return []
@@ -239,7 +258,8 @@ class _Fusion:
         kept: list[Match] = []
         tried: dict[tuple[str, fx.Node, str], Replacement] = {}
         for match in matches:
-            if not taken.isdisjoint(match.origins):
+            same = match.op.name, match.root.origin.name, match.chain
+            if not taken.isdisjoint(match.origins) or same in done:
                 continue
             # One chain can match with its operands swapped, and another operator's pattern where
             # its arguments do not fit; what fits counts.
@@ -250,21 +270,30 @@ class _Fusion:
             if tried[key].decision is Decision.KEPT:
                 taken.update(match.origins)
                 kept.append(match)
+                if match.rewrite.lists:
+                    break  # What joins its output may now be part of a longer chain.
+        done.update((op, root.name, chain) for op, root, chain in tried)
         fitting = {
             root for (_, root, _), one in tried.items() if one.decision is not Decision.REFUSED
         }
-        self.tried += [
-            one
-            for (_, root, _), one in tried.items()
-            if one.decision is not Decision.REFUSED or root not in fitting
-        ]
+        for (op, root, chain), one in tried.items():
+            # An nn.Sequential is looked at inside the module that calls it, and by itself.
+            where = op, chain, _place(traced, root)
+            if where not in self.places and (
+                one.decision is not Decision.REFUSED or root not in fitting
+            ):
+                self.tried.append(one)
+            self.places.add(where)
         return kept
 
     def _try(self, traced: Traced, match: Match, values: Mapping[fx.Node, Any]) -> Replacement:
+        owner = _owner(traced, match.root.origin)
         source = _line_of(match.root.origin) or source_line(traced.module)
+        if owner != traced.path:
+            source = source_line(self.model.get_submodule(owner))
 
         def result(decision: Decision, reason: str, **more: Any) -> Replacement:
-            return Replacement(match.op, traced.path, match.chain, source, decision, reason, **more)
+            return Replacement(match.op, owner, match.chain, source, decision, reason, **more)
 
         region = Region(traced, match)
         tensors = [values[node] for node in region.inputs]
@@ -375,31 +404,43 @@ def _is_plain_layer(module: nn.Module) -> bool:
     )
 
 
+def _owner(traced: Traced, root: fx.Node) -> str:
+    """The path of the module whose forward holds a node: an ``nn.Sequential`` of the traced one, or
+    that itself."""
+    name = str(root.target) if root.op == "call_module" else ""
+    return ".".join(filter(None, (traced.path, name.rpartition(".")[0])))
+
+
+def _place(traced: Traced, root: fx.Node) -> str:
+    """Which node of the model, whichever module it was traced in."""
+    return ".".join(
+        filter(None, (traced.path, str(root.target) if root.op == "call_module" else root.name))
+    )
+
+
 def _bind(model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     return lambda *args: model(*args, **kwargs)
 
 
 def _operator_inputs(region: Region, tensors: Sequence[Any]) -> Inputs:
     """The operator's own arguments at this place in the model."""
-    recorded: list[Inputs] = []
+    recorded: list[Any] = []
 
-    def record(*args: Any, **kwargs: Any) -> None:
-        recorded.append(Inputs(args, kwargs))
+    def record(*args: Any) -> None:
+        recorded.extend(args)
 
     graph = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}
-    call: fx.Node | None = None
     for node in region.after.graph.nodes:
-        if node.op == "output":
-            continue
         known[node] = graph.node_copy(node, lambda used: known[used])
-        call = known[node]
-    assert call is not None
-    call.target = record
-    graph.output(call)
+        if is_fused(node):
+            known[node].target = record
+            graph.output(known[node])
+            break
     with torch.no_grad():
         fx.GraphModule(region.traced.module, graph)(*tensors)
-    return recorded[0]
+        match = region.match
+        return match.rewrite.call(**dict(zip(match.bindings, recorded, strict=True)))
 
 
 def _likeness(value: Any) -> Any:

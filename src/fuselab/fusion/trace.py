@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +34,29 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """A comparison of dtypes that the forward branched on, and what it said in the call."""
+
+    node: fx.Node
+    value: bool
+
+    def holds(self, module: nn.Module, tensors: Sequence[Tensor]) -> bool:
+        """Whether it says the same of another call's tensors."""
+        return bool(_compare(self.node, module, tensors)) is self.value
+
+
+@dataclass(frozen=True)
 class Traced:
-    """A module whose own forward was traced: its graph takes the call's tensors, in order."""
+    """A module whose own forward was traced: its graph takes the call's tensors, in order.
+
+    It is the forward of calls for which the ``conditions`` hold.
+    """
 
     path: str
     module: nn.Module
     graph: fx.Graph
     call: Call
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -125,8 +142,11 @@ def _cuda_devices(args: Sequence[Any]) -> list[int]:
     ]
 
 
-def trace_forward(path: str, module: nn.Module, call: Call) -> Traced:
+def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[str] = ()) -> Traced:
     """Trace ``module.forward`` alone; arguments that are no tensors are taken as constants.
+
+    Children stay calls but for an ``nn.Sequential``: a chain may begin or end inside one. Those
+    named in ``hooked`` stay calls too.
 
     Raises whatever ``torch.fx`` raises for a forward that cannot be traced (control flow on data).
     """
@@ -152,7 +172,8 @@ def trace_forward(path: str, module: nn.Module, call: Call) -> Traced:
     )
     before = dict(vars(stand_in))
     contents = {name: _contents(value) for name, value in before.items()}
-    graph = _ChildrenAreLeaves().trace(stand_in)
+    tracer = _ChildrenAreLeaves(stand_in, call, hooked)
+    graph = tracer.trace(stand_in)
     changed = [
         name for name, value in vars(stand_in).items() if before.get(name, stand_in) is not value
     ]
@@ -166,8 +187,9 @@ def trace_forward(path: str, module: nn.Module, call: Call) -> Traced:
     if changed:
         what = "a buffer" if changed[0] == "_buffers" else f"self.{changed[0]}"
         raise NotTraceableError(f"its forward changes {what}, which a trace leaves out")
+    conditions = tracer.conditions(graph)
     _check_reproduces(module, graph, call)
-    return Traced(path, module, graph, call)
+    return Traced(path, module, graph, call, conditions)
 
 
 def _contents(value: Any) -> Any:
@@ -209,13 +231,95 @@ class NotTraceableError(Exception):
 
 
 class _ChildrenAreLeaves(fx.Tracer):
-    """Every child module stays a call, whatever its class: children are traced on their own."""
+    """Every child module but a plain ``nn.Sequential`` stays a call: children are traced on their
+    own."""
 
     proxy_buffer_attributes = True
     record_stack_traces = True
 
+    def __init__(self, module: nn.Module, call: Call, hooked: Collection[str]) -> None:
+        super().__init__()
+        self.module, self.hooked = module, hooked
+        self.tensors = [leaf for leaf in call.leaves()[0] if isinstance(leaf, Tensor)]
+        self.decided: list[fx.Node] = []
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
+        return (
+            type(m) is not nn.Sequential
+            or module_qualified_name in self.hooked
+            or "forward" in vars(m)
+        )
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """A branch on a comparison of dtypes is taken as the call takes it."""
+        try:
+            decision = bool(_compare(obj.node, self.module, self.tensors))
+        except NotTraceableError:
+            return super().to_bool(obj)
+        self.decided.append(obj.node)
+        return decision
+
+    def conditions(self, graph: fx.Graph) -> tuple[Condition, ...]:
+        """What was decided; the comparisons leave ``graph``, for they compute nothing."""
+        apart = fx.Graph()
+        known: dict[fx.Node, fx.Node] = {}
+        found = []
+        for node in graph.nodes:
+            if node.op == "placeholder" or (self.decided and _is_about_dtypes(node)):
+                known[node] = apart.node_copy(node, lambda used: known[used])
+            if node in self.decided:
+                value = bool(_compare(node, self.module, self.tensors))
+                found.append(Condition(known[node], value))
+        for node in reversed(graph.nodes):
+            if self.decided and not node.users and _is_about_dtypes(node):
+                graph.erase_node(node)
+        return tuple(found)
+
+
+def _is_about_dtypes(node: fx.Node) -> bool:
+    """A parameter, the dtype of one or of an argument, or a comparison of two dtypes."""
+    return node.op == "get_attr" or _is_dtype(node) or _is_comparison(node)
+
+
+def _is_comparison(node: fx.Node) -> bool:
+    return (
+        node.op == "call_function"
+        and node.target in (operator.eq, operator.ne)
+        and all(_is_dtype(item) for item in node.args)
+    )
+
+
+def _is_dtype(value: Any) -> bool:
+    if not isinstance(value, fx.Node):
+        return isinstance(value, torch.dtype)
+    return (
+        value.op == "call_function"
+        and value.target is getattr
+        and value.args[1] == "dtype"
+        and value.all_input_nodes[0].op in ("placeholder", "get_attr")
+    )
+
+
+def _compare(value: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+    """What a comparison of dtypes of arguments and attributes says, or is made of.
+
+    Raises NotTraceableError for anything else.
+    """
+    if not isinstance(value, fx.Node):
+        return value
+    if value.op == "placeholder":
+        places = [node for node in value.graph.nodes if node.op == "placeholder"]
+        return tensors[places.index(value)]
+    if value.op == "get_attr":
+        *owners, name = str(value.target).split(".")
+        for owner in owners:  # not by getattr, which records while a trace is under way
+            module = module._modules[owner]  # type: ignore[assignment]
+        held = {**module._buffers, **module._parameters}
+        return held[name] if name in held else vars(module)[name]
+    if not (_is_comparison(value) or _is_dtype(value)):
+        raise NotTraceableError("it branches on data")
+    given = [_compare(item, module, tensors) for item in value.args]
+    return value.target(*given)  # type: ignore[operator]
 
 
 def source_line(module: nn.Module) -> str:

@@ -14,6 +14,7 @@ from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.dot_interaction import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.dot_interaction.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.dot_interaction.reference import gradient, reference
+from fuselab.ops.dot_interaction.rewrites import rewrites
 from fuselab.ops.dot_interaction.tensors import empty_gradients, empty_output, pair_count
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
@@ -199,6 +200,7 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    rewrites=tuple(rewrites()),
     autocast=autocast,
     dtypes=DTYPES,
     configs={

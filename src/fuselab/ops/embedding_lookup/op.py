@@ -11,6 +11,7 @@ from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, reference, triton_launch
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_look_up, tables_and_ids
+from fuselab.ops.embedding_lookup.rewrites import rewrites
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_ids, check_tables
 
 
@@ -149,6 +150,7 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    rewrites=tuple(rewrites()),
     peers={"per_table": reference.per_table},
     dtypes=DTYPES,
     nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",

@@ -16,6 +16,7 @@ from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.linear_activation.product import unit
 from fuselab.ops.outer_interaction_linear import triton_launch
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
+from fuselab.ops.outer_interaction_linear.rewrites import rewrites
 from fuselab.ops.outer_interaction_linear.tensors import DTYPES, empty_gradients, empty_output
 
 __all__ = ["OP"]
@@ -251,6 +252,7 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    rewrites=tuple(rewrites()),
     autocast=autocast,
     peers={"bmm": plain},
     dtypes=(torch.float32, torch.float16, torch.bfloat16),  # float64 is the reference's
