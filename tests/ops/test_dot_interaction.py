@@ -146,6 +146,13 @@ def test_costs():
     assert cost.bytes_read == cost.bytes_written == 8 * 27 * 64
 
 
+def test_the_experts_spelling_is_the_same():
+    inputs = vectors(5, 26, 16)
+    for padding in (0, 2):
+        expected = OP.reference(*inputs, padding)
+        torch.testing.assert_close(OP.peers["index_select"](*inputs, padding), expected)
+
+
 def test_a_row_that_is_wider_than_a_grid_is_refused_forward_and_backward():
     for columns, fits in ((65535 * 512, True), (65535 * 512 + 2, False)):
         half = columns // 2

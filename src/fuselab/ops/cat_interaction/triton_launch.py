@@ -77,6 +77,7 @@ def backward(
 
 
 def supports(dense: Tensor, embeddings: Tensor) -> str | None:
+    """The second number of a grid ends at 65535."""
     if embeddings.dim() != 3:
         return None  # which `validate` refuses
     return _too_wide((embeddings.shape[1] + 1) * embeddings.shape[2])
@@ -89,5 +90,4 @@ def supports_backward(
 
 
 def _too_wide(columns: int) -> str | None:
-    """The second number of a grid ends at 65535."""
     return None if columns <= 65535 * _COLUMNS else f"a row has {columns} columns"

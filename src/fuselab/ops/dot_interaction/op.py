@@ -13,7 +13,7 @@ from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inpu
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.dot_interaction import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.dot_interaction.cuda_launch import CUDA, CUDA_EXPRESSIONS
-from fuselab.ops.dot_interaction.reference import gradient, reference
+from fuselab.ops.dot_interaction.reference import flat_indices, gradient, reference
 from fuselab.ops.dot_interaction.rewrites import rewrites
 from fuselab.ops.dot_interaction.tensors import empty_gradients, empty_output, pair_count
 
@@ -202,6 +202,7 @@ OP = FusedOp(
     prefer=prefer,
     rewrites=tuple(rewrites()),
     autocast=autocast,
+    peers={"index_select": flat_indices},
     dtypes=DTYPES,
     configs={
         "cuda": cuda_launch.configs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -55,6 +56,21 @@ def gradient(
         total[:, 0] + grad_output[:, :width] if needs[0] else None,
         total[:, 1:].clone(memory_format=torch.contiguous_format) if needs[1] else None,
     )
+
+
+def flat_indices(dense: Tensor, embeddings: Tensor, padding: int = 0) -> Tensor:
+    """The same as an expert writes it: one index of flattened products, made once."""
+    vectors = torch.cat([dense.unsqueeze(1), embeddings], dim=1)
+    products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+    pairs = products.index_select(1, _flat_places(vectors.shape[1], vectors.device))
+    zeros = [products.new_zeros(products.shape[0], padding)] if padding else []
+    return torch.cat([dense.to(products.dtype), pairs, *zeros], dim=1)
+
+
+@functools.cache
+def _flat_places(count: int, device: torch.device) -> Tensor:
+    row, column = torch.tril_indices(count, count, -1, device=device).unbind()
+    return row * count + column
 
 
 def _below_diagonal(vectors: Tensor) -> tuple[Tensor, Tensor]:
