@@ -222,6 +222,24 @@ def test_more_columns_than_tables(taken: None) -> None:
     _assert_same(model, result.model, dense, wide)
 
 
+def test_one_sample_without_a_batch(taken: None) -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Embedding(5, 3), nn.Embedding(4, 3)
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return torch.stack([self.first(first), self.second(second)], dim=1)
+
+    model, batch = Looks(), (torch.tensor([1, 2]), torch.tensor([0, 3]))
+    fused = _fuse(model, *batch)
+    assert _kept(fused) == ["embedding_lookup"]
+    _assert_same(model, fused.model, batch[0][0], batch[1][0])
+    refused = _fuse(model, batch[0][0], batch[1][0])
+    assert [tried.decision for tried in refused.replacements] == [Decision.REFUSED]
+    _assert_same(model, refused.model, *batch)
+
+
 def test_an_id_out_of_range_is_an_error_still(taken: None) -> None:
     fused = _fuse(Recommender(), *_inputs()).model
     dense, ids = _inputs()

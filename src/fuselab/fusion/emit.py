@@ -26,7 +26,7 @@ from fuselab.fusion.expression import (
     values_in,
 )
 from fuselab.fusion.match import Match
-from fuselab.fusion.trace import Traced, is_compiled
+from fuselab.fusion.trace import SameRanks, Traced, is_compiled
 from fuselab.runtime.dispatch import operator
 
 Emit = Callable[[Any], Any]
@@ -196,7 +196,10 @@ def rewritten(traced: Traced, matches: Sequence[Match]) -> Traced:
     for node in reversed(graph.nodes):  # The transposes of weights that an operator takes as is.
         if not node.users and _swaps_dimensions(node):
             graph.erase_node(node)
-    return dataclasses.replace(traced, graph=graph)
+    conditions = traced.conditions
+    if any(match.rewrite.lists for match in matches):  # joined along a dimension counted from 0
+        conditions += (SameRanks(tuple(tensor.dim() for tensor in traced.tensors)),)
+    return dataclasses.replace(traced, graph=graph, conditions=conditions)
 
 
 def _swaps_dimensions(node: fx.Node) -> bool:
@@ -208,15 +211,15 @@ def _swaps_dimensions(node: fx.Node) -> bool:
     )
 
 
-def install(module: nn.Module, traced: Traced, fused_graph: fx.Graph) -> None:
-    """Give ``module`` the traced forward with ``fused_graph`` in place of its graph.
+def install(module: nn.Module, traced: Traced, final: Traced) -> None:
+    """Give ``module`` the traced forward as ``rewritten`` has left it.
 
     The class of this one instance becomes a subclass that runs the graph where the call looks like
     the one it was traced from (tensors in the same places, equal values elsewhere) and so does the
     module (same training mode and plain attributes, same children, no hook on a child that the
     graph does not call), and the class's own forward elsewhere. Pickles as the original class.
     """
-    call = traced.call
+    fused_graph, call = final.graph, traced.call
     original = type(module)
     code = fused_graph.python_code(root_module="self")
     name = f"<fused forward of {original.__qualname__} {id(module):x}>"
@@ -236,7 +239,7 @@ def install(module: nn.Module, traced: Traced, fused_graph: fx.Graph) -> None:
     ]
     called = {target for target, count in counts[0].items() if count == counts[1][target]}
     outline = _outline(module, called)
-    conditions = traced.conditions
+    conditions = tuple(dict.fromkeys(final.conditions))
 
     def as_traced(self: nn.Module) -> bool:
         state = self.__dict__

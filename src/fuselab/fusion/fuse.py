@@ -213,7 +213,7 @@ class _Fusion:
                 final = self._rewrite(traced, hooked)
                 if final is not traced:
                     target = fused.get_submodule(path) if path else fused
-                    install(target, traced, final.graph)
+                    install(target, traced, final)
         return self._conclude(fused)
 
     def _hooked(self, path: str) -> set[str]:

@@ -46,6 +46,16 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class SameRanks:
+    """The tensors of a call have as many dimensions as those of the first one."""
+
+    ranks: tuple[int, ...]
+
+    def holds(self, module: nn.Module, tensors: Sequence[Tensor]) -> bool:
+        return tuple(tensor.dim() for tensor in tensors) == self.ranks
+
+
+@dataclass(frozen=True)
 class Traced:
     """A module whose own forward was traced: its graph takes the call's tensors, in order.
 
@@ -56,7 +66,7 @@ class Traced:
     module: nn.Module
     graph: fx.Graph
     call: Call
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[Condition | SameRanks, ...] = ()
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.errors import ArgumentError
+from fuselab.errors import ArgumentError, ShapeError
 from fuselab.op import Inputs, Rewrite
 
 LookUp = Callable[[Tensor, Tensor], Tensor]
@@ -80,12 +80,16 @@ def _call_columns(tables: Sequence[Tensor], ids: Tensor, dense: Tensor | None = 
 
 
 def _call_rows(tables: Sequence[Tensor], ids: Tensor, dense: Tensor | None = None) -> Inputs:
+    if ids.dim() != 2:
+        raise ShapeError(f"embedding_lookup: ids of shape {tuple(ids.shape)}; expected (T, B).")
     return Inputs((tables, ids[: len(tables)].transpose(0, 1)))
 
 
 def _call_each(
     tables: Sequence[Tensor], each: Sequence[Tensor], dense: Tensor | None = None
 ) -> Inputs:
+    if each[0].dim() != 1:
+        raise ShapeError(f"embedding_lookup: ids of shape {tuple(each[0].shape)}; expected (B,).")
     return Inputs((tables, torch.stack(list(each), dim=1)))
 
 
