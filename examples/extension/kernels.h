@@ -1,5 +1,6 @@
 // fuselab's kernels of act(input + scale * update + bias) behind plain functions: this is the one
-// header that the framework's side (extension.cpp) and the kernels' side (cpu.cpp, cuda.cu) share.
+// header that the framework's side (extension.cpp) and the kernels' side (cpu_launches.cpp,
+// cuda_launches.cu) share.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 
     python examples/extension/load_inline.py [--build-directory D] [--cflags "-O3 ..."] [--cuda]
 
-``torch.utils.cpp_extension.load_inline`` compiles fuselab's own kernels with the flags and into the
+``torch.utils.cpp_extension.load_inline`` writes main.cpp and cuda.cu of its own and compiles fuselab's own kernels with the flags and into the
 folder given (torch's default folder without one); a second run finds the library there.
 """
 
@@ -28,8 +28,8 @@ def build(build_directory: str | None, cflags: str, cuda: bool) -> None:
         Path(build_directory).mkdir(parents=True, exist_ok=True)
     load_inline(
         name="fuselab_extension",
-        cpp_sources=['#include "cpu.cpp"\n#include "extension.cpp"'],
-        cuda_sources=['#include "cuda.cu"'] if cuda else [],
+        cpp_sources=['#include "cpu_launches.cpp"\n#include "extension.cpp"'],
+        cuda_sources=['#include "cuda_launches.cu"'] if cuda else [],
         extra_include_paths=[str(HERE), *map(str, fuselab.ops.__path__)],
         extra_cflags=[*shlex.split(cflags), *(["-DFUSELAB_WITH_CUDA"] if cuda else [])],
         extra_ldflags=["-fopenmp"],

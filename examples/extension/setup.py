@@ -20,7 +20,7 @@ WITH_CUDA = os.environ.get("FUSELAB_CUDA", "0") == "1"
 
 extension = (CUDAExtension if WITH_CUDA else CppExtension)(
     name="fuselab_extension._library",
-    sources=["extension.cpp", "cpu.cpp", *(["cuda.cu"] if WITH_CUDA else [])],
+    sources=["extension.cpp", "cpu_launches.cpp", *(["cuda_launches.cu"] if WITH_CUDA else [])],
     include_dirs=[str(HERE), str(KERNELS)],
     define_macros=[("FUSELAB_WITH_CUDA", None)] if WITH_CUDA else [],
     extra_compile_args={

@@ -190,11 +190,11 @@ def nudged(value: Any, generator: torch.Generator, far: bool) -> Any:
         return value
     plain = value.detach().contiguous()
     if far:
-        factor = 1 + (torch.rand(plain.shape, generator=generator) * 2 - 1) / 16
-        moved = plain * factor.to(plain.device, plain.dtype)
+        chance = torch.rand(plain.shape, generator=generator, device=generator.device)
+        moved = plain * (1 + (chance * 2 - 1) / 16).to(plain.device, plain.dtype)
     else:
         bits = plain.view(_BITS[plain.dtype])
-        step = torch.randint(-3, 4, plain.shape, generator=generator)
+        step = torch.randint(-3, 4, plain.shape, generator=generator, device=generator.device)
         moved = (bits + step.to(bits.device, bits.dtype)).view(plain.dtype)
     limits = torch.finfo(plain.dtype)
     ordinary = (plain.abs() > limits.tiny) & (plain.abs() < limits.max) & moved.isfinite()
@@ -208,9 +208,9 @@ def rerounded(value: Any, generator: torch.Generator) -> Any:
     wide = upcast(value)
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return wide
-    step = torch.randint(-1, 2, wide.shape, generator=generator).to(wide.device)
+    step = torch.randint(-1, 2, wide.shape, generator=generator, device=generator.device)
     rounding = 2.0**-52 if value.dtype == torch.float64 else 2.0**-23
-    return (wide.detach() * (1 + step * rounding)).requires_grad_(value.requires_grad)
+    return (wide.detach() * (1 + step.to(wide.device) * rounding)).requires_grad_(value.requires_grad)
 
 
 Evaluate = Callable[[Sequence[Any]], Sequence[Tensor | None]]
@@ -264,7 +264,9 @@ class Bar:
         judgements = [self._judge_one(place, ours) for place, ours in enumerate(results)]
         if not any(judgement.curable for judgement in judgements):
             return judgements
-        generator = torch.Generator().manual_seed(len(self.values))
+        # On the device of the results: the copies of a large case are drawn there in milliseconds.
+        device = next((value.device for value in self.eager if value is not None), "cpu")
+        generator = torch.Generator(device).manual_seed(len(self.values))
         for number in range(COPIES):
             self._measure_copy(generator, far=number % 2 == 1)
             judgements = [
