@@ -2,8 +2,9 @@
 
     python examples/extension/load_inline.py [--build-directory D] [--cflags "-O3 ..."] [--cuda]
 
-``torch.utils.cpp_extension.load_inline`` writes main.cpp and cuda.cu of its own and compiles fuselab's own kernels with the flags and into the
-folder given (torch's default folder without one); a second run finds the library there.
+``torch.utils.cpp_extension.load_inline`` compiles fuselab's own kernels, from a main.cpp and a
+cuda.cu that it writes, with the flags and into the folder given (torch's default folder without
+one); a second run finds the library there.
 """
 
 from __future__ import annotations
