@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from linear_cases import LAYOUTS, SHAPES, check, operands
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuselab.errors import ArgumentError, DtypeError, ShapeError, UnknownNameError
 from fuselab.fusion.expression import Expression
@@ -16,7 +17,7 @@ from fuselab.fusion.match import Pattern, find
 from fuselab.fusion.trace import Call, trace_forward
 from fuselab.ops import linear_activation
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.linear_activation.op import OP, addmm_activation
+from fuselab.ops.linear_activation.op import OP, addmm_activation, prefer
 from fuselab.ops.linear_activation.reference import gradient, reference
 
 
@@ -180,3 +181,22 @@ def test_candidates_of_tuning_begin_with_the_default_and_fit_the_output():
     unaligned = operands(4096, 513, 4096, torch.bfloat16)
     first = OP.configs["triton"](*unaligned, "relu")[0]
     assert (first.rows, first.columns, first.warps) == (64, 128, 8)  # larger ones spill
+
+
+def test_the_measured_order_on_a_gpu():
+    def order(depth, activation="relu", bias=True, grad=False):
+        with FakeTensorMode():
+            input = torch.empty(64, depth, device="cuda", requires_grad=grad)
+            weight = torch.empty(8, depth, device="cuda")
+            return prefer(input, weight, weight[:, 0] if bias else None, activation)[0]
+
+    assert order(13) == order(32, "gelu", grad=True) == "triton"
+    assert order(33) == order(512) == order(1023) == "wgmma"
+    assert (
+        order(1024) == order(4096, "identity", bias=False) == order(1024, "gelu_tanh") == "cublaslt"
+    )
+    # cuBLASLt's epilogue has no gelu, and without a bias no relu.
+    assert order(4096, "gelu") == order(4096, bias=False) == "wgmma"
+    # Their backward forms the product again.
+    assert order(4096, "gelu", grad=True) == order(512, "silu", grad=True) == "reference"
+    assert order(256, "gelu", grad=True) == order(512, "tanh", grad=True) == "wgmma"

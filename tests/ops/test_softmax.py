@@ -129,7 +129,7 @@ def test_the_measured_order_on_a_gpu():
 
     assert order(torch.float32, 4096, 16384) == "triton"
     assert order(torch.float32, 4096, 4096) == "cuda"
-    assert order(torch.float32, 4, 16385) == order(torch.bfloat16, 4, 16385) == "triton"
+    assert order(torch.float32, 4, 16385) == order(torch.bfloat16, 4, 16385) == "cuda"
     assert order(torch.bfloat16, 4096, 16384) == order(torch.bfloat16, 4096, 4096) == "cuda"
     assert order(torch.float32, 16384, 40, dim=0) == order(torch.float32) == "cuda"
 

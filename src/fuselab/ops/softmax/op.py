@@ -46,18 +46,17 @@ def prefer_backward(
 
 
 def _order_on_cuda(tensor: Tensor, dim: int, dtype: torch.dtype) -> Sequence[str]:
-    """Triton first for float32 rows of the tables' line that ends at 16384, and for wider rows of
-    any dtype: the CUDA kernels that spread a row over blocks have not been timed since they
-    exchange their sums by st.async. CUDA first elsewhere.
+    """CUDA first, but for float32 rows of 8193 to 16384 elements.
 
     us, Triton / CUDA (H200, torch 2.11, Triton 3.6, 2026-11-21):
-                            4096x16384 float32   4096x4096 bfloat16   4096x16384 bfloat16
-        forward             131.2 / 132.1        20.4 / 20.2          72.0 / 69.2
-        backward            190.8 / 195.8        29.5 / 29.6          101.5 / 98.7
+                            4096x16384 float32   2048x65536 float32   1024x262144 bfloat16
+        forward             133.7 / 134.5        423.8 / 259.5        545 / 351
+        with backward       323.4 / 323.1        1039 / 629           1209 / 958
+    and (32, 19, 128, 128) over dim 1, float32: 87.8 / 41.2 and 137.6 / 88.4.
     """
     rows = tensor.dim() > 0 and neighbours(tensor, dim) == 1
-    least = 8192 if dtype == torch.float32 else 16384
-    return ("triton", "cuda") if rows and tensor.shape[dim] > least else ("cuda", "triton")
+    triton = rows and dtype == torch.float32 and 8192 < tensor.shape[dim] <= 16384
+    return ("triton", "cuda") if triton else ("cuda", "triton")
 
 
 def _rewrite_call(input: Tensor, dim: int) -> Inputs:
@@ -121,8 +120,7 @@ OP = FusedOp(
 
 
 def prefer_in_place(input: Tensor, dim: int) -> Sequence[str]:
-    """As ``prefer`` on the CPU; on CUDA the reference, until the kernels in place are measured."""
-    return ("reference",) if input.is_cuda else prefer(input, dim, None)
+    return prefer(input, dim, None)
 
 
 IN_PLACE = FusedOp(

@@ -110,8 +110,7 @@ def forward_cpp(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor
 
 
 def prefer(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Sequence[str]:
-    """The reference on CUDA, until the kernels are measured there."""
-    return ("reference", "cuda", "triton") if ids.is_cuda else ("cpp",)
+    return ("cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
 def cost(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Cost:
