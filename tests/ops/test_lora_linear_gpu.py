@@ -71,7 +71,7 @@ def test_layouts(product, layout):
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
 def test_every_tile_of_the_product_is_right(transposed):
-    x, weight, bias, a, b, scale, activation = on_gpu(650, 328, 712, 16, dtype=torch.bfloat16)
+    x, weight, bias, a, b, scale, activation = on_gpu(650, 336, 720, 16, dtype=torch.bfloat16)
     projection = x @ a.t()
     if transposed:
         weight = weight.t().contiguous().t()
@@ -150,7 +150,8 @@ def test_joint_ranks(rank):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_joint_activations_and_scales(activation):
     for has_bias, scale in ((True, 0.5), (False, -1.7), (True, 0.0)):
-        args = on_gpu(1031, 272, 520, 16, activation, torch.bfloat16, "cuda", has_bias, scale)
+        varied = {"has_bias": has_bias, "scale": scale}
+        args = on_gpu(1031, 272, 520, 16, activation, torch.bfloat16, **varied)
         check_joint(args, joint_tiles(args)[:1])
 
 
