@@ -188,7 +188,8 @@ def test_the_measured_order_on_a_gpu():
         with FakeTensorMode():
             input = torch.empty(64, depth, device="cuda", requires_grad=grad)
             weight = torch.empty(8, depth, device="cuda")
-            return prefer(input, weight, weight[:, 0] if bias else None, activation)[0]
+            of_bias = torch.empty(8, device="cuda") if bias else None
+            return prefer(input, weight, of_bias, activation)[0]
 
     assert order(13) == order(32, "gelu", grad=True) == "triton"
     assert order(33) == order(512) == order(1023) == "wgmma"
