@@ -33,6 +33,20 @@ def _offset(row, column, row_stride, column_stride):
 
 
 @triton.jit
+def _add_product(total, x, w, PRECISION: tl.constexpr):
+    """total + x w, for a walk along ``inner``.
+
+    Float32 FMAs are summed block by block: of K = 4104 products, emulated, an output on top of its
+    bias errs by 1.0e-5 in one chain, by 3.0e-6 in blocks of 16, and by 2.1e-6 split in 16 as cuBLAS
+    may. Without its limit Triton folds the addition into the dot, which is one chain again.
+    """
+    if x.dtype == tl.float32 and PRECISION == "ieee":
+        return total + tl.dot(x, w, input_precision=PRECISION, max_num_imprecise_acc=x.shape[1])
+    else:
+        return tl.dot(x, w, total, input_precision=PRECISION)
+
+
+@triton.jit
 def project(
     input, factor, output,  # (rows, inner), (rank, inner), (rows, rank)
     scale_pointer, scale,
@@ -58,7 +72,7 @@ def project(
         inside = place < inner - start
         x = tl.load(of_input, has_row & inside[None, :], 0.0)
         f = tl.load(of_factor, has_column & inside[:, None], 0.0)
-        total = tl.dot(x, f, total, input_precision=PRECISION)
+        total = _add_product(total, x, f, PRECISION)
         of_input += step * input_column
         of_factor += step * factor_column
     total *= _scale_of(scale_pointer, scale)
@@ -146,7 +160,7 @@ def combine(
                 w = tl.load(of_weight, has_column & inside[:, None], 0.0)
                 of_input += step * input_column
                 of_weight += step * weight_column
-            total = tl.dot(x, w, total, input_precision=PRECISION)
+            total = _add_product(total, x, w, PRECISION)
 
     of_output = output + _offset(row, column, columns, 1)
     if ADDS:
