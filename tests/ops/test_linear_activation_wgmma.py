@@ -15,9 +15,10 @@ from fuselab.ops import linear_activation
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import cublaslt_launch, wgmma_launch
 from fuselab.ops.linear_activation.reference import reference
-from fuselab.runtime import cuda_driver
+from fuselab.runtime import cuda_driver, launcher
 from fuselab.runtime.fallback import strict
-from fuselab.runtime.tensor_map import _encoded, tensor_map, why_not
+from fuselab.runtime.parameters import encode
+from fuselab.runtime.tensor_map import tensor_map, why_not
 
 HALF = (torch.bfloat16, torch.float16)
 halves = pytest.mark.parametrize("dtype", HALF, ids=lambda dtype: str(dtype)[6:])
@@ -97,37 +98,34 @@ def test_what_the_copy_engine_cannot_read():
 
 def test_a_tensor_map_is_asked_for_by_columns_and_rows(monkeypatch):
     calls = []
-    _encoded.cache_clear()
 
-    def encode(*args):
+    def encode_tiled(*args):
         calls.append(args)
         assert args[0].value % 64 == 0
         ctypes.memmove(args[0].value, bytes(range(128)), 128)
         return 0
 
-    driver = SimpleNamespace(cuTensorMapEncodeTiled=encode)
+    def made(matrix, *box):
+        return cuda_driver.packed(*encode([tensor_map(matrix, *box)]))[0][0].raw
+
+    driver = SimpleNamespace(cuTensorMapEncodeTiled=encode_tiled)
     monkeypatch.setattr(cuda_driver, "library", lambda: driver)
     matrix = torch.zeros(100, 72, dtype=torch.bfloat16)[:, :60]
-    assert tensor_map(matrix, 128, 64).value == bytes(range(128))
+    assert made(matrix, 128, 64) == bytes(range(128))
     _, dtype, rank, address, sizes, strides, box, steps, *modes = calls[0]
     assert (dtype, rank, address.value) == (9, 2, matrix.data_ptr())
     assert [*map(list, (sizes, strides, box, steps))] == [[60, 100], [144], [64, 128], [1, 1]]
     assert modes == [0, 3, 3, 0]
     # A single row may have any stride.
-    tensor_map(torch.zeros(1, 13, dtype=torch.float16), 128, 64)
+    made(torch.zeros(1, 13, dtype=torch.float16), 128, 64)
     assert list(calls[1][5]) == [32]
-    # Made once for an address, and again for another.
-    tensor_map(matrix, 128, 64)
-    assert len(calls) == 2
-    tensor_map(matrix[1:], 128, 64)
-    assert len(calls) == 3 and calls[2][3].value == matrix.data_ptr() + 144
     driver.cuTensorMapEncodeTiled = lambda *args: 1
     monkeypatch.setattr(cuda_driver, "error_name", lambda status: "CUDA_ERROR_INVALID_VALUE")
     with pytest.raises(LaunchError, match=r"\(100, 60\).*INVALID_VALUE"):
-        tensor_map(matrix, 64, 64)
+        made(matrix, 64, 64)
     del driver.cuTensorMapEncodeTiled
     with pytest.raises(BuildError, match=r"12\.0"):
-        tensor_map(matrix, 64, 64)
+        made(matrix, 64, 64)
 
 
 # On a GPU, what is simplest first: a fault there is the reason of all that follow.
@@ -267,6 +265,43 @@ def test_every_call_reads_its_own_tensors(hopper, implementation):
         input, weight = input.roll(seed), weight.roll(seed)  # new memory, the same shape
         ours = linear_activation(input, weight, bias, implementation=implementation)
         torch.testing.assert_close(ours, reference(input, weight, bias), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.gpu
+def test_a_plan_makes_its_maps_for_the_tensors_of_the_call(hopper):
+    """Both stores, with and without a bias; other addresses, another stream, a graph."""
+    (op_id,) = (place for place, name in enumerate(launcher._names) if name == wgmma_launch.NAME)
+    for columns in (128, 130):
+        for bias in (True, False):
+            keep = operands(640, 136, columns, torch.bfloat16, "cuda", bias=bias)
+            linear_activation(*keep, implementation="wgmma")
+            others = []
+            for seed in range(4):
+                args = operands(640, 136, columns, torch.bfloat16, "cuda", bias=bias)
+                args = (args[0].roll(seed), args[1].roll(seed), args[2], "relu")
+                others.append(args)
+                assert launcher.planned(op_id, "wgmma", args)
+                ours = linear_activation(*args, implementation="wgmma")
+                assert torch.equal(ours, wgmma_launch.forward(*args))
+            torch.cuda.synchronize()
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(10_000_000)
+                changed = (others[0][0] * 2, *others[0][1:])
+                ours = linear_activation(*changed, implementation="wgmma")
+            stream.synchronize()
+            assert torch.equal(ours, wgmma_launch.forward(*changed))
+            graph, static = torch.cuda.CUDAGraph(), (others[1][0].clone(), *others[1][1:])
+            with torch.cuda.graph(graph):
+                captured = linear_activation(*static, implementation="wgmma")
+            for args in others:
+                static[0].copy_(args[0])
+                graph.replay()
+                assert torch.equal(captured, wgmma_launch.forward(*static))
+    # From 2 bytes on, the copy engine reads nothing, with a plan for the like of it or without.
+    storage = torch.zeros(640 * 136 + 1, device="cuda", dtype=torch.bfloat16)[1:].view(640, 136)
+    with pytest.raises(UnsupportedError, match="copy engine cannot read 'input'"):
+        linear_activation(storage, *keep[1:], implementation="wgmma")
 
 
 @pytest.mark.gpu

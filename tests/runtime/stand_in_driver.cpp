@@ -75,10 +75,40 @@ int cuMemsetD8Async(unsigned long long pointer, unsigned char value, unsigned lo
   return bytes == 999;
 }
 
-// A kernel of the parameters (pointer, i64, f32, i32, f64, pointer). A block of 999 threads fails.
+// A map is its address, sizes, bytes from row to row and box. A matrix of 99 rows fails.
+int cuTensorMapEncodeTiled(void* map, int dtype, unsigned rank, void* address,
+                           const uint64_t* sizes, const uint64_t* strides, const unsigned* box,
+                           const unsigned* steps, int interleave, int swizzle, int promotion,
+                           int fill) {
+  std::printf("map %d %u %d%d%d%d %u%u\n", dtype, rank, interleave, swizzle, promotion, fill,
+              steps[0], steps[1]);
+  std::fflush(stdout);
+  const uint64_t words[16] = {reinterpret_cast<uint64_t>(address), sizes[0], sizes[1], strides[0],
+                              box[0], box[1], 0, 0, 0, 0, 0, 0, 0, 0, 0, 77};
+  __builtin_memcpy(map, words, sizeof(words));
+  return sizes[1] == 99;
+}
+
+// A kernel of three maps, the last of them zeros.
+static void print_maps(void** parameters) {
+  for (int place = 0; place < 3; ++place) {
+    const auto* words = static_cast<const uint64_t*>(parameters[place]);
+    std::printf("launch with %#lx %lu %lu %lu %lu %lu, %lu at %lu\n", words[0], words[1], words[2],
+                words[3], words[4], words[5], words[15],
+                reinterpret_cast<uintptr_t>(parameters[place]) % 64);
+  }
+  std::fflush(stdout);
+}
+
+// A kernel of the parameters (pointer, i64, f32, i32, f64, pointer), of 384 threads one of maps. A
+// block of 999 threads fails.
 int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                    void* stream, void** parameters, void**) {
+  if (block_x == 384) {
+    print_maps(parameters);
+    return 0;
+  }
   std::printf("launch %d (%u %u %u) (%u %u %u) %u on %d: %p %lld %g %d %g %p\n", number(function),
               grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, number(stream),
               *static_cast<void**>(parameters[0]), *static_cast<long long*>(parameters[1]),

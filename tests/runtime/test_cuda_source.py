@@ -151,21 +151,94 @@ if launcher._native is not None:
 """
 
 
-@pytest.mark.parametrize("way", ["launcher", "ctypes"])
-def test_a_launch_reaches_the_driver_as_packed(tmp_path: Path, way: str) -> None:
+# A launch of maps, and a plan of it: of an argument, and of the second half of an output.
+_MAPS_SCRIPT = r"""
+import sys, torch
+torch._C._cuda_getCurrentRawStream = lambda index: 40 + index
+from fuselab.errors import LaunchError
+from fuselab.runtime import launcher
+from fuselab.runtime.parameters import encode
+from fuselab.runtime.tensor_map import NO_MAP, tensor_map
+assert launcher.start()
+if sys.argv[1] == "ctypes":
+    launcher._native = None
+matrix, output = torch.zeros(2, 100, 72).bfloat16()[0, :, :60], torch.zeros(8, 64).half()
+described = 9, 1, (5, 1, 1), (384, 1, 1), 1024
+maps = tensor_map(matrix, 128, 64), tensor_map(output[4:], 64, 32), NO_MAP
+print(f"{matrix.data_ptr():#x} {output[4:].data_ptr():#x}")
+launcher.launch_cuda(*described, *encode(maps))
+try:
+    launcher.launch_cuda(*described, *encode([tensor_map(matrix[1:], 64, 64)]))
+except LaunchError as error:
+    print(error)
+if launcher._native is not None:
+    op = launcher.register("test::maps")
+    def kept(input):
+        with launcher.recording(op, "cuda", (input,)) as recording:
+            recording._device_index, recording._stream = 1, 41
+            output = torch.empty(8, 64, dtype=torch.float16)
+            args = tensor_map(input, 128, 64), tensor_map(output[4:], 64, 32), NO_MAP
+            launcher.launch_cuda(*described, *encode(args))
+            print(recording.why_not())
+            recording.finish(output)
+    kept(matrix)
+    moved = torch.zeros(3, 100, 72).bfloat16()[1, :, :60]
+    found = launcher.lookup(op, "cuda", (moved,))
+    print(f"{moved.data_ptr():#x} {found[4:].data_ptr():#x}")
+    beside = torch.zeros(100 * 72 + 1).bfloat16()[1:].view(100, 72)[:, :60]
+    print(launcher.lookup(op, "cuda", (beside,)))
+"""
+
+
+def _run_with_stand_in(folder: Path, script: str, way: str) -> list[str]:
+    """What a script prints in a process whose driver is the stand-in."""
     if torch.cuda.is_available():
         pytest.skip("a real libcuda.so.1 is loaded here")
-    library = tmp_path / "libcuda.so.1"
+    library = folder / "libcuda.so.1"
     stand_in = str(HERE / "stand_in_driver.cpp")
     subprocess.run(["g++", "-shared", "-fPIC", stand_in, "-o", str(library)], check=True)
     result = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, way],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        [sys.executable, "-c", script, way],
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
         capture_output=True,
         text=True,
     )
-    lines = result.stdout.splitlines()
     assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+@pytest.mark.parametrize("way", ["launcher", "ctypes"])
+def test_tensor_maps_are_made_for_the_present_addresses(tmp_path: Path, way: str) -> None:
+    lines = _run_with_stand_in(tmp_path, _MAPS_SCRIPT, way)
+    addresses = [line.split() for line in lines if line.startswith("0x")]
+    made = [line for line in lines if line.startswith("map")]
+    assert made[:2] == ["map 9 2 0330 11", "map 6 2 0330 11"]
+    launches = [line for line in lines if line.startswith("launch")]
+
+    def expected(matrix: str, output: str) -> list[str]:
+        return [
+            f"launch with {matrix} 60 100 144 64 128, 77 at 0",
+            f"launch with {output} 64 4 128 32 64, 77 at 0",
+            "launch with 0 0 0 0 0 0, 0 at",
+        ]
+
+    def cut(found: list[str]) -> list[str]:  # a map of zeros may lie anywhere
+        return [*found[:2], found[2].rsplit(" ", 1)[0]]
+
+    assert cut(launches[:3]) == expected(*addresses[0])
+    assert any(
+        "shape (99, 60) whose rows are 144 bytes apart (CUDA_ERROR" in line for line in lines
+    )
+    if way == "launcher":
+        assert "None" in lines  # nothing speaks against a plan
+        assert cut(launches[6:]) == expected(*addresses[1])  # that of a plan
+        assert addresses[1] != addresses[0]
+        assert lines[-1] == "None"  # another alignment has none
+
+
+@pytest.mark.parametrize("way", ["launcher", "ctypes"])
+def test_a_launch_reaches_the_driver_as_packed(tmp_path: Path, way: str) -> None:
+    lines = _run_with_stand_in(tmp_path, _SCRIPT, way)
     pointer = lines[0] if lines[0].startswith("0x") else lines[-1]
     said = [line for line in lines if not line.startswith(("push", "pop", "0x"))]
     assert "function kernel" in said

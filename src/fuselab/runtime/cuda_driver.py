@@ -197,6 +197,49 @@ def launch(
         raise launch_error(status, grid, block, shared_bytes)
 
 
+# What every tensor map of ours has: no interleaving, a swizzle of 128 bytes, promotion to 256 bytes
+# in L2, zeros beyond the edges.
+_MAP_MODES = (0, 3, 3, 0)
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+
+
+def tensor_map(address: int, layout: Sequence[int]) -> Any:
+    """A CUtensorMap, 128 bytes at a multiple of 64, for a ``layout`` as tensor_map.py has it: 8 us
+    (launcher.cpp does the same for plans). Raises BuildError, LaunchError."""
+    dtype, rows, columns, pitch, box_rows, box_columns = layout
+    memory = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGNMENT))()
+    place = -ctypes.addressof(memory) % _MAP_ALIGNMENT
+    aligned = (ctypes.c_char * _MAP_BYTES).from_buffer(memory, place)  # holds memory
+    encode = getattr(library(), "cuTensorMapEncodeTiled", None)
+    if encode is None:
+        raise map_error(-1, layout)
+    status = encode(
+        ctypes.c_void_p(ctypes.addressof(aligned)),
+        dtype,
+        2,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(pitch),
+        (ctypes.c_uint32 * 2)(box_columns, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        *_MAP_MODES,
+    )
+    if status:
+        raise map_error(status, layout)
+    return aligned
+
+
+def map_error(status: int, layout: Sequence[int]) -> BuildError | LaunchError:
+    """The error for a tensor map that the driver refused, or (-1) knows nothing of."""
+    if status == -1:
+        return BuildError("the NVIDIA driver has no tensor maps; update it to 12.0 or newer.")
+    _, rows, columns, pitch, *_ = layout
+    return LaunchError(
+        f"the NVIDIA driver makes no tensor map of a matrix of shape {(rows, columns)} whose rows "
+        f"are {pitch} bytes apart ({error_name(status)})."
+    )
+
+
 def packed(codes: str, values: Sequence[Any]) -> tuple[list[Any], Any]:
     """The values as C objects, to be kept until the launch, and the array of their addresses."""
     held: list[Any] = []
@@ -207,6 +250,12 @@ def packed(codes: str, values: Sequence[Any]) -> tuple[list[Any], Any]:
             held.append(ctypes.c_void_p(0))
         elif code == "s":
             held.append(ctypes.create_string_buffer(value, len(value)))
+        elif code == "m":
+            held.append(
+                ctypes.create_string_buffer(_MAP_BYTES)
+                if value is None
+                else tensor_map(value[0].data_ptr(), value[1])
+            )
         else:
             held.append(_SCALARS[code](value))
     return held, (ctypes.c_void_p * max(1, len(held)))(*map(ctypes.addressof, held))

@@ -52,6 +52,7 @@ const at::Tensor& tensor_of(PyObject* object) {
 
 constexpr std::size_t max_key_words = 160;   // 10 tensors of 7 dimensions; more have no plan
 constexpr std::size_t max_parameters = 64;  // of a launch
+constexpr std::size_t max_maps = 8;          // tensor maps of a launch
 constexpr std::size_t max_memory = 255;      // outputs and workspaces of a plan
 constexpr std::size_t max_plans = 4096;      // per operator, then it starts afresh
 constexpr std::size_t max_values = 64;       // per key whose plan depends on a float's value
@@ -69,6 +70,9 @@ struct Driver {
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                 void**, void**);
   int (*set_bytes)(unsigned long long, unsigned char, std::size_t, void*);
+  // Of tensor_map.py; null in drivers older than 12.0.
+  int (*encode_map)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
+                    const uint32_t*, int, int, int, int);
   std::vector<Context> primary;
 
   static Driver& instance() {
@@ -105,6 +109,8 @@ struct Driver {
     load(retain_primary, "cuDevicePrimaryCtxRetain");
     load(launch, "cuLaunchKernel");
     load(set_bytes, "cuMemsetD8Async");
+    encode_map =
+        reinterpret_cast<decltype(encode_map)>(dlsym(library, "cuTensorMapEncodeTiled"));
   }
 };
 
@@ -132,6 +138,7 @@ class ContextGuard {
 
 PyObject* raise_launch_error = nullptr;  // (status, grid, block, shared_bytes), raises
 PyObject* raise_kernel_error = nullptr;  // (message), raises
+PyObject* raise_map_error = nullptr;     // (status, or -1 without tensor maps; layout), raises
 PyObject* raw_stream = nullptr;          // torch._C._cuda_getCurrentRawStream, or None
 PyTypeObject* dtype_type = nullptr;      // torch.dtype
 PyObject* out_of_memory = nullptr;       // torch.OutOfMemoryError
@@ -163,6 +170,43 @@ void* current_stream(int device_index) {
   Py_DECREF(stream);
   return handle;
 }
+
+// ---------------------------------------------------------------------------- tensor maps
+
+struct alignas(64) TensorMap {  // CUtensorMap
+  uint64_t words[16];
+};
+
+// All of a tensor map but the address, as `Layout` in tensor_map.py has it.
+struct MapLayout {
+  int dtype;
+  unsigned long long rows, columns, pitch;  // pitch in bytes
+  unsigned box_rows, box_columns;
+
+  // Under 0.5 us, so that a map is made for the present address in every launch.
+  void encode(TensorMap& map, uint64_t address) const {
+    const uint64_t sizes[2] = {columns, rows};
+    const uint64_t strides[1] = {pitch};
+    const uint32_t box[2] = {box_columns, box_rows};
+    const uint32_t steps[2] = {1, 1};
+    const auto encode = Driver::instance().encode_map;
+    const int status =
+        encode == nullptr
+            ? -1
+            : encode(&map, dtype, 2, reinterpret_cast<void*>(static_cast<uintptr_t>(address)),
+                     sizes, strides, box, steps, 0, 3, 3, 0);  // the modes: see cuda_driver.py
+    if (status != 0) {
+      Py_XDECREF(PyObject_CallFunction(raise_map_error, "i(iKKKII)", status, dtype, rows, columns,
+                                       pitch, box_rows, box_columns));
+      throw Raised{};
+    }
+  }
+
+  bool read(PyObject* described) {
+    return PyArg_ParseTuple(described, "iKKKII", &dtype, &rows, &columns, &pitch, &box_rows,
+                            &box_columns) != 0;
+  }
+};
 
 // ---------------------------------------------------------------------------- plans
 
@@ -216,6 +260,7 @@ struct Parameter {
   Source source;
   uint8_t index;  // of the argument or of the memory
   uint64_t bits;  // of the constant, or how many bytes into the memory
+  MapLayout map;  // of code 'm'; as a constant, a map of zeros that the kernel does not read
 };
 
 // What a call allocates: an output, or a workspace that lives until the last step has been enqueued
@@ -469,7 +514,8 @@ void run_step(const Step& step, const Plan& plan, PyObject* args, const Tensors&
               const std::optional<Queue>& queue) {
   uint64_t values[max_parameters];
   void* pointers[max_parameters];
-  std::size_t count = 0;
+  TensorMap maps[max_maps];
+  std::size_t count = 0, map_count = 0;
   for (const Parameter& parameter : step.parameters) {
     uint64_t& value = values[count];
     pointers[count++] = &value;
@@ -478,13 +524,22 @@ void run_step(const Step& step, const Plan& plan, PyObject* args, const Tensors&
       value += reinterpret_cast<uintptr_t>(memory[parameter.index].mutable_data_ptr());
     } else if (parameter.source == Parameter::Source::argument) {
       PyObject* arg = PyTuple_GET_ITEM(args, parameter.index);
-      if (parameter.code != 't') {
+      if (parameter.code != 't' && parameter.code != 'm') {
         value = float_bits(parameter.code, as_double(arg));
       } else if (plan.outputs == 0) {
         // In place: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
         value = reinterpret_cast<uintptr_t>(tensor_of(arg).mutable_data_ptr());
       } else {
         value = reinterpret_cast<uintptr_t>(tensor_of(arg).const_data_ptr());
+      }
+    }
+    if (parameter.code == 'm') {
+      TensorMap& map = maps[map_count++];
+      pointers[count - 1] = &map;
+      if (parameter.source == Parameter::Source::constant) {
+        map = TensorMap{};
+      } else {
+        parameter.map.encode(map, value);
       }
     }
   }
@@ -634,6 +689,7 @@ uint64_t scalar_bits(char code, PyObject* value) {
     case 'l':
       return PyLong_AsUnsignedLongLongMask(value);
     case 'n':
+    case 'm':
       return 0;
     default:
       return float_bits(code, as_double(value));
@@ -669,15 +725,18 @@ bool read_step(PyObject* described, Step& step) {
   for (Py_ssize_t place = 0; place < PyList_GET_SIZE(parameters); ++place) {
     int code = 0, source = 0, index = 0;
     PyObject* constant = nullptr;
-    if (PyArg_ParseTuple(PyList_GET_ITEM(parameters, place), "CiiO", &code, &source, &index,
-                         &constant) == 0) {
+    PyObject* layout = nullptr;
+    if (PyArg_ParseTuple(PyList_GET_ITEM(parameters, place), "CiiO|O", &code, &source, &index,
+                         &constant, &layout) == 0) {
       return false;
     }
     const auto from = static_cast<Parameter::Source>(source);
     uint64_t bits = 0;
     if (from == Parameter::Source::constant) bits = scalar_bits(static_cast<char>(code), constant);
     if (from == Parameter::Source::memory) bits = PyLong_AsUnsignedLongLong(constant);
-    step.parameters.push_back({static_cast<char>(code), from, static_cast<uint8_t>(index), bits});
+    Parameter& parameter = step.parameters.emplace_back();
+    parameter = {static_cast<char>(code), from, static_cast<uint8_t>(index), bits, {}};
+    if (layout != nullptr && !parameter.map.read(layout)) return false;
   }
   step.release_gil = !step.launch.cuda && bytes >= release_gil_bytes;
   return PyErr_Occurred() == nullptr;
@@ -686,8 +745,8 @@ bool read_step(PyObject* described, Step& step) {
 // keep(id, implementation, args, steps, memory, outputs, is_tuple, by_value)
 //   steps: [(launch, parameters, bytes touched), or the place of the memory to fill with zeros]
 //     launch: (cuda, function, device index, grid, block, shared bytes)
-//     parameters: [(code, source, index, constant)]; source 0 constant, 1 argument, 2 memory, of
-//     which the constant says how many bytes into it
+//     parameters: [(code, source, index, constant)], for a tensor map its layout behind; source
+//     0 constant, 1 argument, 2 memory, of which the constant says how many bytes into it
 //   memory: [a tensor of that shape, strides and dtype, or None], `outputs` outputs first
 PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, count, 8)) return nullptr;
@@ -705,7 +764,10 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t place = 0; place < PyList_GET_SIZE(args[3]); ++place) {
     Step& step = plan->steps.emplace_back();
     if (!read_step(PyList_GET_ITEM(args[3], place), step)) return nullptr;
-    if (step.parameters.size() > max_parameters) Py_RETURN_FALSE;
+    const auto maps = std::ranges::count(step.parameters, 'm', &Parameter::code);
+    if (step.parameters.size() > max_parameters || maps > static_cast<int64_t>(max_maps)) {
+      Py_RETURN_FALSE;
+    }
     if (step.launch.cuda) plan->device_index = step.launch.device_index;
   }
   for (Py_ssize_t place = 0; place < PyList_GET_SIZE(args[4]); ++place) {
@@ -749,6 +811,7 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (codes == nullptr || !read_launch(args[0], launch)) return nullptr;
   c10::SmallVector<uint64_t, 32> values(length, 0);
   c10::SmallVector<void*, 32> pointers(length, nullptr);
+  std::vector<std::unique_ptr<TensorMap>> maps;
   int64_t bytes = 0;
   for (Py_ssize_t index = 0; index < length; ++index) {
     PyObject* value = PyList_GET_ITEM(args[2], index);
@@ -759,6 +822,14 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
       bytes += static_cast<int64_t>(tensor.nbytes());
     } else if (codes[index] == 's') {  // a struct by value, whose bytes Python holds
       pointers[index] = PyBytes_AsString(value);
+    } else if (codes[index] == 'm') {  // (matrix, layout), or None
+      pointers[index] = maps.emplace_back(std::make_unique<TensorMap>()).get();
+      if (value != Py_None) {
+        MapLayout layout;
+        if (!layout.read(PyTuple_GetItem(value, 1))) return nullptr;
+        const at::Tensor& matrix = tensor_of(PyTuple_GetItem(value, 0));
+        layout.encode(*maps.back(), reinterpret_cast<uintptr_t>(matrix.const_data_ptr()));
+      }
     } else {
       values[index] = scalar_bits(codes[index], value);
     }
@@ -801,16 +872,18 @@ PyObject* probe(PyObject*, PyObject* object) {
                        static_cast<long long>(tensor.numel()));
 }
 
-// start(raise_launch_error, raise_kernel_error, raw_stream, torch.dtype, torch.OutOfMemoryError)
+// start(raise_launch_error, raise_kernel_error, raise_map_error, raw_stream, torch.dtype,
+// torch.OutOfMemoryError)
 PyObject* start(PyObject*, PyObject* args) {
   PyObject *launch = nullptr, *kernel = nullptr, *stream = nullptr, *type = nullptr;
-  PyObject* memory = nullptr;
-  if (PyArg_ParseTuple(args, "OOOOO", &launch, &kernel, &stream, &type, &memory) == 0) {
+  PyObject *memory = nullptr, *map = nullptr;
+  if (PyArg_ParseTuple(args, "OOOOOO", &launch, &kernel, &map, &stream, &type, &memory) == 0) {
     return nullptr;
   }
   out_of_memory = Py_NewRef(memory);
   raise_launch_error = Py_NewRef(launch);
   raise_kernel_error = Py_NewRef(kernel);
+  raise_map_error = Py_NewRef(map);
   raw_stream = Py_NewRef(stream);
   dtype_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type));
   Py_RETURN_NONE;

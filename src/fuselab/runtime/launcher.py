@@ -303,13 +303,14 @@ class Recording:
                 steps.append(place)
                 continue
             described, codes, values = step
-            parameters: list[tuple[str, int, int, Any]] = []
+            parameters: list[tuple[Any, ...]] = []
             for code, value in zip(codes, values, strict=True):
-                if code == "t":
-                    source = self._source(value, memory)
+                if code in "tm" and value is not None:
+                    tensor, *layout = value if code == "m" else (value,)
+                    source = self._source(tensor, memory)
                     if source is None:
                         return None
-                    parameters.append((code, *source))
+                    parameters.append((code, *source, *layout))
                 elif isinstance(value, TracedFloat):
                     parameters.append((code, 1, value.index, None))
                     traced.add(value.index)
@@ -476,6 +477,10 @@ def _raise_launch_error(
     raise cuda_driver.launch_error(status, grid, block, shared_bytes)
 
 
+def _raise_map_error(status: int, layout: tuple[int, ...]) -> None:
+    raise cuda_driver.map_error(status, layout)
+
+
 def _raise_kernel_error(message: str) -> None:
     """The two first words are cpp_source's for the exceptions of the user's making."""
     kind, _, text = message.partition(": ")
@@ -564,6 +569,7 @@ def _load(path: Path) -> ModuleType:
     native.start(
         _raise_launch_error,
         _raise_kernel_error,
+        _raise_map_error,
         getattr(torch._C, "_cuda_getCurrentRawStream", None),
         torch.dtype,
         torch.OutOfMemoryError,

@@ -120,9 +120,20 @@ class Struct(Scalar):
         return f"Struct({len(self.value)} bytes)"
 
 
+class TensorMap(Scalar):
+    """A CUtensorMap by value, of a (matrix, layout) as tensor_map.py has them; made for the
+    matrix's address at every launch. None is a map of zeros, which the kernel does not read."""
+
+    __slots__ = ()
+    code = "m"
+
+    def __repr__(self) -> str:
+        return f"TensorMap({self.value and self.value[1]})"
+
+
 def encode(args: Sequence[Tensor | Scalar | None]) -> tuple[str, list[Any]]:
-    """One code letter per parameter (``t`` tensor, ``n`` null, ``s`` struct, ``i``, ``l``, ``f``,
-    ``d``) and the values. Raises ArgumentError for anything else."""
+    """One code letter per parameter (``t`` tensor, ``n`` null, ``s`` struct, ``m`` tensor map,
+    ``i``, ``l``, ``f``, ``d``) and the values. Raises ArgumentError for anything else."""
     codes = []
     values: list[Any] = []
     for arg in args:

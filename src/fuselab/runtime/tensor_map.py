@@ -1,27 +1,24 @@
 """Tensor maps: what tells Hopper's copy engine where a matrix lies and how to cut it into boxes.
 
 A kernel takes one by value, as ``const __grid_constant__`` of a struct of 128 bytes aligned to 64.
-It holds the matrix's address, so it is asked for at every launch (such a launch is never a plan).
+It holds the matrix's address: the launcher makes it anew at every launch, and a launch plan keeps
+its layout alone. What a map asks of an address, a multiple of 16, is in every plan's key.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
-from fuselab.errors import BuildError, LaunchError
-from fuselab.runtime import cuda_driver
 from fuselab.runtime.grid import ceil_div
-from fuselab.runtime.parameters import Struct
+from fuselab.runtime.parameters import TensorMap
 
-BYTES, _ALIGNMENT = 128, 64
+# CUtensorMapDataType, rows, columns, bytes from row to row, rows and columns of a box.
+Layout = tuple[int, int, int, int, int, int]
+
 _DTYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
-_INTERLEAVE_NONE, _SWIZZLE_128_BYTES, _PROMOTE_TO_256_BYTES, _ZEROS_BEYOND_EDGES = 0, 3, 3, 0
 _VECTOR_BYTES = 16
-NO_MAP = Struct(bytes(BYTES))  # for a kernel that does not read that parameter
+NO_MAP = TensorMap(None)  # for a kernel that does not read that parameter
 
 
 def why_not(matrix: Tensor) -> str | None:
@@ -42,57 +39,15 @@ def why_not(matrix: Tensor) -> str | None:
     return None
 
 
-def tensor_map(matrix: Tensor, box_rows: int, box_columns: int) -> Struct:
+def tensor_map(matrix: Tensor, box_rows: int, box_columns: int) -> TensorMap:
     """The map of a CUDA matrix that ``why_not`` has nothing against, for boxes of at most 256 rows
     and 128 bytes of columns, swizzled by 128 bytes in shared memory; zeros beyond the edges.
 
-    Raises BuildError where the driver is older than tensor maps (12.0), LaunchError where it
-    refuses the matrix.
+    The launch raises BuildError where the driver is older than tensor maps (12.0), LaunchError
+    where it refuses the matrix.
     """
     (rows, columns), size = matrix.shape, matrix.element_size()
     # A single row has any stride; the map's must be a multiple of 16 bytes and cover the row.
     pitch = matrix.stride(0) * size if rows > 1 else ceil_div(columns * size, 16) * 16
-    dtype = _DTYPES[matrix.dtype]
-    return _encoded(matrix.data_ptr(), dtype, rows, columns, pitch, box_rows, box_columns)
-
-
-# Never stale: the bytes are a function of these arguments, the address among them. Through ctypes
-# the driver's encoding costs 8 us.
-@lru_cache(maxsize=4096)
-def _encoded(
-    address: int,
-    dtype: int,
-    rows: int,
-    columns: int,
-    pitch: int,
-    box_rows: int,
-    box_columns: int,
-) -> Struct:
-    try:
-        encode = cuda_driver.library().cuTensorMapEncodeTiled
-    except AttributeError:
-        raise BuildError(
-            "the NVIDIA driver has no tensor maps; update it to 12.0 or newer."
-        ) from None
-    memory = ctypes.create_string_buffer(BYTES + _ALIGNMENT)
-    place = -ctypes.addressof(memory) % _ALIGNMENT
-    status = encode(
-        ctypes.c_void_p(ctypes.addressof(memory) + place),
-        dtype,
-        2,
-        ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(pitch),
-        (ctypes.c_uint32 * 2)(box_columns, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
-        _INTERLEAVE_NONE,
-        _SWIZZLE_128_BYTES,
-        _PROMOTE_TO_256_BYTES,
-        _ZEROS_BEYOND_EDGES,
-    )
-    if status:
-        raise LaunchError(
-            f"the NVIDIA driver makes no tensor map of a matrix of shape {(rows, columns)} whose "
-            f"rows are {pitch} bytes apart ({cuda_driver.error_name(status)})."
-        )
-    return Struct(memory.raw[place : place + BYTES])
+    layout: Layout = (_DTYPES[matrix.dtype], rows, columns, pitch, box_rows, box_columns)
+    return TensorMap((matrix, layout))
