@@ -16,14 +16,16 @@ from gallery import in_place, lookup, remainder, wrong_arguments
 from torch import Tensor
 
 import fuselab
+from fuselab import ops
 from fuselab.cli.main import run
 from fuselab.device.ceiling import Ceilings, measured_ceilings
 from fuselab.errors import ArgumentError, BuildError, UnknownNameError
 from fuselab.measure import cpu_timer
-from fuselab.op import FusedOp, Implementation
+from fuselab.op import Case, FusedOp, Implementation, Inputs
 from fuselab.prove import bench as bench_module
 from fuselab.prove.bench import bench
 from fuselab.prove.bench_result import Bench, Group, Record
+from fuselab.prove.bench_work import Made
 from fuselab.report import tables
 from fuselab.runtime import fallback
 
@@ -492,3 +494,24 @@ def test_strict_holds_in_the_threads_that_run_backwards() -> None:
         thread.start()
         thread.join()
     assert seen == [True] and not fallback.is_strict()
+
+
+def test_made_arguments_are_drawn_once_and_handed_out_as_copies_with_their_layout() -> None:
+    drawn = []
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        drawn.append(generator.initial_seed())
+        value = torch.randn(4, 6, generator=generator)
+        return Inputs((value.t(), value.t()[:1].expand(6, 4)))
+
+    op = replace(ops.contract("add"), cases=(Case("transposed", make),))
+    made = Made(op, op.cases[0], torch.device("cpu"), torch.float32)
+    made.keeps = True  # as on a GPU
+    first = made(0)
+    kept = [tensor.clone() for tensor in first]
+    first[0].zero_()
+    again, other = made(0), made(1)
+    assert drawn == [0, 1]
+    assert all(torch.equal(*pair) for pair in zip(again, kept, strict=True))
+    assert [tensor.stride() for tensor in again] == [(1, 6), (0, 6)]
+    assert not torch.equal(other[0], kept[0])

@@ -210,7 +210,9 @@ def rerounded(value: Any, generator: torch.Generator) -> Any:
         return wide
     step = torch.randint(-1, 2, wide.shape, generator=generator, device=generator.device)
     rounding = 2.0**-52 if value.dtype == torch.float64 else 2.0**-23
-    return (wide.detach() * (1 + step.to(wide.device) * rounding)).requires_grad_(value.requires_grad)
+    return (wide.detach() * (1 + step.to(wide.device) * rounding)).requires_grad_(
+        value.requires_grad
+    )
 
 
 Evaluate = Callable[[Sequence[Any]], Sequence[Tensor | None]]

@@ -19,7 +19,7 @@ from fuselab.op import Case, FusedOp
 from fuselab.prove.bench_providers import select
 from fuselab.prove.bench_result import Bench
 from fuselab.prove.bench_run import Run
-from fuselab.prove.bench_work import PHASES, SEED, Work
+from fuselab.prove.bench_work import PHASES, SEED, Made, Work
 from fuselab.runtime import fallback
 
 BUDGET_S = 3.0
@@ -90,15 +90,17 @@ def bench(
     fallback.forget()  # an implementation that did not build before must fail here, not fall back
     for dtype in dtypes:
         for case in fitting_cases(op, cases, where, dtype, quick, memory_factor, skipped):
+            made = Made(op, case, where, dtype)
             for phase in PHASES if backward else PHASES[:1]:
                 progress(f"{op.short_name}: {case.name}, {_text(dtype)}, {phase}")
                 with fallback.strict():
-                    work = Work(op, case, where, dtype, phase)
+                    work = Work(op, case, where, dtype, phase, made)
                     groups.append(
                         Run(work, chosen, ceilings, budget_s, seed, energy=not quick).group()
                     )
                 del work
                 give_memory_back(where)
+            del made
     return Bench(
         operator=op.name,
         environment=describe(where),

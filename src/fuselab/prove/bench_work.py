@@ -13,6 +13,7 @@ verified on fresh ones.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,24 +46,46 @@ class Calls:
     checked: Call
 
 
+class Made:
+    """A case's arguments by seed. On a GPU they are kept, and handed out as copies with the same
+    layout: a large case takes the host seconds to draw, and every phase needs it twice."""
+
+    def __init__(self, op: FusedOp, case: Case, device: torch.device, dtype: torch.dtype) -> None:
+        self.op, self.case, self.device, self.dtype = op, case, device, dtype
+        self.keeps = device.type == "cuda"
+        self.kept: dict[int, tuple[Any, ...]] = {}
+
+    def __call__(self, seed: int) -> tuple[Any, ...]:
+        if seed in self.kept:
+            return copy.deepcopy(self.kept[seed])
+        generator = torch.Generator().manual_seed(seed)
+        made = self.op.bind(self.case.make(self.device, self.dtype, generator))
+        if self.keeps:
+            self.kept[seed] = copy.deepcopy(made)
+        return made
+
+
 class Work:
     """Arguments of one case on one device, ready for one phase."""
 
     def __init__(
-        self, op: FusedOp, case: Case, device: torch.device, dtype: torch.dtype, phase: str
+        self,
+        op: FusedOp,
+        case: Case,
+        device: torch.device,
+        dtype: torch.dtype,
+        phase: str,
+        made: Made | None = None,
     ) -> None:
         self.op, self.case, self.device, self.dtype, self.phase = op, case, device, dtype, phase
-        made = self._made(SEED)
-        self.places = [] if phase == "forward" else differentiable(op, made)
-        leaves = [tensor.detach().requires_grad_() for tensor in at(made, self.places)]
-        self.args = tuple(filled(made, self.places, leaves))
+        self._made = made or Made(op, case, device, dtype)
+        drawn = self._made(SEED)
+        self.places = [] if phase == "forward" else differentiable(op, drawn)
+        leaves = [tensor.detach().requires_grad_() for tensor in at(drawn, self.places)]
+        self.args = tuple(filled(drawn, self.places, leaves))
         self.inputs = at(self.args, self.places)
         self.upstream = None if phase == "forward" else self._make_upstream()
         self._expect()
-
-    def _made(self, seed: int) -> tuple[Any, ...]:
-        generator = torch.Generator().manual_seed(seed)
-        return self.op.bind(self.case.make(self.device, self.dtype, generator))
 
     def _make_upstream(self) -> Tensor:
         with torch.no_grad():

@@ -35,7 +35,7 @@ from fuselab.prove.bench import (
     give_memory_back,
 )
 from fuselab.prove.bench_run import Run
-from fuselab.prove.bench_work import Calls, Work
+from fuselab.prove.bench_work import Calls, Made, Work
 from fuselab.runtime import cuda_driver, dispatch, fallback, launcher, tuning
 from fuselab.runtime.tuning import Choice, Config
 
@@ -151,10 +151,11 @@ def tune(
     fallback.forget()
     for dtype in tuple(dtypes or op.dtypes[:1]):
         for case in fitting_cases(op, cases, where, dtype, False, memory_factor, skipped):
+            made = Made(op, case, where, dtype)
             for implementation in names:
                 progress(f"{op.short_name}: {case.name}, {_text(dtype)}, {implementation}")
                 with fallback.strict():
-                    one = _One(op, implementation, case, where, dtype)
+                    one = _One(op, implementation, case, where, dtype, made)
                     refusal = one.refusal()
                     if refusal is None:
                         tuned.append(one.tuned(ceilings, budget_s, seed))
@@ -210,12 +211,19 @@ class _One:
     """One implementation's forward or backward on one case."""
 
     def __init__(
-        self, op: FusedOp, name: str, case: Case, device: torch.device, dtype: torch.dtype
+        self,
+        op: FusedOp,
+        name: str,
+        case: Case,
+        device: torch.device,
+        dtype: torch.dtype,
+        made: Made,
     ) -> None:
         self.op, self.name = op, name
         self.is_backward = name.endswith("_backward")
         self.implementation = op.implementations[name.removesuffix("_backward")]
-        self.work = Work(op, case, device, dtype, "backward" if self.is_backward else "forward")
+        phase = "backward" if self.is_backward else "forward"
+        self.work = Work(op, case, device, dtype, phase, made)
         self.args: tuple[Any, ...] = self.work.args
         self.asked: dict[str, None] = {}  # the launcher's keys, in order
 
