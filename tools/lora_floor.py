@@ -1,6 +1,6 @@
 """lora_linear beside its floor, the same layer without an adapter, on the shapes to beat.
 
-    python tools/lora_floor.py
+    python tools/lora_floor.py [--budget S]
 
 ``fuselab bench`` refuses providers whose results differ, and the layer without an adapter computes
 something else; so its times, medians in us of cold-L2 device time in one run, are taken here.
@@ -8,6 +8,7 @@ something else; so its times, medians in us of cold-L2 device time in one run, a
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -26,13 +27,16 @@ FLOOR = "without LoRA"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds per shape and step")
+    options = parser.parse_args()
     for case in OP.cases:
         if "bench" in case.tags:
-            for row in table(case, torch.device("cuda"), torch.bfloat16):
+            for row in table(case, torch.device("cuda"), torch.bfloat16, options.budget):
                 print(row, flush=True)
 
 
-def table(case: Case, device: torch.device, dtype: torch.dtype) -> list[str]:
+def table(case: Case, device: torch.device, dtype: torch.dtype, budget_s: float) -> list[str]:
     """One line per provider: forward, forward and backward, each with its ratio to the floor's."""
     args = OP.bind(case.make(device, dtype, torch.Generator().manual_seed(0)))
     for place in (0, 3, 4):
@@ -51,7 +55,7 @@ def table(case: Case, device: torch.device, dtype: torch.dtype) -> list[str]:
     medians = {}
     for step, run in steps.items():
         candidates = [Candidate(name, partial(run, call, args)) for name, call in providers.items()]
-        for name, samples in interleave(candidates, device, budget_s=3.0).items():
+        for name, samples in interleave(candidates, device, budget_s=budget_s).items():
             if samples.failed:
                 print(f"{case.name} {step} {name}: {samples.failed}")
             medians[step, name] = statistics.median(samples.times_us or [float("nan")])

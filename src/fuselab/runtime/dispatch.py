@@ -3,7 +3,7 @@
 For an operator ``ns::name`` two raw operators are registered, ``ns::name`` and
 ``ns::name_backward``, each with a fake implementation and a vmap rule. The public function asks the
 launcher for a held launch plan first (a whole 4 x 4 call is 1.7 us of host time on a CPU with one,
-4.8 us on an H200). Where a gradient is needed, a plan's output gets a node of ``autograd_node``
+4.8 us on an H200); the launcher also remembers which calls are the reference's. Where a gradient is needed, a plan's output gets a node of ``autograd_node``
 (add_mul_activation, 4 x 4, forward and backward on a CPU: 30 us against 44 by the Function). Past
 that it calls the raw operator where no gradient is needed, else an ``autograd.Function`` over the
 raw ones: ``torch.library.register_autograd`` would add 4.5 us to every call, and
@@ -792,7 +792,10 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
             arguments = _nested(flat, lengths)
             registration = _registered[op_name]
             if not torch.compiler.is_compiling():
-                held = launcher.lookup(registration.forward_id, name, tuple(arguments))
+                # Detached: autograd gives this output its gradient.
+                held = launcher.lookup(
+                    registration.forward_id, name, tuple(arguments), True, True
+                )
                 if held is not None:
                     return held
             scalar_tensors = _has_scalar_tensor(registration.schema[0], arguments)
@@ -956,17 +959,28 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
     device = _device_of(op, args)
     if op.autocast is not None and not op.mutates and _has_autocast(device.type):
         args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))
-    by_reference = not (compiling or op.mutates) and (
-        implementation == "reference"
-        # Forward-mode differentiation goes through the reference, which has every derivative.
-        or forward_ad._current_level >= 0
-        or (implementation == "auto" and _choose(op, args, device) == "reference")
-    )
-    if by_reference:
-        op.validate(*args)
-        if torch.is_grad_enabled():
-            registration.refuse_frozen(args)
-        return _without_autocast(op.reference, args)
+    if not (compiling or op.mutates):
+        with launcher.Choice() as choice:
+            by_reference = (
+                implementation == "reference"
+                # Forward-mode differentiation goes through the reference: it has every derivative.
+                or forward_ad._current_level >= 0
+                or (implementation == "auto" and _choose(op, args, device) == "reference")
+            )
+            if by_reference:
+                op.validate(*args)
+        if by_reference:
+            if torch.is_grad_enabled():
+                registration.refuse_frozen(args)
+            if (
+                choice.is_final
+                and forward_ad._current_level < 0
+                and not any(fallback.is_broken(op.name, name) for name in op.implementations)
+            ):
+                launcher.keep_reference(
+                    registration.forward_id, implementation, args, op.reference
+                )
+            return _without_autocast(op.reference, args)
     # Dynamo in torch 2.11 cannot trace bool() of a tuple.
     scalar_tensors = compiling and len(registration.float_positions) > 0
     if scalar_tensors:

@@ -1,5 +1,5 @@
 // The C++ half of launcher.py: launch plans, found by an exact key and run in about a microsecond,
-// and the direct launch that every first call makes.
+// calls known to be the reference's, and the direct launch that every first call makes.
 //
 // Plain CPython and ATen, no CUDA headers: the few driver symbols come from libcuda.so.1 by dlsym,
 // the current stream from torch's own C function. Built once by g++ (launcher.py says how).
@@ -16,6 +16,8 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -326,6 +328,13 @@ struct Operator {
   std::string name;
   uint64_t float_arguments = 0;  // arguments once seen as a float: an int there means its float
   Table<Entry> entries;
+  // Calls that were checked and found to be the reference's, by their key with the floats' values
+  // and whether a gradient is needed.
+  std::unordered_set<Key, Hash, Equal> by_reference;
+  PyObject* reference = nullptr;
+
+  bool is_empty() const { return entries.empty() && by_reference.empty(); }
+  void forget() { entries.clear(), by_reference.clear(); }
 };
 
 std::vector<std::unique_ptr<Operator>> operators;
@@ -336,9 +345,8 @@ std::vector<std::unique_ptr<Operator>> operators;
 // all of them.
 class KeyBuilder {
  public:
-  // Whether the arguments can have a plan at all. A gradient is looked for in `grad_mode`.
-  bool build(const Operator& op, PyObject* implementation, PyObject* args,
-             bool grad_mode = c10::GradMode::is_enabled()) {
+  // Whether anything can be known of the arguments at all.
+  bool build(const Operator& op, PyObject* implementation, PyObject* args) {
     push(at::globalContext().deterministicAlgorithms() ? 1 : 0);
     if (!add_string(implementation)) return false;
     const Py_ssize_t count = PyTuple_GET_SIZE(args);
@@ -348,7 +356,7 @@ class KeyBuilder {
       if (is_float && PyLong_CheckExact(arg)) {
         add_float(PyLong_AsDouble(arg));
         if (PyErr_Occurred() != nullptr) return PyErr_Clear(), false;
-      } else if (!add(arg, grad_mode)) {
+      } else if (!add(arg)) {
         return false;
       }
     }
@@ -359,6 +367,14 @@ class KeyBuilder {
 
   Words words() const { return {key_, words_}; }
   Words float_bits() const { return {floats_, float_count_}; }
+  bool needs_gradient() const { return requires_grad_ && c10::GradMode::is_enabled(); }
+
+  // The words of `by_reference`; none where they are too many. No other words come after them.
+  Words with_values() {
+    push(needs_gradient() ? 1 : 0);
+    for (int64_t bits : float_bits()) push(bits);
+    return {key_, words_ <= max_key_words ? words_ : 0};
+  }
 
  private:
   enum Tag : int64_t { tensor = 1, none, boolean, integer, real, string, dtype, sequence };
@@ -368,8 +384,8 @@ class KeyBuilder {
     ++words_;
   }
 
-  bool add(PyObject* arg, bool grad_mode) {
-    if (is_plain_tensor(arg)) return add_tensor(tensor_of(arg), grad_mode);
+  bool add(PyObject* arg) {
+    if (is_plain_tensor(arg)) return add_tensor(tensor_of(arg));
     if (arg == Py_None) return push(Tag::none), true;
     if (arg == Py_True || arg == Py_False) {
       return push(Tag::boolean | (arg == Py_True ? 1 << 8 : 0)), true;
@@ -385,7 +401,7 @@ class KeyBuilder {
     return false;
   }
 
-  bool add_tensor(const at::Tensor& value, bool grad_mode) {
+  bool add_tensor(const at::Tensor& value) {
     // Backends and keys of a plain strided tensor. Whatever else a tensor can be (sparse, quantised,
     // conjugate, negative, named, functorch's, fake) shows as another key.
     constexpr c10::DispatchKeySet plain =
@@ -396,7 +412,7 @@ class KeyBuilder {
     if (!value.defined()) return false;
     const c10::TensorImpl* impl = value.unsafeGetTensorImpl();
     if ((impl->key_set().raw_repr() & ~plain.raw_repr()) != 0) return false;
-    if (grad_mode && impl->requires_grad()) return false;
+    requires_grad_ |= impl->requires_grad();
     if (value._fw_grad(0).defined()) return false;  // a dual tensor of forward-mode differentiation
     const c10::Device device = value.device();
     if (device_.has_value() && *device_ != device) return false;
@@ -451,7 +467,7 @@ class KeyBuilder {
     for (Py_ssize_t index = 0; index < length; ++index) {
       PyObject* item = PySequence_Fast_GET_ITEM(arg, index);
       if (item == Py_None || PyBool_Check(item) || PyLong_CheckExact(item)) {
-        if (!add(item, false)) return false;
+        if (!add(item)) return false;
       } else {
         return false;
       }
@@ -466,7 +482,21 @@ class KeyBuilder {
   uintptr_t addresses_[max_parameters];
   std::size_t address_count_ = 0;
   std::optional<c10::Device> device_;
+  bool requires_grad_ = false;
 };
+
+std::shared_ptr<const Plan> plan_for(const Operator& op, const KeyBuilder& key) {
+  const auto found = op.entries.find(key.words());
+  if (found == op.entries.end()) return nullptr;
+  if (found->second.plan != nullptr) return found->second.plan;
+  const auto& by_value = found->second.by_value;
+  const auto value = by_value.find(key.float_bits());
+  return value == by_value.end() ? nullptr : value->second;
+}
+
+bool is_by_reference(const Operator& op, KeyBuilder& key) {
+  return !op.by_reference.empty() && op.by_reference.contains(key.with_values());
+}
 
 // Whether nothing in this thread wants to see the operator call: no mode, no functorch layer, no
 // tracer, no autocast.
@@ -603,26 +633,28 @@ bool arguments_are(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted) {
 
 Operator& operator_of(PyObject* id) { return *operators[PyLong_AsLong(id)]; }
 
-// lookup(id, implementation, args, named=True, detached=False): the output from a plan, else None. A
-// named hit tells the profiler the operator's name; inside a raw operator the dispatcher has done
-// that. Detached, a gradient that the arguments need is the caller's affair.
+// lookup(id, implementation, args, named=True, detached=False): the output from a plan, or from the
+// reference where that is known to be what such a call runs, else None. A named hit tells the
+// profiler the operator's name; inside a raw operator the dispatcher has done that. Detached, a
+// gradient that the arguments need is the caller's affair. The reference is for neither: its output
+// may be a view of an argument, and has its own gradient.
 PyObject* lookup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, std::min<Py_ssize_t>(count, 3), 3)) return nullptr;
   const bool named = count < 4 || args[3] == Py_True;
   const bool detached = count > 4 && args[4] == Py_True;
   return translated([&]() -> PyObject* {
   Operator& op = operator_of(args[0]);
-  if (op.entries.empty() || !nobody_watches()) Py_RETURN_NONE;
+  if (op.is_empty() || !nobody_watches()) Py_RETURN_NONE;
   KeyBuilder key;
-  if (!key.build(op, args[1], args[2], !detached && c10::GradMode::is_enabled())) Py_RETURN_NONE;
-  const auto found = op.entries.find(key.words());
-  if (found == op.entries.end()) Py_RETURN_NONE;
-  std::shared_ptr<const Plan> plan = found->second.plan;  // outlives the GIL's release
+  if (!key.build(op, args[1], args[2])) Py_RETURN_NONE;
+  std::shared_ptr<const Plan> plan;  // outlives the GIL's release
+  if (detached || !key.needs_gradient()) plan = plan_for(op, key);
   if (plan == nullptr) {
-    const auto& by_value = found->second.by_value;
-    const auto value = by_value.find(key.float_bits());
-    if (value == by_value.end()) Py_RETURN_NONE;
-    plan = value->second;
+    if (!named || detached || !is_by_reference(op, key)) Py_RETURN_NONE;
+    PyObject* reference = Py_NewRef(op.reference);  // outlives `forget`
+    PyObject* output = PyObject_CallObject(reference, args[2]);
+    Py_DECREF(reference);
+    return output;
   }
   if (!named) return run(*plan, args[2]);
   std::vector<c10::IValue> inputs;  // outlives the guard
@@ -645,14 +677,8 @@ PyObject* planned(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
   Operator& op = operator_of(args[0]);
   KeyBuilder key;
-  if (op.entries.empty() || !nobody_watches() || !key.build(op, args[1], args[2], false)) {
-    Py_RETURN_FALSE;
-  }
-  const auto found = op.entries.find(key.words());
-  return PyBool_FromLong(found != op.entries.end() &&
-                         (found->second.plan != nullptr ||
-                          found->second.by_value.count(Key(key.float_bits().begin(),
-                                                           key.float_bits().end())) != 0));
+  if (op.entries.empty() || !nobody_watches() || !key.build(op, args[1], args[2])) Py_RETURN_FALSE;
+  return PyBool_FromLong(plan_for(op, key) != nullptr);
   });
 }
 
@@ -662,7 +688,9 @@ PyObject* wanted(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
   Operator& op = operator_of(args[0]);
   KeyBuilder key;
-  if (!nobody_watches() || !key.build(op, args[1], args[2])) Py_RETURN_FALSE;
+  if (!nobody_watches() || !key.build(op, args[1], args[2]) || key.needs_gradient()) {
+    Py_RETURN_FALSE;
+  }
   const auto found = op.entries.find(key.words());
   return PyBool_FromLong(found == op.entries.end() || !found->second.rejected);
   });
@@ -674,10 +702,26 @@ PyObject* reject(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
   Operator& op = operator_of(args[0]);
   KeyBuilder key;
-  if (key.build(op, args[1], args[2])) {
+  if (key.build(op, args[1], args[2]) && !key.needs_gradient()) {
     if (op.entries.size() >= max_plans) op.entries.clear();
     op.entries[Key(key.words().begin(), key.words().end())] = Entry{.rejected = true};
   }
+  Py_RETURN_NONE;
+  });
+}
+
+// keep_reference(id, implementation, args, reference): such calls run the reference.
+PyObject* keep_reference(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!arguments_are(args, count, 4)) return nullptr;
+  return translated([&]() -> PyObject* {
+  Operator& op = operator_of(args[0]);
+  KeyBuilder key;
+  if (!nobody_watches() || !key.build(op, args[1], args[2])) Py_RETURN_NONE;
+  const Words words = key.with_values();
+  if (words.empty()) Py_RETURN_NONE;
+  if (op.by_reference.size() >= max_plans) op.by_reference.clear();
+  op.by_reference.emplace(words.begin(), words.end());
+  Py_XDECREF(std::exchange(op.reference, Py_NewRef(args[3])));
   Py_RETURN_NONE;
   });
 }
@@ -756,7 +800,7 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (PyFloat_Check(PyTuple_GET_ITEM(args[2], index))) op.float_arguments |= uint64_t{1} << index;
   }
   KeyBuilder key;
-  if (!key.build(op, args[1], args[2]) ||
+  if (!key.build(op, args[1], args[2]) || key.needs_gradient() ||
       PyList_GET_SIZE(args[4]) > static_cast<Py_ssize_t>(max_memory)) {
     Py_RETURN_FALSE;
   }
@@ -854,7 +898,7 @@ PyObject* add_operator(PyObject*, PyObject* name) {
 
 PyObject* forget(PyObject*, PyObject* id) {
   const auto index = static_cast<std::size_t>(PyLong_AsLong(id));
-  if (index < operators.size()) operators[index]->entries.clear();
+  if (index < operators.size()) operators[index]->forget();
   if (PyErr_Occurred() != nullptr) return nullptr;
   Py_RETURN_NONE;
 }
@@ -900,6 +944,7 @@ PyMethodDef methods[] = {
     {"wanted", fast(wanted), METH_FASTCALL, nullptr},
     {"reject", fast(reject), METH_FASTCALL, nullptr},
     {"keep", fast(keep), METH_FASTCALL, nullptr},
+    {"keep_reference", fast(keep_reference), METH_FASTCALL, nullptr},
     {"launch", fast(launch_once), METH_FASTCALL, nullptr},
     {"add_operator", add_operator, METH_O, nullptr},
     {"forget", forget, METH_O, nullptr},

@@ -51,7 +51,7 @@ _tried = False
 
 
 class _Thread(threading.local):
-    recording: Recording | Launches | None = None
+    recording: Recording | Launches | Choice | None = None
 
 
 _thread = _Thread()
@@ -72,11 +72,13 @@ def lookup(
     named: bool = True,
     detached: bool = False,
 ) -> Any:
-    """The operator's output from a kept plan, or None when there is none for this call.
+    """The operator's output from a kept plan, or from the reference where ``keep_reference`` was
+    told that this is what such a call runs; else None.
 
     The profiler sees the operator's name unless ``named`` is False: inside a raw operator the
     dispatcher has told it. ``detached`` says that the caller gives the output its gradient. Both
-    are by position only.
+    are by position only, and neither gets the reference's output, which can be a view of an
+    argument and has its own gradient.
 
     None whenever somebody wants to see the call (a gradient is needed, a dispatch or function mode,
     functorch, autocast, tracing), a tensor is not plain and strided, or tensors are on several
@@ -91,8 +93,17 @@ def planned(op_id: int, implementation: str, args: tuple[Any, ...]) -> bool:
     return _native is not None and bool(_native.planned(op_id, implementation, args))
 
 
+def keep_reference(
+    op_id: int, implementation: str, args: tuple[Any, ...], reference: Callable[..., Any]
+) -> None:
+    """Remember that such calls have been checked and run ``reference``: ``lookup`` then does, where
+    shapes, dtypes, the floats' values and whether a gradient is needed are the same."""
+    if _native is not None:
+        _native.keep_reference(op_id, implementation, args, reference)
+
+
 def forget(op_id: int) -> None:
-    """Drop the plans of an operator: its implementations have changed."""
+    """Drop all that is known of an operator's calls: its implementations have changed."""
     if _native is not None:
         _native.forget(op_id)
 
@@ -185,6 +196,31 @@ class _Watch(TorchDispatchMode):
         elif not (func.is_view or func.name().split(".")[0] in self.QUESTIONS):
             self.computes = self.computes or str(func)
         return result
+
+
+class Choice:
+    """A context in which an implementation is chosen; ``is_final`` tells whether the next call of
+    the kind gets the same one, as far as its key says."""
+
+    def __init__(self) -> None:
+        self.is_final = True
+
+    def __enter__(self) -> Choice:
+        self._outer, _thread.recording = _thread.recording, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.recording = self._outer
+
+    def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
+        """A launch, which no choice should make."""
+        self.note_opaque("a launch")
+
+    def note_opaque(self, what: str) -> None:
+        """The choice looks at what no key holds."""
+        self.is_final = False
+        if self._outer is not None:
+            self._outer.note_opaque(what)
 
 
 class Launches:
