@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from fuselab.errors import ArgumentError
+from fuselab.errors import ArgumentError, BuildError, DifferentiationError
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
-from fuselab.runtime import launcher
+from fuselab.runtime import fallback, launcher
 from fuselab.runtime.cpp_source import CppSource, f32, i64
 from fuselab.runtime.dispatch import operator
+from fuselab.runtime.matmul_precision import allows_tf32
 
 SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
 
@@ -130,3 +132,144 @@ def test_vmap_over_an_operator_with_a_plan() -> None:
     function(torch.ones(3), 2.0)
     batch = torch.arange(6.0).view(2, 3)
     assert torch.equal(torch.func.vmap(function)(batch), batch)
+
+
+# Calls that are known to be the reference's: what they must not skip.
+
+
+class CountedReference:
+    """A choice of the reference that counts how often it is made."""
+
+    def __init__(self, **changes: object) -> None:
+        self.choices = 0
+        self.op, self.counted = make(prefer=self.prefer, **changes)
+        self.function = operator(self.op)
+
+    def prefer(self, input: Tensor, scale: float) -> Sequence[str]:
+        self.choices += 1
+        return ("reference",)
+
+
+@pytest.fixture
+def chosen() -> CountedReference:
+    return CountedReference()
+
+
+def test_the_choice_of_the_reference_is_made_once_per_kind_of_call(
+    chosen: CountedReference,
+) -> None:
+    value = torch.tensor([-1.0, 2.0])
+    for _ in range(3):
+        assert chosen.function(value, 2.0).tolist() == [0.0, 4.0]
+        assert chosen.function(-value, scale=2.0).tolist() == [2.0, 0.0]
+    assert chosen.choices == 1
+    assert chosen.function(value, 3.0).tolist() == [0.0, 6.0]  # a value may be looked at
+    assert chosen.function(value.double(), 2.0).dtype == torch.float64
+    assert chosen.function(value[:1], 2.0).tolist() == [0.0]
+    assert chosen.choices == 4
+    for _ in range(2):
+        assert chosen.function(value, 2.0, implementation="reference").tolist() == [0.0, 4.0]
+    assert chosen.choices == 4
+    assert chosen.counted.forwards == 0
+
+
+def test_a_known_reference_has_its_own_gradient(chosen: CountedReference) -> None:
+    chosen.function(torch.ones(2), 2.0)
+    for _ in range(3):
+        value = torch.tensor([-1.0, 2.0], requires_grad=True)
+        output = chosen.function(value, 2.0)
+        (grad,) = torch.autograd.grad(output.sum(), value)
+        assert grad.tolist() == [0.0, 2.0]
+        with torch.no_grad():
+            assert chosen.function(value, 2.0).grad_fn is None
+    assert chosen.choices == 2  # another one may be made where a gradient is needed
+
+
+def test_frozen_arguments_and_validation_are_refused_past_a_known_reference() -> None:
+    def validate(input: Tensor, scale: float) -> None:
+        if scale < 0:
+            raise ArgumentError("scale must not be negative.")
+
+    gradient = Gradient(lambda output, input, scale: (output, scale), reference_gradient)
+    frozen = replace(gradient, frozen={"input": "detach it"})
+    chosen = CountedReference(validate=validate, gradient=frozen)
+    for _ in range(2):
+        assert chosen.function(torch.ones(2), 2.0).tolist() == [2.0, 2.0]
+        with pytest.raises(DifferentiationError, match="'input' has no gradient"):
+            chosen.function(torch.ones(2, requires_grad=True), 2.0)
+        with torch.no_grad():
+            assert chosen.function(torch.ones(2, requires_grad=True), 2.0).tolist() == [2.0, 2.0]
+        with pytest.raises(ArgumentError, match="must not be negative"):
+            chosen.function(torch.ones(2), -1.0)
+
+
+def test_whoever_wants_to_see_a_call_gets_no_known_reference(chosen: CountedReference) -> None:
+    value, function = torch.tensor([-1.0, 2.0]), chosen.function
+    function(value, 2.0)
+    batch = torch.stack([value, -value])
+    assert torch.func.vmap(lambda row: function(row, 2.0))(batch).tolist() == [[0, 4], [2, 0]]
+    output, tangent = torch.func.jvp(lambda x: function(x, 2.0), (value,), (torch.ones(2),))
+    assert output.tolist() == [0.0, 4.0]
+    assert tangent.tolist() == [0.0, 2.0]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(value, torch.ones(2))
+        unpacked = torch.autograd.forward_ad.unpack_dual(function(dual, 2.0))
+        assert unpacked.tangent is not None
+        assert unpacked.tangent.tolist() == [0.0, 2.0]
+    before = chosen.choices
+    with torch.autocast("cpu", torch.bfloat16):
+        assert function(value, 2.0).dtype == torch.float32
+    assert chosen.choices == before + 1
+    assert torch.equal(torch.compile(function, backend="eager")(value, 2.0), function(value, 2.0))
+    raw = getattr(torch.ops.runtime_tests, chosen.op.short_name)
+    assert raw(value, 2.0, "auto").tolist() == [0.0, 4.0]  # by the dispatcher, and a new tensor
+
+
+def test_an_output_that_is_an_argument_stays_the_public_functions_alone() -> None:
+    def same(input: Tensor, scale: float = 1.0) -> Tensor:
+        return input
+
+    chosen = CountedReference(reference=same)
+    value = torch.ones(2)
+    for _ in range(2):
+        assert chosen.function(value, 2.0) is value
+    raw = getattr(torch.ops.runtime_tests, chosen.op.short_name)
+    assert raw(value, 2.0, "auto").data_ptr() != value.data_ptr()
+
+
+def test_a_choice_that_asks_for_the_precision_is_made_again() -> None:
+    chosen = CountedReference(validate=lambda input, scale: allows_tf32() and None)
+    for _ in range(2):
+        assert chosen.function(torch.ones(2), 2.0).tolist() == [2.0, 2.0]
+    assert chosen.choices == 2
+
+
+def test_a_known_reference_is_dropped_with_its_operator(chosen: CountedReference) -> None:
+    value = torch.ones(2)
+    chosen.function(value, 2.0)
+    launcher.forget_all()
+    chosen.function(value, 2.0)
+    assert chosen.choices == 2
+    other = replace(chosen.op, reference=reference_times_ten)
+    assert operator(other)(value, 2.0).tolist() == [20.0, 20.0]
+    assert chosen.function(value, 2.0).tolist() == [20.0, 20.0]
+
+
+def reference_times_ten(input: Tensor, scale: float = 1.0) -> Tensor:
+    return torch.relu(input * scale) * 10
+
+
+def test_an_implementation_that_did_not_build_is_asked_again() -> None:
+    def broken(input: Tensor, scale: float) -> Tensor:
+        raise BuildError("no compiler today.")
+
+    op, _ = make(implementations={"cpp": Implementation("cpu", broken)})
+    function, value = operator(op), torch.ones(2)
+    with pytest.warns(fallback.FallbackWarning):
+        function(value, 2.0)
+    for _ in range(2):
+        assert function(value, 2.0).tolist() == [2.0, 2.0]
+    fallback.forget()
+    with pytest.warns(fallback.FallbackWarning):
+        function(value, 2.0)
+    fallback.forget()

@@ -3,7 +3,8 @@
 For an operator ``ns::name`` two raw operators are registered, ``ns::name`` and
 ``ns::name_backward``, each with a fake implementation and a vmap rule. The public function asks the
 launcher for a held launch plan first (a whole 4 x 4 call is 1.7 us of host time on a CPU with one,
-4.8 us on an H200); the launcher also remembers which calls are the reference's. Where a gradient is needed, a plan's output gets a node of ``autograd_node``
+4.8 us on an H200); the launcher also knows the calls that are the reference's (add, 4 x 4: 0.9 us
+over torch.add). Where a gradient is needed, a plan's output gets a node of ``autograd_node``
 (add_mul_activation, 4 x 4, forward and backward on a CPU: 30 us against 44 by the Function). Past
 that it calls the raw operator where no gradient is needed, else an ``autograd.Function`` over the
 raw ones: ``torch.library.register_autograd`` would add 4.5 us to every call, and
@@ -793,9 +794,7 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
             registration = _registered[op_name]
             if not torch.compiler.is_compiling():
                 # Detached: autograd gives this output its gradient.
-                held = launcher.lookup(
-                    registration.forward_id, name, tuple(arguments), True, True
-                )
+                held = launcher.lookup(registration.forward_id, name, tuple(arguments), True, True)
                 if held is not None:
                     return held
             scalar_tensors = _has_scalar_tensor(registration.schema[0], arguments)
@@ -977,9 +976,7 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
                 and forward_ad._current_level < 0
                 and not any(fallback.is_broken(op.name, name) for name in op.implementations)
             ):
-                launcher.keep_reference(
-                    registration.forward_id, implementation, args, op.reference
-                )
+                launcher.keep_reference(registration.forward_id, implementation, args, op.reference)
             return _without_autocast(op.reference, args)
     # Dynamo in torch 2.11 cannot trace bool() of a tuple.
     scalar_tensors = compiling and len(registration.float_positions) > 0

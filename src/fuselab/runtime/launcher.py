@@ -27,6 +27,7 @@ import sys
 import sysconfig
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -175,7 +176,15 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.allocated: list[Tensor] = []
         self.computes: str | None = None
-        self._zeroed = zeroed
+        # Weak: in a cycle with its method's object the outputs, and the autograd graph behind them,
+        # would live until Python collects it. A CUDA graph captured meanwhile meets accumulators of
+        # gradients that belong to another stream, and breaks.
+        self._method = weakref.WeakMethod(zeroed)
+
+    def _zeroed(self, tensor: Tensor) -> None:
+        method = self._method()
+        assert method is not None
+        method(tensor)
 
     def allocation_of(self, tensor: Tensor) -> Tensor | None:
         """What was allocated here with the storage that ``tensor`` lies in."""
