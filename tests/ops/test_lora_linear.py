@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lora_cases import operands
+from lora_cases import ALL, operands
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuselab.errors import (
     ArgumentError,
@@ -19,7 +20,7 @@ from fuselab.errors import (
 from fuselab.op import Inputs
 from fuselab.ops import lora_linear
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.lora_linear.op import CASES_TO_BEAT, OP
+from fuselab.ops.lora_linear.op import CASES_TO_BEAT, OP, prefer, prefer_backward, save
 from fuselab.ops.lora_linear.reference import gradient, in_place
 
 
@@ -165,3 +166,28 @@ def test_cost_of_a_projection():
     backward = OP.cost_backward(*args)
     assert backward.bytes_written == 2 * (4096 * 1024 + 2 * 16 * 1024)
     assert backward.flops > cost.flops
+
+
+def test_the_measured_order_on_a_gpu():
+    def order(rows, inner, columns, rank, activation="relu", dtype=torch.bfloat16, grad=False):
+        with FakeTensorMode():
+            x, weight, a, b = (
+                torch.empty(shape, dtype=dtype, device="cuda")
+                for shape in ((rows, inner), (columns, inner), (rank, inner), (columns, rank))
+            )
+            args = (x, weight, None, a.requires_grad_(grad), b, 0.5, activation)
+            output = x.new_empty(rows, columns)
+            backward = prefer_backward(ALL, output, *save(output, *args))
+            assert grad or prefer(*args) == backward
+            return prefer(*args)[0]
+
+    for sizes in CASES_TO_BEAT:
+        assert order(*sizes) == order(*sizes, "tanh", grad=True) == "triton"
+        assert order(*sizes, "gelu", torch.float16) == "triton"
+        # Their backward forms the product again.
+        assert order(*sizes, "gelu", grad=True) == order(*sizes, "silu", grad=True) == "reference"
+        assert order(*sizes, dtype=torch.float32) == "reference"
+    assert order(4096, 1024, 1024, 32) == "triton"
+    for sizes in ((4096, 1024, 1024, 33), (4095, 1024, 1024, 8), (8192, 1032, 1024, 8)):
+        assert order(*sizes) == "reference"
+    assert prefer(*operands(64, 32, 16, 8, dtype=torch.bfloat16)) == ("reference",)
