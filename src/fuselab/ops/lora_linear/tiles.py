@@ -162,9 +162,9 @@ def _product_tiles(
     maps = int(not single and aligned and 2 * rows * columns * inner >= _MAPS_FROM_FLOPS)
     found = [Config(**{**default, "columns": wide, "maps": maps})]
     if not single:
+        # With maps where they can be: 171 registers for 240. Before sm_90 these are pointers.
         found += [
-            Config(**{**tile(down, across, 64, 8, count, maps), "group": group})
-            for maps in ((0, 1) if aligned else (0,))
+            Config(**{**tile(down, across, 64, 8, count, int(aligned)), "group": group})
             for down, across in ((128, 256), (256, 128), (128, 128))
             for group in (8, 16)
             for count in (3, 4)
