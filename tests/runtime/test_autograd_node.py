@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -226,6 +226,68 @@ def test_only_the_gradients_that_are_asked_for_are_computed() -> None:
     assert asked == [(True, False), (False, True), (True, True)]
     with pytest.raises(RuntimeError, match="second time"):  # though nothing was saved
         output.backward()
+
+
+def upstream_twice(needs: Sequence[bool], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    upstream_twice.asked += 1
+    return grad_output if needs[0] else None, grad_output if needs[1] else None
+
+
+upstream_twice.asked = 0
+
+
+@pytest.fixture
+def sum_without_backward() -> Function:
+    """A sum whose forward launches, and whose gradient is the contract's formula alone."""
+
+    def forward(input: Tensor, other: Tensor) -> Tensor:
+        output = torch.empty_like(input)
+        SOURCE.launch("add<float>", (input, other, output, i64(input.numel())))
+        return output
+
+    def reference(input: Tensor, other: Tensor) -> Tensor:
+        return input + other
+
+    op, _ = make(
+        reference=reference,
+        implementations={"cpp": Implementation("cpu", forward)},
+        gradient=Gradient(save=lambda output, *args: (), reference=upstream_twice),
+    )
+    upstream_twice.asked = 0
+    return operator(op)
+
+
+def test_a_gradient_that_no_implementation_has_is_the_formulas_without_a_copy(
+    sum_without_backward: Function,
+) -> None:
+    function, upstream = sum_without_backward, torch.tensor([1.0, 2.0, 3.0])
+    left, right = leaf(1.0, 2.0, 3.0), leaf(4.0, 5.0, 6.0)
+    for kind in ("the Function", "the node", "the node with what is known"):
+        output = function(left, right)
+        assert output.tolist() == [5.0, 7.0, 9.0]
+        grads = torch.autograd.grad(output, (left, right), upstream)
+        assert [grad.data_ptr() for grad in grads] == [upstream.data_ptr()] * 2, kind
+    assert upstream_twice.asked == 3
+    (only,) = torch.autograd.grad(function(left, right.detach()), left, upstream)
+    assert only.tolist() == [1.0, 2.0, 3.0]
+    # Accumulated, they are apart from each other and from the upstream one.
+    function(left, right).backward(upstream)
+    assert left.grad is not None and right.grad is not None
+    left.grad.mul_(10)
+    assert right.grad.tolist() == upstream.tolist() == [1.0, 2.0, 3.0]
+    # A raw operator's are tensors of their own, and so are those that are differentiated again.
+    raw = getattr(torch.ops.runtime_tests, function.__name__ + "_backward")
+    for _ in range(2):
+        results = raw([True, True], upstream, "auto")
+        assert [result.tolist() for result in results] == [[1.0, 2.0, 3.0]] * 2
+        assert len({tensor.data_ptr() for tensor in (upstream, *results)}) == 3
+    wanted = upstream.clone().requires_grad_()
+    grads = torch.autograd.grad(function(left, right), (left, right), wanted, create_graph=True)
+    (second,) = torch.autograd.grad(grads[0].sum() + 2 * grads[1].sum(), wanted)
+    assert second.tolist() == [3.0] * 3
+    compiled = torch.compile(function, backend="aot_eager")
+    grads = torch.autograd.grad(compiled(left, right), (left, right), upstream)
+    assert [grad.tolist() for grad in grads] == [[1.0, 2.0, 3.0]] * 2
 
 
 def test_no_grad_and_inference_mode_give_outputs_without_a_node(planned: Any) -> None:

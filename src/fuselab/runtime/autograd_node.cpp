@@ -96,8 +96,9 @@ class PlannedBackward : public Node {
       Py_DECREF(PyTuple_GET_ITEM(arguments.get(), 2 + place));
       PyTuple_SET_ITEM(arguments.get(), 2 + place, unpacked.release());
     }
-    Object found(call(arguments.get()));
-    TORCH_CHECK(PyTuple_Check(found.get()) && PyTuple_GET_SIZE(found.get()) == wanted, name(),
+    Object returned(call(arguments.get()));
+    Object found(PySequence_Tuple(returned.get()));
+    TORCH_CHECK(PyTuple_GET_SIZE(found.get()) == wanted, name(),
                 " returned something else than ", wanted, " gradients");
     for (Py_ssize_t place = 0; place < wanted; ++place) {
       PyObject* grad = PyTuple_GET_ITEM(found.get(), place);

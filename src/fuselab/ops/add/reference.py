@@ -39,12 +39,10 @@ def gradient(
     input_dtype: torch.dtype,
     other_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input and other, each a tensor of its own: what a raw operator returns is never
-    its argument, so a gradient that is the upstream one is copied."""
+    """Gradients of input and other: the upstream one itself where nothing was broadcast."""
 
     def summed(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        total = grad_output.sum_to_size(tuple(shape)).to(dtype)
-        return total.clone() if total is grad_output else total
+        return grad_output.sum_to_size(tuple(shape)).to(dtype)
 
     return (
         summed(input_shape, input_dtype) if needs[0] else None,
