@@ -177,6 +177,18 @@ def test_opcheck_of_the_raw_operators() -> None:
     opcheck(raw.tanh_op_backward.default, (needs, args[0], *args, 0.5, 2, "auto"))
 
 
+def test_a_float_that_lies_on_the_device_is_not_read() -> None:
+    """Of a meta tensor no value can be read; of a CUDA tensor reading breaks a captured graph."""
+    input, update = (torch.empty(4, 3, device="meta", requires_grad=True) for _ in range(2))
+    scale = torch.empty((), device="meta", dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="meta"):
+        torch.ops.dispatchtest.tanh_op.default(input, update, None, scale, 2, "cpp")
+    with torch.no_grad():
+        assert tanh_op(input, update, None, scale, implementation="cpp").shape == (4, 3)
+    tanh_op(input, update, None, scale, implementation="cpp").sum().backward()
+    assert update.grad is not None and update.grad.shape == (4, 3)
+
+
 def test_raw_operators_differentiate_or_refuse_but_never_drop_a_gradient() -> None:
     args = _inputs(grad=True)
     grads = torch.autograd.grad(torch.ops.dispatchtest.tanh_op(*args, 0.5, 2, "auto").sum(), args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import subprocess
@@ -555,6 +556,24 @@ def test_empty_tensors_have_no_plan(op: Planned) -> None:
     for _ in range(2):
         assert op(torch.empty(0, 3), 1.0).shape == (0, 3)
     assert op.runs == 2
+
+
+def test_a_recorded_call_is_freed_without_the_garbage_collector() -> None:
+    """It holds the outputs, and so the graph behind them, whose accumulators of gradients belong to
+    the stream of the first call: they would break a CUDA graph that is captured later."""
+    bias_activation = fuselab.ops.bias_activation
+    bias_activation(torch.ones(2, 3), torch.ones(3), "relu")  # torch's own first imports are cycles
+    value = torch.ones(7, 3, requires_grad=True)
+    gc.collect()
+    gc.disable()
+    try:
+        output = bias_activation(value, torch.ones(3), "relu")  # records
+        torch.autograd.grad(output, value, torch.ones_like(output))  # and the backward
+        torch.autograd.graph.get_gradient_edge(value).node.metadata["of"] = "the first call"
+        del output
+        assert not torch.autograd.graph.get_gradient_edge(value).node.metadata
+    finally:
+        gc.enable()
 
 
 # Who may not be bypassed.

@@ -1016,8 +1016,11 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
             ):
                 launcher.keep_reference(registration.forward_id, implementation, args, op.reference)
             return _without_autocast(op.reference, args)
+    # A float in a GPU's memory stays there: reading it would synchronise, and break a CUDA graph.
     # Dynamo in torch 2.11 cannot trace bool() of a tuple.
-    scalar_tensors = compiling and len(registration.float_positions) > 0
+    scalar_tensors = len(registration.float_positions) > 0 and (
+        compiling or (device.type != "cpu" and _has_scalar_tensor(registration.schema[0], args))
+    )
     if scalar_tensors:
         args = _with_scalar_tensors(registration, args)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(args)):
@@ -1067,6 +1070,10 @@ def _with_scalar_tensors(registration: _Registration, args: tuple[Any, ...]) -> 
     dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
     converted = list(args)
     for place in registration.float_positions:
-        if not isinstance(args[place], Tensor):
-            converted[place] = torch.ones((), dtype=dtype, device=first.device) * args[place]
+        value = args[place]
+        converted[place] = (
+            value.to(first.device, dtype, non_blocking=first.is_cuda)
+            if isinstance(value, Tensor)
+            else torch.ones((), dtype=dtype, device=first.device) * value
+        )
     return tuple(converted)
