@@ -290,6 +290,72 @@ def test_a_gradient_that_no_implementation_has_is_the_formulas_without_a_copy(
     assert [grad.tolist() for grad in grads] == [[1.0, 2.0, 3.0]] * 2
 
 
+def compiled_backward(backend: str = "eager") -> Any:
+    return torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend, fullgraph=True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_autograd_takes_the_node_into_its_graph(planned: Any, backend: str) -> None:
+    function, _ = planned
+    torch._dynamo.reset()
+    for scale in (2.0, 2.0, 5.0):
+        for upstream in ([1.0, 1.0, 1.0], [1.0, 10.0, 100.0]):
+            value = leaf(1.0, 2.0, 3.0)
+            output = function(function(value * 2, scale), 3.0)
+            assert has_node(output)
+            with compiled_backward(backend):
+                (output * torch.tensor(upstream)).sum().backward()
+            assert value.grad is not None
+            assert value.grad.tolist() == [6 * scale * number for number in upstream]
+    value = leaf(1.0, 2.0, 3.0)
+    output = function(value, 2.0).sum()
+    with compiled_backward(backend):
+        output.backward(retain_graph=True)
+        output.backward()
+        assert value.grad is not None
+        assert value.grad.tolist() == [4.0] * 3
+        with pytest.raises(RuntimeError, match="second time"):
+            output.backward()
+
+
+def test_compiled_autograd_computes_the_gradients_that_are_asked_for(
+    sum_without_backward: Function,
+) -> None:
+    function, upstream = sum_without_backward, torch.tensor([1.0, 2.0, 3.0])
+    torch._dynamo.reset()
+    function(torch.ones(3), torch.ones(3))
+    left, right = leaf(1.0, 2.0, 3.0), leaf(1.0, 2.0, 3.0)
+    for _ in range(2):
+        output = function(left, right)
+        assert has_node(output)
+        with compiled_backward():
+            (only,) = torch.autograd.grad(output * 2, right, upstream, retain_graph=True)
+            both = torch.autograd.grad(output * 2, (left, right), upstream)
+            left.grad = right.grad = None
+            function(left, right.detach()).backward(upstream)
+        assert left.grad is not None
+        assert right.grad is None
+        for grad, wanted in ((only, 2.0), (both[0], 2.0), (both[1], 2.0), (left.grad, 1.0)):
+            assert grad.tolist() == [wanted, 2 * wanted, 3 * wanted]
+
+
+def test_a_compiled_step_with_its_backward(planned: Any) -> None:
+    import fuselab.ops
+
+    value, bias = torch.randn(4, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aot_eager")
+    def step(value: Tensor, bias: Tensor) -> None:
+        fuselab.ops.bias_activation(value, bias, "relu").sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        step(value, bias)
+    wanted = torch.autograd.grad(torch.relu(value + bias).sum(), (value, bias))
+    for ours, theirs in zip((value.grad, bias.grad), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_no_grad_and_inference_mode_give_outputs_without_a_node(planned: Any) -> None:
     function, _ = planned
     value = leaf(1.0, 2.0, 3.0)

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <string>
 #include <type_traits>
@@ -20,6 +21,8 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
+using torch::dynamo::autograd::CompiledNodeArgs;
+using torch::dynamo::autograd::SwapSavedVariables;
 using NodePointer = decltype(std::declval<Node&>().getptr());  // another type from torch 2.12 on
 
 class Object {  // a reference that is held; made, copied and ended under the GIL only
@@ -45,17 +48,69 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+// What a backward is made of beside tensors. The objects are borrowed.
+struct Formula {
+  PyObject* rule;   // name, lookup, id of the backward, implementation, what runs without a plan
+  PyObject* plain;  // a tuple of what is saved, None at `places`, where tensors go
+  std::vector<Py_ssize_t> places;
+
+  // The gradients that are needed, of the rest none. Under the GIL.
+  variable_list operator()(const at::Tensor& grad, const variable_list& saved,
+                           const std::vector<bool>& needed) const {
+    const Py_ssize_t wanted = static_cast<Py_ssize_t>(needed.size());
+    Object needs(PyTuple_New(wanted));
+    for (Py_ssize_t place = 0; place < wanted; ++place) {
+      PyTuple_SET_ITEM(needs.get(), place, PyBool_FromLong(needed[place]));
+    }
+    const Py_ssize_t count = PyTuple_GET_SIZE(plain);
+    Object arguments(PyTuple_New(2 + count));
+    PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(needs.get()));
+    PyTuple_SET_ITEM(arguments.get(), 1, Object(THPVariable_Wrap(grad)).release());
+    for (Py_ssize_t place = 0; place < count; ++place) {
+      PyTuple_SET_ITEM(arguments.get(), 2 + place, Py_NewRef(PyTuple_GET_ITEM(plain, place)));
+    }
+    for (std::size_t index = 0; index < places.size(); ++index) {
+      Object tensor(THPVariable_Wrap(saved[index]));
+      Py_DECREF(PyTuple_GET_ITEM(arguments.get(), 2 + places[index]));
+      PyTuple_SET_ITEM(arguments.get(), 2 + places[index], tensor.release());
+    }
+    Object returned(call(arguments.get()));
+    Object found(PySequence_Tuple(returned.get()));
+    TORCH_CHECK(PyTuple_GET_SIZE(found.get()) == wanted, name(),
+                " returned something else than ", wanted, " gradients");
+    variable_list result(wanted);
+    for (Py_ssize_t place = 0; place < wanted; ++place) {
+      PyObject* value = PyTuple_GET_ITEM(found.get(), place);
+      if (needed[place] && THPVariable_Check(value)) result[place] = THPVariable_Unpack(value);
+    }
+    return result;
+  }
+
+  std::string name() const { return PyUnicode_AsUTF8(PyTuple_GET_ITEM(rule, 0)); }
+
+ private:
+  PyObject* call(PyObject* arguments) const {
+    PyObject* implementation = PyTuple_GET_ITEM(rule, 3);
+    if (!at::GradMode::is_enabled()) {
+      Object held(PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(rule, 1), PyTuple_GET_ITEM(rule, 2),
+                                               implementation, arguments, nullptr));
+      if (held.get() != Py_None) return held.release();
+    }
+    return PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(rule, 4), implementation, arguments,
+                                        nullptr);
+  }
+};
+
 class PlannedBackward : public Node {
  public:
-  // rule: (name, lookup, id of the backward, implementation, what runs where there is no plan)
   PlannedBackward(PyObject* rule, torch::autograd::edge_list&& edges)
-      : Node(std::move(edges)), rule_(Py_NewRef(rule)) {}
+      : Node(std::move(edges)), formula_{Py_NewRef(rule), nullptr, {}} {}
 
   ~PlannedBackward() override {
     if (Py_IsInitialized() == 0) return;  // the process ends
     Gil gil;
-    Py_DECREF(rule_);
-    Py_XDECREF(plain_);
+    Py_DECREF(formula_.rule);
+    Py_XDECREF(formula_.plain);
   }
 
   // What the backward needs: tensors become saved variables, the rest stays in the tuple.
@@ -66,76 +121,93 @@ class PlannedBackward : public Node {
       PyObject* value = PyTuple_GET_ITEM(values, place);
       if (THPVariable_Check(value)) {
         const at::Tensor& tensor = THPVariable_Unpack(value);
-        saved_.emplace_back(place, SavedVariable(tensor, tensor.is_same(output)));
+        formula_.places.push_back(place);
+        saved_.emplace_back(tensor, tensor.is_same(output));
         value = Py_None;
       }
       PyTuple_SET_ITEM(plain.get(), place, Py_NewRef(value));
     }
-    plain_ = plain.release();
+    formula_.plain = plain.release();
   }
 
   variable_list apply(variable_list&& grads) override {
-    variable_list result(num_outputs());
-    if (!grads[0].defined()) return result;
+    if (!grads[0].defined()) return variable_list(num_outputs());
     Gil gil;
     TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
-    const Py_ssize_t wanted = static_cast<Py_ssize_t>(result.size());
-    Object needs(PyTuple_New(wanted));
-    for (Py_ssize_t place = 0; place < wanted; ++place) {
-      PyTuple_SET_ITEM(needs.get(), place, PyBool_FromLong(task_should_compute_output(place)));
+    return formula_(grads[0], unpacked(), needed());
+  }
+
+  // Compiled autograd: the saved tensors are inputs of its graph, all else is its key.
+  void compiled_args(CompiledNodeArgs& args) const override {
+    Gil gil;
+    TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
+    for (PyObject* value : {PyTuple_GET_ITEM(formula_.rule, 2), PyTuple_GET_ITEM(formula_.rule, 3),
+                            formula_.plain}) {
+      Object text(PyObject_Repr(value));
+      args.collect(std::string(PyUnicode_AsUTF8(text.get())));
     }
-    const Py_ssize_t count = PyTuple_GET_SIZE(plain_);
-    Object arguments(PyTuple_New(2 + count));
-    PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(needs.get()));
-    PyTuple_SET_ITEM(arguments.get(), 1, Object(THPVariable_Wrap(grads[0])).release());
-    for (Py_ssize_t place = 0; place < count; ++place) {
-      PyTuple_SET_ITEM(arguments.get(), 2 + place, Py_NewRef(PyTuple_GET_ITEM(plain_, place)));
+    for (Py_ssize_t place : formula_.places) args.collect(static_cast<int64_t>(place));
+    for (std::size_t place = 0; place < num_outputs(); ++place) {
+      args.collect(task_should_compute_output(place));
     }
-    for (const auto& [place, variable] : saved_) {
-      Object unpacked(THPVariable_Wrap(variable.unpack(getptr())));
-      Py_DECREF(PyTuple_GET_ITEM(arguments.get(), 2 + place));
-      PyTuple_SET_ITEM(arguments.get(), 2 + place, unpacked.release());
-    }
-    Object returned(call(arguments.get()));
-    Object found(PySequence_Tuple(returned.get()));
-    TORCH_CHECK(PyTuple_GET_SIZE(found.get()) == wanted, name(),
-                " returned something else than ", wanted, " gradients");
-    for (Py_ssize_t place = 0; place < wanted; ++place) {
-      PyObject* grad = PyTuple_GET_ITEM(found.get(), place);
-      if (PyTuple_GET_ITEM(needs.get(), place) == Py_True && THPVariable_Check(grad)) {
-        result[place] = THPVariable_Unpack(grad);
-      }
-    }
+    args.collect(saved_, true);
+  }
+
+  // A call of the formula in that graph; traced, it finds no plan and calls the raw operator.
+  variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
+    namespace compiled = torch::dynamo::autograd;
+    Gil gil;
+    swap.before(saved_);
+    const std::vector<at::IValue> tensors = {unpacked()};
+    const auto metadata = compiled::IValuePacker<
+        std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        compiled::get_input_metadata(next_edges()));
+    Formula formula = formula_;  // torch keeps a bound function for good, so its objects live on
+    Py_INCREF(formula.rule), Py_INCREF(formula.plain);
+    const auto& interface = compiled::getPyCompilerInterface();
+    const std::string bound = interface->bind_function(
+        swap.get_py_compiler(), name(),
+        [formula, needed = needed()](const variable_list& grads,
+                                     const std::vector<at::IValue>& saved) {
+          if (!grads[0].defined()) return variable_list(needed.size());
+          Gil gil;
+          return formula(grads[0], saved[0].toTensorVector(), needed);
+        },
+        {tensors[0].type()}, /*is_custom_function=*/true, /*is_traceable=*/true);
+    variable_list result = interface->call_function(swap.get_py_compiler(), "apply_functional",
+                                                    bound, grads, tensors, metadata);
+    swap.after(saved_);
     return result;
   }
 
   void release_variables() override {
     Gil gil;
     released_ = true;
-    for (auto& saved : saved_) saved.second.reset_data();
+    for (auto& saved : saved_) saved.reset_data();
   }
 
   std::string name() const override {
     Gil gil;
-    return PyUnicode_AsUTF8(PyTuple_GET_ITEM(rule_, 0));
+    return formula_.name();
   }
 
  private:
-  PyObject* call(PyObject* arguments) const {
-    PyObject* implementation = PyTuple_GET_ITEM(rule_, 3);
-    if (!at::GradMode::is_enabled()) {
-      Object held(PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(rule_, 1),
-                                               PyTuple_GET_ITEM(rule_, 2), implementation,
-                                               arguments, nullptr));
-      if (held.get() != Py_None) return held.release();
+  std::vector<bool> needed() const {
+    std::vector<bool> needed(num_outputs());
+    for (std::size_t place = 0; place < needed.size(); ++place) {
+      needed[place] = task_should_compute_output(place);
     }
-    return PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(rule_, 4), implementation, arguments,
-                                        nullptr);
+    return needed;
   }
 
-  PyObject* rule_;
-  PyObject* plain_ = nullptr;  // a tuple, None where a saved variable goes
-  std::vector<std::pair<Py_ssize_t, SavedVariable>> saved_;
+  variable_list unpacked() {
+    variable_list tensors;
+    for (const SavedVariable& saved : saved_) tensors.push_back(saved.unpack(getptr()));
+    return tensors;
+  }
+
+  Formula formula_;
+  std::vector<SavedVariable> saved_;  // of the formula's `places`
   bool released_ = false;
 };
 

@@ -5,6 +5,8 @@ Python around two plans that take 3. Once an operator has a plan for a call, its
 gets a node of ours (``autograd_node.cpp``): the engine goes from there to ``launcher.lookup``. The
 first call of a kind, torch.compile, torch.func and operators with sequences of tensors keep the
 Function, as does everything where the node cannot be built.
+
+Compiled autograd takes the node into its graph as a call of the raw backward operator.
 """
 
 from __future__ import annotations
