@@ -90,17 +90,7 @@ def supports(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> str
     return scattered(tables)
 
 
-def supports_cuda(
-    tables: Sequence[Tensor],
-    states: Sequence[Tensor],
-    ids: Tensor,
-    grad_output: Tensor,
-    learning_rate: float,
-    eps: float,
-    *_: Any,
-) -> str | None:
-    if isinstance(eps, Tensor):
-        return "eps lies on the device"
+def supports_cuda(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> str | None:
     return supports(tables, states) or cuda_launch.too_wide(tables)
 
 

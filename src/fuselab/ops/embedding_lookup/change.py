@@ -25,9 +25,13 @@ class Change:
     def rule(self) -> str:
         return f"Rule::{rule(self.out_of_range, self.hash)}"
 
-    def numbers(self, dtype: torch.dtype) -> tuple[Tensor | Scalar | None, Scalar]:
-        """The learning rate: a device tensor or null, and a value."""
+    def numbers(self, dtype: torch.dtype) -> tuple[Tensor | Scalar | None, ...]:
+        """The learning rate, then eps: of each a device tensor or null, and a value."""
         number = f64 if dtype == torch.float64 else f32
-        if isinstance(self.learning_rate, Tensor):
-            return self.learning_rate.to(dtype), number(0.0)
-        return None, number(self.learning_rate)
+        parameters: list[Tensor | Scalar | None] = []
+        for value in (self.learning_rate, self.eps):
+            if isinstance(value, Tensor):
+                parameters += value.to(dtype), number(0.0)
+            else:
+                parameters += None, number(value)
+        return tuple(parameters)

@@ -246,16 +246,20 @@ __device__ __forceinline__ unsigned lanes_mask() {
   return ((1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
 }
 
-// What one step of an optimizer needs beside the gradient. A rate that lies on the device (in a
+// What one step of an optimizer needs beside the gradient. A number that lies on the device (in a
 // captured graph it may change from replay to replay) comes as a pointer.
 template <class Number>
 struct Step {
   const Number* learning_rate_tensor;
   Number learning_rate;
-  Number eps;
+  const Number* eps_tensor;
+  Number given_eps;
 
   __device__ __forceinline__ Number rate() const {
     return learning_rate_tensor != nullptr ? *learning_rate_tensor : learning_rate;
+  }
+  __device__ __forceinline__ Number eps() const {
+    return eps_tensor != nullptr ? *eps_tensor : given_eps;
   }
 };
 
@@ -334,7 +338,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
 
-  const Step<Element> step{learning_rate_tensor, learning_rate, 0};
+  const Step<Element> step{learning_rate_tensor, learning_rate, nullptr, 0};
   const Element factor = update == Update::gradient ? Element(1) : -step.rate();
   constexpr int ahead = kAhead<vector, tiles>;
   constexpr int piece = samples * lanes / kThreads;
@@ -418,7 +422,7 @@ __device__ __forceinline__ void apply(const Row<Element, vector, lanes, tiles>& 
     const Number total = *state + sum.squares(mask) / width;
     __syncwarp(mask);  // every lane has read the state before it changes
     if (threadIdx.x % lanes == 0) *state = total;
-    factor /= sqrt(total) + step.eps;
+    factor /= sqrt(total) + step.eps();
   }
   Row<Element, vector, lanes, tiles> value;
   value.load(weights, width);
@@ -433,8 +437,9 @@ __global__ void __launch_bounds__(kThreads)
                 Compute<Element>* __restrict__ tails, int64_t positions, int tables, int width,
                 int64_t all_rows, int64_t grad_sample_stride, int64_t grad_table_stride,
                 const Compute<Element>* learning_rate_tensor, Compute<Element> learning_rate,
-                Compute<Element> eps, const __grid_constant__ Tables<capacity> description) {
-  const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps};
+                const Compute<Element>* eps_tensor, Compute<Element> eps,
+                const __grid_constant__ Tables<capacity> description) {
+  const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
   const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / lanes;
   const int64_t begin = piece * kRun;
   if (begin >= positions) return;
@@ -495,9 +500,10 @@ __global__ void __launch_bounds__(kThreads)
               const Compute<Element>* __restrict__ heads,
               const Compute<Element>* __restrict__ tails, int64_t positions, int tables, int width,
               int64_t all_rows, const Compute<Element>* learning_rate_tensor,
-              Compute<Element> learning_rate, Compute<Element> eps,
+              Compute<Element> learning_rate, const Compute<Element>* eps_tensor,
+              Compute<Element> eps,
               const __grid_constant__ Tables<capacity> description) {
-  const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps};
+  const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
   const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const int64_t begin = piece * kRun, end = begin + kRun;
   if (end >= positions) return;

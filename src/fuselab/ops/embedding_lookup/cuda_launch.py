@@ -13,7 +13,7 @@ from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import Group, alignment, groups
 from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
 from fuselab.ops.indices import CPP_IDS, index_type
-from fuselab.runtime.cuda_source import CudaSource, f32, f64, i32, i64
+from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 
@@ -171,7 +171,7 @@ def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor) -> Non
             i32(width),
             *map(i64, ids.stride()),
             *map(i64, grad_output.stride()[:2]),
-            *how.numbers(grad_output.dtype),
+            *how.numbers(grad_output.dtype)[:2],
             group.description(),
         ),
     )
@@ -202,12 +202,10 @@ def _sort_and_reduce(how: Change, group: Group, ids: Tensor, grad_output: Tensor
     keys, order = torch.sort(keys, stable=True)
     pieces = ceil_div(positions, _RUN)
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
-    number = f64 if dtype == torch.float64 else f32
-    eps = number(float(how.eps))
     spread = _spread(group, grad_output)
     arguments = f"{_TYPES[grad_output.dtype]}, {key}, Update::{how.update}, {spread}, "
     sizes = (i64(positions), i32(tables), i32(width), i64(group.all_rows))
-    numbers = (*how.numbers(dtype), eps, description)
+    numbers = (*how.numbers(dtype), description)
     CUDA.launch(
         f"reduce_runs<{arguments}{group.capacity}>",
         (ceil_div(pieces * spread.lanes, _THREADS), 1, 1),
