@@ -59,6 +59,7 @@ def planned() -> Iterator[tuple[Function, Backwards]]:
     op, _ = make(implementations={"cpp": declared})
     function = operator(op)
     function(torch.ones(3), 2.0)
+    assert not has_node(function(leaf(1.0, 2.0, 3.0), 2.0))  # the kind's first with a gradient
     yield function, backward
 
 
@@ -323,8 +324,8 @@ def test_compiled_autograd_computes_the_gradients_that_are_asked_for(
 ) -> None:
     function, upstream = sum_without_backward, torch.tensor([1.0, 2.0, 3.0])
     torch._dynamo.reset()
-    function(torch.ones(3), torch.ones(3))
     left, right = leaf(1.0, 2.0, 3.0), leaf(1.0, 2.0, 3.0)
+    function(left, right), function(left, right.detach())
     for _ in range(2):
         output = function(left, right)
         assert has_node(output)

@@ -225,6 +225,23 @@ def test_whoever_wants_to_see_a_call_gets_no_known_reference(chosen: CountedRefe
     assert raw(value, 2.0, "auto").tolist() == [0.0, 4.0]  # by the dispatcher, and a new tensor
 
 
+def test_a_plan_is_not_taken_where_a_gradient_would_choose_the_reference() -> None:
+    def prefer(input: Tensor, scale: float) -> Sequence[str]:
+        wants_gradient = torch.is_grad_enabled() and input.requires_grad
+        return ("reference",) if wants_gradient else ("cpp",)
+
+    op, counted = make(prefer=prefer)
+    function, value = operator(op), torch.ones(2)
+    for _ in range(3):
+        assert function(value, 2.0).tolist() == [2.0, 2.0]
+        with torch.no_grad():
+            assert function(value.clone().requires_grad_(), 2.0).grad_fn is None
+        output = function(value.clone().requires_grad_(), 2.0)
+        assert output.grad_fn is not None
+        assert output.grad_fn.name() == "ReluBackward0"
+    assert counted.forwards == 1
+
+
 def test_an_output_that_is_an_argument_stays_the_public_functions_alone() -> None:
     def same(input: Tensor, scale: float = 1.0) -> Tensor:
         return input

@@ -238,7 +238,8 @@ PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   NodePointer node = make_node<NodePointer>(args[3], std::move(edges));
   at::Tensor output = THPVariable_Unpack(args[0]);
   torch::autograd::create_gradient_edge(output, node);
-  static_cast<PlannedBackward&>(*node).save(args[2], output);  // past the edge: an output that is saved must not hold its node
+  // Past the edge: an output that is saved must not hold its node.
+  static_cast<PlannedBackward&>(*node).save(args[2], output);
   return Py_NewRef(args[0]);
   END_HANDLE_TH_ERRORS
 }

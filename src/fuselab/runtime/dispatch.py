@@ -431,8 +431,8 @@ class _Registration:
         return self.apply_plainly(*flat, lengths, implementation)
 
     def from_plan(self, args: tuple[Any, ...], implementation: str) -> Tensor | None:
-        """The operator as a step that autograd knows, from the plan that ``launcher.lookup`` would
-        have taken if no gradient were needed; None without one."""
+        """The operator as a step that autograd knows, from a plan; None where there is none, or
+        where no call of the kind has needed a gradient yet."""
         if not torch.is_grad_enabled() or any(
             isinstance(args[place], Tensor) for place in self.float_positions
         ):
@@ -983,7 +983,7 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
     op = registration.op
     compiling = torch.compiler.is_compiling()
     if not compiling and op.gradient is not None:
-        # lookup has found no plan. If there is one, a gradient is needed; all else is settled.
+        # lookup has found no plan. If there is one, a gradient is needed.
         output = registration.from_plan(args, implementation)
         if output is not None:
             return output
@@ -1030,6 +1030,8 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
                 f"{op.short_name} defines no gradient{other}; detach its inputs or call it under "
                 "torch.no_grad()."
             )
+        if not compiling and choice.is_final:
+            launcher.keep_differentiable(registration.forward_id, implementation, args)
         return registration.differentiable(*args, implementation)
     return registration.raw_forward(scalar_tensors, *args, implementation)
 

@@ -332,9 +332,12 @@ struct Operator {
   // and whether a gradient is needed.
   std::unordered_set<Key, Hash, Equal> by_reference;
   PyObject* reference = nullptr;
+  // Kinds of calls that need a gradient and may take a plan: an operator can choose the reference
+  // for those, and an implementation where no gradient is needed.
+  std::unordered_set<Key, Hash, Equal> differentiable;
 
   bool is_empty() const { return entries.empty() && by_reference.empty(); }
-  void forget() { entries.clear(), by_reference.clear(); }
+  void forget() { entries.clear(), by_reference.clear(), differentiable.clear(); }
 };
 
 std::vector<std::unique_ptr<Operator>> operators;
@@ -485,7 +488,9 @@ class KeyBuilder {
   bool requires_grad_ = false;
 };
 
+// The plan of a call, also of one that needs a gradient where that may take it.
 std::shared_ptr<const Plan> plan_for(const Operator& op, const KeyBuilder& key) {
+  if (key.needs_gradient() && !op.differentiable.contains(key.words())) return nullptr;
   const auto found = op.entries.find(key.words());
   if (found == op.entries.end()) return nullptr;
   if (found->second.plan != nullptr) return found->second.plan;
@@ -671,7 +676,7 @@ PyObject* lookup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// planned(id, implementation, args): whether there is a plan, were no gradient needed.
+// planned(id, implementation, args): whether a detached lookup would find a plan.
 PyObject* planned(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, count, 3)) return nullptr;
   return translated([&]() -> PyObject* {
@@ -722,6 +727,20 @@ PyObject* keep_reference(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (op.by_reference.size() >= max_plans) op.by_reference.clear();
   op.by_reference.emplace(words.begin(), words.end());
   Py_XDECREF(std::exchange(op.reference, Py_NewRef(args[3])));
+  Py_RETURN_NONE;
+  });
+}
+
+// keep_differentiable(id, implementation, args): such calls need a gradient, and may take a plan.
+PyObject* keep_differentiable(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!arguments_are(args, count, 3)) return nullptr;
+  return translated([&]() -> PyObject* {
+  Operator& op = operator_of(args[0]);
+  KeyBuilder key;
+  if (nobody_watches() && key.build(op, args[1], args[2])) {
+    if (op.differentiable.size() >= max_plans) op.differentiable.clear();
+    op.differentiable.emplace(key.words().begin(), key.words().end());
+  }
   Py_RETURN_NONE;
   });
 }
@@ -945,6 +964,7 @@ PyMethodDef methods[] = {
     {"reject", fast(reject), METH_FASTCALL, nullptr},
     {"keep", fast(keep), METH_FASTCALL, nullptr},
     {"keep_reference", fast(keep_reference), METH_FASTCALL, nullptr},
+    {"keep_differentiable", fast(keep_differentiable), METH_FASTCALL, nullptr},
     {"launch", fast(launch_once), METH_FASTCALL, nullptr},
     {"add_operator", add_operator, METH_O, nullptr},
     {"forget", forget, METH_O, nullptr},

@@ -89,8 +89,8 @@ def lookup(
 
 
 def planned(op_id: int, implementation: str, args: tuple[Any, ...]) -> bool:
-    """Whether ``lookup`` would find a plan for these arguments if no gradient were needed: then
-    they have been checked, and an implementation chosen."""
+    """Whether a detached ``lookup`` would find a plan for these arguments: then they have been
+    checked, and an implementation chosen."""
     return _native is not None and bool(_native.planned(op_id, implementation, args))
 
 
@@ -101,6 +101,13 @@ def keep_reference(
     shapes, dtypes, the floats' values and whether a gradient is needed are the same."""
     if _native is not None:
         _native.keep_reference(op_id, implementation, args, reference)
+
+
+def keep_differentiable(op_id: int, implementation: str, args: tuple[Any, ...]) -> None:
+    """Remember that such calls, which need a gradient, may take the plan of one that needs none:
+    the choice is another one at times (linear_activation's, with gelu)."""
+    if _native is not None:
+        _native.keep_differentiable(op_id, implementation, args)
 
 
 def forget(op_id: int) -> None:
