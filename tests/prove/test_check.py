@@ -10,9 +10,11 @@ import pytest
 import torch
 from gallery import honest, wrong
 
+from fuselab import ops
 from fuselab.cli.main import run
 from fuselab.errors import UnknownNameError
 from fuselab.prove import check as checking
+from fuselab.prove import check_build
 from fuselab.prove.check import check
 from fuselab.prove.result import Verdict, group_facts, group_from_facts
 
@@ -207,6 +209,21 @@ def test_an_operator_that_no_file_holds_is_not_judged_under_the_interpreter() ->
     report = check(op, dtype=torch.float32, quick=True, device="cpu")
     assert report.groups[0].verdict is Verdict.NOT_JUDGED
     assert "cannot import it" in str(report.groups[0].reason)
+
+
+def test_every_cuda_implementation_of_the_library_has_kernels_to_compile() -> None:
+    """Launchers may be partials, or another package's (embedding_sgd_, log_softmax)."""
+    found = {}
+    for name in ops.operators():
+        op = ops.contract(name)
+        for implementation, declared in op.implementations.items():
+            if declared.device == "cuda" and not implementation.startswith("triton"):
+                listed = check_build._sources(op, implementation)
+                assert listed and all(expressions for _, expressions in listed), name
+                found[name] = {source.path.parent.name for source, _ in listed}
+    assert found["log_softmax_"] == found["softmax"] == {"softmax"}
+    assert found["embedding_adagrad_"] == {"embedding_lookup"}
+    assert found["bias_activation"] == {"bias_activation"}
 
 
 def test_cuda_is_compiled_where_it_cannot_run() -> None:

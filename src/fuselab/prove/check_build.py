@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from fuselab.errors import BuildError
@@ -21,7 +21,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 def compiled_group(op: FusedOp, implementation: str, quick: bool) -> Group:
     """The group of an implementation that was built here and cannot run here."""
     results = []
-    found = list(_sources(op, implementation))
+    found = _sources(op, implementation)
     if not found:
         results.append(
             Result(
@@ -64,33 +64,51 @@ def _build(source: CudaSource, expressions: Sequence[str], architectures: Sequen
     return Result("build", Verdict.PASS, told, len(expressions) * len(architectures))
 
 
-def _sources(op: FusedOp, implementation: str) -> Iterator[tuple[CudaSource, Sequence[str]]]:
+def _sources(op: FusedOp, implementation: str) -> list[tuple[CudaSource, Sequence[str]]]:
     """CudaSource objects of the modules that the launchers live in, with what to instantiate.
 
     A module says so with ``CUDA_EXPRESSIONS``: the expressions of its one source, or a mapping from
     each source's file name to them.
     """
     declared = op.implementations[implementation]
+    functions = [*_functions(declared.forward), *_functions(declared.backward)]
+    own = [names for function in functions for names in _namespaces(function.__globals__, True)]
+    # An operator without kernels of its own launches another package's (embedding_sgd_).
+    others = (names for function in functions for names in _namespaces(function.__globals__, False))
+    return list(_declared(own)) or list(_declared(others))
+
+
+def _declared(
+    namespaces: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[CudaSource, Sequence[str]]]:
     seen: set[int] = set()
-    for function in (declared.forward, declared.backward):
-        while isinstance(function, functools.partial):
-            function = function.func
-        for names in _namespaces(getattr(function, "__globals__", {})):
-            expressions = names.get("CUDA_EXPRESSIONS")
-            for source in [value for value in names.values() if isinstance(value, CudaSource)]:
-                if expressions is None or id(source) in seen:
-                    continue
-                seen.add(id(source))
-                listed: Any = expressions
-                if isinstance(expressions, Mapping):
-                    listed = expressions.get(source.path.name, ())
-                yield source, tuple(listed)
+    for names in namespaces:
+        expressions: Any = names.get("CUDA_EXPRESSIONS")
+        for source in [value for value in names.values() if isinstance(value, CudaSource)]:
+            if expressions is None or id(source) in seen:
+                continue
+            seen.add(id(source))
+            by_file = isinstance(expressions, Mapping)
+            listed = expressions.get(source.path.name, ()) if by_file else expressions
+            yield source, tuple(listed)
 
 
-def _namespaces(names: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A module's names, and those of the modules of the same package that it imported."""
+def _functions(launcher: Any) -> Iterator[FunctionType]:
+    """A launcher; of a partial the function in it, and those among its arguments."""
+    if isinstance(launcher, FunctionType):
+        yield launcher
+    elif isinstance(launcher, functools.partial):
+        for part in (launcher.func, *launcher.args, *launcher.keywords.values()):
+            yield from _functions(part)
+
+
+def _namespaces(names: Mapping[str, Any], of_package: bool) -> Iterator[Mapping[str, Any]]:
+    """A module's names, and those of the modules that it imported: ``of_package``, from its own
+    package alone."""
     yield names
-    package = names.get("__package__") or ""
+    package = names.get("__package__")
     for value in list(names.values()):
-        if package and isinstance(value, ModuleType) and value.__name__.startswith(f"{package}."):
+        if isinstance(value, ModuleType) and (
+            not of_package or (package and value.__name__.startswith(f"{package}."))
+        ):
             yield vars(value)

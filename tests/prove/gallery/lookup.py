@@ -50,7 +50,9 @@ def backward(
             grads.append(None)
             continue
         sums = torch.zeros(table.shape, dtype=honest.wide(table).dtype, device=table.device)
-        grads.append(sums.index_add(0, ids[:, place], honest.wide(piece)).to(table.dtype))
+        # In a fixed order, as a table's own gradient: on CUDA index_add adds by atomics.
+        sums = sums.index_put((ids[:, place],), honest.wide(piece), accumulate=True)
+        grads.append(sums.to(table.dtype))
     return (*grads, None)
 
 
