@@ -215,7 +215,7 @@ def _case(
             return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
 
         input = lay_out(random(*shape))
-        depth = input.shape[-1]
+        depth = shape[-1]
         weight = lay_out(random(columns, depth, scale=max(depth, 1) ** -0.5))
         return Inputs((input, weight, random(weight.shape[0]) if bias else None, activation))
 
