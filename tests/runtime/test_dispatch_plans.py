@@ -290,3 +290,27 @@ def test_an_implementation_that_did_not_build_is_asked_again() -> None:
     with pytest.warns(fallback.FallbackWarning):
         function(value, 2.0)
     fallback.forget()
+
+
+def test_what_does_not_build_during_a_capture_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    op, counted = make()
+    fails = True
+
+    def forward(input: Tensor, scale: float) -> Tensor:
+        if fails:
+            raise BuildError("not while a graph is captured.")
+        return counted.forward(input, scale)
+
+    op = replace(op, implementations={"cpp": Implementation("cpu", forward)})
+    function, value = operator(op), torch.ones(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.warns(fallback.FallbackWarning):
+            assert function(value, 2.0).tolist() == [2.0, 2.0]
+    fails = False
+    for _ in range(2):
+        assert function(value, 2.0).tolist() == [2.0, 2.0]
+    assert counted.forwards == 1

@@ -1055,3 +1055,55 @@ def test_uninitialised_memory_is_filled_when_torch_is_asked_to() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert op.runs <= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("implementation", ["triton", "cuda"])
+def test_a_capture_that_fails_leaves_nothing_behind(implementation: str) -> None:
+    """Before there is a plan and with one; eager calls and captures go on. It fails in Python: past
+    an error of CUDA's torch itself does not capture again in the process."""
+
+    def step(value: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        output = fuselab.ops.bias_activation(value, bias, "silu", implementation=implementation)
+        return output, *torch.autograd.grad(output, (value, bias), torch.ones_like(output))
+
+    def operands(columns: int) -> tuple[Tensor, Tensor]:
+        value = torch.randn(64, columns, device="cuda", requires_grad=True)
+        return value, torch.randn(columns, device="cuda", requires_grad=True)
+
+    step(*operands(56))  # loads the kernels, and leaves the plans of another shape
+    value, bias = operands(40)
+    torch.cuda.synchronize()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            step(value, bias)
+            raise ZeroDivisionError
+        assert launcher._thread.recording is None
+        assert torch.is_grad_enabled()
+    expected = torch.nn.functional.silu(value + bias)
+    wanted = (expected, *torch.autograd.grad(expected.sum(), (value, bias)))
+    for _ in range(3):
+        torch.testing.assert_close(step(value, bias), wanted, rtol=1e-4, atol=1e-4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(value, bias)
+    graph.replay()
+    torch.testing.assert_close(captured, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_implementation_that_fails_midway_leaves_no_recording() -> None:
+    def fails(value: Tensor, scale: float) -> Tensor:
+        output = scaled_relu(value, scale)
+        if scale > 1:
+            raise LaunchError("midway.")
+        return output
+
+    op, value = Planned(fails), torch.ones(3)
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="midway"):
+            op(value, 2.0)
+        assert launcher._thread.recording is None
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    for _ in range(2):
+        assert op(value, 1.0).tolist() == [1.0] * 3
+    assert op.runs == 3

@@ -6,6 +6,8 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
+import torch
+
 from fuselab.errors import BuildError
 
 
@@ -46,17 +48,23 @@ def is_broken(op_name: str, implementation: str) -> bool:
 
 
 def note_failed_build(op_name: str, implementation: str, error: BuildError) -> None:
-    """Raise ``error`` where strict; else warn once per operator and implementation."""
+    """Raise ``error`` where strict; else warn once per operator and implementation. While a CUDA
+    graph is captured it is not remembered: what does not load then can load later."""
     if _state.strict:
         raise error
     if not is_broken(op_name, implementation):
-        _broken[op_name, implementation] = error
+        if not _is_capturing():
+            _broken[op_name, implementation] = error
         warnings.warn(
             f"{op_name}: the {implementation} kernel did not build, the PyTorch reference runs in "
             f"its place: {error}",
             FallbackWarning,
             stacklevel=2,
         )
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def forget() -> None:
