@@ -1,4 +1,4 @@
-"""Every operator's own cases are inputs that it accepts: check leaves out what an operator refuses."""
+"""Every operator accepts its own cases: check leaves out, silently, what an operator refuses."""
 
 from __future__ import annotations
 
