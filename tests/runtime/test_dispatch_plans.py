@@ -203,6 +203,28 @@ def test_frozen_arguments_and_validation_are_refused_past_a_known_reference() ->
             chosen.function(torch.ones(2), -1.0)
 
 
+def test_a_frozen_argument_is_refused_where_another_ones_gradient_was_not() -> None:
+    def product(input: Tensor, other: Tensor) -> Tensor:
+        return input * other
+
+    def product_gradient(
+        needs: Sequence[bool], grad_output: Tensor, input: Tensor, other: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        return grad_output * other, None
+
+    save = lambda output, *args: args  # noqa: E731
+    op, _ = make(
+        reference=product,
+        implementations={},
+        gradient=Gradient(save, product_gradient, frozen={"other": "detach it"}),
+    )
+    function = operator(op)
+    for _ in range(2):
+        function(torch.ones(2, requires_grad=True), torch.ones(2)).sum().backward()
+        with pytest.raises(DifferentiationError, match="'other' has no gradient"):
+            function(torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True))
+
+
 def test_whoever_wants_to_see_a_call_gets_no_known_reference(chosen: CountedReference) -> None:
     value, function = torch.tensor([-1.0, 2.0]), chosen.function
     function(value, 2.0)

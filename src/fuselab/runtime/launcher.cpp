@@ -329,7 +329,7 @@ struct Operator {
   uint64_t float_arguments = 0;  // arguments once seen as a float: an int there means its float
   Table<Entry> entries;
   // Calls that were checked and found to be the reference's, by their key with the floats' values
-  // and whether a gradient is needed.
+  // and which tensors need a gradient.
   std::unordered_set<Key, Hash, Equal> by_reference;
   PyObject* reference = nullptr;
   // Kinds of calls that need a gradient and may take a plan: an operator can choose the reference
@@ -370,11 +370,11 @@ class KeyBuilder {
 
   Words words() const { return {key_, words_}; }
   Words float_bits() const { return {floats_, float_count_}; }
-  bool needs_gradient() const { return requires_grad_ && c10::GradMode::is_enabled(); }
+  bool needs_gradient() const { return requires_grad_ != 0 && c10::GradMode::is_enabled(); }
 
   // The words of `by_reference`; none where they are too many. No other words come after them.
   Words with_values() {
-    push(needs_gradient() ? 1 : 0);
+    push(needs_gradient() ? static_cast<int64_t>(requires_grad_) : 0);
     for (int64_t bits : float_bits()) push(bits);
     return {key_, words_ <= max_key_words ? words_ : 0};
   }
@@ -415,7 +415,6 @@ class KeyBuilder {
     if (!value.defined()) return false;
     const c10::TensorImpl* impl = value.unsafeGetTensorImpl();
     if ((impl->key_set().raw_repr() & ~plain.raw_repr()) != 0) return false;
-    requires_grad_ |= impl->requires_grad();
     if (value._fw_grad(0).defined()) return false;  // a dual tensor of forward-mode differentiation
     const c10::Device device = value.device();
     if (device_.has_value() && *device_ != device) return false;
@@ -428,6 +427,7 @@ class KeyBuilder {
     const std::span<const uintptr_t> earlier(addresses_, address_count_);
     const auto same = std::find(earlier.begin(), earlier.end(), address);
     const int64_t shared_with = same == earlier.end() ? 0 : same - earlier.begin() + 1;
+    if (impl->requires_grad()) requires_grad_ |= uint64_t{1} << address_count_;
     addresses_[address_count_++] = address;
     const int64_t rank = value.dim();
     push(Tag::tensor | static_cast<int64_t>(value.scalar_type()) << 8 | aligned << 16 |
@@ -485,7 +485,7 @@ class KeyBuilder {
   uintptr_t addresses_[max_parameters];
   std::size_t address_count_ = 0;
   std::optional<c10::Device> device_;
-  bool requires_grad_ = false;
+  uint64_t requires_grad_ = 0;  // a bit per tensor
 };
 
 // The plan of a call, also of one that needs a gradient where that may take it.

@@ -98,7 +98,7 @@ def keep_reference(
     op_id: int, implementation: str, args: tuple[Any, ...], reference: Callable[..., Any]
 ) -> None:
     """Remember that such calls have been checked and run ``reference``: ``lookup`` then does, where
-    shapes, dtypes, the floats' values and whether a gradient is needed are the same."""
+    shapes, dtypes, the floats' values and the tensors that need a gradient are the same."""
     if _native is not None:
         _native.keep_reference(op_id, implementation, args, reference)
 
