@@ -164,25 +164,36 @@ def test_a_row_that_is_wider_than_a_grid_is_refused_forward_and_backward():
 
 
 def test_which_samples_a_warp_takes():
-    """float32 vectors of 16, 16-bit ones of 16, 32, ... 128, at most 32 of them on whole chunks."""
+    """float32 vectors of 16, 16-bit ones of 16, 32, ... 128, at most 32 of them on whole chunks;
+    by default those of 16."""
 
-    def last(tables, width, dtype, offset=0):
+    def kernels(tables, width, dtype, offset=0):
         storage = torch.empty(3 * (tables + 1) * width + 8, dtype=dtype)
         embeddings = storage[offset:][: 3 * tables * width].view(3, tables, width)
         dense = torch.empty(3, width, dtype=dtype)
-        forward = cuda_launch.configs(dense, embeddings, 1)[-1]
         grad = OP.fake(dense, embeddings, 1)
-        assert cuda_launch.configs_backward((True, True), grad, dense, embeddings)[-1].kernel == (
-            forward.kernel
-        )
-        return forward.kernel
+        forward = cuda_launch.configs(dense, embeddings, 1)
+        backward = cuda_launch.configs_backward((True, True), grad, dense, embeddings)
+        assert {config.kernel for config in backward} == {config.kernel for config in forward}
+        assert backward[0].kernel == forward[0].kernel
+        return {config.kernel for config in forward}, forward[0].kernel
 
-    half = torch.bfloat16
-    taken = [(26, 16, torch.float32), (31, 16, half), (26, 128, half), (0, 48, torch.float16)]
-    assert [last(*args) for args in taken] == ["warp"] * 4
+    half, both = torch.bfloat16, {"block", "warp"}
+    for args in [(26, 16, torch.float32), (31, 16, half)]:
+        assert kernels(*args) == (both, "warp")
+    for args in [(26, 128, half), (0, 48, torch.float16)]:
+        assert kernels(*args) == (both, "block")
     left = [(32, 16, torch.float32), (26, 32, torch.float32), (26, 8, half), (26, 144, half)]
     left += [(26, 16, torch.float64), (26, 16, torch.float32, 1), (26, 16, half, 2)]
-    assert [last(*args) for args in left] == ["block"] * 7
+    for args in left:
+        assert kernels(*args) == ({"block"}, "block")
+
+
+def test_how_many_samples_a_warp_takes_first():
+    for batch, samples in ((2048, 2), (65536, 8)):
+        dense, embeddings = torch.empty(1, 16), torch.empty(1, 26, 16)
+        halves = dense.bfloat16().expand(batch, 16), embeddings.bfloat16().expand(batch, 26, 16)
+        assert cuda_launch.configs(*halves, 0)[0].samples == samples
 
 
 def test_what_the_gpu_kernels_hold():

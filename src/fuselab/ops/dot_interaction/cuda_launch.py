@@ -82,10 +82,17 @@ def configs_backward(
 def _candidates(
     bytes_of_one: int, columns: int, dense: Tensor, embeddings: Tensor
 ) -> tuple[Config, ...]:
-    found = [Config(kernel="block", samples=samples) for samples in samples_per_block(bytes_of_one)]
-    if _are_aligned(readable(dense), readable(embeddings)):
-        found += warp_launch.candidates(embeddings, columns)
-    return tuple(found)
+    """The warps' kernels first at a width of 16; wider ones wait for their measurement.
+
+    us, block / warp / the limit (H200, 2026-11-21), forward and backward: 65536x26x16 float32
+    106 / 67 / 57 and 181 / 103 / 86, bfloat16 85 / 32 / 31 and 147 / 50 / 46; 2048x26x16 float32
+    8.6 / 8.8 / 6.4 and 15.0 / 10.5 / 7.5, bfloat16 8.0 / 6.4 / 5.7 and 13.4 / 7.7 / 6.1.
+    """
+    block = [Config(kernel="block", samples=samples) for samples in samples_per_block(bytes_of_one)]
+    if not _are_aligned(readable(dense), readable(embeddings)):
+        return tuple(block)
+    warp = warp_launch.candidates(embeddings, columns)
+    return (*warp, *block) if embeddings.shape[2] == 16 else (*block, *warp)
 
 
 def _launch(

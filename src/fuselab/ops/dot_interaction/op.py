@@ -78,17 +78,19 @@ def fake_gradient(
 def prefer(dense: Tensor, embeddings: Tensor, padding: int) -> Sequence[str]:
     """On the CPU the C++ kernels: of the reference's time for 2048 x 26 x 16 they take 0.35 forward
     and 0.38 with the backward in float32, 0.48 and 0.37 in bfloat16 (one thread, AMD EPYC).
-    65536 x 26 x 16 on an H200: CUDA 106 us in float32 and 84 in bfloat16, Triton 372 and 71."""
+    65536 x 26 x 16 on an H200: CUDA 67 us in float32 and 32 in bfloat16, Triton 372 and 74; 16384 x
+    26 x 128 in bfloat16 130 and 76."""
     if not dense.is_cuda:
         return ("cpp",)
-    return ("triton", "cuda") if dense.element_size() == 2 else ("cuda", "triton")
+    wide_half = dense.element_size() == 2 and dense.shape[1] > 16
+    return ("triton", "cuda") if wide_half else ("cuda", "triton")
 
 
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
 ) -> Sequence[str]:
     """CUDA: 16384 x 26 x 128 takes it 199 us in float32 and 140 in bfloat16, Triton 173 and 258;
-    65536 x 26 x 16 180 and 147, 260 and 156 (H200)."""
+    65536 x 26 x 16 103 and 50, 263 and 155 (H200)."""
     return ("cuda", "triton") if dense.is_cuda else ("cpp",)
 
 

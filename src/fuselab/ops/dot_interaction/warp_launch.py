@@ -55,7 +55,9 @@ def candidates(embeddings: Tensor, columns: int) -> tuple[Config, ...]:
             Config(kernel="warp", samples=_LANE_SAMPLES, unrolled=unrolled) for unrolled in (8, 2)
         )
     elif embeddings.element_size() == 2 and width % 16 == 0 and width <= _MOST_MATRIX_WIDTH:
-        found = tuple(Config(kernel="warp", samples=samples) for samples in (8, 4, 2))
+        # 2048 samples are two waves of blocks by 2 to a warp, and half of one by 8.
+        order = (2, 4, 8) if embeddings.shape[0] < 8192 else (8, 4, 2)
+        found = tuple(Config(kernel="warp", samples=samples) for samples in order)
     return tuple(
         config
         for config in found

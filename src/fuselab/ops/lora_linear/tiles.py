@@ -86,8 +86,11 @@ _ADAPT_COLUMNS = 2048
 # Operands that ``_is_aligned`` says no of arrive element by element, through registers:
 # 128 x 128 then spills 36 words, 64 x 128 none.
 _UNALIGNED_TILE = 64 * 128
-# Encoding tensor maps costs some 10 us of host time per launch.
-_MAPS_FROM_FLOPS = 2**36
+# Encoding tensor maps costs some 10 us of host time per launch. us with pointers / maps (H200,
+# bfloat16, 2026-11-21): 4096 x 1024 -> 1024 29.9 / 25.4, 65536 x 512 -> 512 125 / 113, and 104 on
+# tiles of 128 x 128: 8 steps along the inner dimension fill a pipeline of wider ones too seldom.
+_MAPS_FROM_FLOPS = 2**33
+_SHORT_INNER = 512
 PROJECT_INNER_BYTES = 256  # of a row of input at a time: two whole lines
 SUMMED_PARTS = 16  # at a time
 # A stream of the output: four 16-byte stores per thread in bfloat16.
@@ -155,6 +158,8 @@ def _product_tiles(
         small = aligned or config.rows * config.columns <= _UNALIGNED_TILE
         return small and needed <= shared_bytes(device)
 
+    if not single and inner <= _SHORT_INNER:
+        table = _HALF[1:]
     for default in [config for config in table if fits(config)] or [table[-1]]:
         wide = power_of_two(columns, 16, default.columns)
         if ceil_div(rows, default.rows) * ceil_div(columns, wide) >= multiprocessors(device):

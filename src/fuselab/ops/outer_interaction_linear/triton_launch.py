@@ -65,13 +65,13 @@ _FORWARD = {
 }
 _WEIGHT_GRADIENT = {
     "bf16": (
+        Config(rows=64, columns=128, block=16, warps=8, stages=4, pairs_first=1),
         Config(rows=64, columns=256, block=8, warps=8, stages=3, pairs_first=0),
         Config(rows=32, columns=256, block=8, warps=8, stages=4, pairs_first=0),
         Config(rows=32, columns=512, block=8, warps=8, stages=3, pairs_first=0),
         Config(rows=64, columns=128, block=8, warps=4, stages=3, pairs_first=0),
         Config(rows=64, columns=128, block=16, warps=8, stages=3, pairs_first=0),
         Config(rows=64, columns=128, block=16, warps=8, stages=3, pairs_first=1),
-        Config(rows=64, columns=128, block=16, warps=8, stages=4, pairs_first=1),
         Config(rows=64, columns=256, block=8, warps=8, stages=3, pairs_first=1),
     ),
     "tf32": (

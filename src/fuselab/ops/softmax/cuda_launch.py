@@ -80,10 +80,10 @@ _FITTING_THREADS = {
 # waits for a memory fence. Where a streamed line stands before one as wide, the latter takes the
 # rows that are not whole vectors.
 #
-# us on an H200 (2026-11-21) where the streamed lines now stand, unmeasured so far, and what the
-# targets ask: forward, bfloat16, 2048x65536 148 of 137 on blocks that take one row, 1024x262144 351
-# of 278 (one block of 1024 threads per SM, idle during exchange, write and start); backward,
-# 1024x262144 in pieces, bfloat16 607 of 440, float32 1208 of 865.
+# us on an H200 (2026-11-21), a row per cluster / streamed / the limit: forward, bfloat16,
+# 2048x65536 148 / 163 / 130 (two blocks per SM overlap by themselves), 1024x262144 351 / 301 / 255
+# (one block of 1024 threads per SM); backward, 1024x262144, in pieces / streamed / the limit:
+# bfloat16 607 / 483 / 370, float32 1208 / 1054 / 735.
 _NARROW = tuple(_row(threads, 8, 16) for threads in (1, 2, 4, 8, 16, 32))
 _FORWARD = (
     *_NARROW,
@@ -102,10 +102,10 @@ _FORWARD_ONE_BLOCK = (*_FORWARD[:12], _row(1024, 32))
 _FORWARD_FLOAT = (*_FORWARD, _stream(1024, 32, 1, cluster=16))
 _FORWARD_HALF = (
     *_FORWARD[:13],
-    _stream(512, 32, 2, cluster=4),
     _FORWARD[13],
-    _stream(512, 32, 2, cluster=8),
+    _stream(512, 32, 2, cluster=4),
     _FORWARD[14],
+    _stream(512, 32, 2, cluster=8),
     _stream(1024, 32, 1, cluster=8),
     _FORWARD[15],
     _stream(1024, 32, 1, cluster=16),
