@@ -247,23 +247,24 @@ def count(number: int) -> str:
     return f"{number / 1000**power:.4g}{' kMGT'[power].strip()}"
 
 
-def result_files(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """(folder, payload) of every benchmark of the operator."""
-    files = sorted(RESULTS.glob(f"*/{name}.json"))
-    return [(file.parent.name, json.loads(file.read_text())) for file in files]
+def result_files(name: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Every benchmark of the operator, ``NAME.json`` and ``NAME.WHAT.json``, with its payload."""
+    files = sorted([*RESULTS.glob(f"*/{name}.json"), *RESULTS.glob(f"*/{name}.*.json")])
+    return [(file, json.loads(file.read_text())) for file in files]
 
 
 def where_measured(name: str) -> str:
     found = [
-        f"{folder}, {payload['environment']['date'][:10]}" for folder, payload in result_files(name)
+        f"{file.parent.name}, {payload['environment']['date'][:10]}"
+        for file, payload in result_files(name)
     ]
-    return "; ".join(found) or NONE
+    return "; ".join(dict.fromkeys(found)) or NONE
 
 
 def measured(name: str) -> list[str]:
     """A table per device: eager, the best of the rest of PyTorch, and every implementation."""
     parts = ["## Measured", ""]
-    for folder, payload in result_files(name):
+    for file, payload in result_files(name):
         environment = payload["environment"]
         groups = payload["groups"]
         ours = list(
@@ -277,8 +278,8 @@ def measured(name: str) -> list[str]:
         parts += [
             f"{environment['device_name']}, torch {environment['torch']}, Triton "
             f"{environment['triton']}, {environment['date'][:10]} "
-            f"([all of it](../../benchmarks/{folder}/{name}.json)): median us, cold cache, and the "
-            "share of the limit. Tiny cases: host time.",
+            f"([all of it](../../benchmarks/{file.parent.name}/{file.name})): median us, cold "
+            "cache, and the share of the limit. Tiny cases: host time.",
             "",
             f"| case | | eager | best peer | {' | '.join(ours)} |",
             "|---|---" * 2 + "|---" * len(ours) + "|",
