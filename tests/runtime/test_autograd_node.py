@@ -104,6 +104,25 @@ def test_the_node_is_a_part_of_a_longer_graph(planned: Any) -> None:
     assert value.grad.tolist() == [1.0] * 3
 
 
+def test_a_call_that_needs_no_gradient_gets_no_node(
+    planned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another thread records the plan between the call's two looks for one."""
+    function, _ = planned
+    looks: list[bool] = []
+
+    def late(*args: Any) -> Any:
+        looks.append(True)
+        return None if len(looks) == 1 else lookup(*args)
+
+    lookup = launcher.lookup
+    monkeypatch.setattr(launcher, "lookup", late)
+    output = function(torch.tensor([1.0, 2.0, 3.0]), 2.0)
+    assert len(looks) == 2
+    assert output.tolist() == [2.0, 4.0, 6.0]
+    assert not output.requires_grad
+
+
 def test_two_backwards_with_retain_graph_and_none_without(planned: Any) -> None:
     function, _ = planned
     value = leaf(1.0, 2.0, 3.0)
@@ -147,6 +166,53 @@ def test_a_saved_output_does_not_keep_itself_alive(planned: Any) -> None:
         assert alive() is None
     finally:
         gc.enable()
+
+
+def gradient_of_sequence(
+    needs: Sequence[bool], grad_output: Tensor, kept: Sequence[Tensor], scale: float
+) -> tuple[Tensor | None, ...]:
+    return (grad_output * scale * (kept[0] > 0),)
+
+
+def test_a_saved_sequence_of_tensors_is_watched_and_freed() -> None:
+    op, _ = make(
+        gradient=Gradient(
+            save=lambda output, input, scale: ((output, input), scale),
+            reference=gradient_of_sequence,
+        )
+    )
+    function = operator(op)
+    function(torch.ones(3), 2.0)
+    function(leaf(1.0, 2.0, 3.0), 2.0)
+    value = leaf(1.0, 2.0, 3.0)
+    output = function(value, 2.0)
+    output.sum().backward()
+    assert value.grad is not None
+    assert value.grad.tolist() == [2.0] * 3
+    alive = weakref.ref(output)
+    del output
+    gc.collect()
+    assert alive() is None
+    output = function(value, 2.0)
+    with torch.no_grad():
+        output.mul_(-1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("from_plan", [False, True])
+def test_a_graph_outlives_the_implementation_that_made_it(from_plan: bool) -> None:
+    op, _ = make()
+    function, value = operator(op), leaf(1.0, 2.0, 3.0)
+    if from_plan:
+        function(value.detach(), 2.0, implementation="cpp")
+        function(value, 2.0, implementation="cpp")
+    output = function(value, 2.0, implementation="cpp")
+    assert has_node(output) == from_plan
+    operator(make(name=op.name, implementations={})[0])
+    output.sum().backward()
+    assert value.grad is not None
+    assert value.grad.tolist() == [2.0] * 3
 
 
 def test_hooks_on_saved_tensors_and_checkpoints(planned: Any) -> None:

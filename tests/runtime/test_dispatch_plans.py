@@ -89,6 +89,20 @@ def test_a_validation_that_looks_at_a_float_is_not_skipped() -> None:
             function(value, -1.0)
 
 
+@pytest.mark.parametrize("by_reference", [False, True])
+def test_a_validation_that_looks_at_a_tensor_is_not_skipped(by_reference: bool) -> None:
+    def validate(input: Tensor, scale: float) -> None:
+        if bool((input < 0).any()):
+            raise ArgumentError("input must not be negative.")
+
+    op, _ = make(validate=validate, **({"implementations": {}} if by_reference else {}))
+    function = operator(op)
+    for _ in range(2):
+        assert function(torch.ones(2), 2.0).tolist() == [2.0, 2.0]
+        with pytest.raises(ArgumentError, match="must not be negative"):
+            function(-torch.ones(2), 2.0)
+
+
 def test_a_choice_that_looks_at_a_float_is_made_again() -> None:
     counted = Counted()
     supports = lambda input, scale: None if scale < 10 else "scale of 10 or more"  # noqa: E731

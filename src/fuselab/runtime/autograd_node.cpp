@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -221,8 +222,8 @@ auto make_node(PyObject* rule, torch::autograd::edge_list&& edges) {
   }
 }
 
-// attach(output, inputs, saved, rule): output, whose gradient `rule` takes to the inputs. `inputs`
-// is a list of tensors and None, `saved` a tuple.
+// attach(output, inputs, saved, rule): output, whose gradient `rule` takes to the inputs, if one of
+// them needs one. `inputs` is a list of tensors and None, `saved` a tuple.
 PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 4 && THPVariable_Check(args[0]) && PyList_Check(args[1]) &&
@@ -235,6 +236,8 @@ PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
                         ? torch::autograd::impl::gradient_edge(THPVariable_Unpack(input))
                         : Edge());
   }
+  // Another thread recorded the plan after the call, which needs no gradient, had looked for one.
+  if (std::ranges::none_of(edges, &Edge::is_valid)) return Py_NewRef(args[0]);
   NodePointer node = make_node<NodePointer>(args[3], std::move(edges));
   at::Tensor output = THPVariable_Unpack(args[0]);
   torch::autograd::create_gradient_edge(output, node);

@@ -179,19 +179,20 @@ class _Watch(TorchDispatchMode):
         }
     )
 
-    def __init__(self, zeroed: Callable[[Tensor], None]) -> None:
+    def __init__(self, zeroed: Callable[[Tensor], None] | None = None) -> None:
         super().__init__()
         self.allocated: list[Tensor] = []
         self.computes: str | None = None
         # Weak: in a cycle with its method's object the outputs, and the autograd graph behind them,
         # would live until Python collects it. A CUDA graph captured meanwhile meets accumulators of
         # gradients that belong to another stream, and breaks.
-        self._method = weakref.WeakMethod(zeroed)
+        self._method = None if zeroed is None else weakref.WeakMethod(zeroed)
 
     def _zeroed(self, tensor: Tensor) -> None:
-        method = self._method()
-        assert method is not None
-        method(tensor)
+        if self._method is not None:
+            method = self._method()
+            assert method is not None
+            method(tensor)
 
     def allocation_of(self, tensor: Tensor) -> Tensor | None:
         """What was allocated here with the storage that ``tensor`` lies in."""
@@ -227,6 +228,13 @@ class Choice:
 
     def __exit__(self, *_: object) -> None:
         _thread.recording = self._outer
+
+    def validate(self, validate: Callable[..., None], args: Sequence[Any]) -> None:
+        """``validate(*args)``. Where that computes, it looks at values: each call has its own."""
+        with _Watch() as watch:
+            validate(*args)
+        if watch.computes is not None:
+            self.note_opaque(f"the validation calls {watch.computes}")
 
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
         """A launch, which no choice should make."""
