@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuselab
 from fuselab.errors import (
@@ -187,6 +188,28 @@ def test_a_float_that_lies_on_the_device_is_not_read() -> None:
         assert tanh_op(input, update, None, scale, implementation="cpp").shape == (4, 3)
     tanh_op(input, update, None, scale, implementation="cpp").sum().backward()
     assert update.grad is not None and update.grad.shape == (4, 3)
+
+
+class Overloads(TorchDispatchMode):
+    """Notes what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("device", "overload"), [("cpu", "default"), ("meta", "scalar_tensor")])
+def test_a_float_that_lies_in_the_hosts_memory_is_read(device: str, overload: str) -> None:
+    """Its copy to a GPU, as a tensor, could not be captured in a CUDA graph."""
+    input, update = (torch.empty(4, 3, device="meta", requires_grad=True) for _ in range(2))
+    with Overloads() as calls:
+        scale = torch.empty((), device=device)
+        tanh_op(input, update, None, scale, implementation="cpp")
+    assert f"dispatchtest.tanh_op.{overload}" in calls.seen
 
 
 def test_raw_operators_differentiate_or_refuse_but_never_drop_a_gradient() -> None:

@@ -1021,6 +1021,8 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
             ):
                 launcher.keep_reference(registration.forward_id, implementation, args, op.reference)
             return _without_autocast(op.reference, args)
+    if not compiling and device.type != "cpu":
+        args = _with_host_floats(registration, args)
     # A float in a GPU's memory stays there: reading it would synchronise, and break a CUDA graph.
     # Dynamo in torch 2.11 cannot trace bool() of a tuple.
     scalar_tensors = len(registration.float_positions) > 0 and (
@@ -1069,6 +1071,18 @@ def check_types(op: FusedOp, args: Sequence[Any]) -> None:
                     f"{short}: '{name}' has no gradient; detach it, or spell the expression in "
                     "plain PyTorch."
                 )
+
+
+def _with_host_floats(registration: _Registration, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Floats that are tensors in the host's memory as numbers, as PyTorch takes them: their copy to
+    a GPU would be refused while a CUDA graph is captured."""
+    if torch._C._are_functorch_transforms_active():
+        return args  # vmap has no single number
+    read = list(args)
+    for place in registration.float_positions:
+        if type(args[place]) is Tensor and args[place].is_cpu:
+            read[place] = args[place].item()
+    return tuple(read)
 
 
 def _with_scalar_tensors(registration: _Registration, args: tuple[Any, ...]) -> tuple[Any, ...]:
