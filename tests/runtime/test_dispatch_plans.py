@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -90,9 +90,20 @@ def test_a_validation_that_looks_at_a_float_is_not_skipped() -> None:
 
 
 @pytest.mark.parametrize("by_reference", [False, True])
-def test_a_validation_that_looks_at_a_tensor_is_not_skipped(by_reference: bool) -> None:
+@pytest.mark.parametrize(
+    "smallest",
+    [
+        lambda tensor: tensor.min(),
+        lambda tensor: min(tensor.tolist()),
+        lambda tensor: tensor.numpy()[0],
+    ],
+    ids=["operator", "tolist", "numpy"],
+)
+def test_a_validation_that_looks_at_a_tensor_is_not_skipped(
+    smallest: Callable[[Tensor], float], by_reference: bool
+) -> None:
     def validate(input: Tensor, scale: float) -> None:
-        if bool((input < 0).any()):
+        if smallest(input) < 0:
             raise ArgumentError("input must not be negative.")
 
     op, _ = make(validate=validate, **({"implementations": {}} if by_reference else {}))

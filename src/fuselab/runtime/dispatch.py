@@ -1008,7 +1008,7 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
                 or (implementation == "auto" and _choose(op, args, device) == "reference")
             )
             if by_reference and _has_autocast(device.type):
-                op.validate(*args)  # 4 us less, and nothing is remembered
+                op.validate(*args)  # 5 us less, and nothing is remembered
             elif by_reference:
                 choice.validate(op.validate, args)
         if by_reference:

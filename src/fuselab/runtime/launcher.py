@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.errors import ArgumentError, BuildError, IndexRangeError, LaunchError
@@ -153,6 +154,21 @@ class Unrecorded:
         """Nothing to keep."""
 
 
+class _HostReads(TorchFunctionMode):
+    """Notes the first read of a CPU tensor's memory that is no PyTorch operator."""
+
+    READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: str | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.READS:
+            self.read = self.read or f"Tensor.{func.__name__}"
+        return func(*args, **(kwargs or {}))
+
+
 class _Watch(TorchDispatchMode):
     """Sees every PyTorch operator: keeps what was allocated, tells ``zeroed`` what was filled with
     zeros, notes the first operator that computes."""
@@ -182,11 +198,26 @@ class _Watch(TorchDispatchMode):
     def __init__(self, zeroed: Callable[[Tensor], None] | None = None) -> None:
         super().__init__()
         self.allocated: list[Tensor] = []
-        self.computes: str | None = None
+        self._computes: str | None = None
+        self._reads = _HostReads()
         # Weak: in a cycle with its method's object the outputs, and the autograd graph behind them,
         # would live until Python collects it. A CUDA graph captured meanwhile meets accumulators of
         # gradients that belong to another stream, and breaks.
         self._method = None if zeroed is None else weakref.WeakMethod(zeroed)
+
+    def __enter__(self) -> _Watch:
+        self._reads.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._reads.__exit__(*error)
+
+    @property
+    def computes(self) -> str | None:
+        """The first thing done with values, or None."""
+        return self._computes or self._reads.read
 
     def _zeroed(self, tensor: Tensor) -> None:
         if self._method is not None:
@@ -211,7 +242,7 @@ class _Watch(TorchDispatchMode):
         elif func is torch.ops.aten.zero_.default and _fills_its_storage(result):
             self._zeroed(result)
         elif not (func.is_view or func.name().split(".")[0] in self.QUESTIONS):
-            self.computes = self.computes or str(func)
+            self._computes = self._computes or str(func)
         return result
 
 
