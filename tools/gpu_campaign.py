@@ -3,8 +3,8 @@
     python tools/gpu_campaign.py OUT test check sanitize tune bench [--operator NAME ...]
 
 Stages run in the order given. ``test``: the GPU-marked tests. ``check``: ``fuselab check --quick``
-of every operator, ``full-check``: without ``--quick``. ``sanitize``: memcheck, racecheck and
-initcheck over ``tools/sanitize.py``. ``tune``: ``fuselab bench --tune`` of every operator that
+of every operator, ``full-check``: without ``--quick``. ``sanitize``: ``tools/sanitize.py`` alone,
+which compiles its kernels, then under memcheck, racecheck and initcheck. ``tune``: ``fuselab bench --tune`` of every operator that
 declares configurations. ``bench``: ``fuselab bench --backward``. What only asks for answers runs
 several at a time; what takes times has the GPU to itself.
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from fuselab import ops
 
 CLONE = Path(__file__).resolve().parent.parent
-AT_ONCE = {"test": 1, "check": 4, "full-check": 1, "sanitize": 3, "tune": 1, "bench": 1}
+AT_ONCE = {"test": 1, "check": 8, "full-check": 1, "sanitize": 8, "tune": 1, "bench": 1}
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
 
 
@@ -49,6 +49,8 @@ def commands(stage: str, operators: list[str], out: Path, options: list[str]) ->
         return
     if stage == "sanitize":
         script = str(CLONE / "tools" / "sanitize.py")
+        for name in operators:
+            yield Command(f"plain-{name}", (python, script, name))
         for tool in SANITIZERS:
             watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3")
             for name in operators:

@@ -33,7 +33,9 @@ def test_what_each_stage_runs(campaign: ModuleType, tmp_path: Path) -> None:
     assert words("bench", "--budget", "0.3") == [
         f"-m fuselab bench softmax --backward --budget 0.3 {json}/bench-softmax.json"
     ]
-    assert [line.split()[1] for line in words("sanitize")] == ["memcheck", "racecheck", "initcheck"]
+    plain, *watched = words("sanitize")
+    assert plain.endswith("sanitize.py softmax")  # compiles, which takes minutes under a sanitizer
+    assert [line.split()[1] for line in watched] == ["memcheck", "racecheck", "initcheck"]
     assert "-m gpu" in words("test")[0]
 
 
