@@ -4,9 +4,9 @@
 
 Stages run in the order given. ``test``: the GPU-marked tests. ``check``: ``fuselab check --quick``
 of every operator, ``full-check``: without ``--quick``. ``sanitize``: ``tools/sanitize.py`` alone,
-which compiles its kernels, then under memcheck, racecheck and initcheck. ``tune``: ``fuselab bench --tune`` of every operator that
-declares configurations. ``bench``: ``fuselab bench --backward``. What only asks for answers runs
-several at a time; what takes times has the GPU to itself.
+which compiles its kernels, then under memcheck, racecheck and initcheck. ``tune``: ``fuselab bench
+--tune`` of every operator that declares configurations. ``bench``: ``fuselab bench --backward``.
+What only asks for answers runs several at a time; what takes times has the GPU to itself.
 
 Every command's output lies in ``OUT/STAGE-OPERATOR.log``, the results of check, tune and bench
 beside it as JSON. A line per command says how it ended and how long it took; the last line counts
