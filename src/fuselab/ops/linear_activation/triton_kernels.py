@@ -33,13 +33,13 @@ def _bias_row(bias, column, bias_stride, columns):
 
 
 @triton.jit
-def _add_product(total, x, w, PRECISION: tl.constexpr):
+def add_product(total, x, w, PRECISION: tl.constexpr):
     """total + x w, for a walk along ``depth``.
 
-    Float32 FMAs are summed block by block, as in lora_linear: of K = 4097 products, emulated, an
-    output of about 1 errs by 1.0e-5 in one chain, by 2.1e-6 in blocks of 16, and by 1.5e-6 split in
-    16, as cuBLAS may where there are few tiles. Without its limit Triton folds the addition into
-    the dot, which is one chain again.
+    Float32 FMAs are summed block by block: of K = 4097 products, emulated, an output of about 1
+    errs by 1.0e-5 in one chain, by 2.1e-6 in blocks of 16, and by 1.5e-6 split in 16, as cuBLAS may
+    where there are few tiles. Without its limit Triton folds the addition into the dot, which is
+    one chain again.
     """
     if x.dtype == tl.float32 and PRECISION == "ieee":
         return total + tl.dot(x, w, input_precision=PRECISION, max_num_imprecise_acc=x.shape[1])
@@ -85,7 +85,7 @@ def forward(
             inside = start + place < depth
             x = tl.load(of_input, has_row & inside[None, :], 0.0)
             w = tl.load(of_weight, has_column & inside[:, None], 0.0)
-        total = _add_product(total, x, w, PRECISION)
+        total = add_product(total, x, w, PRECISION)
         of_input += step * input_column
         of_weight += step * weight_column
     if bias is not None:

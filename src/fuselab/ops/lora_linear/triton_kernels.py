@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from fuselab.ops.activations.triton_functions import activate, pull_back
+from fuselab.ops.linear_activation.triton_kernels import add_product
 
 
 @triton.jit
@@ -30,20 +31,6 @@ def _scale_of(scale_pointer, scale):
 def _offset(row, column, row_stride, column_stride):
     """Offsets of rows x columns of a strided matrix."""
     return row.to(tl.int64)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
-
-
-@triton.jit
-def _add_product(total, x, w, PRECISION: tl.constexpr):
-    """total + x w, for a walk along ``inner``.
-
-    Float32 FMAs are summed block by block: of K = 4104 products, emulated, an output on top of its
-    bias errs by 1.0e-5 in one chain, by 3.0e-6 in blocks of 16, and by 2.1e-6 split in 16 as cuBLAS
-    may. Without its limit Triton folds the addition into the dot, which is one chain again.
-    """
-    if x.dtype == tl.float32 and PRECISION == "ieee":
-        return total + tl.dot(x, w, input_precision=PRECISION, max_num_imprecise_acc=x.shape[1])
-    else:
-        return tl.dot(x, w, total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -72,7 +59,7 @@ def project(
         inside = place < inner - start
         x = tl.load(of_input, has_row & inside[None, :], 0.0)
         f = tl.load(of_factor, has_column & inside[:, None], 0.0)
-        total = _add_product(total, x, f, PRECISION)
+        total = add_product(total, x, f, PRECISION)
         of_input += step * input_column
         of_factor += step * factor_column
     total *= _scale_of(scale_pointer, scale)
@@ -160,7 +147,7 @@ def combine(
                 w = tl.load(of_weight, has_column & inside[:, None], 0.0)
                 of_input += step * input_column
                 of_weight += step * weight_column
-            total = _add_product(total, x, w, PRECISION)
+            total = add_product(total, x, w, PRECISION)
 
     of_output = output + _offset(row, column, columns, 1)
     if ADDS:
