@@ -1,0 +1,344 @@
+"""docs/tutorials/: a page per story, made from its script in examples/, and an index.
+
+python tools/tutorials.py [NAME ...]   run the scripts (all without names) and write their pages
+python tools/tutorials.py --figures    renew text and figures, keep what the scripts printed
+
+A story is a script with ``STEPS``, functions that print. Comments that begin a line are the page's
+text, the code between them is shown, and what a step prints stands behind it, with the pictures
+that it wrote. Steps named ``time_...`` print measurements, which differ from run to run. In the
+text, on lines of their own:
+
+    [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
+    [plot: softmax forward float32]       its bandwidth against the size
+    [file: lora_floor.txt]                a file of benchmarks/nvidia-h200 as it is
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib.util
+import inspect
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fuselab.device import environment
+from fuselab.report.numbers import NONE, digits
+from fuselab.report.plots import COLORS, MARKERS
+
+CLONE = Path(__file__).resolve().parents[1]
+SCRIPTS = CLONE / "examples"
+FOLDER = CLONE / "docs" / "tutorials"
+PICTURES = FOLDER / "pictures"
+RESULTS = CLONE / "benchmarks" / "nvidia-h200"
+MADE = "<!-- made by tools/tutorials.py from the script; do not edit -->"
+STORIES = ("vector_add", "square")
+OUTPUT = re.compile(r"^```text( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRINTED_ON = re.compile(r"^\*Printed on .*\*$", re.MULTILINE)
+WROTE = re.compile(r"^wrote (\S+\.png)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a page: ``prose``, ``code``, or the ``output`` of the step named in ``text``."""
+
+    kind: str
+    text: str
+
+
+def load(name: str) -> ModuleType:
+    """The script as a module; it runs nothing by itself."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where pickle and inspect look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def printed(module: ModuleType, folder: Path) -> list[str]:
+    """What each step prints; the pictures that they write lie in ``folder`` then."""
+    texts = []
+    with contextlib.chdir(folder):
+        for step in module.STEPS:
+            with contextlib.redirect_stdout(io.StringIO()) as text:
+                step()
+            texts.append(text.getvalue())
+    return texts
+
+
+def where() -> str:
+    """The line that says on what the outputs were printed."""
+    facts = environment.describe()
+    python = ".".join(facts["python"].split(".")[:2])
+    return (
+        f"*Printed on {facts['threads']} cores of an {facts['cpu']}, torch {facts['torch']}, "
+        f"Triton {facts['triton']}, Python {python}, {facts['date'][:10]}. What is measured varies "
+        "from run to run.*"
+    )
+
+
+def pieces(source: str, steps: Sequence[str]) -> Iterator[Piece]:
+    """The script from its first comment that begins a line to ``STEPS``, in order."""
+    lines = source.splitlines()
+    code: dict[int, ast.stmt] = {}
+    for node in ast.parse(source).body:
+        decorators = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(each.lineno for each in decorators)])
+        code |= dict.fromkeys(range(first, (node.end_lineno or first) + 1), node)
+    kind, held = "", list[str]()
+    for number, line in enumerate(lines, 1):
+        owner = code.get(number)
+        if isinstance(owner, ast.Assign) and ast.unparse(owner.targets[0]) == "STEPS":
+            break
+        here = "code" if owner else "prose" if line.startswith("#") else kind
+        if here != kind:
+            if kind:
+                yield Piece(kind, "\n".join(held).strip("\n"))
+            if not kind and here == "code":
+                continue  # the imports
+            kind, held = here, []
+        held.append(line.removeprefix("#").removeprefix(" ") if here == "prose" else line)
+        if isinstance(owner, ast.FunctionDef) and owner.end_lineno == number:
+            if owner.name not in steps:
+                continue
+            yield Piece(kind, "\n".join(held).strip("\n"))
+            yield Piece("output", owner.name)
+            kind, held = "code", []
+    if held:
+        yield Piece(kind, "\n".join(held).strip("\n"))
+
+
+def page(name: str, outputs: Sequence[str], place: str) -> str:
+    """The page of a story whose steps printed ``outputs`` on the machine of the line ``place``."""
+    source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    title, intro = headline(source)
+    steps = step_names(source)
+    by_step = dict(zip(steps, outputs, strict=True))
+    parts = [f"# {title}", MADE, *([intro] if intro else [])]
+    parts.append(f"The script is [examples/{name}.py](../../examples/{name}.py).")
+    for piece in pieces(source, steps):
+        if piece.kind == "code" and piece.text:
+            parts.append(f"```python\n{piece.text}\n```")
+        elif piece.kind == "prose":
+            parts.append("\n".join(map(directive, piece.text.splitlines())))
+        elif piece.kind == "output":
+            parts += output(piece.text, by_step[piece.text])
+    return "\n\n".join([*parts, place]) + "\n"
+
+
+def output(step: str, text: str) -> list[str]:
+    """A step's output and its pictures."""
+    shown = WROTE.sub("", text).strip("\n")
+    measured = " measured" if step.startswith("time_") else ""
+    pictures = [f"![{Path(file).stem}](pictures/{file})" for file in WROTE.findall(text)]
+    return [f"```text{measured}\n{shown}\n```", *pictures]
+
+
+def headline(source: str) -> tuple[str, str]:
+    """The docstring's first line and the paragraphs behind it, without its commands."""
+    text = inspect.cleandoc(ast.get_docstring(ast.parse(source)) or "")
+    first, _, rest = text.partition("\n")
+    kept = [line for line in rest.splitlines() if not line.startswith("    ")]
+    return first.rstrip("."), "\n".join(kept).strip().replace("``", "`")
+
+
+def step_names(source: str) -> list[str]:
+    """The names in ``STEPS``, in order."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STEPS":
+            assert isinstance(node.value, ast.Tuple)
+            return [ast.unparse(each) for each in node.value.elts]
+    raise ValueError("the script has no STEPS")
+
+
+def directive(line: str) -> str:
+    """``[figures: ...]``, ``[plot: ...]`` or ``[file: ...]`` carried out; else the line."""
+    found = re.fullmatch(r"\[(figures|plot|file): (.+)\]", line)
+    if found is None:
+        return line
+    if found[1] == "file":
+        text = (RESULTS / found[2]).read_text(encoding="utf-8").rstrip()
+        return f"```\n{text}\n```\n\nFrom [{found[2]}](../../benchmarks/nvidia-h200/{found[2]})."
+    operator, phase, dtype = found[2].split()
+    groups = measured(operator, phase, dtype)
+    if not groups:
+        return f"No figures of `{operator}` ({phase}, {dtype}) on an H200 are on file yet."
+    if found[1] == "figures":
+        return table(groups)
+    return f"![{found[2]} on an H200](pictures/{plot_name(operator, phase, dtype)})"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A group of a benchmark's result and the file that it came from."""
+
+    file: Path
+    environment: dict[str, Any]
+    group: dict[str, Any]
+
+
+def measured(operator: str, phase: str, dtype: str) -> list[Measured]:
+    """Each case of an operator from the newest file that has it, smallest first."""
+    files = [*RESULTS.glob(f"{operator}.json"), *RESULTS.glob(f"{operator}.*.json")]
+    payloads = [(file, json.loads(file.read_text())) for file in files]
+    payloads.sort(key=lambda pair: pair[1]["environment"]["date"])
+    found = {
+        group["case"]: Measured(file, payload["environment"], group)
+        for file, payload in payloads
+        for group in payload["groups"]
+        if (group["phase"], group["dtype"]) == (phase, dtype)
+    }
+    return sorted(found.values(), key=lambda one: one.group["bytes_read"] or 0)
+
+
+def providers(groups: Sequence[Measured]) -> list[str]:
+    """Who was timed, in the order of the files; ``auto`` is one of the others."""
+    names = [record["provider"] for one in groups for record in one.group["records"]]
+    return [name for name in dict.fromkeys(names) if name != "auto"]
+
+
+def time_of(group: dict[str, Any], provider: str) -> float | None:
+    """Median microseconds, or None."""
+    times = [each["median_us"] for each in group["records"] if each["provider"] == provider]
+    return times[0] if times else None
+
+
+def table(groups: Sequence[Measured]) -> str:
+    """Median microseconds per case and provider, and where they come from."""
+    names = providers(groups)
+    lines = [f"| us | {' | '.join(names)} | limit |", "|---" * (len(names) + 2) + "|"]
+    for one in groups:
+        limit = one.group["ceiling"]["median_us"] if one.group["ceiling"] else None
+        times = [*(time_of(one.group, name) for name in names), limit]
+        cells = [NONE if time is None else digits(time) for time in times]
+        lines.append(f"| {one.group['case']} | {' | '.join(cells)} |")
+    facts = groups[0].environment
+    links = ", ".join(
+        f"[{name}](../../benchmarks/nvidia-h200/{name})"
+        for name in dict.fromkeys(one.file.name for one in groups)
+    )
+    first = groups[0].group
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{facts['device_name']}, torch {facts['torch']}, Triton {facts['triton']}, "
+            f"{facts['date'][:10]}: {first['phase']}, {first['dtype']}, medians with a cold L2, "
+            f"from {links}. The limit is the fastest kernel that only moves the same bytes.",
+        ]
+    )
+
+
+def plot_name(operator: str, phase: str, dtype: str) -> str:
+    return f"h200-{operator}-{phase}-{dtype}.png"
+
+
+def draw(operator: str, phase: str, dtype: str) -> None:
+    """Bandwidth against the case: one line per provider, dashed for the limit."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = measured(operator, phase, dtype)
+    if not groups:
+        return
+    figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    cases = [one.group["case"] for one in groups]
+
+    def rates(times: Sequence[float | None]) -> list[float]:
+        moved = [one.group["bytes_read"] + one.group["bytes_written"] for one in groups]
+        pairs = zip(moved, times, strict=True)
+        return [count / us / 1000 if us else float("nan") for count, us in pairs]
+
+    for index, name in enumerate(providers(groups)):
+        times = [time_of(one.group, name) for one in groups]
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        axis.plot(cases, rates(times), label=name, color=color, marker=marker)
+    limits = [one.group["ceiling"] and one.group["ceiling"]["median_us"] for one in groups]
+    axis.plot(cases, rates(limits), label="limit", color="#777777", ls="--")
+    axis.set_ylabel("GB/s")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=8)
+    axis.set_title(f"{operator}, {phase}, {dtype}: {groups[0].environment['device_name']}")
+    figure.savefig(PICTURES / plot_name(operator, phase, dtype), dpi=90)
+    pyplot.close(figure)
+
+
+def draw_plots(name: str) -> None:
+    """Every ``[plot: ...]`` of a story."""
+    source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    for found in re.findall(r"^# \[plot: (\S+) (\S+) (\S+)\]$", source, re.MULTILINE):
+        draw(*found)
+
+
+def outputs_of(text: str) -> list[str]:
+    """What the steps printed, read back from a page, with the lines that named pictures."""
+    found = []
+    for match in OUTPUT.finditer(text):
+        pictures = re.match(r"(?:\n\n!\[[^\]]*\]\(pictures/[^)]+\))*", text[match.end() :])
+        names = re.findall(r"pictures/([^)]+)", pictures[0]) if pictures else []
+        found.append(match[2] + "".join(f"wrote {name}\n" for name in names))
+    return found
+
+
+def renewed(name: str) -> str:
+    """The committed page with today's text and figures and the outputs that it has."""
+    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    place = PRINTED_ON.search(text)
+    assert place is not None
+    return page(name, outputs_of(text), place[0])
+
+
+def index() -> str:
+    """The list of stories."""
+    rows = []
+    for name in STORIES:
+        title, intro = headline((SCRIPTS / f"{name}.py").read_text(encoding="utf-8"))
+        rows.append(f"- [{title}]({name}.md): {' '.join(intro.split(chr(10) * 2)[0].split())}")
+    return "\n".join(
+        [
+            "# Tutorials",
+            "",
+            MADE.replace("script", "scripts"),
+            "",
+            "Each is a script that runs top to bottom on any machine; on a CPU, Triton kernels run "
+            "in its interpreter. The pages show what the scripts printed, and beside it what an "
+            "H200 measured, from the files under [benchmarks](../../benchmarks/README.md).",
+            "",
+            *rows,
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(STORIES))
+    parser.add_argument("--figures", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for name in options.names or STORIES:
+        draw_plots(name)
+        if options.figures:
+            text = renewed(name)
+        else:
+            text = page(name, printed(load(name), PICTURES), where())
+        (FOLDER / f"{name}.md").write_text(text, encoding="utf-8")
+    (FOLDER / "README.md").write_text(index(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+    main()
