@@ -82,6 +82,21 @@ class DataError(FuselabError, ValueError):
     """A data file is malformed; names file, line, column and what was expected."""
 
 
+class CheckpointError(FuselabError, ValueError):
+    """A checkpoint is truncated, or of another model or version; names the file."""
+
+
+class DivergenceError(FuselabError, ArithmeticError):
+    """A training loss is NaN or infinite; names the step, which ``step`` has too."""
+
+    def __init__(self, message: str, step: int) -> None:
+        self.step = step
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.step)
+
+
 class OutputError(FuselabError, OSError):
     """A result could not be written (full disk, no permission); nothing half-written is left."""
 

@@ -1,0 +1,1 @@
+"""What every training run needs: the loop, schedules, metrics, progress, checkpoints."""

@@ -1,0 +1,172 @@
+"""Checkpoints: one safetensors file per kept step, written whole or not at all, without pickle.
+
+``DIR/step-00000500.safetensors`` holds named tensors, and in its metadata under ``fuselab`` a JSON
+object: the format's name and version, the kind of model, the step, and whatever the run adds.
+Any safetensors reader opens it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import CheckpointError, MissingDependencyError
+from fuselab.report import files
+
+FORMAT, VERSION = "fuselab-checkpoint", 1
+_KEPT = 2  # of the newest: the last good one, and the one before it
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``facts`` are what the run stored beside the tensors: settings, position."""
+
+    kind: str
+    step: int
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors whose name begins with ``name/``, under the rest of it."""
+        begin = len(name) + 1
+        return {
+            key[begin:]: value for key, value in self.tensors.items() if key.startswith(f"{name}/")
+        }
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write it, remove those before the one before it; returns the file.
+
+    Raises:
+        OutputError: the disk is full, or the folder cannot be written; older ones stay as they are.
+    """
+    safetensors = _safetensors()
+    from safetensors.torch import save_file
+
+    facts = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": checkpoint.kind,
+        "step": checkpoint.step,
+        "facts": checkpoint.facts,
+    }
+    path = folder / f"step-{checkpoint.step:08}.safetensors"
+    # A copy of whatever is not all of its storage: safetensors takes no memory twice.
+    tensors = {name: _alone(tensor) for name, tensor in checkpoint.tensors.items()}
+    with files.replacing(path) as temporary:
+        try:
+            save_file(tensors, temporary, {"fuselab": json.dumps(facts)})
+        except safetensors.SafetensorError as error:
+            raise OSError(_errno_of(str(error)), str(error)) from error
+    for old in _files(folder)[:-_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path, kind: str) -> Checkpoint:
+    """Read ``path``: a file, or a folder of them, of which the newest.
+
+    Raises:
+        CheckpointError: there is none, it is truncated or no checkpoint at all, or of another
+            ``kind`` or version.
+    """
+    safetensors = _safetensors()
+    file = path
+    if path.is_dir():
+        newest = latest(path)
+        if newest is None:
+            raise CheckpointError(f"{path} holds no checkpoint; give a folder of --checkpoint.")
+        file = newest
+    try:
+        with safetensors.safe_open(file, "pt") as opened:
+            facts = json.loads((opened.metadata() or {}).get("fuselab", "{}"))
+            _check(file, facts, kind)
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file} does not exist; name a checkpoint.") from error
+    except (safetensors.SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is truncated or no checkpoint ({error}); use the one before it."
+        ) from error
+    return Checkpoint(facts["kind"], facts["step"], tensors, facts["facts"])
+
+
+def latest(folder: Path) -> Path | None:
+    """The checkpoint of the highest step, or None."""
+    found = _files(folder)
+    return found[-1] if found else None
+
+
+def open_folder(folder: Path) -> None:
+    """Make the folder ready for a run: there, writable, without a killed run's unfinished file.
+
+    Raises OutputError."""
+    with files.folder_for_results(folder):
+        for unfinished in folder.glob(".fuselab-*.safetensors"):
+            unfinished.unlink(missing_ok=True)
+
+
+def random_state() -> dict[str, Tensor]:
+    """Of torch's generators: the CPU's, and every GPU's in use."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states |= {
+            f"cuda{place}": state for place, state in enumerate(torch.cuda.get_rng_state_all())
+        }
+    return states
+
+
+def set_random_state(states: Mapping[str, Tensor]) -> None:
+    """A GPU that is not here any more is passed over."""
+    torch.set_rng_state(states["cpu"])
+    for place in range(torch.cuda.device_count()):
+        with contextlib.suppress(KeyError):
+            torch.cuda.set_rng_state(states[f"cuda{place}"], place)
+
+
+def _check(file: Path, facts: Mapping[str, Any], kind: str) -> None:
+    if facts.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{file} is a safetensors file, but no checkpoint of fuselab; load it as a state_dict."
+        )
+    if facts["version"] != VERSION:
+        raise CheckpointError(
+            f"{file} has checkpoint version {facts['version']}, and this fuselab reads version "
+            f"{VERSION}; use the fuselab that wrote it."
+        )
+    if facts["kind"] != kind:
+        raise CheckpointError(f"{file} holds a {facts['kind']} model; expected {kind}.")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.safetensors"))
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().contiguous()
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+def _errno_of(sentence: str) -> int:
+    """safetensors' errors carry the number of the system's in their text alone."""
+    known = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG)
+    return next((number for number in known if f"os error {number})" in sentence), errno.EIO)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+    except ImportError as error:
+        raise MissingDependencyError(
+            "checkpoints need safetensors: pip install safetensors."
+        ) from error
+    return safetensors

@@ -1,0 +1,122 @@
+"""Checkpoints: what goes in comes out; whatever is wrong with a file is one sentence."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fuselab.errors import CheckpointError, OutputError
+from fuselab.train.checkpoint import (
+    Checkpoint,
+    latest,
+    load,
+    open_folder,
+    random_state,
+    save,
+    set_random_state,
+)
+
+
+def _checkpoint(step: int = 7, numel: int = 6) -> Checkpoint:
+    flat = torch.arange(float(numel))
+    tensors = {"model/a": flat[:2], "model/b": flat[2:], "optimizer/a": flat.bfloat16()}
+    return Checkpoint("dlrm", step, tensors, {"position": [1, 2], "mode": "eager"})
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    path = save(tmp_path, _checkpoint())
+    assert path.name == "step-00000007.safetensors"
+    found = load(path, "dlrm")
+    assert (found.kind, found.step) == ("dlrm", 7)
+    assert found.facts == {"position": [1, 2], "mode": "eager"}
+    assert found.part("model")["b"].tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert found.part("optimizer")["a"].dtype == torch.bfloat16
+    assert set(load_file(path)) == {"model/a", "model/b", "optimizer/a"}  # by any reader
+
+
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for step in (5, 99_999_999, 10):
+        save(tmp_path, _checkpoint(step))
+    (tmp_path / "notes.txt").touch()
+    save(tmp_path, _checkpoint(20))
+    steps = [int(file.stem.split("-")[1]) for file in sorted(tmp_path.glob("step-*"))]
+    assert steps == [20, 99_999_999]
+    assert load(tmp_path, "dlrm").step == 99_999_999
+    assert latest(tmp_path / "nowhere") is None
+
+
+def test_truncated_anywhere(tmp_path: Path) -> None:
+    path = save(tmp_path, _checkpoint())
+    whole = path.read_bytes()
+    for length in (0, 4, 40, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=r"step-00000007.* truncated or no checkpoint"):
+            load(path, "dlrm")
+
+
+def test_another_model_version_or_file(tmp_path: Path) -> None:
+    path = save(tmp_path, _checkpoint())
+    with pytest.raises(CheckpointError, match="holds a dlrm model; expected lora"):
+        load(path, "lora")
+    later = {"format": "fuselab-checkpoint", "version": 2, "kind": "dlrm", "step": 0, "facts": {}}
+    save_file({"a": torch.zeros(1)}, path, {"fuselab": json.dumps(later)})
+    with pytest.raises(CheckpointError, match="version 2, and this fuselab reads version 1"):
+        load(path, "dlrm")
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="no checkpoint of fuselab"):
+        load(path, "dlrm")
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load(tmp_path / "step-1.safetensors", "dlrm")
+    path.unlink()
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        load(tmp_path, "dlrm")
+
+
+def test_a_full_disk_leaves_the_last_one_whole(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: the write stops in the middle."""
+    save(tmp_path, _checkpoint(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OutputError, match=r"cannot write .*step-00000002"):
+            save(tmp_path, _checkpoint(2, 1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.safetensors"]
+    assert load(tmp_path, "dlrm").step == 1
+
+
+def test_the_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors
+
+    def full(*_: object) -> None:
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OutputError, match="the disk is full"):
+        save(tmp_path, _checkpoint())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_runs_unfinished_file_goes(tmp_path: Path) -> None:
+    (tmp_path / ".fuselab-0123.safetensors").touch()
+    open_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OutputError, match="is a file"):
+        (tmp_path / "file").touch()
+        open_folder(tmp_path / "file")
+
+
+def test_random_state(tmp_path: Path) -> None:
+    states = random_state()
+    first = torch.rand(3)
+    set_random_state(states)
+    assert torch.equal(torch.rand(3), first)

@@ -1,0 +1,53 @@
+"""The progress line: rate over the last updates, time left, one line on a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from fuselab.train import progress as module
+from fuselab.train.progress import Progress, clock
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    shown = io.StringIO()
+    progress = Progress(1000, 64, shown)
+    progress.begin(500)
+    assert progress.line(500, 0.5) == "step 500 of 1,000  loss 0.5000"
+    now[0] += 10
+    progress.update(600, 0.25)
+    assert shown.getvalue() == "step 600 of 1,000  loss 0.2500  640 rows/s  0:40 left\n"
+    now[0] += 9
+    progress.update(601, 0.25)
+    assert shown.getvalue().count("\n") == 1
+    progress.update(1000, 0.125)
+    assert shown.getvalue().splitlines()[1].startswith("step 1,000 of 1,000  loss 0.1250")
+
+
+def test_a_terminal_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    shown = Terminal()
+    progress = Progress(1000, 1, shown)
+    progress.begin(0)
+    for step in (100, 200):
+        now[0] += 1
+        progress.update(step, 1.0)
+    assert shown.getvalue().count("\r") == 2
+    assert "\n" not in shown.getvalue()
+    progress.say("kept")
+    assert shown.getvalue().endswith("left\nkept\n")
+
+
+def test_clock() -> None:
+    assert [clock(seconds) for seconds in (0, 59.6, 3599, 3723)] == [
+        "0:00", "1:00", "59:59", "1:02:03",
+    ]  # fmt: skip
