@@ -71,7 +71,17 @@ def counted(works: list[str]) -> list[dict[str, str]]:
     """The rows of ncu's table, a kernel each, the markers among them."""
     sections = [word for section in SECTIONS for word in ("--section", section)]
     ncu = ("ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none")
-    words = (*ncu, "--profile-from-start", "off", *sections, sys.executable, __file__, *works)
+    moved = ("--metrics", "dram__bytes_read.sum,dram__bytes_write.sum")
+    words = (
+        *ncu,
+        "--profile-from-start",
+        "off",
+        *sections,
+        *moved,
+        sys.executable,
+        __file__,
+        *works,
+    )
     ended = subprocess.run(words, env={**os.environ, INSIDE: "1"}, capture_output=True, text=True)
     lines = ended.stdout.splitlines()
     head = next((at for at, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -106,7 +116,7 @@ def line(row: dict[str, str]) -> str:
         f"  {row['Kernel Name'][:44]:44} {number(row, r'^gpu__time_duration.sum') / 1e3:8.1f} us"
         f" {number(row, r'^dram__bytes_read.sum$') / 1e6:8.1f} MB read"
         f" {number(row, r'^dram__bytes_write.sum$') / 1e6:8.1f} MB written"
-        f"  memory {number(row, r'dram__throughput.*pct_of_peak_sustained_elapsed'):4.0f} %"
+        f"  memory {number(row, r'dram_+throughput.*pct_of_peak_sustained_elapsed'):4.0f} %"
         f"  SM {number(row, r'^sm__throughput.*pct_of_peak'):4.0f} %"
         f"  matrix {number(row, r'pipe_tensor.*pct_of_peak_sustained_active'):4.0f} %"
         f"  L2 hits {number(row, r'^lts__t_sector_hit_rate'):4.0f} %"
