@@ -15,6 +15,7 @@ from time import perf_counter_ns
 
 import torch
 
+from fuselab.measure.cuda_graph import captured
 from fuselab.measure.timer import Call
 
 WARM_UP_CALLS = 3
@@ -47,18 +48,19 @@ def _cycles_per_us(device: torch.device) -> float:
     return cycles / (1000 * start.elapsed_time(end))
 
 
-def capture(call: Call, calls: int) -> torch.cuda.CUDAGraph:
+def capture(call: Call, calls: int, device: torch.device) -> torch.cuda.CUDAGraph:
     """A CUDA graph of ``calls`` calls. ``call`` must not synchronise and must be warm."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    torch.cuda.current_stream(device).wait_stream(side)
+
+    def run() -> None:
         for _ in repeat(None, calls):
             call()
-    return graph
+
+    return captured(run, device)[0]
 
 
 class CudaTimer:
@@ -76,12 +78,13 @@ class CudaTimer:
             torch.cuda.synchronize()
             self._call, self._calls_per_launch = call, 1
             if graph and cold:
-                self._call = capture(call, 1).replay
+                self._call = capture(call, 1, device).replay
             self.calls = 3
             estimate_us = max(self.sample(), RESOLUTION_US)
             self.calls = self._calls_for(estimate_us)
             if graph and not cold:
-                self._call, self._calls_per_launch = capture(call, self.calls).replay, self.calls
+                self._call = capture(call, self.calls, device).replay
+                self._calls_per_launch = self.calls
 
     def _calls_for(self, estimate_us: float) -> int:
         wanted_us = RESOLUTION_US / RELATIVE_RESOLUTION

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuselab.measure.cuda_graph import captured
 from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at
@@ -141,7 +141,7 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
     torch.cuda.current_stream(subject.device).wait_stream(side)
     torch.cuda.synchronize(subject.device)
     try:
-        graph, results = _captured(lambda: run(subject.call, values), subject.device)
+        graph, results = captured(lambda: run(subject.call, values), subject.device)
     except RuntimeError as error:
         said = str(error).strip().splitlines()[0][:160]
         return Outcome(f"cannot be captured: {type(error).__name__}: {said}")
@@ -158,52 +158,6 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
         if outcome.problem is not None:
             return outcome
     return outcome
-
-
-def _captured(
-    run: Callable[[], list[Tensor | None]], device: torch.device
-) -> tuple[torch.cuda.CUDAGraph, list[Tensor | None]]:
-    """A graph of ``run`` and the results it writes. Raises what ``run`` or the end of the capture
-    raises, after the capture was ended on the stream it began on."""
-    torch.cuda.empty_cache()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-    pool = torch.cuda.graph_pool_handle()
-    try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool)
-            try:
-                results = run()
-            except BaseException:
-                torch.cuda.set_stream(stream)
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            torch.cuda.set_stream(stream)  # the candidate may have left another one
-            graph.capture_end()
-    except BaseException:
-        _broken_captures.append(graph)
-        _mend_after_a_capture(pool, device)
-        raise
-    return graph, results
-
-
-_broken_captures: list[torch.cuda.CUDAGraph] = []  # the allocator still calls back into them
-
-
-def _mend_after_a_capture(pool: Any, device: torch.device) -> None:
-    """End what a failed capture leaves begun: the allocator's pool and the random generator's
-    recording, which the end of any sound capture ends."""
-    with contextlib.suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
-    with contextlib.suppress(RuntimeError):
-        torch.cuda.synchronize(device)
-    with contextlib.suppress(RuntimeError):
-        value = torch.zeros(1, device=device)
-        sound, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            sound.capture_begin()
-            value.add_(1)
-            sound.capture_end()
 
 
 def huge_cases(subject: Subject) -> Result:
