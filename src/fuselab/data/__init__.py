@@ -1,11 +1,17 @@
-"""Criteo's layout: read it as it is, make more of it.
+"""Criteo's layout: read it as it is, make more of it, prepare it, and feed a model with it.
 
-``read`` yields rows as the file has them, ``batches`` yields tensors, ``synthesize`` writes more.
+``open_dataset`` opens rows to train on and ``Loader`` gives their batches; ``read`` yields rows as
+a file has them, ``batches`` yields them as tensors, ``synthesize`` writes more.
 """
 
-from fuselab.data.batches import Batch, batches, log_counts, to_batch
+from fuselab.data.batches import batches, to_batch
+from fuselab.data.dataset import Dataset, open_dataset
+from fuselab.data.dense import Dense, log_counts
 from fuselab.data.description import Description, describe
+from fuselab.data.ids import Modulus, Vocabulary
 from fuselab.data.layout import KAGGLE_CARDINALITIES, MISSING_COUNT, MISSING_ID, Rows
+from fuselab.data.loader import Loader, Position
+from fuselab.data.records import Batch
 from fuselab.data.synthetic import pieces, synthesize
 from fuselab.data.tsv import TruncatedLineWarning, read
 
@@ -14,12 +20,19 @@ __all__ = [
     "MISSING_COUNT",
     "MISSING_ID",
     "Batch",
+    "Dataset",
+    "Dense",
     "Description",
+    "Loader",
+    "Modulus",
+    "Position",
     "Rows",
     "TruncatedLineWarning",
+    "Vocabulary",
     "batches",
     "describe",
     "log_counts",
+    "open_dataset",
     "pieces",
     "read",
     "synthesize",

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
-import numpy.typing
 import torch
-from torch import Tensor
 
-from fuselab.data.layout import MISSING_COUNT, Rows
+from fuselab.data.dense import log_counts
+from fuselab.data.layout import Rows
+from fuselab.data.records import Batch
 from fuselab.data.tsv import read
-
-
-class Batch(NamedTuple):
-    """B rows: ``labels`` float32 [B], ``dense`` float32 [B, 13], ``sparse`` int64 [B, 26]."""
-
-    labels: Tensor
-    dense: Tensor
-    sparse: Tensor
 
 
 def batches(path: str | Path, batch_size: int) -> Iterator[Batch]:
@@ -43,14 +34,3 @@ def to_batch(rows: Rows) -> Batch:
         torch.from_numpy(log_counts(rows.counts)),
         torch.from_numpy(numpy.ascontiguousarray(rows.ids)),
     )
-
-
-def log_counts(
-    counts: numpy.typing.NDArray[numpy.int64],
-) -> numpy.typing.NDArray[numpy.float32]:
-    """log(max(count, 0) + 1) in float32; a missing count becomes 0. The original DLRM's transform.
-
-    MISSING_COUNT is negative, so the clip takes care of it too.
-    """
-    assert MISSING_COUNT < 0
-    return numpy.log1p(numpy.maximum(counts, 0).astype(numpy.float32))

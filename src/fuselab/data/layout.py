@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import numpy.typing
@@ -18,16 +19,20 @@ MISSING_COUNT = int(numpy.iinfo(numpy.int64).min)
 MISSING_ID = -1
 
 
+Counts = numpy.typing.NDArray[Any]  # int64 or float32
+
+
 @dataclass(frozen=True)
 class Rows:
     """Some rows as the file has them, untransformed.
 
-    ``labels`` uint8 [n], ``counts`` int64 [n, 13] with MISSING_COUNT where the field is empty,
-    ``ids`` int64 [n, 26]: the hex as an unsigned 32-bit number, MISSING_ID where empty.
+    ``labels`` uint8 [n], ``counts`` int64 [n, 13] with MISSING_COUNT where the field is empty
+    (parquet's are float32, NaN where null), ``ids`` int64 [n, 26]: the hex as an unsigned 32-bit
+    number, MISSING_ID where empty.
     """
 
     labels: numpy.typing.NDArray[numpy.uint8]
-    counts: numpy.typing.NDArray[numpy.int64]
+    counts: Counts
     ids: numpy.typing.NDArray[numpy.int64]
 
     def __len__(self) -> int:
@@ -35,6 +40,11 @@ class Rows:
 
     def __getitem__(self, window: slice) -> Rows:
         return Rows(self.labels[window], self.counts[window], self.ids[window])
+
+
+def is_missing(counts: Counts) -> numpy.typing.NDArray[numpy.bool_]:
+    """Where a count is missing, of the shape of ``counts``."""
+    return numpy.isnan(counts) if counts.dtype.kind == "f" else counts == MISSING_COUNT
 
 
 def concatenate(pieces: list[Rows]) -> Rows:

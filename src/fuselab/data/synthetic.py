@@ -89,8 +89,8 @@ def synthesize(path: str | Path, rows: int, seed: int = 0) -> None:
 def pieces(rows: int, seed: int = 0) -> Iterator[Rows]:
     """The same rows in memory, at most CHUNK_ROWS at a time."""
     _check(rows, seed)
-    for chunk, start in enumerate(range(0, rows, CHUNK_ROWS)):
-        yield _chunk(seed, chunk)[: min(CHUNK_ROWS, rows - start)]
+    for number, start in enumerate(range(0, rows, CHUNK_ROWS)):
+        yield chunk(seed, number)[: min(CHUNK_ROWS, rows - start)]
 
 
 def _check(rows: int, seed: int) -> None:
@@ -103,8 +103,9 @@ def _check(rows: int, seed: int) -> None:
 # --- drawing -------------------------------------------------------------------------------------
 
 
-def _chunk(seed: int, chunk: int) -> Rows:
-    draw = numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence([seed, chunk])))
+def chunk(seed: int, number: int) -> Rows:
+    """The CHUNK_ROWS rows of one chunk, drawn on their own."""
+    draw = numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence([seed, number])))
     counts = _draw_counts(draw)
     ids = _draw_ids(draw)
     chance = 1.0 / (1.0 + numpy.exp(-_logit(counts, ids)))

@@ -1,0 +1,56 @@
+"""From counts to what the first layer takes: the dense transforms in use, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy
+import numpy.typing
+
+from fuselab.data.layout import DENSE_COLUMNS, Counts, is_missing
+from fuselab.errors import ArgumentError, UnknownNameError
+
+TRANSFORMS = ("log1p", "log3", "shifted")
+Floats = numpy.typing.NDArray[numpy.float32]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A transform of counts to float32; a missing count is taken as 0.
+
+    ``log1p`` is log(max(x, 0) + 1), the original DLRM's; ``log3`` is log(max(x, -2) + 3);
+    ``shifted`` is log(max(x, m) - (m - 2)), m the column's smallest value in the training rows.
+    The three give different models: AUCs compare within one of them only.
+
+    Raises UnknownNameError for another name, ArgumentError for ``shifted`` without its 13 minima.
+    """
+
+    name: str = "log1p"
+    smallest: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in TRANSFORMS:
+            raise UnknownNameError("dense transform", self.name, TRANSFORMS)
+        if self.name == "shifted" and len(self.smallest or ()) != DENSE_COLUMNS:
+            raise ArgumentError(
+                "the dense transform 'shifted' needs the smallest value of each of the "
+                f"{DENSE_COLUMNS} columns; prepare the data, which counts them, or name another."
+            )
+
+    def __call__(self, counts: Counts) -> Floats:
+        """float32, of the shape of ``counts`` [n, 13]."""
+        if self.name == "log1p":
+            return log_counts(counts)
+        values = numpy.where(is_missing(counts), 0, counts).astype(numpy.float32)
+        if self.name == "log3":
+            return numpy.log(numpy.maximum(values, -2) + 3)
+        low = numpy.array(self.smallest, dtype=numpy.float32)
+        return numpy.log(numpy.maximum(values - low, 0) + 2)
+
+
+def log_counts(counts: Counts) -> Floats:
+    """log(max(count, 0) + 1) in float32; a missing count becomes 0.
+
+    MISSING_COUNT is negative and ``fmax`` drops NaN, so the clip takes care of both.
+    """
+    return numpy.log1p(numpy.fmax(counts, 0).astype(numpy.float32))

@@ -1,0 +1,212 @@
+"""Batches for a model that does not wait: read ahead, shuffled in windows, on the device in time.
+
+A window of rows is read in file order by several threads, copied to the device, and put in its
+shuffled order there by one gather; a batch is a slice of it. So the disk sees large sequential
+reads, and a batch costs its consumer no launch. The order is a function of seed, epoch and window
+(``fuselab.data.shuffle``), so a position is two numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fuselab.data.dataset import Dataset, Reader, open_dataset
+from fuselab.data.records import RECORD, WORDS, Batch, as_batch
+from fuselab.data.shuffle import permutation
+from fuselab.errors import ArgumentError, DeviceError
+
+READ_ROWS = 65_536  # one read: 10 MB
+READERS = 8  # threads that read; more than half of the H200 machine's 16 cores gain nothing
+AHEAD = 2  # windows that are ready or under way while one is consumed
+
+
+class Position(NamedTuple):
+    """Where a loader stands: the epoch, and how many rows of it its rank has been given."""
+
+    epoch: int = 0
+    rows: int = 0
+
+
+class _Window(NamedTuple):
+    """``size`` consecutive rows of the rank; the first ``skip`` of their order are not given, nor
+    those from ``stop`` on."""
+
+    number: int
+    first: int
+    size: int
+    skip: int
+    stop: int
+
+
+class Loader:
+    """Batches of ``data``, epoch after epoch.
+
+    Iterating gives the batches left of the current epoch; iterating again gives the next epoch's.
+    A loop that was left early goes on where it stopped. ``position`` is the place behind the last
+    batch given, whatever was read ahead: a loader made with ``start=position`` and otherwise equal
+    arguments gives exactly the batches that this one would have given next.
+
+    Args:
+        data: a ``Dataset`` (``open_dataset(path).split("train")``), or a path to all rows of it.
+        batch_size: rows per batch; the last batch of an epoch may be smaller.
+        shuffle_window: rows of a window, rounded up to a multiple of ``batch_size``; the window's
+            rows come in a random order, windows come in the source's order. 0 gives the source's
+            order. The window lies in the device's memory three times (160 bytes a row).
+        seed: of the order; every epoch and window has another.
+        rank, world_size: this rank gives the ``rank``-th of ``world_size`` consecutive parts, whose
+            sizes differ by at most a row; together the ranks give every row once.
+        device: where batches lie. On a GPU they are ready on the stream that is current when they
+            are asked for, and nothing waits on the host. Capture CUDA graphs before the first
+            batch, or with ``capture_error_mode="thread_local"``: a thread copies meanwhile.
+        drop_last: leave out the last, smaller batch; every rank then gives as many batches.
+        start: the ``position`` to go on from.
+
+    Raises ArgumentError for sizes below 1, a rank outside the world, or a position outside the
+    epoch, DeviceError where the device is not there, and, from the iteration, DataError.
+    """
+
+    def __init__(
+        self,
+        data: Dataset | str | Path,
+        batch_size: int,
+        *,
+        shuffle_window: int = 0,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        device: str | torch.device = "cpu",
+        drop_last: bool = False,
+        start: Position = Position(),  # noqa: B008 - immutable
+    ) -> None:
+        self.data = data if isinstance(data, Dataset) else open_dataset(data)
+        self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
+        if batch_size < 1 or shuffle_window < 0 or seed < 0:
+            raise ArgumentError(
+                f"batch_size is {batch_size}, shuffle_window {shuffle_window}, seed {seed}; "
+                "expected at least 1, 0 and 0."
+            )
+        if not 0 <= rank < world_size:
+            raise ArgumentError(f"rank {rank} of {world_size}; expected 0 to world_size - 1.")
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise DeviceError("the loader's device is 'cuda', and no CUDA device is here.")
+        begin, end = (self.data.rows * part // world_size for part in (rank, rank + 1))
+        self._first, self._held = self.data.first + begin, end - begin
+        whole = self.data.rows // world_size // batch_size * batch_size
+        self.rows = whole if drop_last else self._held  # that an epoch gives
+        self._shuffled = shuffle_window > 0
+        self._window = -(-(shuffle_window or READ_ROWS) // batch_size) * batch_size
+        self.position = Position(*start)
+        if min(start) < 0 or start.rows > self.rows or start.rows % batch_size:
+            raise ArgumentError(
+                f"start is {start}; expected a position of a loader with this batch size and "
+                f"{self.rows} rows."
+            )
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return -(-self.rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch = self.position.epoch
+        reader = self.data.open_reader()
+        windows = self._windows(self.position.rows)
+        pending: deque[Future[_Staged]] = deque()
+        # One thread stages window after window, so that a reader of a stream goes straight on.
+        with ThreadPoolExecutor(READERS) as readers, ThreadPoolExecutor(1) as stager:
+            stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+            def stage(window: _Window) -> Future[_Staged]:
+                return stager.submit(self._stage, reader, readers, stream, window, epoch)
+
+            pending.extend(map(stage, islice(windows, AHEAD)))
+            try:
+                while pending:
+                    staged = pending.popleft().result()
+                    pending.extend(map(stage, islice(windows, 1)))
+                    yield from self._batches(staged, epoch)
+            finally:
+                stager.shutdown(wait=False, cancel_futures=True)
+        if not self.rows:
+            self.position = Position(epoch + 1)
+
+    def _windows(self, done: int) -> Iterator[_Window]:
+        """Those that hold the epoch's rows from ``done`` on."""
+        for first in range(done - done % self._window, self.rows, self._window):
+            size = min(self._window, self._held - first)
+            skip, stop = max(done - first, 0), min(size, self.rows - first)
+            yield _Window(first // self._window, first, size, skip, stop)
+
+    def _batches(self, staged: _Staged, epoch: int) -> Iterator[Batch]:
+        done = staged.done
+        for words in staged.words.split(self.batch_size):
+            done += len(words)
+            self.position = Position(epoch, done) if done < self.rows else Position(epoch + 1)
+            if staged.ready is not None:
+                stream = torch.cuda.current_stream(self.device)
+                stream.wait_event(staged.ready)
+                words.record_stream(stream)
+            yield as_batch(words)
+
+    def _stage(
+        self,
+        reader: Reader,
+        readers: ThreadPoolExecutor,
+        stream: torch.cuda.Stream | None,
+        window: _Window,
+        epoch: int,
+    ) -> _Staged:
+        """Runs in the stager's thread."""
+        host = torch.empty((window.size, WORDS), dtype=torch.int32, pin_memory=stream is not None)
+        parts = self._read(reader, readers, host, self._first + window.first)
+        order = None
+        if self._shuffled:
+            numbers = permutation(window.size, (self.seed, epoch, window.number))
+            order = torch.from_numpy(numbers[window.skip : window.stop])
+        done = window.first + window.skip
+        if stream is None:
+            for _, _, read in parts:
+                read.result()
+            kept = host[window.skip : window.stop]
+            return _Staged(kept if order is None else host.index_select(0, order), done, None)
+        with torch.cuda.stream(stream):
+            words = torch.empty_like(host, device=self.device)
+            for start, stop, read in parts:
+                read.result()
+                words[start:stop].copy_(host[start:stop], non_blocking=True)
+            if order is None:
+                words = words[window.skip : window.stop]
+            else:
+                # As 8-byte elements the gather has half as many to do.
+                rows = order.pin_memory().to(self.device, non_blocking=True)
+                words = words.view(torch.int64).index_select(0, rows).view(torch.int32)
+            ready = torch.cuda.Event()
+            ready.record(stream)
+        return _Staged(words, done, ready)
+
+    def _read(
+        self, reader: Reader, readers: ThreadPoolExecutor, host: Tensor, first: int
+    ) -> list[tuple[int, int, Future[None]]]:
+        """The reads that fill ``host``, under way: their rows, and what to wait for."""
+        records = host.numpy().view(RECORD)[:, 0]
+        step = READ_ROWS if reader.parallel else max(len(records), 1)
+        return [
+            (start, stop, readers.submit(reader.read_into, records[start:stop], first + start))
+            for start in range(0, len(records), step)
+            for stop in [min(start + step, len(records))]
+        ]
+
+
+class _Staged(NamedTuple):
+    """A window's rows in the order they are given, int32 [n, 40], ready after the event."""
+
+    words: Tensor
+    done: int  # rows of the epoch before them
+    ready: torch.cuda.Event | None

@@ -1,0 +1,155 @@
+"""The prepared format: a folder of shards of records, and the manifest that makes it whole.
+
+    manifest.json       written last: without it the folder is an unfinished preparation
+    rows-00000.npy ...  records (``fuselab.data.records``), in the source's order; plain .npy
+    vocabulary.npz      where ids went through one: the values of C1 to C26
+
+``numpy.load(shard, mmap_mode="r")`` gives a shard's fields by name, without fuselab.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from fuselab.data.layout import SPARSE_COLUMNS
+from fuselab.data.records import RECORD, Records
+from fuselab.errors import DataError
+
+MANIFEST = "manifest.json"
+VOCABULARY = "vocabulary.npz"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file: its rows stand ``offset`` bytes behind its beginning."""
+
+    path: Path
+    rows: int
+    offset: int
+
+
+class Prepared:
+    """An opened folder. Reading is stateless: any rows, from any thread.
+
+    Raises DataError where the manifest is missing, of another schema or not whole, and where a
+    shard is missing or not as long as the manifest says.
+    """
+
+    parallel = True
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = load_manifest(self.folder)
+        try:
+            self.cardinalities = tuple(int(size) for size in self.manifest["cardinalities"])
+            self.validation_first = int(self.manifest["validation_first"])
+            listed = [(str(shard["file"]), int(shard["rows"])) for shard in self.manifest["shards"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.folder / MANIFEST} lacks {error}; prepare the data again."
+            ) from error
+        if len(self.cardinalities) != SPARSE_COLUMNS:
+            raise DataError(
+                f"{self.folder / MANIFEST} has {len(self.cardinalities)} cardinalities; expected "
+                f"{SPARSE_COLUMNS}; prepare the data again."
+            )
+        self.shards = [_open_shard(self.folder / name, rows) for name, rows in listed]
+        self._ends = list(itertools.accumulate(shard.rows for shard in self.shards))
+        self._descriptors: dict[int, int] = {}
+
+    @property
+    def rows(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def read_into(self, out: Records, first: int) -> None:
+        """Fills ``out`` [n] with the rows from ``first`` on, straight from the files.
+
+        No memory map: a read into pinned memory copies once, faults no pages, and a file that was
+        cut meanwhile is an error instead of a bus error. Raises DataError then.
+        """
+        done = 0
+        while done < len(out):
+            number = bisect.bisect_right(self._ends, first + done)
+            shard = self.shards[number]
+            start = first + done - (self._ends[number] - shard.rows)
+            count = min(len(out) - done, shard.rows - start)
+            self._read(number, out[done : done + count], shard.offset + start * RECORD.itemsize)
+            done += count
+
+    def _read(self, number: int, out: Records, offset: int) -> None:
+        shard = self.shards[number]
+        descriptor = self._descriptors.get(number)
+        if descriptor is None:
+            opened = os.open(shard.path, os.O_RDONLY)
+            descriptor = self._descriptors.setdefault(number, opened)
+            if descriptor != opened:  # another thread was first
+                os.close(opened)
+        view = memoryview(out.view(numpy.uint8).data)
+        while len(view):
+            got = os.preadv(descriptor, [view], offset)  # at most 2 GiB a call
+            if not got:
+                raise DataError(f"{shard.path} ends early; prepare the data again.")
+            view, offset = view[got:], offset + got
+
+    def __del__(self) -> None:
+        for descriptor in getattr(self, "_descriptors", {}).values():
+            os.close(descriptor)
+
+
+def is_prepared(path: str | Path) -> bool:
+    """Whether ``path`` is a folder with a manifest, or with what an unfinished preparation left."""
+    folder = Path(path)
+    return folder.is_dir() and ((folder / MANIFEST).exists() or (folder / "plan.json").exists())
+
+
+def load_manifest(folder: Path) -> Mapping[str, Any]:
+    """The manifest as JSON gives it. Raises DataError as ``Prepared`` does."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} holds no {MANIFEST}: the preparation did not finish; run the same "
+            "'fuselab data prepare' again, it continues."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SCHEMA:
+        raise DataError(
+            f"{path} has schema {schema}; this fuselab reads schema {SCHEMA}: prepare the data "
+            "again, or use the fuselab that wrote it."
+        )
+    return manifest
+
+
+def _open_shard(path: Path, rows: int) -> Shard:
+    try:
+        with path.open("rb") as file:
+            version = numpy.lib.format.read_magic(file)
+            read = numpy.lib.format.read_array_header_1_0
+            shape, _, dtype = (read if version == (1, 0) else _unknown_version)(file)
+            offset = file.tell()
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
+    if dtype != RECORD or shape != (rows,) or size != offset + rows * RECORD.itemsize:
+        raise DataError(
+            f"{path} is not the {rows} records that the manifest lists ({size} bytes); prepare the "
+            "data again."
+        )
+    return Shard(path, rows, offset)
+
+
+def _unknown_version(file: object) -> Any:
+    raise ValueError("not a .npy file of version 1.0")
