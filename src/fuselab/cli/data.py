@@ -17,7 +17,7 @@ from rich.table import Table
 from fuselab.data.description import Description
 from fuselab.data.description import describe as describe_file
 from fuselab.data.synthetic import synthesize as synthesize_file
-from fuselab.data.tsv import TruncatedLineWarning
+from fuselab.data.batches import TruncatedLineWarning
 from fuselab.device import environment
 from fuselab.report.files import replacing, write_json
 

@@ -4,7 +4,7 @@
 a file has them, ``batches`` yields them as tensors, ``synthesize`` writes more.
 """
 
-from fuselab.data.batches import batches, to_batch
+from fuselab.data.batches import TruncatedLineWarning, batches, read, to_batch
 from fuselab.data.dataset import Dataset, open_dataset
 from fuselab.data.dense import Dense, log_counts
 from fuselab.data.description import Description, describe
@@ -13,7 +13,6 @@ from fuselab.data.layout import KAGGLE_CARDINALITIES, MISSING_COUNT, MISSING_ID,
 from fuselab.data.loader import Loader, Position
 from fuselab.data.records import Batch
 from fuselab.data.synthetic import pieces, synthesize
-from fuselab.data.tsv import TruncatedLineWarning, read
 
 __all__ = [
     "KAGGLE_CARDINALITIES",

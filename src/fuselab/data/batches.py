@@ -1,7 +1,8 @@
-"""Criteo rows as the tensors a model takes: labels, transformed counts, ids."""
+"""Rows as they are, piece by piece, and as the tensors a model takes: labels, counts, ids."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +12,32 @@ import torch
 from fuselab.data.dense import log_counts
 from fuselab.data.layout import Rows
 from fuselab.data.records import Batch
-from fuselab.data.tsv import read
+from fuselab.data.rejects import Rejects
+from fuselab.data.source import Source
+
+
+class TruncatedLineWarning(UserWarning):
+    """The file's last line stops short; it was left out."""
+
+
+def read(path: str | Path, rows: int = 65_536) -> Iterator[Rows]:
+    """Yields the rows at ``path`` (see ``Source.at``) in order, ``rows`` at a time; the last piece
+    may be shorter.
+
+    A last line of text that stops short of its 40 columns is left out with one
+    TruncatedLineWarning; anything else that is malformed raises DataError with its place, and so
+    does a file without a single complete row.
+    """
+    rejects = Rejects()
+    yield from Source.at(path).read(rows, rejects)
+    for sentence in rejects.cut:
+        warnings.warn(sentence, TruncatedLineWarning, stacklevel=2)
 
 
 def batches(path: str | Path, batch_size: int) -> Iterator[Batch]:
     """The file's rows in order as batches of ``batch_size``; the last may be smaller.
 
-    Raises DataError as ``fuselab.data.tsv.read`` does.
+    Raises DataError as ``read`` does.
     """
     # Small batches are cut from larger pieces: reading 64 rows at a time would cost more in numpy
     # calls than in bytes.

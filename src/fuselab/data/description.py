@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy
 import numpy.typing
 
+from fuselab.data.batches import read
 from fuselab.data.layout import DENSE_COLUMNS, MISSING_COUNT, MISSING_ID, SPARSE_COLUMNS
-from fuselab.data.tsv import read
 
 _ROWS_PER_PIECE = 262_144
 
@@ -52,7 +52,7 @@ class Description:
 def describe(path: str | Path) -> Description:
     """Reads the file once, exactly: memory grows with the distinct ids (4 bytes each), not rows.
 
-    Raises DataError as ``fuselab.data.tsv.read`` does.
+    Raises DataError as ``read`` does.
     """
     rows = positives = 0
     counts = [_CountSummary() for _ in range(DENSE_COLUMNS)]

@@ -2,29 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import glob
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
-from fuselab.data import tsv
-from fuselab.data.layout import Rows
+from fuselab.data import npz, parquet, tsv
+from fuselab.data.layout import Rows, concatenate
+from fuselab.data.rejects import Rejects
+from fuselab.errors import DataError
+
+PART_BYTES = 64 << 20  # of text: some 270,000 rows
+
+
+class _Format(Protocol):
+    """What ``tsv``, ``parquet`` and ``npz`` are; they say what a part's two numbers mean."""
+
+    def parts(self, path: Path, part_bytes: int) -> list[tuple[int, int]]: ...
+
+    def count_rows(self, path: Path) -> int: ...
+
+    def read_part(self, path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]: ...
+
+
+_FORMATS = {
+    "": tsv, ".txt": tsv, ".tsv": tsv, ".gz": tsv, ".parquet": parquet, ".pq": parquet, ".npz": npz,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some consecutive rows of one file, that can be read without the rest of it."""
+
+    file: Path
+    start: int
+    stop: int
+
+    def read(self, rejects: Rejects) -> Iterator[Rows]:
+        """Yields its rows in order. Raises DataError; see ``Rejects``."""
+        return _format(self.file).read_part(self.file, self.start, self.stop, rejects)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files of rows, read one after the other."""
+    """Files of one format, in order: ``day_2`` comes before ``day_10``."""
 
+    path: str
     files: tuple[Path, ...]
 
     @classmethod
     def at(cls, path: str | Path) -> Source:
-        return cls((Path(path),))
+        """The file, the folder's data files, or what a glob matches.
 
-    def read(self, rows: int = 16_384) -> Iterator[Rows]:
-        """Yields all rows in order, at most ``rows`` at a time."""
-        for file in self.files:
-            yield from tsv.read(file, rows)
+        A name that ends in ``.parquet`` is parquet, ``.npz`` the original DLRM's, ``.gz`` gzipped
+        text; any other file is text. Of a folder, files whose names end in none of these (or
+        ``.txt``, ``.tsv``, or nothing) or begin with a dot or an underscore are left out.
+
+        Raises DataError where nothing is there, formats are mixed, or a file is there twice.
+        """
+        root = Path(path)
+        if root.is_dir():
+            files = [file for file in root.iterdir() if file.is_file() and _is_data(file)]
+            if not files:
+                raise DataError(
+                    f"'{path}' is a folder without data files; expected Criteo's text (plain or "
+                    ".gz), .parquet or .npz in it."
+                )
+        elif root.exists() or not glob.has_magic(str(path)):
+            files = [root]
+        else:
+            files = [Path(name) for name in glob.glob(str(path)) if Path(name).is_file()]
+            if not files:
+                raise DataError(f"no file matches '{path}'; give a file, a folder or a glob.")
+        files.sort(key=_natural)
+        if len({_format(file) for file in files}) > 1:
+            raise DataError(
+                f"'{path}' holds files of several formats, {files[0].name} and others; give a glob "
+                "that takes those of one."
+            )
+        names = [file.with_suffix("") if file.suffix == ".gz" else file for file in files]
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(
+                    f"'{path}' holds {name.name} plain and gzipped: the same rows twice; give a "
+                    "glob that takes one of them."
+                )
+        return cls(str(path), tuple(files))
+
+    def parts(self, part_bytes: int = PART_BYTES) -> list[Part]:
+        """All rows, cut where that costs nothing. Raises DataError for an empty file."""
+        return [
+            Part(file, start, stop)
+            for file in self.files
+            for start, stop in _format(file).parts(file, part_bytes)
+        ]
+
+    def read(self, rows: int = 16_384, rejects: Rejects | None = None) -> Iterator[Rows]:
+        """Yields all rows in order, ``rows`` at a time; only the last piece may be shorter.
+
+        Memory stays at one block and one piece. Raises DataError for what is malformed (see
+        ``Rejects``), and for a file without a complete row.
+        """
+        if rows < 1:
+            raise DataError(f"rows per piece is {rows}; it must be at least 1.")
+        return regrouped(self._pieces(rejects or Rejects()), rows)
+
+    def _pieces(self, rejects: Rejects) -> Iterator[Rows]:
+        for part in self.parts(part_bytes=1 << 62):
+            empty = True
+            for piece in part.read(rejects):
+                empty = empty and not len(piece)
+                yield piece
+            if empty and not rejects.skip:
+                raise tsv.no_rows(part.file)
 
     def count_rows(self) -> tuple[int, ...]:
-        """Rows of each file."""
-        return tuple(sum(map(len, tsv.read(file))) for file in self.files)
+        """Rows of each file, all well formed; text is not parsed for it."""
+        return tuple(_format(file).count_rows(file) for file in self.files)
+
+
+def regrouped(pieces: Iterable[Rows], rows: int) -> Iterator[Rows]:
+    """The same rows, ``rows`` at a time; the last piece may be shorter."""
+    held: list[Rows] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece)
+        if count >= rows:
+            whole = concatenate(held)
+            used = count - count % rows
+            for start in range(0, used, rows):
+                yield whole[start : start + rows]
+            held = [whole[used:]] if used < count else []
+            count -= used
+    if count:
+        yield concatenate(held)
+
+
+def _format(file: Path) -> _Format:
+    return cast(_Format, _FORMATS.get(file.suffix, tsv))
+
+
+def _is_data(file: Path) -> bool:
+    return file.suffix in _FORMATS and file.name[0] not in "._"
+
+
+def _natural(file: Path) -> list[tuple[int, str]]:
+    """Numbers in the name count as numbers."""
+    return [
+        (int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", str(file))
+    ]

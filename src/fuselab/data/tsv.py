@@ -3,15 +3,17 @@
 A block is some megabytes of text that end at a line break. Every step below works on the whole
 block in numpy: find the separators, load the eight bytes that end at each field into one 64-bit
 word, and turn digits into numbers by three shift-and-mask steps in that word. Only a block that is
-malformed is looked at again, to say where.
+malformed is looked at again, to say where, or to halve it until its good lines stand alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gzip
-import warnings
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy
@@ -24,8 +26,8 @@ from fuselab.data.layout import (
     MISSING_ID,
     Rows,
     column_name,
-    concatenate,
 )
+from fuselab.data.rejects import Rejects
 from fuselab.errors import DataError
 
 BLOCK_BYTES = 2 << 20  # about 8,700 rows; the fastest of 1 to 16 MiB: it stays in a 2-core L2/L3
@@ -48,73 +50,140 @@ Places = numpy.typing.NDArray[numpy.int64]
 Bytes = numpy.typing.NDArray[numpy.uint8]
 
 
-class TruncatedLineWarning(UserWarning):
-    """The file's last line stops short; it was left out."""
+class _BadLineError(Exception):
+    """A line of a block, 0-based, and what is wrong with it: ", column 3 (I2): found ..."."""
+
+    def __init__(self, line: int, says: str) -> None:
+        self.line, self.says = line, says
 
 
-def read(path: str | Path, rows: int = 65_536) -> Iterator[Rows]:
-    """Yields the file's rows in order, ``rows`` at a time; the last piece may be shorter.
+def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
+    """Where the file can be cut: byte ranges of whole lines, each of about ``part_bytes``.
 
-    ``.gz`` is decompressed on the way; lines may end in CRLF. Memory stays at one block and one
-    piece. A last line without a line break that stops short of its 40 columns is left out with one
-    TruncatedLineWarning; anything else that is malformed raises DataError with the file, line and
-    column, and so does a file without a single complete row.
+    A ``.gz`` is one part, (0, 0). Raises DataError for an empty file or one that cannot be read.
     """
-    if rows < 1:
-        raise DataError(f"rows per piece is {rows}; it must be at least 1.")
-    held: list[Rows] = []
-    count = 0
-    empty = True
-    for piece in _read_blocks(Path(path)):
-        empty = False
-        held.append(piece)
-        count += len(piece)
-        if count >= rows:
-            whole = concatenate(held)
-            used = count - count % rows
-            for start in range(0, used, rows):
-                yield whole[start : start + rows]
-            held = [whole[used:]] if used < count else []
-            count -= used
-    if count:
-        yield concatenate(held)
-    if empty:
-        raise DataError(f"{path} holds no complete row; expected lines of {_LAYOUT}.")
+    size = _size(path)
+    if path.suffix == ".gz":
+        return [(0, 0)]
+    cuts = [0]
+    with _naming(path), path.open("rb") as file:
+        for target in range(part_bytes, size, part_bytes):
+            file.seek(max(target, cuts[-1]))
+            file.readline(BLOCK_BYTES)
+            if cuts[-1] < file.tell() < size:
+                cuts.append(file.tell())
+    return list(pairwise([*cuts, size]))
 
 
-def _read_blocks(path: Path) -> Iterator[Rows]:
-    line = 1  # 1-based number of the first line of the block
+def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]:
+    """Yields the rows of one of ``parts``, some thousands at a time.
+
+    Lines may end in CRLF. A last line without a line break that stops short of its 40 columns goes
+    to ``rejects.cut``, what else is malformed to ``rejects.malformed``, with file, line and column.
+    """
+    place = _Place(path, start)
+    line = 0
     rest = b""
-    for text in _blocks(path):
+    for text in _blocks(path, start, stop):
         cut = text.rfind(b"\n") + 1
         if not cut:
             rest += text
             if len(rest) > BLOCK_BYTES:
                 raise DataError(
-                    f"{path}, line {line}: no line break in {len(rest)} bytes; "
+                    f"{place(line)}: no line break in {len(rest)} bytes; "
                     f"expected lines of {_LAYOUT}."
                 )
             continue
-        rows = _parse(path, rest + text[:cut], line)
-        yield rows
-        line += len(rows)
+        block = rest + text[:cut]
+        yield from _rows(block, line, place, rejects)
+        line += block.count(b"\n")
         rest = text[cut:]
     if rest:
-        last = _last_line(path, rest, line)
-        if last is not None:
-            yield last
+        short = _stops_short(rest)
+        if short is None:
+            yield from _rows(rest + b"\n", line, place, rejects)
+        else:
+            rejects.cut.append(
+                f"{place(line)}: the last line {short}; it was left out. Expected {_LAYOUT}."
+            )
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def count_rows(path: Path) -> int:
+    """Rows of a file whose every row is well formed, by its line breaks alone."""
+    count = 0
+    rest = b""
+    for text in _blocks(path, 0, _size(path)):
+        count += text.count(b"\n")
+        cut = text.rfind(b"\n") + 1
+        rest = text[cut:] if cut else rest + text
+        if len(rest) > BLOCK_BYTES:
+            raise DataError(f"{path}: no line break in {len(rest)} bytes; expected {_LAYOUT}.")
+    return count + bool(rest and _stops_short(rest) is None)
+
+
+def no_rows(path: Path) -> DataError:
+    return DataError(f"{path} holds no complete row; expected lines of {_LAYOUT}.")
+
+
+class _Place:
+    """Names a line of a part by its number in the file; what lies before is counted only then."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self.path, self.start = path, start
+
+    @functools.cached_property
+    def lines_before(self) -> int:
+        return sum(text.count(b"\n") for text in _blocks(self.path, 0, self.start))
+
+    def __call__(self, line: int) -> str:
+        before = self.lines_before if self.start else 0
+        return f"{self.path}, line {before + line + 1}"
+
+
+def _rows(text: bytes, line: int, place: _Place, rejects: Rejects) -> Iterator[Rows]:
+    """The good rows of a block that ends in a line break; the block's first line is ``line``."""
     try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rb") as file:
-            while text := file.read(BLOCK_BYTES):
+        yield _parse(text)
+    except _BadLineError as bad:
+        middle = text.find(b"\n", len(text) // 2) + 1
+        if middle == len(text):
+            middle = text.rfind(b"\n", 0, -1) + 1
+        if rejects.skip and middle:
+            yield from _rows(text[:middle], line, place, rejects)
+            line += text[:middle].count(b"\n")
+            yield from _rows(text[middle:], line, place, rejects)
+        else:
+            rejects.malformed(f"{place(line + bad.line)}{bad.says}")
+
+
+def _size(path: Path) -> int:
+    with _naming(path):
+        size = path.stat().st_size
+    if not size:
+        raise no_rows(path)
+    return size
+
+
+def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes from ``start`` to ``stop``; all of a ``.gz``."""
+    if path.suffix == ".gz":
+        with _naming(path), gzip.open(path, "rb") as packed:
+            while text := packed.read(BLOCK_BYTES):
                 yield text
+        return
+    with _naming(path), path.open("rb") as file:
+        file.seek(start)
+        while text := file.read(min(BLOCK_BYTES, stop - file.tell())):
+            yield text
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What the system says about the file, as a DataError that names it."""
+    try:
+        yield
     except FileNotFoundError:
-        raise DataError(f"no file '{path}'; give the path of a Criteo TSV file.") from None
-    except IsADirectoryError:
-        raise DataError(f"'{path}' is a folder; give the path of a Criteo TSV file.") from None
+        raise DataError(f"no file '{path}'; give the path of a Criteo file.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path} is not a whole gzip file ({error}); fetch it again, or drop the .gz suffix."
@@ -123,43 +192,36 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _last_line(path: Path, text: bytes, line: int) -> Rows | None:
-    """A last line that no line break ends: a row if it is whole, else left out with a warning.
+def _stops_short(text: bytes) -> str | None:
+    """How a last line that no line break ends stops short; None where it is whole.
 
     It is whole with 40 columns, the last of which is empty or, as in every Criteo file, 8 digits.
     """
     fields = text.rstrip(b"\r").split(b"\t")
     if len(fields) > COLUMNS or (len(fields) == COLUMNS and len(fields[-1]) in (0, 8)):
-        return _parse(path, text + b"\n", line)
+        return None
     if len(fields) < COLUMNS:
-        found = f"stops after {len(fields)} of {COLUMNS} columns"
-    else:
-        found = f"stops after {len(fields[-1])} of 8 digits in its last column"
-    warnings.warn(
-        f"{path}, line {line}: the last line {found}; it was left out. Expected {_LAYOUT}.",
-        TruncatedLineWarning,
-        stacklevel=2,
-    )
-    return None
+        return f"stops after {len(fields)} of {COLUMNS} columns"
+    return f"stops after {len(fields[-1])} of 8 digits in its last column"
 
 
 # --- one block -----------------------------------------------------------------------------------
 
 
-def _parse(path: Path, text: bytes, first_line: int) -> Rows:
-    """The rows of a block that ends in a line break."""
+def _parse(text: bytes) -> Rows:
+    """The rows of a block that ends in a line break. Raises _BadLineError."""
     # Sixteen bytes in front, so that the words that end at the first field are inside the array.
     padded = numpy.frombuffer(b"\n" * 16 + text, dtype=numpy.uint8)
     classes = _CLASS[padded]
     separators = numpy.flatnonzero(classes[16:] >= _TAB) + 16
     if len(separators) % COLUMNS or not _forty_columns(classes, separators):
-        _refuse_columns(path, classes, separators, first_line)
+        _refuse_columns(classes, separators)
     ends = separators.reshape(-1, COLUMNS)
     starts = numpy.empty_like(ends)
     starts.reshape(-1)[0] = 16
     starts.reshape(-1)[1:] = separators[:-1] + 1
     ends[:, -1] -= padded[ends[:, -1] - 1] == ord("\r")
-    block = _Block(path, padded, classes, first_line)
+    block = _Block(padded, classes)
     return Rows(
         labels=block.labels(starts[:, 0], ends[:, 0]),
         counts=block.counts(starts[:, 1 : 1 + DENSE_COLUMNS], ends[:, 1 : 1 + DENSE_COLUMNS]),
@@ -172,24 +234,22 @@ def _forty_columns(classes: Bytes, separators: Places) -> bool:
     return bool((kinds[:, -1] == _BREAK).all()) and int((kinds == _BREAK).sum()) == len(kinds)
 
 
-def _refuse_columns(path: Path, classes: Bytes, separators: Places, first_line: int) -> None:
+def _refuse_columns(classes: Bytes, separators: Places) -> None:
     breaks = numpy.flatnonzero(classes[separators] == _BREAK)
     columns = numpy.diff(breaks, prepend=-1)
     bad = int(numpy.flatnonzero(columns != COLUMNS)[0])
     found = int(columns[bad])
-    where = f"{path}, line {first_line + bad}"
     if found == 1:
-        raise DataError(f"{where}: no tab in the line; expected {_LAYOUT}.")
-    raise DataError(
-        f"{where}, column {min(found, COLUMNS + 1)}: {found} columns; expected {_LAYOUT}."
-    )
+        raise _BadLineError(bad, f": no tab in the line; expected {_LAYOUT}.")
+    says = f", column {min(found, COLUMNS + 1)}: {found} columns; expected {_LAYOUT}."
+    raise _BadLineError(bad, says)
 
 
 class _Block:
     """The bytes of one block, and the three kinds of field in them."""
 
-    def __init__(self, path: Path, padded: Bytes, classes: Bytes, first_line: int) -> None:
-        self.path, self.padded, self.first_line = path, padded, first_line
+    def __init__(self, padded: Bytes, classes: Bytes) -> None:
+        self.padded = padded
         # Eight bytes from any offset as one big-endian word: unaligned, overlapping, no copy.
         self.words = numpy.ndarray((len(classes) - 7,), dtype=">u8", buffer=classes, strides=(1,))
 
@@ -251,10 +311,8 @@ class _Block:
         field = self.padded[start:end].tobytes().decode("utf-8", "backslashreplace")
         shown = repr(field if len(field) <= 32 else field[:32] + "...")
         column += first_column
-        raise DataError(
-            f"{self.path}, line {self.first_line + row}, column {column + 1} "
-            f"({column_name(column)}): found {shown}; expected {expected}."
-        )
+        says = f"({column_name(column)}): found {shown}; expected {expected}."
+        raise _BadLineError(row, f", column {column + 1} {says}")
 
 
 # --- eight digits in one word --------------------------------------------------------------------

@@ -1,0 +1,133 @@
+"""Reads the original DLRM's processed ``.npz``: ``X_int`` [n, 13], ``X_cat`` [n, 26], ``y`` [n].
+
+The original writes ``X_cat`` column by column and as float64, compressed, so its rows cannot be
+streamed from the archive: the three arrays are unpacked once into files without a name in the
+temporary folder ($TMPDIR; 9.6 GB for the Kaggle set) and mapped from there. Its ids are places in a
+vocabulary already, and what was missing has become 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy
+import numpy.typing
+
+from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS, Rows, column_name
+from fuselab.data.rejects import Rejects
+from fuselab.errors import DataError, OutputError
+
+_WIDTHS = {"X_int": (DENSE_COLUMNS,), "X_cat": (SPARSE_COLUMNS,), "y": ()}
+_PIECE_ROWS = 16_384
+Array = numpy.typing.NDArray[Any]
+
+
+def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
+    """One: unpacking the archive again for every part would cost more than reading it."""
+    return [(0, count_rows(path))]
+
+
+def count_rows(path: Path) -> int:
+    with _opened(path) as members:
+        return _check(path, {name: _header(file)[0] for name, file in members.items()})
+
+
+def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]:
+    """Yields the rows from ``start`` to ``stop``."""
+    with contextlib.ExitStack() as closing:
+        arrays: dict[str, Array] = {}
+        with _opened(path) as members:
+            for name, file in members.items():
+                arrays[name] = _unpacked(closing, path, file)
+        _check(path, {name: array.shape for name, array in arrays.items()})
+        for first in range(start, stop, _PIECE_ROWS):
+            window = slice(first, min(first + _PIECE_ROWS, stop))
+            pieces = {name: numpy.asarray(array[window]) for name, array in arrays.items()}
+            yield _rows(path, pieces, first, rejects)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[dict[str, IO[bytes]]]:
+    """The three members, at their beginnings."""
+    try:
+        with contextlib.ExitStack() as closing:
+            archive = closing.enter_context(zipfile.ZipFile(path))
+            members = {}
+            for name in _WIDTHS:
+                if f"{name}.npy" not in archive.namelist():
+                    raise DataError(f"{path} has no array '{name}'; expected X_int, X_cat and y.")
+                members[name] = closing.enter_context(archive.open(f"{name}.npy"))
+            yield members
+    except FileNotFoundError:
+        raise DataError(f"no file '{path}'; give the path of a Criteo file.") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is not a whole .npz ({error}); fetch it again.") from error
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, numpy.dtype[Any]]:
+    version = numpy.lib.format.read_magic(file)
+    if version == (1, 0):
+        return numpy.lib.format.read_array_header_1_0(file)
+    return numpy.lib.format.read_array_header_2_0(file)
+
+
+def _unpacked(closing: contextlib.ExitStack, path: Path, file: IO[bytes]) -> Array:
+    shape, by_column, dtype = _header(file)
+    if dtype.kind not in "biuf":
+        raise DataError(f"{path} holds an array of {dtype}; expected numbers.")
+    unpacked = closing.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - entered
+    try:
+        shutil.copyfileobj(file, unpacked, 1 << 20)
+        unpacked.flush()
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be unpacked in {tempfile.gettempdir()}: {error.strerror or error}; "
+            "set TMPDIR to a folder with more space."
+        ) from error
+    order = "F" if by_column else "C"
+    if unpacked.tell() != dtype.itemsize * int(numpy.prod(shape)):
+        raise DataError(f"{path} holds an array that stops short; fetch it again.")
+    if not unpacked.tell():  # nothing cannot be mapped
+        return numpy.empty(shape, dtype)
+    return numpy.memmap(unpacked, dtype, "r", shape=shape, order=order)  # type: ignore[call-overload]
+
+
+def _check(path: Path, shapes: dict[str, tuple[int, ...]]) -> int:
+    rows = shapes["y"][0] if shapes["y"] else 0
+    for name, width in _WIDTHS.items():
+        if shapes[name] != (rows, *width):
+            raise DataError(
+                f"{path}: '{name}' has shape {shapes[name]}; expected {(rows, *width)}, as 'y' has "
+                f"{rows} rows."
+            )
+    if not rows:
+        raise DataError(f"{path} holds no row.")
+    return rows
+
+
+def _rows(path: Path, pieces: dict[str, Array], first: int, rejects: Rejects) -> Rows:
+    fields = numpy.concatenate(
+        [pieces["y"][:, None], pieces["X_int"], pieces["X_cat"]], axis=1, dtype=numpy.float64
+    )
+    whole = numpy.isfinite(fields) & (fields == numpy.floor(fields))
+    whole[:, 0] &= (fields[:, 0] == 0) | (fields[:, 0] == 1)
+    good = whole.all(axis=1)
+    for row in numpy.flatnonzero(~good).tolist():
+        column = int(numpy.flatnonzero(~whole[row])[0])
+        expected = "an integer" if column else "0 or 1"
+        rejects.malformed(
+            f"{path}, row {first + row + 1}, column {column + 1} ({column_name(column)}): "
+            f"found {fields[row, column]:g}; expected {expected}."
+        )
+    integers = fields[good].astype(numpy.int64)
+    dense, sparse = 1, 1 + DENSE_COLUMNS
+    return Rows(integers[:, 0].astype(numpy.uint8), integers[:, dense:sparse], integers[:, sparse:])

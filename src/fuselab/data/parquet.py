@@ -1,0 +1,124 @@
+"""Reads parquet with ``labels``, ``DENSE_0`` to ``DENSE_12`` and ``SPARSE_0`` to ``SPARSE_25``.
+
+Dense columns may be any number (null or NaN: missing), sparse ones any integer (null or -1:
+missing). Further columns are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import numpy.typing
+import pyarrow
+import pyarrow.parquet
+
+from fuselab.data.layout import DENSE_COLUMNS, MISSING_ID, SPARSE_COLUMNS, Rows, is_missing
+from fuselab.data.rejects import Rejects
+from fuselab.errors import DataError
+
+LABEL = "labels"
+DENSE = tuple(f"DENSE_{column}" for column in range(DENSE_COLUMNS))
+SPARSE = tuple(f"SPARSE_{column}" for column in range(SPARSE_COLUMNS))
+SCHEMA = pyarrow.schema(
+    [
+        (LABEL, pyarrow.uint8()),
+        *((name, pyarrow.float32()) for name in DENSE),
+        *((name, pyarrow.int64()) for name in SPARSE),
+    ]
+)
+_BATCH_ROWS = 16_384
+
+
+def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
+    """Its row groups, one by one; a file has as many parts as its writer gave it."""
+    with _opened(path) as file:
+        return [(group, group + 1) for group in range(file.metadata.num_row_groups)]
+
+
+def count_rows(path: Path) -> int:
+    with _opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
+def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]:
+    """Yields the rows of the row groups from ``start`` to ``stop``."""
+    with _opened(path) as file:
+        groups = [file.metadata.row_group(group).num_rows for group in range(stop)]
+        row = sum(groups[:start])
+        try:
+            for batch in file.iter_batches(
+                _BATCH_ROWS, range(start, stop), [LABEL, *DENSE, *SPARSE], use_threads=False
+            ):
+                yield _rows(path, batch, row, rejects)
+                row += len(batch)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _unreadable(path, error) from error
+
+
+def table(rows: Rows) -> pyarrow.Table:
+    """The rows in SCHEMA; a missing count is null, as 0 would be a count."""
+    missing = is_missing(rows.counts)
+    counts = rows.counts.astype(numpy.float32)
+    dense = [
+        pyarrow.array(counts[:, column], mask=missing[:, column]) for column in range(DENSE_COLUMNS)
+    ]
+    sparse = [
+        pyarrow.array(numpy.ascontiguousarray(rows.ids[:, column]))
+        for column in range(SPARSE_COLUMNS)
+    ]
+    return pyarrow.table([pyarrow.array(rows.labels), *dense, *sparse], schema=SCHEMA)
+
+
+def _opened(path: Path) -> pyarrow.parquet.ParquetFile:
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except FileNotFoundError:
+        raise DataError(f"no file '{path}'; give the path of a Criteo file.") from None
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+    found = {field.name: field.type for field in file.schema_arrow}
+    for name in (LABEL, *DENSE, *SPARSE):
+        if name not in found:
+            raise DataError(
+                f"{path} has no column '{name}'; expected {LABEL}, {DENSE[0]} to {DENSE[-1]} and "
+                f"{SPARSE[0]} to {SPARSE[-1]}."
+            )
+        kind = found[name]
+        integral = pyarrow.types.is_integer(kind) or pyarrow.types.is_boolean(kind)
+        floating = pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind)
+        if not (integral or (floating and name not in SPARSE)):
+            expected = "integers" if name in SPARSE else "numbers"
+            raise DataError(f"{path}, column '{name}': found {kind}; expected {expected}.")
+    if not file.metadata.num_rows:
+        raise DataError(f"{path} holds no row.")
+    return file
+
+
+def _rows(path: Path, batch: pyarrow.RecordBatch, first: int, rejects: Rejects) -> Rows:
+    labels = _column(batch, LABEL, numpy.float64, numpy.nan)
+    counts = numpy.empty((len(batch), DENSE_COLUMNS), dtype=numpy.float32)
+    ids = numpy.empty((len(batch), SPARSE_COLUMNS), dtype=numpy.int64)
+    for column, name in enumerate(DENSE):
+        counts[:, column] = _column(batch, name, numpy.float32, numpy.nan)
+    for column, name in enumerate(SPARSE):
+        ids[:, column] = _column(batch, name, numpy.int64, MISSING_ID)
+    good = (labels == 0) | (labels == 1)
+    for row in numpy.flatnonzero(~good).tolist():
+        where = f"{path}, row {first + row + 1}, column '{LABEL}'"
+        found = "nothing" if numpy.isnan(labels[row]) else f"{labels[row]:g}"
+        rejects.malformed(f"{where}: found {found}; expected 0 or 1.")
+    return Rows(labels[good].astype(numpy.uint8), counts[good], ids[good])
+
+
+def _column(
+    batch: pyarrow.RecordBatch, name: str, dtype: type, missing: float
+) -> numpy.typing.NDArray[numpy.generic]:
+    column = batch.column(name).cast(pyarrow.from_numpy_dtype(dtype), safe=False)
+    return column.fill_null(missing).to_numpy(zero_copy_only=False)
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    return DataError(f"{path} is not a whole parquet file ({reason}); fetch it again.")
