@@ -131,6 +131,24 @@ def test_outer_terms_that_overflow(dtype, tables):
     check_output(OUTER, forward, dense, embeddings, weight * 4, bias, "identity")
 
 
+def in_small_pieces(step: str, *args: Any) -> Any:
+    """In the interpreter's process: the weight folded a row of tiles at a time."""
+    before, outer_triton.PIECE_BYTES = outer_triton.PIECE_BYTES, 1
+    try:
+        return getattr(outer_triton, step)(*args)
+    finally:
+        outer_triton.PIECE_BYTES = before
+
+
+def test_outer_in_pieces():
+    """Elements past a row of tiles (64): the second piece adds to the first one's shares."""
+    steps = (
+        partial(interpreter.run, f"{__name__}:in_small_pieces", step)
+        for step in ("forward", "backward")
+    )
+    partial(check, OUTER, *steps)(*layer(5, 4, 13, 6, torch.float16), "identity")
+
+
 def by_candidate(place: int, *args: Any) -> tuple[torch.Tensor | None, ...]:
     """In the interpreter's process: the backward by one of tuning's candidates."""
     config = outer_triton.configs_backward(*args)[place]

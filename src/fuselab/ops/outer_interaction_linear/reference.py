@@ -36,9 +36,10 @@ def reference(
         weight[j, i] first and multiplies half as often; sum and products are rounded to the
         inputs' dtype, and added up in float32 (float64 takes the reference's way). Float32 products
         are as exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
-        ``torch.set_float32_matmul_precision``) says. Workspace of the Triton kernels: half the
-        weight's bytes for those sums, and as many float32 copies of the output (forward) or of z
-        (backward) as it takes programs to fill the GPU; never anything of B x K² numbers.
+        ``torch.set_float32_matmul_precision``) says. Workspace of the kernels: up to 38
+        MB for those sums, a piece at a time (one piece is at least 64 K of them a column), and as
+        many float32 copies of the output (forward) or of z (backward) as it takes programs to fill
+        the GPU; never anything of B x K² numbers.
 
     Differentiable twice in all four tensors. The backward keeps them, and the output where the
     activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the

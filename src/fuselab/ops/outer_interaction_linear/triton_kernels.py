@@ -7,16 +7,16 @@ W_n[i, j] + W_n[j, i] for i < j and W_n[i, i] on the diagonal: about K²/2 produ
 Order of the pairs. j in blocks of BLOCK (16), zeros past K; for every block of j all i up to that
 block's end; in it, pairs run over i, then over the block's j: pair (i, j) of block b = j / BLOCK is
 number BLOCK² b (b + 1) / 2 + i BLOCK + j % BLOCK. Any run of BLOCK_I i's of one block is neighbours
-in ``folded``, which holds V in that order. Of K = 432 that is 96768 numbers a row, 3.5 % more than
-there are pairs: those with i > j are zeros.
+in ``folded``, which holds V in that order, a piece at a time. Of K = 432 that is 96768 numbers in a
+row, 3.5 % more than there are pairs: those with i > j are zeros.
 
-fold              a program adds a TILE x TILE piece of one W_n to its mirror image: W is read once.
+fold              a program adds a TILE x TILE tile of one W_n to its mirror image: W is read once.
 forward           a program owns BLOCK_ROWS x BLOCK_COLUMNS of the output and a share of the pairs,
                   BLOCK_I x BLOCK of them per step: the products of z go from registers into the
                   matrix unit and nowhere else, those of i > j too (a mask would take them through
                   shared memory, 366 instructions a step for 148). Where such a product is infinite,
                   and its zero makes it NaN, finish_output computes the sample again. ``folded`` is
-                  read once per row of tiles.
+                  read once per row of tiles. A later piece adds to ``partial``.
 finish_output     adds up the shares in their order; bias and activation.
 weight_gradient   a program owns BLOCK_COLUMNS rows n of W and BLOCK x BLOCK pairs, sums over all
                   samples, and writes both mirror images: the gradient is written once, whole.
@@ -68,13 +68,16 @@ def fold(
     width,
     weight_stride,
     pairs,
+    first_tile,
+    first_pair,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,  # a multiple of BLOCK
 ):
-    """folded[n] = W_n + W_nᵀ on and above the diagonal, in the order of the pairs."""
+    """folded[n] = W_n + W_nᵀ on and above the diagonal, in the order of the pairs, from
+    ``first_pair`` on, where ``first_tile`` begins."""
     program = tl.program_id(0)
     n = (program % columns).to(tl.int64)
-    upper, lower = triangle_place(program // columns)
+    upper, lower = triangle_place(first_tile + program // columns)
     i = lower * TILE + tl.arange(0, TILE)
     j = upper * TILE + tl.arange(0, TILE)
     weight += n * weight_stride
@@ -83,17 +86,19 @@ def fold(
         weight + i[:, None].to(tl.int64) * width + j[None, :],
         mask=(i[:, None] < width) & (j[None, :] < width),
         other=0.0,
+        eviction_policy="evict_first",
     )
     mirrored = tl.load(
         weight + j[:, None].to(tl.int64) * width + i[None, :],
         mask=(j[:, None] < width) & (i[None, :] < width),
         other=0.0,
+        eviction_policy="evict_first",
     )
     total = own.to(tl.float32) + tl.trans(mirrored).to(tl.float32)
     i, j = i[:, None], j[None, :]
     value = tl.where(i < j, total, tl.where(i == j, own.to(tl.float32), 0.0))
     block = j // BLOCK
-    place = (block.to(tl.int64) * (block + 1) // 2 * BLOCK + i) * BLOCK + j % BLOCK
+    place = (block.to(tl.int64) * (block + 1) // 2 * BLOCK + i) * BLOCK + j % BLOCK - first_pair
     mask = (i < (block + 1) * BLOCK) & (j < tl.cdiv(width, BLOCK) * BLOCK)
     tl.store(folded + place, value.to(folded.dtype.element_ty), mask=mask)
 
@@ -107,8 +112,10 @@ def forward(
     width,
     columns,
     pairs,
-    steps,  # of BLOCK_I x BLOCK pairs
+    first_step,  # of this piece of the pairs
+    steps,  # in it, of BLOCK_I x BLOCK pairs
     split_steps,  # of one program
+    ADDS: tl.constexpr,  # to the shares of the pieces before
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -124,11 +131,16 @@ def forward(
     first = tl.program_id(1) * split_steps
     last = tl.minimum(first + split_steps, steps)
     per_block: tl.constexpr = BLOCK // BLOCK_I
-    block, lower = triangle_place(first // per_block)
-    start = lower * BLOCK + first % per_block * BLOCK_I
+    block, lower = triangle_place((first_step + first) // per_block)
+    start = lower * BLOCK + (first_step + first) % per_block * BLOCK_I
     depth: tl.constexpr = BLOCK_I * BLOCK
     inside = tl.arange(0, depth)
-    total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    share = partial + (split * rows + row[:, None]) * columns + column[None, :]
+    mask = (row[:, None] < rows) & (column[None, :] < columns)
+    if ADDS:
+        total = tl.load(share, mask=mask, other=0.0)
+    else:
+        total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     for step in range(first, last):
         i = start + tl.arange(0, BLOCK_I)
         j = block * BLOCK + tl.arange(0, BLOCK)
@@ -150,11 +162,7 @@ def forward(
         is_done = start == (block + 1) * BLOCK
         block = tl.where(is_done, block + 1, block)
         start = tl.where(is_done, 0, start)
-    tl.store(
-        partial + (split * rows + row[:, None]) * columns + column[None, :],
-        total,
-        mask=(row[:, None] < rows) & (column[None, :] < columns),
-    )
+    tl.store(share, total, mask=mask)
 
 
 @triton.jit
@@ -274,23 +282,24 @@ def input_gradient(
     z,  # (rows, width)
     grad,  # (rows, columns), of the pre-activation
     folded,  # (columns, pairs)
-    partial,  # (splits, rows, width), float32, zeros
+    partial,  # (splits, rows, width), float32
     rows,
     width,
     columns,
     pairs,
-    steps,  # of BLOCK x BLOCK pairs
+    first_step,  # of this piece of the pairs
+    steps,  # in it, of BLOCK x BLOCK pairs
     split_steps,
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """partial[split] = a share of the gradient of z, for BLOCK_ROWS samples."""
+    """partial[split] += a share of the gradient of z, for BLOCK_ROWS samples."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     first = tl.program_id(1) * split_steps
     last = tl.minimum(first + split_steps, steps)
-    upper, lower = triangle_place(first)
+    upper, lower = triangle_place(first_step + first)
     partial += tl.program_id(1).to(tl.int64) * rows * width + row[:, None] * width
     inside = tl.arange(0, BLOCK * BLOCK)
     for step in range(first, last):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from fuselab.runtime.tuning import Config
 _NAME = "fuselab::outer_interaction_linear"
 BLOCK = 16  # of j: what a matrix instruction takes of it, and DLRM's embedding width
 FOLD_TILE = 64
+# The weight is folded a piece at a time, which stays in an H200's L2 (60 MB) until multiplied. Of
+# 512 x 432² that makes 4 pieces of up to 36 MB; the whole would be 99.
+PIECE_BYTES = 36 * 2**20
 _FINISH_ROWS, _FINISH_COLUMNS = 16, 128
 _MOST_ELEMENTS = 32768  # of z: pairs and places in a row of the weight count in 32 bits
 
@@ -139,42 +143,85 @@ def pair_count(width: int) -> int:
     return BLOCK * BLOCK * blocks * (blocks + 1) // 2
 
 
-def _splits(
+def shares(
     tiles: int, steps: int, least_steps: int, device: torch.device, programs: int = 1
-) -> tuple[int, int]:
-    """Programs per tile that fill the device's multiprocessors with ``programs`` each, and the
-    steps of each program."""
+) -> int:
+    """Programs per tile that fill the device's multiprocessors with ``programs`` each, and have
+    ``least_steps`` each, if they can."""
     most = max(
         2, programs * multiprocessors(device)
     )  # 2 under the interpreter: sums are split there too
-    wanted = max(1, min(most // tiles, steps // least_steps))
-    split_steps = ceil_div(steps, wanted)
-    return ceil_div(steps, split_steps), split_steps
+    return max(1, min(most // tiles, steps // least_steps))
 
 
-def _contiguous_rows(weight: Tensor) -> Tensor:
+def contiguous_rows(weight: Tensor) -> Tensor:
     return weight if weight.stride(1) == 1 or weight.shape[1] < 2 else weight.contiguous()
 
 
-def _folded(weight: Tensor, width: int) -> Tensor:
-    """Half the weight's numbers: each pair's two added up."""
-    columns, pairs = weight.shape[0], pair_count(width)
-    folded = weight.new_empty(columns, pairs)
-    tiles = ceil_div(width, FOLD_TILE)
-    launch(
-        triton_kernels.fold,
-        (columns * tiles * (tiles + 1) // 2,),
-        weight,
-        folded,
-        columns,
-        width,
-        weight.stride(0),
-        pairs,
-        BLOCK=BLOCK,
-        TILE=FOLD_TILE,
-        num_warps=4,
-    )
-    return folded
+@dataclass(frozen=True)
+class Piece:
+    """A run of ``squares`` of BLOCK x BLOCK pairs of the folded weight, from number ``first`` on,
+    which ``tiles`` programs per column fold, the first of them ``first_tile``."""
+
+    first: int
+    squares: int
+    first_tile: int
+    tiles: int
+
+    @property
+    def pairs(self) -> int:
+        return self.squares * BLOCK * BLOCK
+
+
+def pieces(width: int, columns: int, element_size: int) -> list[Piece]:
+    """All of the folded weight in pieces of at most PIECE_BYTES, or of one row of tiles."""
+    blocks, side = ceil_div(width, BLOCK), FOLD_TILE // BLOCK
+    found: list[Piece] = []
+    for upper in range(ceil_div(width, FOLD_TILE)):
+        first = triangle(upper * side)
+        squares = triangle(min((upper + 1) * side, blocks)) - first
+        row = Piece(first, squares, triangle(upper), upper + 1)
+        if found:
+            last = found[-1]
+            both = Piece(
+                last.first, last.squares + squares, last.first_tile, last.tiles + row.tiles
+            )
+            if both.pairs * columns * element_size <= PIECE_BYTES:
+                found[-1] = both
+                continue
+        found.append(row)
+    return found
+
+
+def triangle(side: int) -> int:
+    """Places on and below the diagonal of a square."""
+    return side * (side + 1) // 2
+
+
+def folded_pieces(weight: Tensor, width: int) -> Iterator[tuple[Piece, Tensor]]:
+    """Each pair's two weights added up, piece after piece in the same memory: ``(columns,
+    pairs)``."""
+    columns = weight.shape[0]
+    found = pieces(width, columns, weight.element_size())
+    memory = weight.new_empty(columns * max(piece.pairs for piece in found))
+    for piece in found:
+        folded = memory[: columns * piece.pairs].view(columns, piece.pairs)
+        launch(
+            triton_kernels.fold,
+            (columns * piece.tiles,),
+            weight,
+            folded,
+            columns,
+            width,
+            weight.stride(0),
+            piece.pairs,
+            piece.first_tile,
+            piece.first * BLOCK * BLOCK,
+            BLOCK=BLOCK,
+            TILE=FOLD_TILE,
+            num_warps=4,
+        )
+        yield piece, folded
 
 
 def forward(
@@ -187,33 +234,51 @@ def forward(
     output = empty_output(dense, weight)
     if output.numel() == 0:
         return output
-    z, weight = joined(dense, embeddings), _contiguous_rows(weight)
+    z, weight = joined(dense, embeddings), contiguous_rows(weight)
     (rows, width), columns = z.shape, weight.shape[0]
     tile = tuning.chosen(_NAME, "triton", _key(z, columns), configs(dense))
     tiles = ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns)
-    steps = pair_count(width) // (tile.pairs_i * BLOCK)
-    splits, split_steps = _splits(tiles, steps, 8, z.device, tile.programs)
+    square_steps = BLOCK // tile.pairs_i
+    splits = shares(tiles, pair_count(width) // (tile.pairs_i * BLOCK), 8, z.device, tile.programs)
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
-    launch(
-        triton_kernels.forward,
-        (tiles, splits),
-        z,
-        _folded(weight, width),
-        partial,
-        rows,
-        width,
-        columns,
-        pair_count(width),
-        steps,
-        split_steps,
-        PRECISION=input_precision(z.dtype),
-        BLOCK_ROWS=tile.rows,
-        BLOCK_COLUMNS=tile.columns,
-        BLOCK_I=tile.pairs_i,
-        BLOCK=BLOCK,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+    for piece, folded in folded_pieces(weight, width):
+        steps = piece.squares * square_steps
+        launch(
+            triton_kernels.forward,
+            (tiles, splits),
+            z,
+            folded,
+            partial,
+            rows,
+            width,
+            columns,
+            piece.pairs,
+            piece.first * square_steps,
+            steps,
+            ceil_div(steps, splits),
+            ADDS=piece.first > 0,
+            PRECISION=input_precision(z.dtype),
+            BLOCK_ROWS=tile.rows,
+            BLOCK_COLUMNS=tile.columns,
+            BLOCK_I=tile.pairs_i,
+            BLOCK=BLOCK,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    finish_output(partial, z, weight, bias, activation, output)
+    return output
+
+
+def finish_output(
+    partial: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    output: Tensor,
+) -> None:
+    """The sum of the shares ``(splits, rows, columns)``, the bias and the activation."""
+    (splits, rows, columns), width = partial.shape, z.shape[1]
     launch(
         triton_kernels.finish_output,
         (ceil_div(rows, _FINISH_ROWS), ceil_div(columns, _FINISH_COLUMNS)),
@@ -233,7 +298,6 @@ def forward(
         BLOCK_COLUMNS=_FINISH_COLUMNS,
         num_warps=4,
     )
-    return output
 
 
 def backward(
@@ -258,9 +322,7 @@ def backward(
         _weight_gradient(z, total, grad_weight, tile)
     if needs[0] or needs[1]:
         first = dense.shape[1]
-        _input_gradient(
-            z, total, _contiguous_rows(weight), first, grad_dense, grad_embeddings, tile
-        )
+        _input_gradient(z, total, contiguous_rows(weight), first, grad_dense, grad_embeddings, tile)
     return grad_dense, grad_embeddings, grad_weight, grad_bias
 
 
@@ -330,29 +392,44 @@ def _input_gradient(
     if z.numel() == 0:
         return
     tiles = ceil_div(rows, tile.input_rows)
-    steps = pair_count(width) // (BLOCK * BLOCK)
-    splits, split_steps = _splits(tiles, steps, 2, z.device)
+    splits = shares(tiles, pair_count(width) // (BLOCK * BLOCK), 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
-    launch(
-        triton_kernels.input_gradient,
-        (tiles, splits),
-        z,
-        total,
-        _folded(weight, width),
-        partial,
-        rows,
-        width,
-        columns,
-        pair_count(width),
-        steps,
-        split_steps,
-        PRECISION=input_precision(z.dtype),
-        BLOCK_ROWS=tile.input_rows,
-        BLOCK_COLUMNS=tile.input_columns,
-        BLOCK=BLOCK,
-        num_warps=tile.input_warps,
-        num_stages=tile.input_stages,
-    )
+    for piece, folded in folded_pieces(weight, width):
+        launch(
+            triton_kernels.input_gradient,
+            (tiles, splits),
+            z,
+            total,
+            folded,
+            partial,
+            rows,
+            width,
+            columns,
+            piece.pairs,
+            piece.first,
+            piece.squares,
+            ceil_div(piece.squares, splits),
+            PRECISION=input_precision(z.dtype),
+            BLOCK_ROWS=tile.input_rows,
+            BLOCK_COLUMNS=tile.input_columns,
+            BLOCK=BLOCK,
+            num_warps=tile.input_warps,
+            num_stages=tile.input_stages,
+        )
+    finish_input(partial, z, total, weight, dense_width, grad_dense, grad_embeddings)
+
+
+def finish_input(
+    partial: Tensor,
+    z: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    dense_width: int,
+    grad_dense: Tensor | None,
+    grad_embeddings: Tensor | None,
+) -> None:
+    """The sum of the shares ``(splits, rows, width)``, into the gradients that are asked for."""
+    splits, rows, width = partial.shape
     launch(
         triton_kernels.finish_input,
         (ceil_div(rows, _FINISH_ROWS), ceil_div(width, _FINISH_COLUMNS)),
@@ -364,7 +441,7 @@ def _input_gradient(
         grad_embeddings,
         rows,
         width,
-        columns,
+        total.shape[1],
         dense_width,
         weight.stride(0),
         splits,
