@@ -18,7 +18,7 @@ dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:]
 )
 # Both sides of what 8 and 16 blocks hold, of a vector (8 or 4 elements), and of the narrowest line.
-EDGES = (65535, 65536, 65544, 131072, 131073, 131080, 262136, 262143, 262144, 262145, 262152)
+EDGES = (65535, 65536, 65537, 65544, 131072, 131073, 131080, 262136, 262143, 262144, 262145, 262152)
 EDGES += (524280, 524288, 524289)
 
 
@@ -66,6 +66,15 @@ def test_blocks_offered_fit_a_multiprocessor(hopper):
                         assert config.threads * config.blocks <= 1024  # 64 registers each
                         shared = cuda_launch._shared_bytes(step, itemsize, config) + 2048
                         assert shared * config.blocks <= 228 * 1024
+
+
+def test_rings_are_offered_where_one_row_ahead_missed_the_target(hopper):
+    for step, itemsize in (("forward", 2), ("backward", 2), ("backward", 4)):
+        rings = [config for config in offered(step, itemsize, 262_144) if "stages" in config]
+        # 32 KB each: all of an SM's 227 KB for one block, half of it for each of two.
+        assert {config.blocks: config.stages for config in rings}.items() <= {1: 7, 2: 3}.items()
+        assert 1 <= len(rings) <= 3
+    assert all("stages" not in config for config in offered("forward", 4, 262_144))
 
 
 def test_without_room_for_16_blocks_the_default_is_pieces(hopper):
@@ -174,13 +183,24 @@ def test_the_same_row_gives_the_same_bits_wherever_and_whenever(dtype, form):
     input = normal(1, 262_144, dtype=dtype).repeat(70, 1)
     grad = normal(1, 262_144, dtype=dtype, seed=1).repeat(70, 1)
     output = cuda_launch.forward(input, -1, None, form)
-    (gradient,) = cuda_launch.backward((True,), grad, output, -1, dtype, form)
-    for result in (output, gradient):
-        assert torch.equal(result, result[:1].expand_as(result))
-    for _ in range(20):
-        assert torch.equal(cuda_launch.forward(input, -1, None, form), output)
-        again = cuda_launch.backward((True,), grad, output, -1, dtype, form)[0]
-        assert torch.equal(again, gradient)
+
+    def backward() -> torch.Tensor:
+        return cuda_launch.backward((True,), grad, output, -1, dtype, form)[0]
+
+    def forward() -> torch.Tensor:
+        return cuda_launch.forward(input, -1, None, form)
+
+    backward_configs = cuda_launch.configs_backward((True,), grad, output, -1, dtype)
+    for name, call, configs in (
+        ("cuda", forward, cuda_launch.configs(input, -1, None)),
+        ("cuda_backward", backward, backward_configs),
+    ):
+        for config in streams(configs):
+            with tuning.forced(f"fuselab::{form}", name, config):
+                first = call()
+                assert torch.equal(first, first[:1].expand_as(first))
+                for _ in range(20):
+                    assert torch.equal(call(), first)
 
 
 @pytest.mark.gpu

@@ -44,8 +44,15 @@ def _stream(threads: int, elements: int, blocks: int, cluster: int) -> Config:
     return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster, streamed=1)
 
 
+def _ring(threads: int, elements: int, blocks: int, cluster: int) -> Config:
+    """A ``_stream`` further ahead: ``stages`` parts of rows to come are in flight, by bulk copies,
+    as many as ``blocks`` blocks of an SM of 228 KB have room for."""
+    stream = _stream(threads, elements, blocks, cluster)
+    return Config(**stream, stages=(228 // blocks - 3) // _RING_PART_KB)
+
+
 def _width(config: Config) -> int:
-    """The widest row that a ``_row`` or a ``_stream`` holds."""
+    """The widest row that a ``_row``, a ``_stream`` or a ``_ring`` holds."""
     return int(config.threads * config.elements * config.cluster)
 
 
@@ -174,7 +181,8 @@ CUDA_COLUMNS = (
 _COLUMN_LANES = (32, 16, 8)
 
 _NARROW_BLOCK = 128  # kNarrowBlock of cuda_kernels.cu
-_STATIC_SHARED_BYTES = 1024  # at least those of a streamed kernel's mailboxes: 784
+_RING_PART_KB = 32  # kPartBytes of cuda_kernels.cu
+_STATIC_SHARED_BYTES = 1024  # at least those of a streamed kernel's mailboxes and mbarriers: 848
 
 
 @functools.cache
@@ -202,7 +210,10 @@ def _active_clusters(
 
 
 def _shared_bytes(step: str, itemsize: int, config: Config) -> int:
-    """Dynamic shared memory of a block of a streamed kernel: its part of the next row."""
+    """Dynamic shared memory of a block of a streamed kernel: its share of the next row, or the
+    ring."""
+    if "stages" in config:
+        return int(config.stages * _RING_PART_KB * 1024)
     tensors = 1 if step == "forward" else 2
     return int(config.threads * config.elements * itemsize * tensors)
 
@@ -210,7 +221,7 @@ def _shared_bytes(step: str, itemsize: int, config: Config) -> int:
 def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tuple[Config, ...]:
     """What tuning may choose from for rows of ``width``, the tables' choice first, then their
     choice for rows that are not whole vectors: spreads of all kinds that hold it without spilling,
-    at full and half occupancy, streamed, and pieces.
+    at full and half occupancy, streamed, ringed where one row ahead misses the target, and pieces.
 
     ``itemsize`` is that of the widest dtype.
     """
@@ -244,8 +255,15 @@ def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tup
         for cluster in sizes[1:]
         if width > 16384 and threads * elements * cluster == bucket
     ]
+    rings = [
+        _ring(threads, elements, 1024 // threads, cluster)
+        for threads in (512, 1024)
+        for cluster in sizes[1:]
+        if width > 32768 and (step, itemsize) != ("forward", 4)
+        if threads * elements * cluster == bucket
+    ]
     pieces = _CUDA_PIECES if width > 16384 else ()
-    return tuple(dict.fromkeys((*defaults, *streams, *spreads, *pieces)))
+    return tuple(dict.fromkeys((*defaults, *rings, *streams, *spreads, *pieces)))
 
 
 @functools.lru_cache(1024)
@@ -294,9 +312,11 @@ def _launch(
         if _are_whole_vectors(vectors, tensors):
             clusters = _active_clusters(step, of_stream, vector, config, tensors[0].device)
         if clusters:
+            # No more than finish in as many turns: 64 of 66 for 2048 rows, in 32 turns.
+            clusters = ceil_div(rows.rows, ceil_div(rows.rows, clusters))
             CUDA.launch(
                 _streamed(step, of_stream, vector, config),
-                (min(rows.rows, clusters) * config.cluster, 1, 1),
+                (clusters * config.cluster, 1, 1),
                 (config.threads, 1, 1),
                 (*tensors, i64(rows.rows), i32(rows.width), *places),
                 _shared_bytes(step, 16 // vector, config),
@@ -375,8 +395,10 @@ def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config:
 
 
 def _streamed(step: str, types: Sequence[str], vector: int, config: Config) -> str:
-    arguments = (config.elements // vector, config.threads, config.blocks, config.cluster)
-    return _instance(f"{step}_streamed", *types, *arguments)
+    sizes = (config.elements // vector, config.threads, config.blocks)
+    if "stages" in config:
+        return _instance(f"{step}_ringed", *types, *sizes, config.stages, config.cluster)
+    return _instance(f"{step}_streamed", *types, *sizes, config.cluster)
 
 
 def _in_pieces(
@@ -419,11 +441,13 @@ def _representative_expressions() -> tuple[str, ...]:
         types = (_TYPES[dtype],) * 2
         for step, form, lengths in _steps(vector):
             lines = CUDA_ROWS[step, dtype.itemsize][0][3 if form[0] == "kSoftmax" else -3 :]
+            candidates = cuda_candidates(step, dtype.itemsize, 2**18, clusters=True)
+            rings = [config for config in candidates if "stages" in config]
             found += [
                 _streamed(step, (form[0], types[0]), vector, line)
                 if "streamed" in line
                 else _resident(step, (*form, *types), lengths, line)
-                for line in lines
+                for line in (*lines, *rings)
             ]
             found += _in_pieces(step, (*form, *types), lengths, 2**20, _CUDA_PIECES[0])
     for types in (("__half", "__half"), ("__half", "float"), ("double", "__nv_bfloat16")):
