@@ -10,6 +10,7 @@ text, on lines of their own:
 
     [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
     [plot: softmax forward float32]       its bandwidth against the size
+    [ceiling: bf16]                       what the device can do, and the operations per byte
     [file: lora_floor.txt]                a file of benchmarks/nvidia-h200 as it is
 """
 
@@ -41,7 +42,7 @@ FOLDER = CLONE / "docs" / "tutorials"
 PICTURES = FOLDER / "pictures"
 RESULTS = CLONE / "benchmarks" / "nvidia-h200"
 MADE = "<!-- made by tools/tutorials.py from the script; do not edit -->"
-STORIES = ("vector_add", "square")
+STORIES = ("vector_add", "square", "softmax_four_ways", "matmul_activation")
 OUTPUT = re.compile(r"^```text( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED_ON = re.compile(r"^\*Printed on .*\*$", re.MULTILINE)
 WROTE = re.compile(r"^wrote (\S+\.png)$", re.MULTILINE)
@@ -162,10 +163,12 @@ def step_names(source: str) -> list[str]:
 
 
 def directive(line: str) -> str:
-    """``[figures: ...]``, ``[plot: ...]`` or ``[file: ...]`` carried out; else the line."""
-    found = re.fullmatch(r"\[(figures|plot|file): (.+)\]", line)
+    """``[figures: ...]`` and its kin carried out; any other line as it is."""
+    found = re.fullmatch(r"\[(figures|plot|ceiling|file): (.+)\]", line)
     if found is None:
         return line
+    if found[1] == "ceiling":
+        return ceiling(found[2])
     if found[1] == "file":
         text = (RESULTS / found[2]).read_text(encoding="utf-8").rstrip()
         return f"```\n{text}\n```\n\nFrom [{found[2]}](../../benchmarks/nvidia-h200/{found[2]})."
@@ -176,6 +179,20 @@ def directive(line: str) -> str:
     if found[1] == "figures":
         return table(groups)
     return f"![{found[2]} on an H200](pictures/{plot_name(operator, phase, dtype)})"
+
+
+def ceiling(unit: str) -> str:
+    """The measured rates of matrix products and copies, and how many operations a byte is worth."""
+    file = RESULTS / "softmax.json"
+    payload = json.loads(file.read_text())
+    tflops = payload["ceilings"]["matmul_tflops"][unit]
+    gbps = max(payload["ceilings"]["copy_gbps"].values())
+    return (
+        f"The {payload['environment']['device_name']} that made the figures on these pages "
+        f"multiplies {digits(tflops)} TFLOP/s in {unit} and copies {digits(gbps)} GB/s "
+        f"([{file.name}](../../benchmarks/nvidia-h200/{file.name})): "
+        f"{1000 * tflops / gbps:.0f} operations in the time of one byte from memory."
+    )
 
 
 @dataclass(frozen=True)
