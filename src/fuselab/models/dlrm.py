@@ -18,8 +18,10 @@ from fuselab.data.batches import Batch, batches, to_batch
 from fuselab.data.layout import DENSE_COLUMNS, KAGGLE_CARDINALITIES, SPARSE_COLUMNS
 from fuselab.data.synthetic import pieces
 from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.ops.vocabulary_indices.reference import Vocabulary, vocabulary_indices
 
 INTERACTIONS = ("outer", "dot", "cat")
+IDS = ("modulus", "vocabulary")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class DlrmConfig:
 
     ``dense_hidden`` leads from 13 counts to ``embedding_dim``; ``prediction_hidden`` from the
     interaction to one logit. Column c has ``min(cardinalities[c], largest_table)`` embeddings.
+    ``ids`` says how a raw id becomes a row of its table: by ``modulus``, or by a ``vocabulary``
+    whose unknown ids share the last row.
     """
 
     dense_hidden: tuple[int, ...] = (32,)
@@ -36,14 +40,21 @@ class DlrmConfig:
     interaction: str = "outer"
     cardinalities: tuple[int, ...] = KAGGLE_CARDINALITIES
     largest_table: int = 10_000
+    ids: str = "modulus"
 
     def __post_init__(self) -> None:
         if self.interaction not in INTERACTIONS:
             raise UnknownNameError("interaction", self.interaction, INTERACTIONS)
+        if self.ids not in IDS:
+            raise UnknownNameError("ids", self.ids, IDS)
         if len(self.cardinalities) != SPARSE_COLUMNS:
             raise ArgumentError(
                 f"DlrmConfig.cardinalities has {len(self.cardinalities)} entries; "
                 f"it needs one for each of the {SPARSE_COLUMNS} categorical columns."
+            )
+        if not self.prediction_hidden:
+            raise ArgumentError(
+                "DlrmConfig.prediction_hidden is empty; it needs one hidden layer at least."
             )
         widths = (*self.dense_hidden, self.embedding_dim, *self.prediction_hidden)
         if min(*widths, *self.cardinalities, self.largest_table) < 1:
@@ -74,11 +85,26 @@ MAIN = DlrmConfig(
 
 
 class Dlrm(nn.Module):
-    """The probability of a click, [B, 1], from ``dense`` [B, 13] and raw ``sparse`` ids [B, 26]."""
+    """The probability of a click, [B, 1], from ``dense`` [B, 13] and raw ``sparse`` ids [B, 26].
 
-    def __init__(self, config: DlrmConfig = SMALL) -> None:
+    ``vocabulary`` is needed where ``config.ids`` asks for one; column t has then as many embeddings
+    as its vocabulary ids, and one more.
+    """
+
+    sorted_keys: Tensor
+    slots: Tensor
+    offsets: Tensor
+
+    def __init__(self, config: DlrmConfig = SMALL, vocabulary: Vocabulary | None = None) -> None:
         super().__init__()
         self.config = config
+        if (vocabulary is not None) != (config.ids == "vocabulary"):
+            raise ArgumentError(
+                f"Dlrm: the configuration's ids are by {config.ids}, and a vocabulary is "
+                f"{'missing' if vocabulary is None else 'given'}; make them agree."
+            )
+        for name, tensor in (vocabulary._asdict() if vocabulary is not None else {}).items():
+            self.register_buffer(name, tensor)
         width = config.embedding_dim
         self.dense_mlp = _mlp((DENSE_COLUMNS, *config.dense_hidden, width), last_relu=True)
         self.embeddings = nn.ModuleList(_table(size, width) for size in config.table_sizes)
@@ -92,11 +118,31 @@ class Dlrm(nn.Module):
 
     def logits(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """The logit, [B, 1]: what ``binary_cross_entropy_with_logits`` takes."""
-        vectors = [self.dense_mlp(dense), *self.embed(sparse)]
-        return self.prediction_mlp(self.interact(vectors))
+        return self.logits_of_vectors(dense, self.embed(sparse))
+
+    def logits_of_rows(self, dense: Tensor, rows: Tensor) -> Tensor:
+        """The logit, [B, 1], of ids that are rows of their tables already, as a Loader has them."""
+        return self.logits_of_vectors(dense, self.embed_rows(rows))
+
+    def logits_of_vectors(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """The logit, [B, 1], of the 26 embeddings: all that is behind the tables."""
+        return self.prediction_mlp(self.interact([self.dense_mlp(dense), *vectors]))
+
+    def rows(self, sparse: Tensor) -> Tensor:
+        """Raw ids [B, 26] as rows of their tables, int64."""
+        if self.config.ids == "vocabulary":
+            return vocabulary_indices(sparse, self.sorted_keys, self.slots, self.offsets)
+        return (sparse + 1) % torch.tensor(self.config.table_sizes, device=sparse.device)
+
+    def embed_rows(self, rows: Tensor) -> list[Tensor]:
+        """26 vectors [B, D]."""
+        return [table(rows[:, column]) for column, table in enumerate(self.embeddings)]
 
     def embed(self, sparse: Tensor) -> list[Tensor]:
-        """26 vectors [B, D]. Ids wrap into their table, ``(id + 1) % size``: missing (-1) is 0."""
+        """26 vectors [B, D] of raw ids. By modulus ids wrap into their table, ``(id + 1) % size``:
+        missing (-1) is 0."""
+        if self.config.ids == "vocabulary":
+            return self.embed_rows(self.rows(sparse))
         return [
             table((sparse[:, column] + 1) % size)
             for column, (table, size) in enumerate(

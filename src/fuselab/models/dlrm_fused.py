@@ -1,0 +1,130 @@
+"""DLRM by fuselab's operators, over the parameters of the plain model.
+
+The parameters stay those of the ``Dlrm``: what trains here is what its ``state_dict`` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fuselab.models.dlrm import Dlrm
+from fuselab.ops import (
+    cat_interaction,
+    dot_interaction,
+    embedding_lookup,
+    linear_activation,
+    linear_binary_cross_entropy,
+    linear_sigmoid,
+    outer_interaction_linear,
+)
+
+# 16-bit matrix products want rows of a multiple of 16 bytes: dot's 367 columns become 368.
+_COLUMNS = 8
+
+
+class FusedDlrm:
+    """Forward and loss of ``model``.
+
+    ``leaves`` are its dense parameters by name, as an optimizer should see them: where the first
+    prediction layer of the dot interaction has columns of zeros behind it, the leaf has them too,
+    and the model's parameter becomes a view of it. In ``half`` precision the products are of
+    bfloat16 ``operands``, which ``refresh`` copies from the leaves; otherwise the operands are the
+    leaves themselves.
+    """
+
+    def __init__(self, model: Dlrm, half: bool = False) -> None:
+        self.model, self.half = model, half
+        self.tables = [table.detach() for table in tables(model)]
+        width = model.config.interaction_width
+        self.padding = -width % _COLUMNS if model.config.interaction == "dot" else 0
+        self.names = [name for name, _ in dense_parameters(model)]
+        self.leaves = [self._leaf(name, value) for name, value in dense_parameters(model)]
+        self.operands = self.leaves
+        if half:
+            self.operands = [leaf.detach().bfloat16().requires_grad_() for leaf in self.leaves]
+        pairs = list(zip(self.operands[::2], self.operands[1::2], strict=True))
+        bottom = len(model.config.dense_hidden) + 1
+        self.bottom, self.top = pairs[:bottom], pairs[bottom:]
+        # On a GPU "auto" may keep these two to the reference: the loss in a dozen launches, and the
+        # outer product of 2048 samples in 1.5 GB.
+        on_gpu = self.tables[0].is_cuda
+        narrow = model.config.prediction_hidden[-1] <= 1024  # the kernel holds a row in registers
+        self.of_logit = "cuda" if on_gpu and narrow else "auto"
+        self.of_outer = "triton" if on_gpu else "auto"
+
+    def refresh(self) -> None:
+        """Take up what an optimizer has made of the leaves."""
+        if self.half:
+            torch._foreach_copy_([operand.detach() for operand in self.operands], self.leaves)
+
+    def vectors(self, rows: Tensor) -> Tensor:
+        """The embeddings, [B, 26, D], of rows [B, 26], without a gradient: a leaf of the graph."""
+        return embedding_lookup(self.tables, rows)
+
+    def loss(self, dense: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
+        """Mean binary cross-entropy, 0-d; ``labels`` [B]."""
+        weight, bias = self.top[-1]
+        return linear_binary_cross_entropy(
+            self._hidden(dense, vectors),
+            weight,
+            bias,
+            labels[:, None],
+            implementation=self.of_logit,
+        )
+
+    def probabilities(self, dense: Tensor, rows: Tensor) -> Tensor:
+        """[B, 1], float32."""
+        hidden = self._hidden(dense, self.vectors(rows))
+        weight, bias = self.top[-1]
+        return linear_sigmoid(hidden, weight, bias, implementation=self.of_logit).float()
+
+    def _hidden(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """What the last layer takes."""
+        if self.half:
+            dense, vectors = dense.bfloat16(), vectors.bfloat16()
+        for weight, bias in self.bottom:
+            dense = linear_activation(dense, weight, bias, "relu")
+        hidden, layers = self._interact(dense, vectors)
+        for weight, bias in layers:
+            hidden = linear_activation(hidden, weight, bias, "relu")
+        return hidden
+
+    def _interact(
+        self, dense: Tensor, vectors: Tensor
+    ) -> tuple[Tensor, Sequence[tuple[Tensor, Tensor]]]:
+        """The interaction, and the hidden layers that are left behind it."""
+        hidden = self.top[:-1]
+        match self.model.config.interaction:
+            case "dot":
+                return dot_interaction(dense, vectors, self.padding), hidden
+            case "cat":
+                return cat_interaction(dense, vectors), hidden
+        weight, bias = hidden[0]
+        first = outer_interaction_linear(
+            dense, vectors, weight, bias, "relu", implementation=self.of_outer
+        )
+        return first, hidden[1:]
+
+    def _leaf(self, name: str, parameter: nn.Parameter) -> Tensor:
+        if not self.padding or name != "prediction_mlp.0.weight":
+            return parameter
+        wide = torch.nn.functional.pad(parameter.detach(), (0, self.padding))
+        parameter.data = wide[:, : -self.padding]
+        return wide.requires_grad_()
+
+
+def dense_parameters(model: Dlrm) -> list[tuple[str, nn.Parameter]]:
+    """Name and value of all but the tables: weight and bias of every linear layer in order."""
+    return [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if not name.startswith("embeddings.")
+    ]
+
+
+def tables(model: Dlrm) -> list[nn.Parameter]:
+    """The weights of the 26 embeddings."""
+    return [value for name, value in model.named_parameters() if name.startswith("embeddings.")]

@@ -1,0 +1,28 @@
+"""A training step in one CUDA graph: warmed, captured once, replayed without a host sync."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+_WARM_UPS = 3  # kernels are built, libraries get their workspaces, launches become plans
+
+
+class Captured:
+    """``work`` captured; calling it replays. It must read and write the same memory every time, and
+    must leave all state as it was while it is warmed up, which is its caller's care."""
+
+    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                work()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            work()
+
+    def __call__(self) -> None:
+        self.graph.replay()

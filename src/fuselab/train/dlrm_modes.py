@@ -1,0 +1,232 @@
+"""Three ways to train a DLRM on a batch, with the same numbers: eager, compile, fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuselab.data import Batch
+from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS
+from fuselab.errors import UnknownNameError
+from fuselab.models.dlrm import Dlrm
+from fuselab.models.dlrm_fused import FusedDlrm, dense_parameters, tables
+from fuselab.train.capturable import DenseOptimizer, TableOptimizer
+from fuselab.train.captured import Captured
+from fuselab.train.optimizers import (
+    dense_optimizer,
+    load_state_tensors,
+    state_tensors,
+    table_optimizer,
+)
+
+MODES = ("eager", "compile", "fused")
+
+
+class Step(Protocol):
+    """Trains ``model`` batch by batch. ``sparse`` of a batch are rows of the tables."""
+
+    model: Dlrm
+
+    def __call__(self, batch: Batch, rate: float) -> Tensor:
+        """One step with this learning rate; the loss before it, 0-d, which the next step may write
+        over."""
+        ...
+
+    def gradients(self, batch: Batch) -> dict[str, Tensor]:
+        """By name those of the dense parameters, and as ``vectors`` [B, 26, D] those of the
+        embeddings; nothing is changed."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's, as ``parameter/key``: torch.optim's names, the same in every mode."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """What ``state`` of any mode gave."""
+        ...
+
+
+def step_of(mode: str, model: Dlrm, optimizer: str, batch_size: int, half: bool = False) -> Step:
+    """The step of a mode. ``half`` multiplies in bfloat16; parameters and loss stay float32.
+
+    Raises UnknownNameError for an unknown mode or optimizer.
+    """
+    match mode:
+        case "eager":
+            return PlainStep(model, optimizer, half)
+        case "compile":
+            return PlainStep(model, optimizer, half, compiled=True)
+        case "fused":
+            return FusedStep(model, optimizer, batch_size, half)
+    raise UnknownNameError("mode", mode, MODES)
+
+
+class PlainStep:
+    """As people write it: autograd, sparse gradients of 26 tables, torch.optim; all that lies
+    behind the tables through torch.compile where ``compiled``.
+
+    A look-up with a sparse gradient is none that torch.compile takes, so it stays outside.
+    """
+
+    def __init__(
+        self, model: Dlrm, optimizer: str, half: bool = False, compiled: bool = False
+    ) -> None:
+        self.model, self.half = model, half
+        for table in model.embeddings:
+            assert isinstance(table, nn.Embedding)
+            table.sparse = True
+        self.head: Callable[[Tensor, Sequence[Tensor]], Tensor] = model.logits_of_vectors
+        if compiled:
+            self.head = torch.compile(self.head, dynamic=False)
+        self.optimizers = (
+            dense_optimizer(optimizer, [value for _, value in dense_parameters(model)], 1.0),
+            table_optimizer(optimizer, tables(model), 1.0),
+        )
+        self.names: dict[Tensor, str] = {
+            parameter: name for name, parameter in model.named_parameters()
+        }
+
+    def __call__(self, batch: Batch, rate: float) -> Tensor:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"] = rate
+        loss = self._loss(batch, self.model.embed_rows(batch.sparse))
+        loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss.detach()
+
+    def gradients(self, batch: Batch) -> dict[str, Tensor]:
+        vectors = [
+            vector.detach().requires_grad_() for vector in self.model.embed_rows(batch.sparse)
+        ]
+        names, dense = zip(*dense_parameters(self.model), strict=True)
+        found = torch.autograd.grad(self._loss(batch, vectors), [*dense, *vectors])
+        return {
+            **dict(zip(names, found, strict=False)),
+            "vectors": torch.stack(found[len(names) :], 1),
+        }
+
+    def _loss(self, batch: Batch, vectors: Sequence[Tensor]) -> Tensor:
+        with torch.autocast(batch.dense.device.type, torch.bfloat16, enabled=self.half):
+            logits = self.head(batch.dense, vectors)
+        return F.binary_cross_entropy_with_logits(logits.float(), batch.labels[:, None])
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            key: value
+            for optimizer in self.optimizers
+            for key, value in state_tensors(optimizer, self.names).items()
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        for optimizer in self.optimizers:
+            own = {
+                parameter: self.names[parameter]
+                for parameter in optimizer.param_groups[0]["params"]
+            }
+            load_state_tensors(optimizer, own, tensors)
+
+
+class FusedStep:
+    """Operators of fuselab, on a GPU the whole step, optimizer and loss included, in one CUDA
+    graph: batch, learning rate and count lie in memory that it reads, and nothing waits for it."""
+
+    def __init__(self, model: Dlrm, optimizer: str, batch_size: int, half: bool = False) -> None:
+        self.model, self.half = model, half
+        device = next(model.parameters()).device
+        self.rate = torch.zeros((), device=device)
+        self.count = torch.zeros((), device=device)
+        self.of_tables = TableOptimizer(optimizer, tables(model), self.rate)
+        self.fused = FusedDlrm(model, half)
+        self.of_dense = DenseOptimizer(optimizer, self.fused.leaves, self.rate)
+        self.loss = torch.zeros((), device=device)
+        self.graph: Captured | None = None
+        if device.type == "cuda":
+            self._capture(batch_size, device)
+
+    def _capture(self, batch_size: int, device: torch.device) -> None:
+        """On zeros of a batch, with an upstream gradient of 0: no parameter moves, no state but the
+        count does."""
+        self.batch = Batch(
+            torch.zeros(batch_size, device=device),
+            torch.zeros(batch_size, DENSE_COLUMNS, device=device),
+            torch.zeros(batch_size, SPARSE_COLUMNS, dtype=torch.int32, device=device),
+        )
+        self.upstream = torch.zeros((), device=device)
+        self.graph = Captured(self._work, device)
+        self.upstream.fill_(1)
+        self.count.zero_()
+
+    def __call__(self, batch: Batch, rate: float) -> Tensor:
+        self.rate.fill_(rate)
+        if self.graph is None:
+            self.batch, self.upstream = batch, self.rate.new_ones(())
+            self._work()
+        else:
+            for mine, given in zip(self.batch, batch, strict=True):
+                mine.copy_(given, non_blocking=True)
+            self.graph()
+        return self.loss
+
+    def _work(self) -> None:
+        self.count += 1
+        grads, of_vectors, loss = self._differentiate(self.batch, self.upstream)
+        self.of_tables.step(self.batch.sparse, of_vectors, self.count)
+        self.of_dense.step(grads, self.count)
+        self.loss.copy_(loss)
+
+    def _differentiate(self, batch: Batch, upstream: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The dense leaves' gradients in float32, the vectors', and the loss."""
+        self.fused.refresh()
+        vectors = self.fused.vectors(batch.sparse).requires_grad_()
+        loss = self.fused.loss(batch.dense, vectors, batch.labels)
+        *grads, of_vectors = torch.autograd.grad(loss, [*self.fused.operands, vectors], upstream)
+        if self.half:
+            wide = [torch.empty_like(leaf) for leaf in self.fused.leaves]
+            torch._foreach_copy_(wide, grads)
+            grads = wide
+        return grads, of_vectors, loss.detach()
+
+    def gradients(self, batch: Batch) -> dict[str, Tensor]:
+        grads, of_vectors, _ = self._differentiate(batch, self.rate.new_ones(()))
+        return {**self._narrowed(grads), "vectors": of_vectors}
+
+    def _narrowed(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """By name, without the columns that a leaf has beyond its parameter."""
+        shapes = dict(dense_parameters(self.model))
+        return {
+            name: tensor[..., : shapes[name].shape[-1]]
+            for name, tensor in zip(self.fused.names, tensors, strict=True)
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for key, tensors in self.of_dense.state.items():
+            found |= {f"{name}/{key}": value for name, value in self._narrowed(tensors).items()}
+        for key, tensors in self.of_tables.state.items():
+            found |= {
+                f"embeddings.{place}.weight/{key}": value for place, value in enumerate(tensors)
+            }
+        counted = {name.rpartition("/")[0] for name in found if not _is_rowwise(name)}
+        return found | {f"{name}/step": self.count.cpu() for name in counted}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        for key, kept in self.of_dense.state.items():
+            for name, mine in self._narrowed(kept).items():
+                mine.copy_(tensors[f"{name}/{key}"])
+        for key, kept in self.of_tables.state.items():
+            for place, mine in enumerate(kept):
+                mine.copy_(tensors[f"embeddings.{place}.weight/{key}"])
+        steps = [value for name, value in tensors.items() if name.endswith("/step")]
+        if steps:
+            self.count.fill_(float(steps[0]))
+
+
+def _is_rowwise(name: str) -> bool:
+    """Row-wise Adagrad's sums have no count beside them."""
+    return name.startswith("embeddings.") and name.endswith("/sum")

@@ -1,0 +1,154 @@
+"""Eager, compile and fused: the same gradients and the same weights, for every optimizer; state
+moves between them, and from and to plain PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fuselab.data import Batch, Rows, pieces, to_batch
+from fuselab.errors import UnknownNameError
+from fuselab.models.dlrm import Dlrm, DlrmConfig
+from fuselab.train.dlrm_modes import Step, step_of
+
+TINY = DlrmConfig(
+    dense_hidden=(24,), embedding_dim=4, prediction_hidden=(16, 8), interaction="dot",
+    largest_table=40,
+)  # fmt: skip
+ROWS = 48
+
+
+def _model(interaction: str = "dot", seed: int = 0) -> Dlrm:
+    torch.manual_seed(seed)
+    return Dlrm(replace(TINY, interaction=interaction))
+
+
+@functools.cache
+def _rows() -> Rows:
+    return next(pieces(6 * ROWS))
+
+
+def _batches(count: int, model: Dlrm) -> list[Batch]:
+    rows = _rows()
+    made = [to_batch(rows[start : start + ROWS]) for start in range(0, count * ROWS, ROWS)]
+    return [Batch(each.labels, each.dense, model.rows(each.sparse)) for each in made]
+
+
+def _train(step: Step, batches: list[Batch], first: int = 0) -> list[float]:
+    rates = [0.05 / (1 + place) for place in range(first, first + len(batches))]
+    return [float(step(batch, rate)) for batch, rate in zip(batches, rates, strict=True)]
+
+
+@pytest.mark.parametrize("interaction", ["outer", "dot", "cat"])
+def test_fused_gradients_are_eagers(interaction: str) -> None:
+    batch = _batches(1, _model())[0]
+    expected = step_of("eager", _model(interaction), "sgd", ROWS).gradients(batch)
+    found = step_of("fused", _model(interaction), "sgd", ROWS).gradients(batch)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("half", [False, True])
+def test_fused_trains_as_eager_does(optimizer: str, half: bool) -> None:
+    eager, fused = _model(), _model()
+    batches = _batches(5, eager)
+    wanted = _train(step_of("eager", eager, optimizer, ROWS, half), batches)
+    found = _train(step_of("fused", fused, optimizer, ROWS, half), batches)
+    assert wanted[0] != wanted[-1]
+    assert found == pytest.approx(wanted, rel=2e-2 if half else 1e-4)
+    before = _model().state_dict()
+    for name, value in eager.state_dict().items():
+        if half:
+            assert not torch.equal(before[name], fused.state_dict()[name])
+            continue
+        torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_compile_trains_as_eager_does() -> None:
+    eager, compiled = _model(), _model()
+    batches = _batches(3, eager)
+    wanted = _train(step_of("eager", eager, "sgd", ROWS), batches)
+    assert _train(step_of("compile", compiled, "sgd", ROWS), batches) == pytest.approx(wanted)
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize(("first", "second"), [("eager", "fused"), ("fused", "eager")])
+def test_state_moves_between_modes(optimizer: str, first: str, second: str) -> None:
+    through, moved = _model(), _model(seed=1)
+    batches = _batches(6, through)
+    before = step_of(first, through, optimizer, ROWS)
+    _train(before, batches[:3])
+    after = step_of(second, moved, optimizer, ROWS)
+    moved.load_state_dict(through.state_dict())
+    after.load_state({name: value.clone() for name, value in before.state().items()})
+    wanted = _train(before, batches[3:], 3)
+    assert _train(after, batches[3:], 3) == pytest.approx(wanted, rel=1e-4)
+    assert after.state().keys() == before.state().keys()
+    for name, value in before.state().items():
+        torch.testing.assert_close(
+            after.state()[name].float(), value.float(), rtol=1e-3, atol=1e-5, msg=name
+        )
+
+
+def test_what_trained_fused_is_a_plain_state_dict() -> None:
+    fused, plain = _model(), _model(seed=1)
+    batch = _batches(1, fused)[0]
+    _train(step_of("fused", fused, "sgd", ROWS), [batch])
+    plain.load_state_dict(fused.state_dict())
+    logits = plain.logits_of_rows(batch.dense, batch.sparse)
+    loss = F.binary_cross_entropy_with_logits(logits, batch.labels[:, None])
+    assert float(step_of("fused", fused, "sgd", ROWS)(batch, 1e-9)) == pytest.approx(loss.item())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("interaction", ["dot", "outer"])
+@pytest.mark.parametrize("half", [False, True])
+def test_the_graph_trains_as_eager_on_the_cpu_does(
+    optimizer: str, interaction: str, half: bool
+) -> None:
+    eager, fused = _model(interaction), _model(interaction).cuda()
+    batches = _batches(6, eager)
+    wanted = _train(step_of("eager", eager, optimizer, ROWS), batches)
+    step = step_of("fused", fused, optimizer, ROWS, half)
+    assert step.graph is not None
+    before = _model(interaction).state_dict()
+    for name, value in fused.state_dict().items():  # capturing has changed nothing
+        assert torch.equal(value.cpu(), before[name])
+    found = _train(step, [Batch(*(each.cuda() for each in batch)) for batch in batches])
+    assert found == pytest.approx(wanted, rel=3e-2 if half else 1e-3)
+    if not half:
+        for name, value in eager.state_dict().items():
+            torch.testing.assert_close(
+                fused.state_dict()[name].cpu(), value, rtol=1e-2, atol=1e-3, msg=name
+            )
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_nothing() -> None:
+    model = _model().cuda()
+    batch = Batch(*(each.cuda() for each in _batches(1, _model())[0]))
+    step = step_of("fused", model, "sgd", ROWS)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            step(batch, 0.1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_an_unknown_mode_or_optimizer() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown mode 'fussed'.*Did you mean 'fused'"):
+        step_of("fussed", _model(), "sgd", ROWS)
+    for mode in ("eager", "fused"):
+        with pytest.raises(UnknownNameError, match="unknown optimizer 'lion'"):
+            step_of(mode, _model(), "lion", ROWS)
