@@ -11,7 +11,7 @@ from torch import Tensor
 from fuselab.errors import ArgumentError, DtypeError, ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
 from fuselab.ops.embedding_adagrad_ import reference
-from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, triton_launch
+from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_gradient, tables_and_ids
@@ -22,6 +22,7 @@ from fuselab.ops.embedding_lookup.rules import (
     check_tables,
     compute_dtype,
 )
+from fuselab.runtime.tuning import Config
 
 _NAME = "embedding_adagrad_"
 
@@ -82,6 +83,11 @@ def forward_triton(*args: Any) -> None:
 
 def forward_cpp(*args: Any) -> None:
     cpu_launch.change(*_arguments(*args))
+
+
+def configs_cuda(*args: Any) -> Sequence[Config]:
+    how, tables, rows, _, ids, grad_output = _arguments(*args)
+    return configs.change(how, tables, rows, ids, grad_output)
 
 
 def supports(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> str | None:
@@ -172,5 +178,6 @@ OP = FusedOp(
     validate=validate,
     prefer=prefer,
     dtypes=DTYPES,
+    configs={"cuda": configs_cuda},
     mutates=("tables", "states"),
 )

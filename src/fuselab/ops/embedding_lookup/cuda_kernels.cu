@@ -10,9 +10,13 @@
 //   table is small, it first sorts them by row in shared memory, so that equal rows become
 //   neighbours and most are added up in registers: 1024 samples of a table of 3 rows take 66
 //   atomics instead of 1024.
+// scatter_tiles: the same for whole float rows and a contiguous upstream gradient. A block owns
+//   `samples` samples of all tables, so that ids and gradient are one piece of memory each, copied
+//   to shared memory while ids become rows and tiny tables' samples are sorted by row: DRAM sees
+//   pieces of 1664 bytes a sample for Criteo's 26 tables x 16, where scatter reads 64 at a time.
 // key_positions, reduce_runs, join_runs: the same in a fixed order, and what Adagrad needs, a row's
 //   whole gradient. Positions are sorted by row (between the first two); a group of lanes adds up
-//   kRun sorted positions and writes every row that lies within them. The rest, runs of one row that
+//   `run` sorted positions and writes every row that lies within them. The rest, runs of one row that
 //   cross such a border, are partial sums of which join_runs makes one, in an order that depends on
 //   their number alone. No row is read or written by two groups.
 
@@ -25,8 +29,9 @@
 #include "tables.h"
 
 constexpr int kThreads = 256;
-constexpr int kRun = 32;     // sorted positions per group of lanes
-constexpr int kSmall = 1024; // a table of fewer rows is sorted in shared memory
+constexpr int kSmall = 1024; // a table of fewer rows is sorted in shared memory by scatter,
+constexpr int kTiny = 128;   // and by scatter_tiles
+constexpr int kTileThreads = 128;
 
 enum class Update { gradient, sgd, rowwise_adagrad };
 
@@ -134,6 +139,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// ---------------------------------------------------------------------------- atomics on global memory
+
+// By name: atomicAdd on an address that comes as an integer is one on generic memory, and returns.
+__device__ __forceinline__ void reduce_add(float* to, float x) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "f"(x));
+}
+__device__ __forceinline__ void reduce_add(double* to, double x) {
+  asm volatile("red.global.add.f64 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "d"(x));
+}
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void reduce_add(float* to, float x, float y, float z, float w) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "f"(x), "f"(y), "f"(z), "f"(w));
+}
+#endif
+
 // ---------------------------------------------------------------------------- rows in registers
 
 // `tiles` vectors of each of `lanes` threads: columns (tile * lanes + lane) * vector and on.
@@ -200,14 +222,13 @@ struct Row {
       if (column >= width) continue;
 #if __CUDA_ARCH__ >= 900
       if constexpr (sizeof(Element) == 4 && vector == 4) {
-        atomicAdd(reinterpret_cast<float4*>(row + column),
-                  make_float4(factor * at[tile][0], factor * at[tile][1], factor * at[tile][2],
-                              factor * at[tile][3]));
+        reduce_add(row + column, factor * at[tile][0], factor * at[tile][1], factor * at[tile][2],
+                   factor * at[tile][3]);
         continue;
       }
 #endif
 #pragma unroll
-      for (int i = 0; i < vector; ++i) atomicAdd(row + column + i, factor * at[tile][i]);
+      for (int i = 0; i < vector; ++i) reduce_add(row + column + i, factor * at[tile][i]);
     }
   }
 
@@ -264,6 +285,32 @@ struct Step {
 };
 
 // ---------------------------------------------------------------------------- atomics
+
+// Walks `count` gradients and flushes the sum of each run of equal rows. `fetch(place, value)` loads
+// one and returns its row, -1 for none; `flush(sum, row)`.
+template <class Values, int ahead, class Fetch, class Flush>
+__device__ __forceinline__ void add_runs(int count, Fetch fetch, Flush flush) {
+  Values sum;
+  sum.clear();
+  int64_t current = -1;
+  for (int i = 0; i < count; i += ahead) {
+    Values value[ahead];
+    int64_t row[ahead];
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) row[j] = i + j < count ? fetch(i + j, value[j]) : -1;
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      if (row[j] < 0) continue;
+      if (row[j] != current) {
+        if (current >= 0) flush(sum, current);
+        sum.clear();
+        current = row[j];
+      }
+      sum.add(value[j]);
+    }
+  }
+  if (current >= 0) flush(sum, current);
+}
 
 // Exclusive prefix sum of kSmall counts by kThreads threads, in place.
 __device__ __forceinline__ void scan(int (&counts)[kSmall]) {
@@ -340,43 +387,110 @@ __global__ void __launch_bounds__(kThreads)
 
   const Step<Element> step{learning_rate_tensor, learning_rate, nullptr, 0};
   const Element factor = update == Update::gradient ? Element(1) : -step.rate();
-  constexpr int ahead = kAhead<vector, tiles>;
   constexpr int piece = samples * lanes / kThreads;
   const int begin = threadIdx.x / lanes * piece;
   const Element* grads = grad_output + first * grad_sample_stride + table * grad_table_stride;
-  auto* weights = reinterpret_cast<char*>(description.address[table]);
-  Row<Element, vector, lanes, tiles> sum;
-  sum.clear();
-  int64_t current = -1;
-  for (int i = 0; i < piece; i += ahead) {
-    Row<Element, vector, lanes, tiles> value[ahead];
-    int64_t row[ahead];
-#pragma unroll
-    for (int j = 0; j < ahead; ++j) {
-      row[j] = -1;
-      if (i + j < piece) {
-        const int sample = small ? order[begin + i + j] : begin + i + j;
-        row[j] = rows_of_samples[sample];
-        if (row[j] >= 0) value[j].load(grads + sample * grad_sample_stride, width);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < ahead; ++j) {
-      if (row[j] < 0) continue;
-      if (row[j] != current) {
-        if (current >= 0) {
-          auto* target = weights + current * description.pitch[table];
-          sum.add_to(reinterpret_cast<Element*>(target), width, factor);
-        }
-        sum.clear();
-        current = row[j];
-      }
-      sum.add(value[j]);
-    }
+  using Values = Row<Element, vector, lanes, tiles>;
+  add_runs<Values, kAhead<vector, tiles>>(
+      piece,
+      [&](int place, Values& value) {
+        const int sample = small ? order[begin + place] : begin + place;
+        const int64_t row = rows_of_samples[sample];
+        if (row >= 0) value.load(grads + sample * grad_sample_stride, width);
+        return row;
+      },
+      [&](const Values& sum, int64_t row) {
+        const int64_t target = description.address[table] + row * description.pitch[table];
+        sum.add_to(reinterpret_cast<Element*>(target), width, factor);
+      });
+}
+
+// Sixteen bytes from global to shared memory, not through registers. They are read once: L2 may
+// drop them before the rows that the atomics change.
+__device__ __forceinline__ void copy_ahead(float4* to, const float4* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<unsigned>(__cvta_generic_to_shared(to))),
+               "l"(from), "l"(policy)
+               : "memory");
+}
+
+template <class Id, Rule rule, Update update, int lanes, int samples, int capacity>
+__global__ void __launch_bounds__(kTileThreads)
+    scatter_tiles(const Id* __restrict__ ids, const float* __restrict__ grad_output, int64_t batch,
+                  int tables, int64_t id_sample_stride, int64_t id_table_stride,
+                  const float* learning_rate_tensor, float learning_rate,
+                  const __grid_constant__ Tables<capacity> description) {
+  static_assert(samples <= 32);
+  constexpr int pitch = samples + 1;  // of `places`: groups read one column of it, from 32 banks
+  extern __shared__ float4 tile[];    // (samples, tables, lanes)
+  auto* address = reinterpret_cast<int64_t*>(tile + samples * tables * lanes);
+  int64_t* row_bytes = address + tables;
+  int* rows = reinterpret_cast<int*>(row_bytes + tables);
+  int* places = rows + tables;  // (tables, pitch): the row of each sample; of tiny tables, sorted keys
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * samples;
+  const int count = batch - first < samples ? static_cast<int>(batch - first) : samples;
+
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const float4* grads = reinterpret_cast<const float4*>(grad_output) + first * tables * lanes;
+  for (int i = threadIdx.x; i < count * tables * lanes; i += kTileThreads) {
+    copy_ahead(tile + i, grads + i, policy);
   }
-  if (current >= 0) {
-    auto* target = weights + current * description.pitch[table];
-    sum.add_to(reinterpret_cast<Element*>(target), width, factor);
+  for (int table = threadIdx.x; table < tables; table += kTileThreads) {
+    address[table] = description.address[table];
+    row_bytes[table] = description.pitch[table];
+    rows[table] = static_cast<int>(description.rows[table]);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < samples * tables; i += kTileThreads) {
+    const int sample = i / tables, table = i - sample * tables;
+    int64_t row = -1;
+    if (sample < count && address[table] != 0) {
+      row = checked_row_of<rule>(ids[(first + sample) * id_sample_stride + table * id_table_stride],
+                                 rows[table]);
+    }
+    places[table * pitch + sample] = static_cast<int>(row);
+  }
+  __syncthreads();
+  const int warp_lane = threadIdx.x % 32;
+  for (int table = threadIdx.x / 32; table < tables; table += kTileThreads / 32) {
+    if (rows[table] >= kTiny) continue;
+    int* of_table = places + table * pitch;
+    const int key =
+        warp_lane < samples ? of_table[warp_lane] * 32 + warp_lane : 32 * kTiny;
+    int rank = 0;  // keys are distinct
+    for (int other = 0; other < samples; ++other) {
+      rank += __shfl_sync(0xffffffffu, key, other) < key;
+    }
+    __syncwarp();
+    if (warp_lane < samples) of_table[rank] = key;
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+
+  const Step<float> step{learning_rate_tensor, learning_rate, nullptr, 0};
+  const float factor = update == Update::gradient ? 1.0f : -step.rate();
+  constexpr int width = 4 * lanes;
+  using Values = Row<float, 4, lanes, 1>;
+  for (int table = threadIdx.x / lanes; table < tables; table += kTileThreads / lanes) {
+    const int* of_table = places + table * pitch;
+    const bool tiny = rows[table] < kTiny;
+    add_runs<Values, 8>(
+        samples,
+        [&](int place, Values& value) {
+          const int found = of_table[place];
+          const int sample = tiny ? found & 31 : place;
+          const int64_t row = tiny ? found >> 5 : found;
+          if (row >= 0) {
+            value.load(reinterpret_cast<const float*>(tile + (sample * tables + table) * lanes),
+                       width);
+          }
+          return row;
+        },
+        [&](const Values& sum, int64_t row) {
+          sum.add_to(reinterpret_cast<float*>(address[table] + row * row_bytes[table]), width,
+                     factor);
+        });
   }
 }
 
@@ -401,36 +515,58 @@ __global__ void __launch_bounds__(kThreads)
   keys[position] = static_cast<Key>(row < 0 ? all_rows : first[table] + row);
 }
 
-// Does to one row of one table what its whole gradient asks for.
-template <class Element, Update update, int vector, int lanes, int tiles, int capacity>
-__device__ __forceinline__ void apply(const Row<Element, vector, lanes, tiles>& sum, int64_t key,
-                                      int table, int width, const Step<Compute<Element>>& step,
-                                      const Tables<capacity>& description) {
-  using Number = Compute<Element>;
-  if (description.address[table] == 0) return;
-  const int64_t row = key - description.first[table];
-  auto* weights =
-      reinterpret_cast<Element*>(description.address[table] + row * description.pitch[table]);
-  if constexpr (update == Update::gradient) {
-    sum.store(weights, width);
-    return;
-  }
-  Number factor = step.rate();
-  if constexpr (update == Update::rowwise_adagrad) {
-    auto* state = reinterpret_cast<Number*>(description.state[table]) + row;
-    const unsigned mask = lanes_mask<lanes>();
-    const Number total = *state + sum.squares(mask) / width;
-    __syncwarp(mask);  // every lane has read the state before it changes
-    if (threadIdx.x % lanes == 0) *state = total;
-    factor /= sqrt(total) + step.eps();
-  }
-  Row<Element, vector, lanes, tiles> value;
-  value.load(weights, width);
-  value.add(sum, -factor);
-  value.store(weights, width);
+// position / tables; 32 bits, where they do, divide in a third of the instructions.
+__device__ __forceinline__ int64_t quotient(int64_t position, int tables) {
+  if (position >> 32 == 0) return static_cast<uint32_t>(position) / static_cast<uint32_t>(tables);
+  return position / tables;
 }
 
-template <class Element, class Key, Update update, int vector, int lanes, int tiles, int capacity>
+// A row that its whole gradient is to change, and its state: loaded before that gradient is known.
+template <class Element, Update update, int vector, int lanes, int tiles>
+struct Target {
+  using Number = Compute<Element>;
+  Element* weights = nullptr;
+  Number* state;
+  Row<Element, vector, lanes, tiles> value;
+  Number total;
+
+  template <int capacity>
+  __device__ __forceinline__ void load(int64_t key, int table, int width,
+                                       const Tables<capacity>& description) {
+    if (description.address[table] == 0) return;
+    const int64_t row = key - description.first[table];
+    weights =
+        reinterpret_cast<Element*>(description.address[table] + row * description.pitch[table]);
+    if constexpr (update == Update::gradient) return;
+    value.load(weights, width);
+    if constexpr (update == Update::rowwise_adagrad) {
+      state = reinterpret_cast<Number*>(description.state[table]) + row;
+      total = *state;
+    }
+  }
+
+  __device__ __forceinline__ void change(const Row<Element, vector, lanes, tiles>& sum, int width,
+                                         const Step<Number>& step) {
+    if (weights == nullptr) return;
+    if constexpr (update == Update::gradient) {
+      sum.store(weights, width);
+      return;
+    }
+    Number factor = step.rate();
+    if constexpr (update == Update::rowwise_adagrad) {
+      const unsigned mask = lanes_mask<lanes>();
+      total += sum.squares(mask) / width;
+      __syncwarp(mask);  // every lane has read the state before it changes
+      if (threadIdx.x % lanes == 0) *state = total;
+      factor /= sqrt(total) + step.eps();
+    }
+    value.add(sum, -factor);
+    value.store(weights, width);
+  }
+};
+
+template <class Element, class Key, Update update, int vector, int lanes, int tiles, int run,
+          int capacity>
 __global__ void __launch_bounds__(kThreads)
     reduce_runs(const Key* __restrict__ keys, const int64_t* __restrict__ order,
                 const Element* __restrict__ grad_output, Compute<Element>* __restrict__ heads,
@@ -441,60 +577,53 @@ __global__ void __launch_bounds__(kThreads)
                 const __grid_constant__ Tables<capacity> description) {
   const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
   const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / lanes;
-  const int64_t begin = piece * kRun;
+  const int64_t begin = piece * run;
   if (begin >= positions) return;
-  const int64_t end = begin + kRun < positions ? begin + kRun : positions;
+  const int64_t end = begin + run < positions ? begin + run : positions;
 
   constexpr int ahead = kAhead<vector, tiles>;
   Row<Element, vector, lanes, tiles> sum;
   sum.clear();
-  Key current = keys[begin];
-  int table = 0;
-  bool began_before = begin > 0 && keys[begin - 1] == current;
-  const auto finish = [&](bool goes_on) {
-    if (current == all_rows) return;
-    if (began_before) {
-      sum.store(heads + piece * width, width);
-    } else if (goes_on) {
-      sum.store(tails + piece * width, width);
-    } else {
-      apply<Element, update>(sum, current, table, width, step, description);
-    }
-  };
+  bool began_before = begin > 0 && keys[begin - 1] == keys[begin];
+  bool goes_on = false;
   for (int64_t i = begin; i < end; i += ahead) {
     Row<Element, vector, lanes, tiles> value[ahead];
+    Target<Element, update, vector, lanes, tiles> target[ahead];
     Key key[ahead];
-    int of_table[ahead];
+    bool ends[ahead];
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
-      if (i + j < end) {
-        key[j] = keys[i + j];
-        const int64_t position = order[i + j];
-        const int64_t sample = position / tables;
-        of_table[j] = static_cast<int>(position - sample * tables);
-        value[j].load(grad_output + sample * grad_sample_stride + of_table[j] * grad_table_stride,
-                      width);
-      }
+      ends[j] = false;
+      if (i + j >= end) continue;
+      key[j] = keys[i + j];
+      ends[j] = i + j + 1 == positions || keys[i + j + 1] != key[j];
+      if (key[j] == all_rows) continue;
+      const int64_t position = order[i + j], sample = quotient(position, tables);
+      const int table = static_cast<int>(position - sample * tables);
+      value[j].load(grad_output + sample * grad_sample_stride + table * grad_table_stride, width);
+      if (ends[j]) target[j].load(key[j], table, width, description);
     }
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
-      if (i + j < end) {
-        if (key[j] != current) {
-          finish(false);
-          began_before = false;
-          sum.clear();
-          current = key[j];
-        }
-        table = of_table[j];
-        sum.add(value[j]);
+      if (i + j >= end || key[j] == all_rows) continue;
+      sum.add(value[j]);
+      goes_on = !ends[j];
+      if (goes_on) continue;
+      if (began_before) {
+        sum.store(heads + piece * width, width);
+      } else {
+        target[j].change(sum, width, step);
       }
+      began_before = false;
+      sum.clear();
     }
   }
-  finish(end < positions && keys[end] == current);
+  if (goes_on) sum.store((began_before ? heads : tails) + piece * width, width);
 }
 
 // One warp per piece: joins the run that begins in it and goes on in the next ones.
-template <class Element, class Key, Update update, int vector, int lanes, int tiles, int capacity>
+template <class Element, class Key, Update update, int vector, int lanes, int tiles, int run,
+          int capacity>
 __global__ void __launch_bounds__(kThreads)
     join_runs(const Key* __restrict__ keys, const int64_t* __restrict__ order,
               const Compute<Element>* __restrict__ heads,
@@ -505,25 +634,30 @@ __global__ void __launch_bounds__(kThreads)
               const __grid_constant__ Tables<capacity> description) {
   const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
   const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const int64_t begin = piece * kRun, end = begin + kRun;
+  const int64_t begin = piece * run, end = begin + run;
   if (end >= positions) return;
-  const Key key = keys[end - 1];
-  if (keys[end] != key || key == all_rows) return;
-  if (begin > 0 && keys[begin - 1] == key) return;
+  const Key key = keys[end - 1], next = keys[end];
+  const bool began_before = begin > 0 && keys[begin - 1] == key;
+  if (next != key || key == all_rows || began_before) return;
 
-  int64_t low = end, high = positions;  // the run's end: the first larger key
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (keys[middle] == key) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
+  // The first piece that the run does not reach. Most runs end within 32 pieces, which the lanes look
+  // at first; of the rest they cut a 32nd out at a time.
+  const int lane = threadIdx.x % 32;
+  int64_t low = piece + 2, high = (positions - 1) / run + 1;
+  for (bool near = true; low < high; near = false) {
+    const int64_t stride = near ? 1 : (high - low + 31) / 32, probe = low + lane * stride;
+    const bool reached = probe < high && keys[probe * run] == key;
+    const int count = __popc(__ballot_sync(0xffffffffu, reached));
+    if (count < 32 && low + count * stride < high) high = low + count * stride;
+    if (count > 0) low += (count - 1) * stride + 1;
   }
-  constexpr int ahead = kAhead<vector, tiles>;
-  const int64_t pieces = (low - 1) / kRun - piece;
+  const int64_t pieces = low - piece - 1;
+  constexpr int ahead = vector * tiles > 4 ? kAhead<vector, tiles> : 8;
   constexpr int groups = 32 / lanes;
-  const int group = threadIdx.x % 32 / lanes;
+  const int group = lane / lanes;
+  const int table = static_cast<int>(order[end - 1] % tables);
+  Target<Element, update, vector, lanes, tiles> target;
+  if (group == 0) target.load(key, table, width, description);
   Row<Element, vector, lanes, tiles> sum;
   if (group == 0) {
     sum.load(tails + piece * width, width);
@@ -545,8 +679,5 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncwarp();
   sum.add_groups();
-  if (group == 0) {
-    const int table = static_cast<int>(order[end - 1] % tables);
-    apply<Element, update>(sum, key, table, width, step, description);
-  }
+  if (group == 0) target.change(sum, width, step);
 }

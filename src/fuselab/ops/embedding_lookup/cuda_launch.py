@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops.embedding_lookup import configs
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import Group, alignment, groups
 from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
 from fuselab.ops.indices import CPP_IDS, index_type
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
-from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
+from fuselab.runtime.tuning import Config
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _TYPES = {
@@ -26,13 +27,8 @@ _TYPES = {
 }
 _CHUNKS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
 _THREADS = 256  # kThreads of cuda_kernels.cu
-_RUN = 32  # kRun
+_TILE_THREADS = 128  # kTileThreads
 WIDEST_UPDATE = 1024  # columns that a warp's registers hold
-
-# Rows in flight per thread of look_up; candidates are 2, 4 and 8.
-LOOKUP_ITEMS = 4
-# Samples per block of scatter: more of them make larger runs, fewer make more blocks.
-SCATTER_SAMPLES = (256, 1024)
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,16 @@ def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str 
     output = tables[0].new_empty((*ids.shape, width))
     if output.numel() == 0:
         return output
+    items = configs.chosen_look_up(tables, ids, out_of_range, hash).ahead
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
         step = alignment(*group.addresses, *group.pitches, width * itemsize)
         chunks = width * itemsize // step
         lanes = min(power_of_two(chunks), 32)
-        per_block = _THREADS // lanes * LOOKUP_ITEMS
+        per_block = _THREADS // lanes * items
         CUDA.launch(
             f"look_up<{_CHUNKS[step]}, {CPP_IDS[ids.dtype]}, Rule::{rule(out_of_range, hash)}, "
-            f"{lanes}, {LOOKUP_ITEMS}, {group.capacity}, {index_type(part.numel())}>",
+            f"{lanes}, {items}, {group.capacity}, {index_type(part.numel())}>",
             (ceil_div(part.numel(), per_block), 1, 1),
             (_THREADS, 1, 1),
             (
@@ -134,15 +131,11 @@ def change(
         return
     if grad_output.stride(2) != 1:
         grad_output = grad_output.contiguous()
-    atomics = (
-        how.update != "rowwise_adagrad"
-        and grad_output.element_size() >= 4
-        and not torch.are_deterministic_algorithms_enabled()
-    )
+    config = configs.chosen_change(how, tables, rows, ids, grad_output)
     for group in groups(tables, rows, states):
         if any(table is not None for table in group.tables):
             part = ids[:, group.columns], grad_output[:, group.columns]
-            (_scatter if atomics else _sort_and_reduce)(how, group, *part)
+            _KERNELS[config.kernel](how, group, *part, config)
 
 
 def _spread(group: Group, grad_output: Tensor) -> Spread:
@@ -153,14 +146,12 @@ def _spread(group: Group, grad_output: Tensor) -> Spread:
     return Spread.of(width, itemsize, step)
 
 
-def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor) -> None:
+def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config) -> None:
     batch, tables, width = grad_output.shape
-    spread = _spread(group, grad_output)
-    few, many = SCATTER_SAMPLES
-    samples = many if tables * ceil_div(batch, many) >= 2 * multiprocessors(ids.device) else few
+    samples = config.samples
     CUDA.launch(
         f"scatter<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-        f"Update::{how.update}, {spread}, {samples}, {group.capacity}>",
+        f"Update::{how.update}, {_spread(group, grad_output)}, {samples}, {group.capacity}>",
         (tables * ceil_div(batch, samples), 1, 1),
         (_THREADS, 1, 1),
         (
@@ -177,8 +168,33 @@ def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor) -> Non
     )
 
 
-def _sort_and_reduce(how: Change, group: Group, ids: Tensor, grad_output: Tensor) -> None:
-    """Workspace: 12 bytes per id and as many to sort, 8 D bytes per 32 ids for partial sums."""
+def _scatter_tiles(
+    how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config
+) -> None:
+    batch, tables, width = grad_output.shape
+    CUDA.launch(
+        f"scatter_tiles<{CPP_IDS[ids.dtype]}, {how.rule}, Update::{how.update}, {width // 4}, "
+        f"{config.samples}, {group.capacity}>",
+        (ceil_div(batch, config.samples), 1, 1),
+        (_TILE_THREADS, 1, 1),
+        (
+            ids,
+            grad_output,
+            i64(batch),
+            i32(tables),
+            *map(i64, ids.stride()),
+            *how.numbers(grad_output.dtype)[:2],
+            group.description(),
+        ),
+        shared_bytes=configs.tile_bytes(tables, width, config.samples),
+    )
+
+
+def _sort_and_reduce(
+    how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config
+) -> None:
+    """Workspace: 12 bytes per id and as many to sort, 8 D bytes per ``config.run`` ids for partial
+    sums."""
     positions, tables, width = ids.numel(), ids.shape[1], grad_output.shape[2]
     dtype = compute_dtype(grad_output.dtype)
     short = group.all_rows < 2**31 - 1
@@ -200,10 +216,12 @@ def _sort_and_reduce(how: Change, group: Group, ids: Tensor, grad_output: Tensor
         ),
     )
     keys, order = torch.sort(keys, stable=True)
-    pieces = ceil_div(positions, _RUN)
+    pieces = ceil_div(positions, config.run)
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
     spread = _spread(group, grad_output)
-    arguments = f"{_TYPES[grad_output.dtype]}, {key}, Update::{how.update}, {spread}, "
+    arguments = (
+        f"{_TYPES[grad_output.dtype]}, {key}, Update::{how.update}, {spread}, {config.run}, "
+    )
     sizes = (i64(positions), i32(tables), i32(width), i64(group.all_rows))
     numbers = (*how.numbers(dtype), description)
     CUDA.launch(
@@ -220,6 +238,9 @@ def _sort_and_reduce(how: Change, group: Group, ids: Tensor, grad_output: Tensor
     )
 
 
+_KERNELS = {"scatter": _scatter, "tiles": _scatter_tiles, "sorted": _sort_and_reduce}
+
+
 def _strides(grad_output: Tensor) -> list[i64]:
     return [i64(stride) for stride in grad_output.stride()[:2]]
 
@@ -233,9 +254,10 @@ def _representative_expressions() -> Iterator[str]:
         usual = Spread.of(16, dtype.itemsize, 16)
         updates = ("gradient", "sgd", "rowwise_adagrad")
         for update, spread in (*((update, usual) for update in updates), ("sgd", narrow)):
-            yield f"reduce_runs<{name}, {ids}, Update::{update}, {spread}, 32>"
-            yield f"join_runs<{name}, {ids}, Update::{update}, {spread}, 32>"
-        yield f"reduce_runs<{name}, {ids}, Update::sgd, {wide}, 256>"
+            for run in configs.RUNS if name == "float" else configs.RUNS[:1]:
+                yield f"reduce_runs<{name}, {ids}, Update::{update}, {spread}, {run}, 32>"
+                yield f"join_runs<{name}, {ids}, Update::{update}, {spread}, {run}, 32>"
+        yield f"reduce_runs<{name}, {ids}, Update::sgd, {wide}, {configs.RUNS[0]}, 256>"
         if dtype.itemsize >= 4:
             for spread, samples in ((usual, 1024), (narrow, 256), (wide, 256)):
                 yield (
@@ -243,9 +265,15 @@ def _representative_expressions() -> Iterator[str]:
                 )
     for meaning in ("error", "clamp", "ignore", "modulus"):
         yield f"key_positions<int64_t, int32_t, Rule::{meaning}, 32>"
-        yield f"look_up<uint4, int64_t, Rule::{meaning}, 4, {LOOKUP_ITEMS}, 32, int32_t>"
+        for samples in configs.TILE_SAMPLES:
+            yield f"scatter_tiles<int64_t, Rule::{meaning}, Update::sgd, 4, {samples}, 32>"
+        for ahead in configs.LOOK_UP_AHEAD:
+            yield f"look_up<uint4, int64_t, Rule::{meaning}, 4, {ahead}, 32, int32_t>"
+    for lanes in (1, 32):
+        yield f"scatter_tiles<int32_t, Rule::error, Update::gradient, {lanes}, 16, 256>"
     for chunk in _CHUNKS.values():
-        yield f"look_up<{chunk}, int32_t, Rule::modulus, 4, {LOOKUP_ITEMS}, 256, int64_t>"
+        ahead = configs.LOOK_UP_AHEAD[0]
+        yield f"look_up<{chunk}, int32_t, Rule::modulus, 4, {ahead}, 256, int64_t>"
 
 
 CUDA_EXPRESSIONS = tuple(_representative_expressions())

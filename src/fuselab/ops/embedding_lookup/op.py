@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, reference, triton_launch
+from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, reference, triton_launch
+from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_look_up, tables_and_ids
 from fuselab.ops.embedding_lookup.rewrites import rewrites
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_ids, check_tables
+from fuselab.runtime.tuning import Config
 
 
 def validate(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> None:
@@ -77,6 +79,20 @@ def prefer_backward(
 ) -> Sequence[str]:
     """As ``prefer``: with the forward 669 us, 922 and 9405, most of it 2 GB of zeros."""
     return ("cuda", "triton") if grad_output.is_cuda else ("cpp",)
+
+
+def configs_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    ids: Tensor,
+    rows: Sequence[int],
+    out_of_range: str,
+    hash: str | None,
+) -> Sequence[Config]:
+    how = Change("gradient", out_of_range, hash)
+    # Fresh tensors are aligned as the gradients will be.
+    grads = [grad_output.new_empty((1, grad_output.shape[2])) if need else None for need in needs]
+    return configs.change(how, grads[:-1], rows, ids, grad_output)
 
 
 def cost(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Cost:
@@ -153,5 +169,6 @@ OP = FusedOp(
     rewrites=tuple(rewrites()),
     peers={"per_table": reference.per_table},
     dtypes=DTYPES,
+    configs={"cuda": configs.look_up, "cuda_backward": configs_backward},
     nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",
 )

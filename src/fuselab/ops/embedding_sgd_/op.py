@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
-from fuselab.ops.embedding_lookup import cpu_launch, cuda_launch, triton_launch
+from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_gradient, tables_and_ids
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_gradient, check_ids, check_tables
 from fuselab.ops.embedding_sgd_ import reference
+from fuselab.runtime.tuning import Config
 
 
 def validate(
@@ -53,6 +54,11 @@ def forward_triton(*args: Any) -> None:
 
 def forward_cpp(*args: Any) -> None:
     cpu_launch.change(*_arguments(*args))
+
+
+def configs_cuda(*args: Any) -> Sequence[Config]:
+    how, tables, rows, _, ids, grad_output = _arguments(*args)
+    return configs.change(how, tables, rows, ids, grad_output)
 
 
 def supports(tables: Sequence[Tensor], *_: Any) -> str | None:
@@ -127,6 +133,7 @@ OP = FusedOp(
     validate=validate,
     prefer=prefer,
     dtypes=DTYPES,
+    configs={"cuda": configs_cuda},
     nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",
     mutates=("tables",),
 )
