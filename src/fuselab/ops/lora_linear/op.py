@@ -15,7 +15,7 @@ from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.linear_activation.product import DTYPES, as_rows, empty_output, unit
-from fuselab.ops.lora_linear import launch, tiles
+from fuselab.ops.lora_linear import launch, one_pass, tiles
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
 from fuselab.ops.lora_linear.rewrites import rewrites
 from fuselab.runtime.tuning import Config
@@ -168,6 +168,7 @@ def reduction_configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
 
 # The least that was measured: 4096 x 1024 -> 1024 multiplies so many pairs.
 _MEASURED_PRODUCTS = 2**32
+_ORDER = _BACKWARD_ORDER = ("triton", "triton_library")
 
 
 def prefer(
@@ -195,7 +196,7 @@ def prefer(
     )
     if wants_gradient and activation_named(activation).derivative_of == "preactivation":
         return ("reference",)
-    return _order(input, weight, lora_a)
+    return _ORDER if _is_measured(input, weight, lora_a) else ("reference",)
 
 
 def prefer_backward(
@@ -209,19 +210,18 @@ def prefer_backward(
     *rest: Any,
 ) -> Sequence[str]:
     """As the forward."""
-    return _order(input, weight, lora_a)
+    return _BACKWARD_ORDER if _is_measured(input, weight, lora_a) else ("reference",)
 
 
-def _order(input: Tensor, weight: Tensor, lora_a: Tensor) -> Sequence[str]:
+def _is_measured(input: Tensor, weight: Tensor, lora_a: Tensor) -> bool:
     # Asked before the shapes are validated.
-    measured = (
+    return (
         input.is_cuda
         and input.element_size() == 2
         and input.shape[:-1].numel() * weight.numel() >= _MEASURED_PRODUCTS
         and lora_a.shape[:1].numel() <= tiles.FUSED_RANK
         and all(size % 16 == 0 for size in weight.shape)
     )
-    return ("triton", "triton_library") if measured else ("reference",)
 
 
 def cost(
@@ -388,12 +388,21 @@ OP = FusedOp(
             supports,
             supports_backward,
         ),
+        # Triton's products, and the backward's sums in one pass of CUDA C++.
+        "cuda": Implementation(
+            "cuda",
+            launch.fused_forward,
+            one_pass.backward,
+            one_pass.supports,
+            one_pass.supports_backward,
+        ),
     },
     configs={
         "triton": product_configs,
         "triton_backward": product_configs_backward,
         "triton_library": update_configs,
         "triton_library_backward": reduction_configs,
+        "cuda_backward": one_pass.configs,
     },
     cost=cost,
     cost_backward=cost_backward,
