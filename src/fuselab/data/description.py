@@ -1,122 +1,170 @@
-"""What a Criteo file holds: rows, positives, per column missing, range, cardinality."""
+"""What rows hold: how many, positives; per column missing, range, cardinality; and what taking ids
+by their modulus does to each table."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
-import numpy.typing
 
-from fuselab.data.batches import read
-from fuselab.data.layout import DENSE_COLUMNS, MISSING_COUNT, MISSING_ID, SPARSE_COLUMNS
+from fuselab.data.ids import Modulus
+from fuselab.data.layout import MISSING_ID, column_name
+from fuselab.data.prepared import is_prepared, load_manifest
+from fuselab.data.rejects import Rejects
+from fuselab.data.source import Source
+from fuselab.data.survey import CountStatistics, Distinct, Survey
+from fuselab.errors import DataError
 
-_ROWS_PER_PIECE = 262_144
+_ROWS_PER_PIECE = 65_536
 
 
 @dataclass(frozen=True)
 class CountColumn:
-    """One integer column; missing fields take no part in range and mean (None if all miss)."""
+    """One integer column; missing fields take no part in the rest (None if all are missing)."""
 
     name: str
     missing: int
-    smallest: int | None
-    largest: int | None
+    smallest: float | None
+    largest: float | None
+    mean: float | None
+    std: float | None
     mean_log: float | None  # of log(max(count, 0) + 1)
 
 
 @dataclass(frozen=True)
 class IdColumn:
-    """One categorical column; ``cardinality`` counts the distinct ids, missing left out."""
+    """One categorical column, missing ids left out.
+
+    ``cardinality`` counts the distinct ids, ``top_share`` is the share of all rows that hold the
+    most frequent one. Under ``(id + 1) % table`` they fall into ``slots`` slots, ``colliding`` of
+    them share theirs with another, and the fullest slot gets ``fullest_share`` of all rows. The
+    modulus adds no skew where that is ``top_share``.
+    """
 
     name: str
     missing: int
     cardinality: int
+    top_share: float
+    table: int
+    slots: int
+    colliding: int
+    fullest_share: float
+
+    @property
+    def skew(self) -> float:
+        """Rows in the fullest slot over the mean of the occupied ones; 1 is even."""
+        return self.fullest_share * self.slots
 
 
 @dataclass(frozen=True)
 class Description:
-    """What the whole file holds."""
+    """What all of it holds; ``rejected`` malformed rows were left out, ``left_out`` says which (the
+    first hundred, and last lines that stop short)."""
 
     file: str
     rows: int
     positives: int
     counts: tuple[CountColumn, ...]
     ids: tuple[IdColumn, ...]
+    rejected: int = 0
+    left_out: tuple[str, ...] = ()
 
     @property
     def label_rate(self) -> float:
         return self.positives / self.rows
 
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Description:
+        """Of what ``dataclasses.asdict`` gave."""
+        return cls(
+            **{
+                **saved,
+                "counts": tuple(CountColumn(**column) for column in saved["counts"]),
+                "ids": tuple(IdColumn(**column) for column in saved["ids"]),
+                "left_out": tuple(saved["left_out"]),
+            }
+        )
 
-def describe(path: str | Path) -> Description:
-    """Reads the file once, exactly: memory grows with the distinct ids (4 bytes each), not rows.
 
-    Raises DataError as ``read`` does.
+def describe(
+    path: str | Path, *, modulus: Modulus | None = None, skip_malformed: bool = False
+) -> Description:
+    """Reads everything at ``path`` once, exactly; of a prepared folder, what ``prepare`` found.
+
+    ``modulus`` (default: the Kaggle set's cardinalities) is what collisions are counted for; a
+    prepared folder was described with its own. Memory grows with the distinct ids (12 bytes each),
+    not with the rows. Raises DataError as ``Source`` does.
     """
-    rows = positives = 0
-    counts = [_CountSummary() for _ in range(DENSE_COLUMNS)]
-    distinct = [_DistinctIds() for _ in range(SPARSE_COLUMNS)]
-    for piece in read(path, _ROWS_PER_PIECE):
-        rows += len(piece)
-        positives += int(piece.labels.sum())
-        for column, summary in enumerate(counts):
-            summary.add(piece.counts[:, column])
-        for column, ids in enumerate(distinct):
-            ids.add(piece.ids[:, column])
+    if is_prepared(path):
+        return Description.from_json(load_manifest(Path(path))["description"])
+    rejects = Rejects(skip_malformed)
+    survey = Survey.of(Source.at(path).read(_ROWS_PER_PIECE, rejects), rejects)
+    return describe_survey(str(path), survey, modulus or Modulus())
+
+
+def describe_survey(name: str, survey: Survey, modulus: Modulus) -> Description:
+    """Raises DataError where there is no row."""
+    if not survey.rows:
+        raise DataError(f"{name} holds no complete row.")
     return Description(
-        str(path),
-        rows,
-        positives,
-        tuple(summary.column(f"I{number}") for number, summary in enumerate(counts, 1)),
-        tuple(ids.column(f"C{number}") for number, ids in enumerate(distinct, 1)),
+        name,
+        survey.rows,
+        survey.positives,
+        count_columns(survey.rows, survey.counts),
+        tuple(
+            id_column(column, survey.rows, distinct, table)
+            for column, (distinct, table) in enumerate(
+                zip(survey.ids, modulus.cardinalities, strict=True)
+            )
+        ),
+        survey.rejects.count,
+        (*survey.rejects.sentences, *survey.rejects.cut),
     )
 
 
-class _CountSummary:
-    """Running range and mean of one integer column."""
-
-    def __init__(self) -> None:
-        self.missing = self.present = 0
-        self.smallest: int | None = None
-        self.largest: int | None = None
-        self.sum_log = 0.0
-
-    def add(self, counts: numpy.typing.NDArray[numpy.int64]) -> None:
-        present = counts[counts != MISSING_COUNT]
-        self.missing += len(counts) - len(present)
-        if not len(present):
-            return
-        low, high = int(present.min()), int(present.max())
-        self.smallest = low if self.smallest is None else min(low, self.smallest)
-        self.largest = high if self.largest is None else max(high, self.largest)
-        self.present += len(present)
-        self.sum_log += float(numpy.log1p(numpy.maximum(present, 0)).sum())
-
-    def column(self, name: str) -> CountColumn:
-        mean_log = self.sum_log / self.present if self.present else None
-        return CountColumn(name, self.missing, self.smallest, self.largest, mean_log)
+def count_columns(rows: int, counts: CountStatistics) -> tuple[CountColumn, ...]:
+    """Of ``rows`` rows."""
+    columns = []
+    for column, present in enumerate(counts.present):
+        found: Sequence[float | None] = (None,) * 5
+        if present:
+            std = (counts.squares[column] / present) ** 0.5
+            found = [
+                _plain(value)
+                for value in (
+                    counts.smallest[column],
+                    counts.largest[column],
+                    counts.mean[column],
+                    std,
+                    counts.sum_log[column] / present,
+                )
+            ]
+        columns.append(CountColumn(column_name(1 + column), rows - int(present), *found))
+    return tuple(columns)
 
 
-class _DistinctIds:
-    """The distinct ids of one column, sorted; new ones are merged when they are as many."""
+def id_column(column: int, rows: int, distinct: Distinct, table: int) -> IdColumn:
+    """Of ``rows`` rows; the missing id takes slot 0, as in a table."""
+    values, frequencies = distinct.counted()
+    slots, slot_of = numpy.unique((values + 1) % table, return_inverse=True)
+    load = numpy.bincount(slot_of, weights=frequencies)
+    present = values != MISSING_ID
+    shared = numpy.bincount(slot_of)[slot_of] > 1
+    return IdColumn(
+        column_name(14 + column),
+        int(frequencies[~present].sum()),
+        int(present.sum()),
+        float(frequencies[present].max(initial=0)) / rows,
+        table,
+        len(slots),
+        int((shared & present).sum()),
+        float(load.max(initial=0.0)) / rows,
+    )
 
-    def __init__(self) -> None:
-        self.missing = 0
-        self.held = numpy.empty(0, dtype=numpy.uint32)
-        self.waiting: list[numpy.typing.NDArray[numpy.uint32]] = []
 
-    def add(self, ids: numpy.typing.NDArray[numpy.int64]) -> None:
-        present = ids[ids != MISSING_ID]
-        self.missing += len(ids) - len(present)
-        self.waiting.append(numpy.unique(present.astype(numpy.uint32)))
-        if sum(map(len, self.waiting)) >= len(self.held):
-            self._merge()
-
-    def _merge(self) -> None:
-        self.held = numpy.unique(numpy.concatenate([self.held, *self.waiting]))
-        self.waiting = []
-
-    def column(self, name: str) -> IdColumn:
-        self._merge()
-        return IdColumn(name, self.missing, len(self.held))
+def _plain(value: float) -> float:
+    """Whole numbers as integers, as the file has them."""
+    return int(value) if float(value).is_integer() else float(value)

@@ -7,6 +7,7 @@ missing). Further columns are not read.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy
@@ -32,9 +33,19 @@ _BATCH_ROWS = 16_384
 
 
 def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
-    """Its row groups, one by one; a file has as many parts as its writer gave it."""
+    """Whole row groups, as many as make ``part_bytes``: ranges of their numbers."""
     with _opened(path) as file:
-        return [(group, group + 1) for group in range(file.metadata.num_row_groups)]
+        sizes = [
+            file.metadata.row_group(group).total_byte_size
+            for group in range(file.metadata.num_row_groups)
+        ]
+    cuts, size = [0], 0
+    for group, more in enumerate(sizes):
+        if size and size + more > part_bytes:
+            cuts.append(group)
+            size = 0
+        size += more
+    return list(pairwise([*cuts, len(sizes)]))
 
 
 def count_rows(path: Path) -> int:

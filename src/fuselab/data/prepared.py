@@ -20,11 +20,15 @@ from typing import Any
 
 import numpy
 
+from fuselab.data.dense import Dense
+from fuselab.data.ids import Modulus, Vocabulary
 from fuselab.data.layout import SPARSE_COLUMNS
+from fuselab.data.metadata import load_vocabulary
 from fuselab.data.records import RECORD, Records
 from fuselab.errors import DataError
 
 MANIFEST = "manifest.json"
+PLAN = "plan.json"  # of an unfinished preparation
 VOCABULARY = "vocabulary.npz"
 SCHEMA = 1
 
@@ -66,6 +70,17 @@ class Prepared:
         self.shards = [_open_shard(self.folder / name, rows) for name, rows in listed]
         self._ends = list(itertools.accumulate(shard.rows for shard in self.shards))
         self._descriptors: dict[int, int] = {}
+
+    def ids(self) -> Modulus | Vocabulary:
+        """How ids became indices: what other rows need for the same model."""
+        if self.manifest["ids"] == "vocabulary":
+            return load_vocabulary(self.folder / VOCABULARY)
+        return Modulus(self.cardinalities)
+
+    def dense(self) -> Dense:
+        """How counts were transformed."""
+        smallest = self.manifest["dense"]["smallest"]
+        return Dense(self.manifest["dense"]["name"], None if smallest is None else tuple(smallest))
 
     @property
     def rows(self) -> int:
@@ -109,7 +124,7 @@ class Prepared:
 def is_prepared(path: str | Path) -> bool:
     """Whether ``path`` is a folder with a manifest, or with what an unfinished preparation left."""
     folder = Path(path)
-    return folder.is_dir() and ((folder / MANIFEST).exists() or (folder / "plan.json").exists())
+    return folder.is_dir() and ((folder / MANIFEST).exists() or (folder / PLAN).exists())
 
 
 def load_manifest(folder: Path) -> Mapping[str, Any]:

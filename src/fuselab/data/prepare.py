@@ -1,0 +1,443 @@
+"""From a source to the prepared format: in parts, in processes, and from where it was stopped.
+
+Two walks over the source. The first surveys every part; from that come the split, the vocabulary
+(of training rows alone) and the dense statistics. The second writes every part as a shard. What a
+part gives is written aside, flushed and renamed, so a file that is there is whole: a run that was
+killed, or that filled the disk, goes on behind the last of them. The manifest is written last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from fuselab.data.dense import TRANSFORMS, Dense
+from fuselab.data.description import count_columns, describe_survey
+from fuselab.data.ids import Modulus, Vocabulary
+from fuselab.data.layout import Rows
+from fuselab.data.metadata import load_vocabulary, save_vocabulary
+from fuselab.data.prepared import MANIFEST, PLAN, SCHEMA, VOCABULARY, Prepared, load_manifest
+from fuselab.data.processes import available_cores, each
+from fuselab.data.progress import Progress
+from fuselab.data.records import RECORD, fill
+from fuselab.data.rejects import Rejects
+from fuselab.data.source import PART_BYTES, Part, Source
+from fuselab.data.survey import CountStatistics, Distinct, Saved, Survey
+from fuselab.errors import ArgumentError, DataError, OutputError, UnknownNameError
+from fuselab.report.files import folder_for_results, replacing, write_json
+
+VALIDATIONS = ("auto", "day", "seventh", "none")
+_MOST_PARTS = 1024
+_LOCK = ".lock"
+_VALUES = "vocabulary-values.npy"  # all columns end to end, for the workers to map
+
+
+def prepare(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    ids: str | Modulus | Vocabulary = "modulus",
+    min_frequency: int = 1,
+    dense: str | Dense = "log1p",
+    validation: str = "auto",
+    skip_malformed: bool = False,
+    processes: int | None = None,
+    part_bytes: int = PART_BYTES,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Writes the rows of ``source`` (see ``Source.at``) into ``folder`` and opens it.
+
+    Where ``folder`` holds an unfinished preparation of the same source and options, what is there
+    is kept; a finished one is opened as it is.
+
+    Args:
+        ids: ``"modulus"`` (the Kaggle set's cardinalities), ``"vocabulary"`` (of the ids that at
+            least ``min_frequency`` training rows hold; one more slot for all others), or a Modulus
+            or Vocabulary as it is.
+        dense: the transform, a ``Dense`` or its name; the smallest values of ``"shifted"`` are
+            taken from the training rows.
+        validation: the rows put aside: ``"day"`` the last file, ``"seventh"`` the last seventh,
+            ``"none"``, ``"auto"`` the last file where there are several, else the last seventh.
+        skip_malformed: leave malformed rows out, counted and listed in the manifest.
+        processes: at once; all cores by default.
+        part_bytes: of a source's text per shard.
+
+    Raises DataError for what is malformed and for a source without rows, ArgumentError for options
+    that do not fit each other or the folder, OutputError where the folder cannot be written (what
+    was written stays, to go on from).
+    """
+    _check(ids, min_frequency, dense, validation)
+    found = Source.at(source)
+    with folder_for_results(folder) as root, _alone(root), _kept():
+        every = max(part_bytes, sum(file.stat().st_size for file in found.files) // _MOST_PARTS)
+        plan = {
+            "files": [_identity(file) for file in found.files],
+            "ids": _name_of(ids),
+            "min_frequency": min_frequency,
+            "dense": asdict(dense) if isinstance(dense, Dense) else {"name": dense},
+            "validation": validation,
+            "skip_malformed": skip_malformed,
+            "part_bytes": every,
+        }
+        plan = json.loads(json.dumps(plan))
+        if (root / MANIFEST).exists():
+            _refuse_other(root, load_manifest(root).get("plan"), plan)
+            return Prepared(root)
+        _begin(root, plan)
+        run = _Run(root, found, found.parts(every), processes or available_cores(), progress)
+        surveys = run.survey(skip_malformed)
+        boundary = run.boundary(surveys, validation)
+        training = run.training_surveys(surveys, boundary, skip_malformed)
+        counts = _total([survey.counts for survey in training])
+        if ids == "vocabulary":
+            ids = run.vocabulary(training, min_frequency)
+        elif ids == "modulus":
+            ids = Modulus()
+        assert not isinstance(ids, str)
+        if not isinstance(dense, Dense):
+            dense = Dense(dense, _smallest(counts) if dense == "shifted" else None)
+        run.convert(surveys, ids, dense, skip_malformed)
+        run.finish(plan, surveys, boundary, ids, dense, counts)
+        return Prepared(root)
+
+
+@dataclass(frozen=True)
+class _SurveyTask:
+    """Survey the first ``rows`` rows of a part (all, where None) into ``output``."""
+
+    part: Part
+    output: Path
+    skip_malformed: bool
+    rows: int | None = None
+
+
+def _survey(task: _SurveyTask) -> int:
+    """Returns the rows."""
+    rejects = Rejects(task.skip_malformed)
+    survey = Survey.of(_first(task.part.read(rejects), task.rows), rejects)
+    with replacing(task.output) as temporary:
+        survey.save(temporary)
+    return survey.rows
+
+
+@dataclass(frozen=True)
+class _ConvertTask:
+    """Write a part's ``rows`` rows as records; ``ids`` may be the vocabulary's table sizes, whose
+    values are then mapped from ``values``."""
+
+    part: Part
+    output: Path
+    rows: int
+    ids: Modulus | tuple[int, ...]
+    values: Path
+    dense: Dense
+    skip_malformed: bool
+
+
+def _convert(task: _ConvertTask) -> int:
+    """Returns the rows."""
+    ids = task.ids if isinstance(task.ids, Modulus) else _mapped(task.values, task.ids)
+    written = 0
+    with replacing(task.output) as temporary, temporary.open("wb") as file:
+        header = {"descr": RECORD.descr, "fortran_order": False, "shape": (task.rows,)}
+        numpy.lib.format.write_array_header_1_0(file, header)
+        for piece in task.part.read(Rejects(task.skip_malformed)):
+            records = numpy.empty(len(piece), RECORD)
+            fill(records, piece, ids, task.dense)
+            file.write(records.view(numpy.uint8).data)
+            written += len(piece)
+        if written != task.rows:
+            raise DataError(
+                f"{task.part.file} changed while it was read: {task.rows} rows, then {written}; "
+                "prepare it again into a new folder when it stays as it is."
+            )
+    return written
+
+
+@functools.lru_cache(maxsize=1)
+def _mapped(values: Path, sizes: tuple[int, ...]) -> Vocabulary:
+    """The workers share its pages: the Kaggle set's are 270 MB."""
+    ends = numpy.cumsum([0, *(size - 1 for size in sizes)]).tolist()
+    mapped = numpy.load(values, mmap_mode="r") if ends[-1] else numpy.empty(0, numpy.int64)
+    return Vocabulary([mapped[start:stop] for start, stop in pairwise(ends)])
+
+
+class _Run:
+    """The walks, each over the parts whose result is not there yet."""
+
+    def __init__(
+        self,
+        root: Path,
+        source: Source,
+        parts: Sequence[Part],
+        processes: int,
+        progress: Progress | None,
+    ) -> None:
+        self.root, self.source, self.parts = root, source, parts
+        self.processes, self.progress = processes, progress
+
+    def survey(self, skip_malformed: bool) -> list[Saved]:
+        outputs = [self.root / f"survey-{number:05}.npz" for number in range(len(self.parts))]
+        tasks = [
+            _SurveyTask(part, output, skip_malformed)
+            for part, output in zip(self.parts, outputs, strict=True)
+        ]
+        self._walk("survey", _survey, tasks)
+        return [Saved(output) for output in outputs]
+
+    def boundary(self, surveys: Sequence[Saved], validation: str) -> int:
+        """The first validation row."""
+        total = sum(survey.rows for survey in surveys)
+        if not total:
+            raise DataError(f"{self.source.path} holds no complete row.")
+        if validation == "none":
+            return total
+        days = len(self.source.files)
+        if validation == "seventh" or (validation == "auto" and days == 1):
+            return total - total // 7
+        if days == 1:
+            raise ArgumentError(
+                f"{self.source.path} is one file: its last day is not known; take validation "
+                "'seventh', or give the days as files."
+            )
+        last = self.source.files[-1]
+        kept = [
+            survey.rows
+            for part, survey in zip(self.parts, surveys, strict=True)
+            if part.file != last
+        ]
+        return sum(kept)
+
+    def training_surveys(
+        self, surveys: Sequence[Saved], boundary: int, skip_malformed: bool
+    ) -> list[Saved]:
+        """Those of the rows before ``boundary``: the part that it cuts is surveyed up to there."""
+        training = []
+        left = boundary
+        for part, survey in zip(self.parts, surveys, strict=True):
+            if 0 < left < survey.rows:
+                output = self.root / "survey-boundary.npz"
+                self._walk("survey", _survey, [_SurveyTask(part, output, skip_malformed, left)])
+                survey = Saved(output)
+            if left > 0:
+                training.append(survey)
+            left -= survey.rows
+        return training
+
+    def vocabulary(self, training: Sequence[Saved], min_frequency: int) -> Vocabulary:
+        path = self.root / VOCABULARY
+        if not path.exists():
+            columns = []
+            for column in range(len(Modulus().cardinalities)):
+                values, frequencies = _gathered(training, column).counted()
+                columns.append(values[frequencies >= min_frequency])
+            save_vocabulary(path, Vocabulary(columns))
+        return load_vocabulary(path)
+
+    def convert(
+        self,
+        surveys: Sequence[Saved],
+        ids: Modulus | Vocabulary,
+        dense: Dense,
+        skip_malformed: bool,
+    ) -> None:
+        values = self.root / _VALUES
+        told: Modulus | tuple[int, ...]
+        if isinstance(ids, Vocabulary):
+            told = ids.cardinalities
+            if not (self.root / VOCABULARY).exists():
+                save_vocabulary(self.root / VOCABULARY, ids)
+            with replacing(values) as temporary:
+                numpy.save(temporary, numpy.concatenate(ids.values))
+        else:
+            told = ids
+        tasks = [
+            _ConvertTask(part, output, survey.rows, told, values, dense, skip_malformed)
+            for part, output, survey in zip(self.parts, self._shards(), surveys, strict=True)
+            if survey.rows
+        ]
+        self._walk("write", _convert, tasks)
+
+    def finish(
+        self,
+        plan: dict[str, Any],
+        surveys: Sequence[Saved],
+        boundary: int,
+        ids: Modulus | Vocabulary,
+        dense: Dense,
+        counts: CountStatistics,
+    ) -> None:
+        """The manifest, and then what it makes superfluous."""
+        description = describe_survey(self.source.path, _whole(surveys), Modulus(ids.cardinalities))
+        manifest = {
+            "schema": SCHEMA,
+            "rows": description.rows,
+            "validation_first": boundary,
+            "ids": "vocabulary" if isinstance(ids, Vocabulary) else "modulus",
+            "cardinalities": ids.cardinalities,
+            "dense": dense,
+            "training_counts": count_columns(boundary, counts),
+            "shards": [
+                {"file": path.name, "rows": survey.rows}
+                for path, survey in zip(self._shards(), surveys, strict=True)
+                if survey.rows
+            ],
+            "description": description,
+            "plan": plan,
+        }
+        write_json(self.root / MANIFEST, manifest)
+        for path in (self.root / PLAN, self.root / _VALUES, *self.root.glob("survey-*.npz")):
+            path.unlink(missing_ok=True)
+
+    def _shards(self) -> list[Path]:
+        return [self.root / f"rows-{number:05}.npy" for number in range(len(self.parts))]
+
+    def _walk(self, what: str, work: Callable[[Any], int], tasks: Sequence[Any]) -> None:
+        left = [task for task in tasks if not task.output.exists()]
+        if self.progress is not None and left:
+            self.progress.begin(what, len(left))
+        for _, rows in each(work, left, self.processes):
+            if self.progress is not None:
+                self.progress.update(rows)
+
+
+# --- before the work -----------------------------------------------------------------------------
+
+
+def _check(
+    ids: str | Modulus | Vocabulary, min_frequency: int, dense: str | Dense, validation: str
+) -> None:
+    if isinstance(ids, str) and ids not in ("modulus", "vocabulary"):
+        raise UnknownNameError("kind of ids", ids, ("modulus", "vocabulary"))
+    if validation not in VALIDATIONS:
+        raise UnknownNameError("validation", validation, VALIDATIONS)
+    if isinstance(dense, str) and dense not in TRANSFORMS:
+        raise UnknownNameError("dense transform", dense, TRANSFORMS)
+    if min_frequency < 1:
+        raise ArgumentError(f"min_frequency is {min_frequency}; expected at least 1.")
+    if min_frequency > 1 and ids != "vocabulary":
+        raise ArgumentError("min_frequency is for a vocabulary that is built; take ids vocabulary.")
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Refuses a folder that another process is preparing; clears what a killed one was writing."""
+    path = root / _LOCK
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ArgumentError(
+                f"{root} is being prepared by another process; wait for it, or give another folder."
+            ) from None
+        try:
+            if (root / PLAN).exists():
+                for left in root.glob(".fuselab-*"):
+                    left.unlink(missing_ok=True)
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Adds to a full disk's sentence what to do about it."""
+    try:
+        yield
+    except OutputError as error:
+        raise OutputError(
+            f"{error} What is prepared so far is kept: the same command goes on from there."
+        ) from error
+
+
+def _begin(root: Path, plan: dict[str, Any]) -> None:
+    path = root / PLAN
+    if path.exists():
+        with contextlib.suppress(ValueError):
+            _refuse_other(root, json.loads(path.read_text()), plan)
+        return
+    others = [name for name in os.listdir(root) if name != _LOCK]
+    if others:
+        raise ArgumentError(
+            f"{root} is not empty (it holds {min(others)}) and no preparation; give a new folder."
+        )
+    write_json(path, plan)
+
+
+def _refuse_other(root: Path, there: Any, plan: dict[str, Any]) -> None:
+    if there == plan:
+        return
+    differing = [key for key in plan if not isinstance(there, dict) or there.get(key) != plan[key]]
+    raise ArgumentError(
+        f"{root} holds a preparation with other {', '.join(differing)}; give another folder, or "
+        "delete this one."
+    )
+
+
+def _identity(file: Path) -> dict[str, Any]:
+    found = file.stat()
+    return {"name": file.name, "bytes": found.st_size, "modified_ns": found.st_mtime_ns}
+
+
+def _name_of(ids: str | Modulus | Vocabulary) -> Any:
+    if isinstance(ids, str):
+        return ids
+    if isinstance(ids, Modulus):
+        return list(ids.cardinalities)
+    digest = hashlib.sha256()
+    for values in ids.values:
+        digest.update(len(values).to_bytes(8, "little") + numpy.ascontiguousarray(values).data)
+    return digest.hexdigest()
+
+
+# --- adding up -----------------------------------------------------------------------------------
+
+
+def _first(pieces: Iterator[Rows], rows: int | None) -> Iterator[Rows]:
+    """The first ``rows`` rows, all where None."""
+    for piece in pieces:
+        if rows is None:
+            yield piece
+        elif rows > 0:
+            yield piece[:rows]
+            rows -= len(piece)
+
+
+def _gathered(surveys: Sequence[Saved], column: int) -> Distinct:
+    distinct = Distinct()
+    for survey in surveys:
+        survey.add_to(distinct, column)
+    return distinct
+
+
+def _total(parts: Sequence[CountStatistics]) -> CountStatistics:
+    return functools.reduce(CountStatistics.plus, parts, Survey().counts)
+
+
+def _whole(surveys: Sequence[Saved]) -> Survey:
+    rejects = Rejects(skip=True)
+    for survey in surveys:
+        rejects.add(survey.rejects)
+    return Survey(
+        sum(survey.rows for survey in surveys),
+        sum(survey.positives for survey in surveys),
+        _total([survey.counts for survey in surveys]),
+        [_gathered(surveys, column) for column in range(len(Survey().ids))],
+        rejects,
+    )
+
+
+def _smallest(counts: CountStatistics) -> tuple[float, ...]:
+    """Of the training rows, with a missing count as 0, which is what it is taken for."""
+    return tuple(numpy.minimum(counts.smallest, 0.0).tolist())

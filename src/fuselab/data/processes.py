@@ -1,0 +1,61 @@
+"""The same work on many parts, in processes: in order, interruptible, with no one left behind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing.connection import wait
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def each(
+    work: Callable[[Task], Result], tasks: Sequence[Task], processes: int
+) -> Iterator[tuple[Task, Result]]:
+    """Yields every task with its result, as they end. The first exception ends it: tasks under way
+    are finished, no other is begun. With one process, or one task, the work is done here."""
+    if min(processes, len(tasks)) <= 1:
+        for task in tasks:
+            yield task, work(task)
+        return
+    # Spawned, not forked: torch's threads do not survive a fork.
+    pool = ProcessPoolExecutor(
+        min(processes, len(tasks)), multiprocessing.get_context("spawn"), _settle
+    )
+    with pool:
+        futures: dict[Future[Result], Task] = {}
+        try:
+            for task in tasks:
+                futures[pool.submit(work, task)] = task
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _settle() -> None:
+    """Ctrl-C is the parent's to answer; and a worker does not outlive a parent that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    sentinel = parent.sentinel
+
+    def follow() -> None:
+        with contextlib.suppress(OSError):
+            wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -1,0 +1,164 @@
+"""What some rows hold, in a form that can be added up: of parts, in processes, in any order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy
+import numpy.typing
+
+from fuselab.data.layout import DENSE_COLUMNS, MISSING_ID, SPARSE_COLUMNS, Counts, Rows, is_missing
+from fuselab.data.rejects import Rejects
+
+Floats = numpy.typing.NDArray[numpy.float64]
+Ids = numpy.typing.NDArray[numpy.int64]
+Frequencies = numpy.typing.NDArray[numpy.uint32]
+
+
+@dataclass
+class CountStatistics:
+    """Per count column, float64 [13], over the fields that are present: how many, their extremes
+    (infinite where there are none), mean, sum of squared differences from it, and the sum of
+    log(max(count, 0) + 1)."""
+
+    present: Floats
+    smallest: Floats
+    largest: Floats
+    mean: Floats
+    squares: Floats
+    sum_log: Floats
+
+    @classmethod
+    def of(cls, counts: Counts) -> CountStatistics:
+        values = numpy.where(is_missing(counts), numpy.nan, counts)
+        present = numpy.isfinite(values).sum(axis=0, dtype=numpy.float64)
+        mean = numpy.nansum(values, axis=0) / numpy.maximum(present, 1)
+        return cls(
+            present,
+            numpy.fmin.reduce(values, axis=0, initial=numpy.inf),
+            numpy.fmax.reduce(values, axis=0, initial=-numpy.inf),
+            mean,
+            numpy.nansum((values - mean) ** 2, axis=0),
+            numpy.log1p(numpy.fmax(values, 0)).sum(axis=0),
+        )
+
+    def plus(self, other: CountStatistics) -> CountStatistics:
+        """Of both. Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979)."""
+        present = self.present + other.present
+        share = other.present / numpy.maximum(present, 1)
+        apart = other.mean - self.mean
+        return CountStatistics(
+            present,
+            numpy.minimum(self.smallest, other.smallest),
+            numpy.maximum(self.largest, other.largest),
+            self.mean + apart * share,
+            self.squares + other.squares + apart**2 * self.present * share,
+            self.sum_log + other.sum_log,
+        )
+
+
+class Distinct:
+    """The distinct ids of one column, sorted, and how often each came (at most 2^32 - 1).
+
+    12 bytes an id. What is added waits until it is as much as what is held, so that adding up many
+    parts sorts everything a few times only.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[Ids, Frequencies] = (
+            numpy.empty(0, numpy.int64),
+            numpy.empty(0, numpy.uint32),
+        )
+        self._waiting: list[tuple[Ids, Frequencies]] = []
+
+    def add(self, values: Ids, frequencies: Frequencies) -> None:
+        """Distinct ids, sorted, and how often each came."""
+        self._waiting.append((values, frequencies))
+        if sum(len(values) for values, _ in self._waiting) >= len(self._held[0]):
+            self._merge()
+
+    def add_ids(self, ids: Ids) -> None:
+        """Ids as they come."""
+        values, frequencies = numpy.unique(ids, return_counts=True)
+        self.add(values, frequencies.astype(numpy.uint32))
+
+    def counted(self) -> tuple[Ids, Frequencies]:
+        self._merge()
+        return self._held
+
+    def _merge(self) -> None:
+        if not self._waiting:
+            return
+        every = [self._held, *self._waiting]
+        values = numpy.concatenate([values for values, _ in every])
+        frequencies = numpy.concatenate([frequencies for _, frequencies in every])
+        self._waiting = []
+        order = numpy.argsort(values, kind="stable")
+        values = values[order]
+        if not len(values):
+            return
+        starts = numpy.flatnonzero(numpy.diff(values, prepend=values[0] - 1))
+        sums = numpy.add.reduceat(frequencies[order], starts, dtype=numpy.int64)
+        self._held = values[starts], numpy.minimum(sums, 2**32 - 1).astype(numpy.uint32)
+
+
+@dataclass
+class Survey:
+    """Rows, positive labels, statistics of the counts, distinct ids of every column (the missing id
+    -1 among them), and what the reader left out."""
+
+    rows: int = 0
+    positives: int = 0
+    counts: CountStatistics = field(
+        default_factory=lambda: CountStatistics.of(numpy.empty((0, DENSE_COLUMNS)))
+    )
+    ids: list[Distinct] = field(default_factory=lambda: [Distinct() for _ in range(SPARSE_COLUMNS)])
+    rejects: Rejects = field(default_factory=Rejects)
+
+    @classmethod
+    def of(cls, pieces: Iterable[Rows], rejects: Rejects) -> Survey:
+        """Reads the pieces, whose reader reports to ``rejects``."""
+        survey = cls(rejects=rejects)
+        for piece in pieces:
+            survey.rows += len(piece)
+            survey.positives += int(piece.labels.sum())
+            survey.counts = survey.counts.plus(CountStatistics.of(piece.counts))
+            for column, distinct in enumerate(survey.ids):
+                distinct.add_ids(piece.ids[:, column])
+        return survey
+
+    def missing_ids(self, column: int) -> int:
+        values, frequencies = self.ids[column].counted()
+        return int(frequencies[values == MISSING_ID].sum())
+
+    def save(self, path: Path) -> None:
+        """Everything, for ``Saved``."""
+        numbers = {"rows": self.rows, "positives": self.positives, "rejects": asdict(self.rejects)}
+        arrays = {"numbers": numpy.array(json.dumps(numbers)), "counts": _stacked(self.counts)}
+        for column, distinct in enumerate(self.ids):
+            arrays[f"values_{column}"], arrays[f"frequencies_{column}"] = distinct.counted()
+        with path.open("wb") as file:
+            numpy.savez(file, allow_pickle=False, **arrays)
+
+
+class Saved:
+    """A survey in a file: its numbers at once, its ids column by column when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with numpy.load(path) as arrays:
+            numbers = json.loads(str(arrays["numbers"]))
+            self.counts = CountStatistics(*arrays["counts"])
+        self.rows, self.positives = numbers["rows"], numbers["positives"]
+        self.rejects = Rejects(**numbers["rejects"])
+
+    def add_to(self, distinct: Distinct, column: int) -> None:
+        with numpy.load(self.path) as arrays:
+            distinct.add(arrays[f"values_{column}"], arrays[f"frequencies_{column}"])
+
+
+def _stacked(counts: CountStatistics) -> Floats:
+    return numpy.stack([*vars(counts).values()])
