@@ -12,6 +12,7 @@ from fuselab.errors import (
     IndexRangeError,
     ShapeError,
     UnknownNameError,
+    UnsupportedError,
 )
 from fuselab.ops import embedding_lookup
 from fuselab.ops.embedding_lookup.cuda_launch import Spread
@@ -175,6 +176,21 @@ def test_second_derivatives(implementation):
 
     assert torch.autograd.gradcheck(function, leaves)
     assert torch.autograd.gradgradcheck(function, leaves)
+
+
+def test_batched_upstream_gradients_are_refused_but_under_vmap():
+    tables, ids, _ = made(6, 4, sizes=(3, 5))
+    upstream = torch.randn(7, 6, 2, 4)
+    leaves = [table.clone().requires_grad_() for table in tables]
+    output = embedding_lookup(leaves, ids)
+    with pytest.raises(UnsupportedError, match=r"is_grads_batched=True.*torch\.func\.vmap"):
+        torch.autograd.grad(output, leaves, upstream, is_grads_batched=True)
+    _, pull = torch.func.vjp(lambda *given: embedding_lookup(given, ids), *tables)
+    for ours, table in zip(torch.func.vmap(pull)(upstream), (0, 1), strict=True):
+        for one, grad in zip(ours, upstream, strict=True):
+            torch.testing.assert_close(
+                one.double(), exact_gradients(tables, ids, grad)[table], rtol=1e-6, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

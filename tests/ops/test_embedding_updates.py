@@ -6,7 +6,14 @@ import pytest
 import torch
 from embedding_cases import assert_near, exact_adagrad, exact_gradients, made
 
-from fuselab.errors import ArgumentError, DtypeError, IndexRangeError, ShapeError, UnknownNameError
+from fuselab.errors import (
+    ArgumentError,
+    DtypeError,
+    IndexRangeError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
 from fuselab.runtime.fallback import strict
@@ -204,6 +211,15 @@ def test_a_second_derivative_raises():
             leaves_of(tables),
         )
     assert first.requires_grad
+
+
+def test_several_upstream_gradients_at_once_are_refused():
+    tables, ids, grad = made(8, 4)
+    leaves = leaves_of(tables)
+    output = updating_embedding_lookup(leaves, ids, "sgd", 0.1)
+    with pytest.raises(UnsupportedError, match="leave is_grads_batched=True out"):
+        torch.autograd.grad(output, leaves, grad[None], is_grads_batched=True, allow_unused=True)
+    assert all(torch.equal(*pair) for pair in zip(leaves, tables, strict=True))
 
 
 def test_a_rate_on_the_device_may_change():

@@ -225,6 +225,8 @@ class _Raw:
             torch.library.register_fake(f"{name}{suffix}", fake, lib=library)
             rule = _refuse_vmap(short) if mutates else _loop_over_batch(overload)
             torch.library.register_vmap(f"{name}{suffix}", rule, lib=library)
+            if result == "Tensor[]":
+                library.impl(f"{short}{suffix}", _refuse_batched_gradients(short), "Batched")
             self.overloads.append(overload)
 
     def __call__(self, scalar_tensors: bool, *args: Any) -> Any:
@@ -292,6 +294,19 @@ def _refuse_vmap(short: str) -> Callable[..., Any]:
         )
 
     return rule
+
+
+def _refuse_batched_gradients(short: str) -> Callable[..., Any]:
+    """PyTorch loops over what is_grads_batched=True gives, but for operators that return lists."""
+
+    def kernel(*args: Any) -> Any:
+        raise UnsupportedError(
+            f"{short}: torch.autograd.grad(..., is_grads_batched=True) cannot follow the gradients "
+            "of a list of tensors; use torch.func.vmap over torch.func.vjp, or one call per "
+            "upstream gradient."
+        )
+
+    return kernel
 
 
 def _select(value: Any, dim: Any, index: int) -> Any:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fuselab import ops
-from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.errors import ArgumentError, UnknownNameError, UnsupportedError
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
+_BATCHED = torch._C._parse_dispatch_key("Batched")  # of what is_grads_batched=True hands on
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class _UpdatingLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[None, ...]:
+        if torch._C._dispatch_keys(grad_output).has(_BATCHED):
+            raise UnsupportedError(
+                "updating_embedding_lookup: its backward is one step, so it takes one upstream "
+                "gradient; leave is_grads_batched=True out."
+            )
         (ids,) = ctx.saved_tensors
         ctx.step.take([table.detach() for table in ctx.tables], ids, grad_output)
         return (None,) * (2 + len(ctx.tables))
@@ -101,6 +107,7 @@ def updating_embedding_lookup(
     Raises:
         ArgumentError: some tables require a gradient and some do not, or ``states`` are missing.
         UnknownNameError: ``optimizer`` is none of the known.
+        UnsupportedError, in the backward: ``is_grads_batched=True``, several steps at once.
     """
     if optimizer not in OPTIMIZERS:
         raise UnknownNameError("optimizer", optimizer, OPTIMIZERS)
