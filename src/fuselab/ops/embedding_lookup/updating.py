@@ -14,7 +14,6 @@ from fuselab import ops
 from fuselab.errors import ArgumentError, UnknownNameError, UnsupportedError
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
-_BATCHED = torch._C._parse_dispatch_key("Batched")  # of what is_grads_batched=True hands on
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _UpdatingLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[None, ...]:
-        if torch._C._dispatch_keys(grad_output).has(_BATCHED):
+        if torch._C._dispatch_keys(grad_output).has("Batched"):
             raise UnsupportedError(
                 "updating_embedding_lookup: its backward is one step, so it takes one upstream "
                 "gradient; leave is_grads_batched=True out."
