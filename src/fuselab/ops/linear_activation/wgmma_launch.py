@@ -75,19 +75,21 @@ def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
 
 
 @cache
-def _is_hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @cache
-def _clusters_at_a_time(expression: str, config: Config, device: torch.device) -> int:
+def _clusters_at_a_time(
+    source: CudaSource, expression: str, config: Config, device: torch.device
+) -> int:
     """How many the device has room for: not all multiprocessors where those of a group of them
     (a GPC) do not divide by the cluster."""
     if config.cluster == 1:
         return multiprocessors(device)
     index = torch.cuda.current_device() if device.index is None else device.index
     size = shared_bytes(config)
-    return WGMMA.active_clusters(expression, index, _THREADS, size, config.cluster)
+    return source.active_clusters(expression, index, _THREADS, size, config.cluster)
 
 
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
@@ -95,7 +97,7 @@ def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
         return "it takes float16 and bfloat16"
     if input.shape[-1] == 0:
         return "its depth K is 0"
-    if not _is_hopper(input.device):
+    if not is_hopper(input.device):
         return "it needs a GPU of compute capability 9.0 (Hopper)"
     for name, matrix in (("input", as_rows(input)), ("weight", weight)):
         if matrix.numel() and (reason := why_not(matrix)) is not None:
@@ -115,39 +117,59 @@ def forward(
     output = empty_output(input, weight)
     if output.numel() == 0:
         return output
-    x, result = as_rows(input), as_rows(output)
-    (rows, depth), columns = x.shape, weight.shape[0]
+    x = as_rows(input)
     key = (input.dtype, *sizes(x, weight))
     config = config or chosen(
-        NAME, "wgmma", key, candidates(rows, columns, multiprocessors(input.device))
+        NAME, "wgmma", key, candidates(x.shape[0], weight.shape[0], multiprocessors(input.device))
     )
-    bulk = why_not(result) is None
+    multiply(WGMMA, "forward", ((x, weight),), bias, as_rows(output), activation, config)
+    return output
+
+
+def multiply(
+    source: CudaSource,
+    kernel: str,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    bias: Tensor | None,
+    output: Tensor,
+    activation: str,
+    config: Config,
+) -> None:
+    """act(sum of left rightᵀ over ``pairs`` + bias) into a row-major ``output``, by ``kernel``:
+    ``forward`` of one pair, or one made of the same tiles. ``supports`` says which matrices."""
+    (rows, columns), depth = output.shape, pairs[0][0].shape[1]
+    bulk = why_not(output) is None
     functor = activation_named(activation).functor
-    expression = _expression(functor, _TYPES[input.dtype], config, bulk)
+    expression = _expression(functor, _TYPES[output.dtype], config, bulk, kernel)
     tiles = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
-    clusters = min(tiles, max(1, _clusters_at_a_time(expression, config, input.device)))
-    WGMMA.launch(
+    at_a_time = _clusters_at_a_time(source, expression, config, output.device)
+    clusters = min(tiles, max(1, at_a_time))
+    maps = []
+    for left, right in pairs:
+        maps.append(tensor_map(left, _ROWS, _DEPTH))
+        maps.append(tensor_map(right, config.columns // config.cluster, _DEPTH))
+    source.launch(
         expression,
         (clusters * config.cluster, 1, 1),
         (_THREADS, 1, 1),
         (
-            tensor_map(x, _ROWS, _DEPTH),
-            tensor_map(weight, config.columns // config.cluster, _DEPTH),
-            tensor_map(result, _CHUNK_ROWS, _CHUNK_COLUMNS) if bulk else NO_MAP,
+            *maps,
+            tensor_map(output, _CHUNK_ROWS, _CHUNK_COLUMNS) if bulk else NO_MAP,
             *(bias, output, i32(rows), i32(columns), i32(depth)),
             i64(0 if bias is None else bias.stride(0)),
         ),
         shared_bytes(config),
     )
-    return output
 
 
 backward = cuda_launch.backward
 
 
-def _expression(functor: str, element: str, config: Config, bulk: bool) -> str:
+def _expression(
+    functor: str, element: str, config: Config, bulk: bool, kernel: str = "forward"
+) -> str:
     ring = f"{config.columns}, {config.stages}, {config.cluster}"
-    return f"forward<{functor}, {element}, {ring}, {str(bulk).lower()}>"
+    return f"{kernel}<{functor}, {element}, {ring}, {str(bulk).lower()}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:

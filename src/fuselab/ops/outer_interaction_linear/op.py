@@ -14,7 +14,7 @@ from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.linear_activation.product import unit
-from fuselab.ops.outer_interaction_linear import triton_launch
+from fuselab.ops.outer_interaction_linear import triton_launch, wgmma_launch
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
 from fuselab.ops.outer_interaction_linear.rewrites import rewrites
 from fuselab.ops.outer_interaction_linear.tensors import DTYPES, empty_gradients, empty_output
@@ -242,6 +242,13 @@ OP = FusedOp(
             triton_launch.backward,
             triton_launch.supports,
             triton_launch.supports_backward,
+        ),
+        "wgmma": Implementation(
+            "cuda",
+            wgmma_launch.forward,
+            wgmma_launch.backward,
+            wgmma_launch.supports,
+            wgmma_launch.supports_backward,
         ),
     },
     cost=cost,
