@@ -94,11 +94,12 @@ def flat_tile(loops: Nest, output_dtype: torch.dtype) -> tuple[tuple[int, ...], 
 
 def tile_of(loops: Nest) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Grid and tile shape of a strided Triton kernel: square tiles where an operand is transposed,
-    so that the lines it touches are used while they are in L1."""
+    so that the lines it touches are used while they are in L1. Every shape is a kernel to be
+    compiled: there are nine."""
     rows, columns = math.prod(loops.sizes[:-1]), loops.sizes[-1]
     transposed = any(strides[-1] > 1 for strides in loops.strides)
-    across = min(32 if transposed else TRITON_TILE, power_of_two(columns))
-    down = min(TRITON_TILE // across, power_of_two(rows))
+    across = max(4, min(32 if transposed else TRITON_TILE, power_of_two(columns)))
+    down = TRITON_TILE // across
     constants = {
         "MATRIX": math.prod(loops.sizes[:-2]) == 1,
         "WIDE": loops.needs_64_bit_offsets() or loops.numel + 2 * TRITON_TILE > 2**31 - 1,

@@ -2,8 +2,23 @@
 
 # mypy: disable-error-code="no-untyped-def"
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
+
+
+def unspecialized(*operands: str) -> dict[str, list[str]]:
+    """Options of ``triton.jit`` for a kernel whose numbers are rows, size_1 to size_4, and of every
+    operand the strides _0 to _4: what it need not be compiled for. A row's stride and length say
+    how wide loads can be, an inner stride no more than whether it is 1."""
+    return {
+        "do_not_specialize": [
+            *("rows", "size_1", "size_2", "size_3"),
+            *(f"{operand}_{loop}" for operand in operands for loop in range(3)),
+        ],
+        "do_not_specialize_on_alignment": [f"{operand}_4" for operand in operands],
+    }
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest
+from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest, unspecialized
 
 
 @triton.jit
@@ -12,7 +12,7 @@ def _add_tile(input, other, output, offset, mask, COMPUTE: tl.constexpr):
     tl.store(output + offset, total.to(output.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def add(
     input, other, output,  # (numel,), all dense in one order
     numel,
@@ -30,7 +30,7 @@ def add(
         _add_tile(input + start, other + start, output + start, offset, mask, COMPUTE)
 
 
-@triton.jit
+@triton.jit(**unspecialized("input", "other"))
 def add_strided(
     input, other, output,  # output: dense, counted up; the others by their strides, 0 if broadcast
     rows, size_1, size_2, size_3, size_4,

@@ -452,8 +452,8 @@ def backward_triton(
     def with_bias(matrices: _Matrices) -> None:
         rows, columns = matrices.rows, matrices.columns
         how = config or bias_gradient.tuned("triton_backward", grad_output, bias_gradient.TRITON)
-        across = min(power_of_two(columns), 256)
-        down = min(how.elements // across, power_of_two(rows))
+        across = max(16, min(power_of_two(columns), 256))  # few shapes: each is to be compiled
+        down = how.elements // across
         tiles = ceil_div(columns, across)
         programs = multiprocessors(grad_output.device) * how.programs
         spread = bias_gradient.spread(rows, down, programs // tiles, how.interleaved == 1)
@@ -480,7 +480,7 @@ def backward_triton(
                 kernels.column_sums,
                 (ceil_div(columns, 16),),
                 *(sums, matrices.grad_bias, blocks, columns),
-                BLOCK_ROWS=min(power_of_two(blocks), 256),
+                BLOCK_ROWS=256,
                 BLOCK_COLUMNS=16,
             )
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fuselab.ops.activations.triton_functions import activate, pull_back
-from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest
+from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest, unspecialized
 
 
 @triton.jit
@@ -65,7 +65,8 @@ def _forward_tile(
     tl.store(output + offset, activate(total, ACTIVATION).to(output.dtype.element_ty), mask)
 
 
-@triton.jit
+# Whether the bias is contiguous is all that its stride says; VECTOR says the rest.
+@triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["columns", "bias_stride"])
 def forward(
     input, update, bias, output,  # dense, in one order; bias: (columns,), or one element
     scale_pointer, scale: tl.float64,
@@ -97,15 +98,7 @@ def forward(
         )
 
 
-_UNSPECIALIZED = [
-    "rows", "size_1", "size_2",
-    "input_0", "input_1", "input_2",
-    "update_0", "update_1", "update_2",
-    "bias_0", "bias_1", "bias_2",
-]  # fmt: skip
-
-
-@triton.jit(do_not_specialize=_UNSPECIALIZED)
+@triton.jit(**unspecialized("input", "update", "bias"))
 def forward_strided(
     input, update, bias, output,  # output: dense, counted up; the others by their strides
     scale_pointer, scale: tl.float64,
@@ -162,7 +155,7 @@ def _backward_tile(
     _store_gradients(grad_input, grad_update, gradient, scale, offset, mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["columns", "bias_stride"])
 def backward(
     grad, first, update, bias,  # first: output, input, or None for identity
     grad_input, grad_update,  # None where not needed
@@ -200,16 +193,7 @@ def backward(
         )  # fmt: skip
 
 
-_UNSPECIALIZED_BACKWARD = [
-    "rows", "size_1", "size_2",
-    "grad_0", "grad_1", "grad_2",
-    "first_0", "first_1", "first_2",
-    "update_0", "update_1", "update_2",
-    "bias_0", "bias_1", "bias_2",
-]  # fmt: skip
-
-
-@triton.jit(do_not_specialize=_UNSPECIALIZED_BACKWARD)
+@triton.jit(**unspecialized("grad", "first", "update", "bias"))
 def backward_strided(
     grad, first, update, bias, grad_input, grad_update,  # the last two: dense, counted up
     scale_pointer, scale: tl.float64,
@@ -250,7 +234,10 @@ def backward_strided(
     _store_gradients(grad_input, grad_update, gradient, scale, row * size_4 + column, mask)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["rows", "apart", "step", "span"],
+    do_not_specialize_on_alignment=["grad_column", "first_column", "update_column", "bias_column"],
+)
 def backward_with_bias(
     grad, first, update, bias,  # matrices (rows, columns) by their strides; bias (columns,)
     grad_input, grad_update,  # row-major, or None where not needed
@@ -299,7 +286,7 @@ def backward_with_bias(
     tl.store(sums + offset, sum_of_block.to(sums.dtype.element_ty), column < columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def column_sums(
     sums, grad_bias,  # (blocks, columns), (columns,)
     blocks, columns,

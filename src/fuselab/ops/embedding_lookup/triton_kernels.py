@@ -26,7 +26,12 @@ def row_of(id, rows, RULE: tl.constexpr):
         return tl.where((id >= 0) & (id < rows), id, -1)
 
 
-@triton.jit(debug=True)
+# BYTES and ELEMENTS say what the tables have in common; what each of them has beside that, and the
+# numbers that only bound a mask, would make some hundred kernels of one.
+@triton.jit(
+    debug=True,
+    do_not_specialize=["tables", "pitches", "rows", "batch", "id_sample_stride", "id_table_stride"],
+)
 def look_up(
     tables,  # of (rows, width)
     pitches,
@@ -73,7 +78,12 @@ def look_up(
     tl.store(target, values, mask=wanted)
 
 
-@triton.jit(debug=True)
+@triton.jit(
+    debug=True,
+    do_not_specialize=[
+        *("rows", "first", "positions", "all_rows", "id_sample_stride", "id_table_stride")
+    ],
+)
 def key_positions(
     rows,
     first,  # rows of all tables before
@@ -157,7 +167,11 @@ def add_within_runs(begins, value, other_begins, other_value):
     return begins | other_begins, tl.where(other_begins != 0, other_value, value + other_value)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        *("tables", "pitches", "first", "states", "learning_rate", "eps", "positions", "all_rows")
+    ]
+)
 def reduce_runs(
     tables,
     pitches,
@@ -228,7 +242,11 @@ def reduce_runs(
     )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        *("tables", "pitches", "first", "states", "learning_rate", "eps", "positions", "all_rows")
+    ]
+)
 def join_runs(
     tables,
     pitches,

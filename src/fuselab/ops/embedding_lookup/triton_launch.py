@@ -52,7 +52,7 @@ def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str 
     output = tables[0].new_empty((*ids.shape, width))
     if output.numel() == 0:
         return output
-    columns = min(power_of_two(width), 128)
+    columns = power_of_two(width, 16, 128)
     block = _LOOKUP_ELEMENTS // columns
     launch(
         triton_kernels.look_up,
@@ -136,7 +136,7 @@ def change(
         BLOCK=_KEYS,
     )
     keys, order = torch.sort(keys, stable=True)
-    columns = power_of_two(width)
+    columns = power_of_two(width, 16)  # fewer shapes: every one is to be compiled
     run = max(_TILE // columns, 8)
     pieces = ceil_div(positions, run)
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)

@@ -58,7 +58,7 @@ def forward(
             *(of.input, of.weight, bias, kept, output, sums),
             *(i64(number) for number in numbers),
             i64(0 if kept is None else kept.stride(0)),
-            f64(of.rows if of.mean else 1.0),
+            f64(of.divisor),
         ),
     )
     return output
@@ -87,7 +87,7 @@ def backward(
         (
             *(upstream, kept, of.input, of.weight, bias, *grads, weight_sums, bias_sums),
             *(i64(number) for number in numbers),
-            f32(1 / of.rows if of.mean else 1.0),
+            f32(1 / of.divisor),
         ),
     )
     return grads

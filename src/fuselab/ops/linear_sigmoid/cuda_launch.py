@@ -96,7 +96,7 @@ def forward(
             *(of.input, of.weight, bias, kept, written),
             *(i64(number) for number in numbers),
             i64(0 if kept is None else kept.stride(0)),
-            f64(1 / of.rows if of.mean else 1.0),
+            f64(1 / of.divisor),
         ),
     )
     if sums is not None:
@@ -134,7 +134,7 @@ def backward(
         (
             *(upstream, kept, of.input, of.weight, bias, grad_input, weight_sums, bias_sums),
             *(i64(number) for number in (*numbers, *of.input.stride(), of.weight.stride(0))),
-            f32(1 / of.rows if of.mean else 1.0),
+            f32(1 / of.divisor),
         ),
     )
     for sums, result in ((weight_sums, grad_weight), (bias_sums, grad_bias)):

@@ -32,6 +32,11 @@ class Rows:
     def depth(self) -> int:
         return self.input.shape[1]
 
+    @property
+    def divisor(self) -> int:
+        """What a sum of losses is divided by."""
+        return self.rows if self.mean else 1
+
 
 KINDS = {"none": "losses", "sum": "loss", "mean": "loss"}
 

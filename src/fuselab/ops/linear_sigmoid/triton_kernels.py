@@ -1,9 +1,10 @@
 """One logit per row, z = input w + b, and what comes of it: sigmoid or binary cross entropy.
 
 KIND says what: "sigmoid" (the probability), "losses" (one per row), "loss" (their sum, divided by
-the rows where MEAN), "gradient" (the loss's derivative by the logit). Memory is the floor: the
-input is read once, in tiles of ROWS x DEPTH; the rest is a few bytes per row. Arithmetic is in
-float32, sums over rows go on in float64. Offsets are 64-bit: a tile forms them once per row.
+``divisor``: the rows of a mean, else 1), "gradient" (the loss's derivative by the logit). Memory is
+the floor: the input is read once, in tiles of ROWS x DEPTH; the rest is a few bytes per row.
+Arithmetic is in float32, sums over rows go on in float64. Offsets are 64-bit: a tile forms them
+once per row.
 """
 
 import triton
@@ -54,13 +55,18 @@ def _load_weight(weight, column, weight_column, depth):
     return tl.load(weight + offset, column < depth, 0.0).to(tl.float32)
 
 
-@triton.jit
+# No load's width hangs on these numbers. A kernel for each of their divisibilities made 187 of what
+# are 54 for the shapes of one test.
+_UNSPECIALIZED = ["rows", "divisor", "rows_per_program", "target_row", "grad_row"]
+
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
 def forward(
     input, weight, bias, target, grad,  # (rows, depth), (depth,), (1,) or None, (rows,), (rows,)
     output,  # (rows,), or float64 (programs,) where KIND is "loss"
-    rows, depth, rows_per_program,
+    rows, divisor, depth, rows_per_program,
     input_row, input_column, weight_column, target_row, grad_row,
-    KIND: tl.constexpr, MEAN: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """A program owns ``rows_per_program`` rows, ROWS at a time; ``grad`` is read where KIND is
     "gradient", ``target`` where it is not "sigmoid"."""
@@ -85,8 +91,7 @@ def forward(
             t = tl.load(target + row * target_row, inside, 0.0).to(tl.float32)
             if KIND == "gradient":
                 upstream = tl.load(grad + row * grad_row, inside, 0.0).to(tl.float32)
-                if MEAN:
-                    upstream /= rows
+                upstream /= divisor
                 result = upstream * _loss_gradient(z, t)
             else:
                 result = _loss(z, t)
@@ -95,22 +100,22 @@ def forward(
         else:
             tl.store(output + row, result.to(output.dtype.element_ty), inside)
     if KIND == "loss":
-        sum = tl.sum(total, axis=0)
-        if MEAN:
-            sum /= rows
-        tl.store(output + tl.program_id(0), sum)
+        tl.store(output + tl.program_id(0), tl.sum(total, axis=0) / divisor)
 
 
-@triton.jit
+_UNSPECIALIZED_BACKWARD = ["rows", "divisor", "rows_per_worker", "grad_row", "saved_row"]
+
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED_BACKWARD)
 def backward(
     grad,  # (rows,) by grad_row; None where KIND is "given"
     saved,  # "sigmoid": the output; "loss": the target; "given": the logit's gradient, float32
     input, weight, bias,  # the bias where KIND is "loss"
     grad_input,  # (rows, depth) row-major, or None
     weight_sums, bias_sums,  # (workers, depth) float32, (workers,) float64, None where not needed
-    rows, depth, rows_per_worker,
+    rows, divisor, depth, rows_per_worker,
     grad_row, saved_row, input_row, input_column, weight_column,
-    KIND: tl.constexpr, MEAN: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """One pass over the input: a program owns DEPTH columns of ``rows_per_worker`` rows, writes
     their gradient and leaves its sums, which ``column_sums`` adds up in a fixed order. "loss" forms
@@ -133,8 +138,7 @@ def backward(
         of_logit = tl.load(saved + row * saved_row, inside, 0.0).to(tl.float32)
         if KIND != "given":
             upstream = tl.load(grad + row * grad_row, inside, 0.0).to(tl.float32)
-            if MEAN:
-                upstream /= rows
+            upstream /= divisor
             if KIND == "sigmoid":
                 of_logit = upstream * (of_logit * (1.0 - of_logit))
             else:

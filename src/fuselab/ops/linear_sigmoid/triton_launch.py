@@ -27,10 +27,10 @@ PROGRAMS_PER_MULTIPROCESSOR = 8
 WHOLE_DEPTH = 1024
 
 
-def _tile(rows: int, depth: int) -> tuple[int, int]:
-    """Rows and depth of a tile."""
-    along = min(power_of_two(depth), WHOLE_DEPTH)
-    return min(power_of_two(rows), TILE // along), along
+def _tile(depth: int) -> tuple[int, int]:
+    """Rows and depth of a tile: of seven shapes, for every one is a kernel to be compiled."""
+    along = max(16, min(power_of_two(depth), WHOLE_DEPTH))
+    return TILE // along, along
 
 
 def _spread(rows: int, tile: int, programs: int) -> tuple[int, int]:
@@ -48,13 +48,12 @@ def _add_up(sums: Tensor, result: Tensor) -> None:
     """``result`` = the sum of ``sums`` over its first dimension, in a fixed order."""
     from fuselab.ops.add_mul_activation.triton_kernels import column_sums
 
-    block_rows = min(power_of_two(sums.shape[0]), 256 if result.numel() > 1 else 4096)
-    block_columns = min(power_of_two(result.numel()), 4096 // block_rows)
+    block_columns = 16 if result.numel() > 1 else 1
     launch(
         column_sums,
         (ceil_div(result.numel(), block_columns),),
         *(sums, result, sums.shape[0], result.numel()),
-        BLOCK_ROWS=block_rows,
+        BLOCK_ROWS=4096 // block_columns,
         BLOCK_COLUMNS=block_columns,
     )
 
@@ -65,7 +64,7 @@ def _per_row(
     """One launch of ``forward``; of a "loss", whose sums it leaves, a second that adds them up."""
     from fuselab.ops.linear_sigmoid import triton_kernels as kernels
 
-    tile, along = _tile(of.rows, of.depth)
+    tile, along = _tile(of.depth)
     # Where nothing is added up over rows a program has one tile: the scheduler balances them.
     programs = _programs(of.input.device) if kind == "loss" else of.rows
     workers, per_worker = _spread(of.rows, tile, programs)
@@ -74,11 +73,10 @@ def _per_row(
         kernels.forward,
         (workers,),
         *(of.input, of.weight, of.bias, target, grad, output if sums is None else sums),
-        *(of.rows, of.depth, per_worker),
+        *(of.rows, of.divisor, of.depth, per_worker),
         *(*of.input.stride(), of.weight.stride(0)),
         *(0 if vector is None else vector.stride(0) for vector in (target, grad)),
         KIND=kind,
-        MEAN=of.mean,
         ROWS=tile,
         DEPTH=along,
     )
@@ -125,7 +123,7 @@ def backward(
         of_logit = input.new_empty(of.rows, dtype=torch.float32)
         _per_row(of, kept, upstream, of_logit, "gradient")
         kind, kept = "given", of_logit
-    tile, along = _tile(of.rows, of.depth)
+    tile, along = _tile(of.depth)
     across = ceil_div(of.depth, along)
     programs = max(1, _programs(input.device) // across)
     workers, per_worker = _spread(of.rows, tile, programs)
@@ -138,10 +136,9 @@ def backward(
         kernels.backward,
         (workers * across,),
         *(None if kind == "given" else upstream, kept, of.input, of.weight, bias, grad_input),
-        *(weight_sums, bias_sums, of.rows, of.depth, per_worker),
+        *(weight_sums, bias_sums, of.rows, of.divisor, of.depth, per_worker),
         *(upstream.stride(0), kept.stride(0), *of.input.stride(), of.weight.stride(0)),
         KIND={"losses": "loss"}.get(kind, kind),
-        MEAN=of.mean,
         ROWS=tile,
         DEPTH=along,
     )

@@ -9,7 +9,7 @@ BLOCK_COLUMNS elements of a nest of up to five loops.
 import triton
 import triton.language as tl
 
-from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest
+from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest, unspecialized
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def _square_tile(input, output, offset, mask, COMPUTE: tl.constexpr):
     tl.store(output + offset, (x * x).to(output.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def square(
     input, output,  # (numel,), dense in one order
     numel,
@@ -33,7 +33,7 @@ def square(
         _square_tile(input + start, output + start, offset, offset < numel - start, COMPUTE)
 
 
-@triton.jit
+@triton.jit(**unspecialized("input"))
 def square_strided(
     input, output,  # output: dense, counted up; input by its strides
     rows, size_1, size_2, size_3, size_4,
@@ -56,7 +56,7 @@ def _backward_tile(grad, input, grad_input, offset, mask, COMPUTE: tl.constexpr)
     tl.store(grad_input + offset, gradient.to(grad_input.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def square_backward(
     grad, input, grad_input,  # (numel,), all dense in one order
     numel,
@@ -71,7 +71,7 @@ def square_backward(
         _backward_tile(grad + start, input + start, grad_input + start, offset, mask, COMPUTE)
 
 
-@triton.jit
+@triton.jit(**unspecialized("grad", "input"))
 def square_backward_strided(
     grad, input, grad_input,  # grad_input: dense, counted up; the others by their strides
     rows, size_1, size_2, size_3, size_4,
