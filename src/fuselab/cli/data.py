@@ -1,10 +1,9 @@
-"""``fuselab data``: make synthetic Criteo rows, and say what a file holds."""
+"""``fuselab data``: make synthetic Criteo rows, prepare rows for training, describe them."""
 
 from __future__ import annotations
 
 import sys
 import time
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,15 +13,41 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fuselab.data.dense import TRANSFORMS, Dense
 from fuselab.data.description import Description
-from fuselab.data.description import describe as describe_file
+from fuselab.data.description import describe as describe_rows
+from fuselab.data.ids import Modulus, Vocabulary
+from fuselab.data.metadata import load_metadata
+from fuselab.data.prepare import VALIDATIONS
+from fuselab.data.prepare import prepare as prepare_rows
+from fuselab.data.prepared import Prepared, is_prepared
+from fuselab.data.progress import Progress
+from fuselab.data.synthetic import Synthetic
 from fuselab.data.synthetic import synthesize as synthesize_file
-from fuselab.data.batches import TruncatedLineWarning
 from fuselab.device import environment
+from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.report.data_plots import description_plot
 from fuselab.report.files import replacing, write_json
+from fuselab.report.plots import check_suffix
+
+_SHOWN = 10  # sentences on the screen about rows left out; the JSON has a hundred
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+]
+SourcePath = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A file, a folder or a quoted glob: Criteo TSV (.gz is fine), .parquet, .npz.",
+    ),
+]
+OnError = Annotated[
+    str, typer.Option("--on-error", help="At a malformed row: stop, or skip it and list it.")
+]
+LargestTable = Annotated[
+    int | None,
+    typer.Option(help="Modulus: no table has more rows than this; default: the Kaggle set's."),
 ]
 
 
@@ -30,66 +55,228 @@ def add(app: typer.Typer) -> None:
     """Registers the verb."""
     verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     verbs.command()(synthesize)
+    verbs.command()(prepare)
     verbs.command()(describe)
-    app.add_typer(verbs, name="data", help="Criteo's layout: synthesize rows, describe a file.")
+    summary = "Criteo's layout: synthesize rows, prepare them for training, describe them."
+    app.add_typer(verbs, name="data", help=summary)
 
 
 def synthesize(
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write; .gz compresses.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="PATH",
+            help="TSV to write; .gz compresses, .parquet is parquet; a folder with --prepared.",
+        ),
     ],
     rows: Annotated[int, typer.Option(help="How many rows.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Which rows; the click model stays the same.")] = 0,
+    prepared: Annotated[
+        bool, typer.Option("--prepared", help="Write a prepared folder instead of a file.")
+    ] = False,
+    largest_table: LargestTable = None,
     json: JsonFile = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write synthetic rows in Criteo's layout, with a signal that a model can learn."""
     start = time.perf_counter()
-    with replacing(output) as temporary:  # which keeps the suffix, and so the compression
-        synthesize_file(temporary, rows, seed)
+    if prepared:
+        ids = _modulus(largest_table)
+        prepare_rows(Synthetic(rows, seed), output, ids=ids, progress=Progress())
+    elif largest_table is not None:
+        raise ArgumentError("--largest-table is about prepared rows; add --prepared.")
+    else:
+        with replacing(output) as temporary:  # which keeps the suffix, and so the format
+            synthesize_file(temporary, rows, seed)
     seconds = time.perf_counter() - start
     result = {"file": str(output), "rows": rows, "seed": seed, "rows_per_s": round(rows / seconds)}
     print(f"{output}: {rows:,} rows, seed {seed}, {result['rows_per_s']:,} rows/s")
     _write(json, "data synthesize", result)
 
 
-def describe(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Criteo TSV; .gz is fine.")],
+def prepare(
+    source: SourcePath,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write.")],
+    ids: Annotated[
+        str, typer.Option(help="How ids become indices: modulus, or vocabulary.")
+    ] = "modulus",
+    largest_table: LargestTable = None,
+    min_frequency: Annotated[
+        int, typer.Option(help="Vocabulary: ids in fewer training rows count as unknown.")
+    ] = 1,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Take vocabulary or cardinalities from this JSON or .npz, or ids and transform "
+            "from this prepared folder.",
+        ),
+    ] = None,
+    dense: Annotated[
+        str | None, typer.Option(help=f"Transform of counts: {', '.join(TRANSFORMS)}.")
+    ] = None,
+    validation: Annotated[
+        str, typer.Option(help=f"Rows put aside: {', '.join(VALIDATIONS)}.")
+    ] = "auto",
+    on_error: OnError = "stop",
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="At once; default: all cores.")
+    ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Say what a file holds: rows, positives, missing fields, ranges, cardinalities."""
+    """Write rows as records that train without parsing; run again, it goes on where it stopped."""
     start = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", TruncatedLineWarning)
-        found = describe_file(file)
+    told, transform = _told(ids, largest_table, metadata, dense)
+    found = prepare_rows(
+        source,
+        output,
+        ids=told,
+        min_frequency=min_frequency,
+        dense=transform,
+        validation=validation,
+        skip_malformed=_skips(on_error),
+        processes=processes,
+        progress=Progress(),
+    )
     seconds = time.perf_counter() - start
-    left_out = [str(warning.message) for warning in caught]
-    for sentence in left_out:
-        print(f"fuselab: warning: {sentence}", file=sys.stderr)
+    description = Description.from_json(found.manifest["description"])
+    _show_left_out(description)
+    training = found.validation_first
+    result = {
+        "folder": str(output),
+        "rows": found.rows,
+        "training_rows": training,
+        "validation_rows": found.rows - training,
+        "ids": found.manifest["ids"],
+        "cardinalities": found.cardinalities,
+        "dense": found.manifest["dense"]["name"],
+        "rejected": description.rejected,
+        "left_out": description.left_out,
+        "seconds": seconds,
+    }
+    print(
+        f"{output}: {training:,} rows to train, {found.rows - training:,} to validate; "
+        f"{result['ids']} ids, tables of {sum(found.cardinalities):,} rows, {result['dense']}; "
+        f"{seconds:,.1f} s"
+    )
+    _write(json, "data prepare", result)
+
+
+def describe(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A file, a folder or a quoted glob: TSV (.gz is fine), .parquet, .npz, prepared.",
+        ),
+    ],
+    largest_table: LargestTable = None,
+    on_error: OnError = "stop",
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Say what rows hold: positives, missing fields, ranges, cardinalities, collisions."""
+    if plot is not None:
+        check_suffix(plot)
+    if largest_table is not None and is_prepared(source):
+        raise ArgumentError(f"{source} is prepared: it has its tables; leave --largest-table out.")
+    start = time.perf_counter()
+    modulus, skips = _modulus(largest_table), _skips(on_error)
+    found = describe_rows(source, modulus=modulus, skip_malformed=skips, progress=Progress())
+    seconds = time.perf_counter() - start
+    _show_left_out(found)
+    _show(found)
+    if plot is not None:
+        with replacing(plot) as temporary:
+            description_plot(found, temporary)
     result = {
         **asdict(found),
-        "label_rate": round(found.label_rate, 4),
-        "left_out": left_out,
+        "ids": [{**asdict(column), "skew": column.skew} for column in found.ids],
+        "label_rate": found.label_rate,
         "rows_per_s": round(found.rows / seconds),
     }
-    _show(found, result["rows_per_s"])
     _write(json, "data describe", result)
 
 
-def _show(found: Description, rows_per_s: int) -> None:
+def _told(
+    ids: str, largest_table: int | None, metadata: Path | None, dense: str | None
+) -> tuple[str | Modulus | Vocabulary, str | Dense]:
+    """Ids and transform as ``prepare`` takes them."""
+    if largest_table is not None and (ids != "modulus" or metadata is not None):
+        raise ArgumentError("--largest-table is for ids by modulus without --metadata.")
+    if metadata is None:
+        return (_modulus(largest_table) if ids == "modulus" else ids), dense or "log1p"
+    if ids != "modulus":
+        raise ArgumentError("--ids builds what --metadata brings along; give one of them.")
+    if is_prepared(metadata):
+        if dense is not None:
+            raise ArgumentError(f"{metadata} brings its transform along; leave --dense out.")
+        like = Prepared(metadata)
+        return like.ids(), like.dense()
+    return load_metadata(metadata).ids, dense or "log1p"
+
+
+def _modulus(largest_table: int | None) -> Modulus:
+    return Modulus() if largest_table is None else Modulus.capped(largest_table)
+
+
+def _skips(on_error: str) -> bool:
+    if on_error not in ("stop", "skip"):
+        raise UnknownNameError("answer to a malformed row", on_error, ("stop", "skip"))
+    return on_error == "skip"
+
+
+def _show_left_out(found: Description) -> None:
+    """On stderr: what was left out, and how many rows that are malformed."""
+    for sentence in found.left_out[:_SHOWN]:
+        print(f"fuselab: warning: {sentence}", file=sys.stderr)
+    if found.rejected:
+        print(f"fuselab: warning: {found.rejected:,} malformed rows left out.", file=sys.stderr)
+
+
+def _show(found: Description) -> None:
     console = Console(highlight=False, markup=False)
-    console.print(f"{found.file}: {found.rows:,} rows, read at {rows_per_s:,} rows/s")
+    console.print(f"{found.file}: {found.rows:,} rows")
     console.print(f"positives  {found.positives:,} ({found.label_rate:.2%})\n")
-    table = Table("column", box=box.SIMPLE_HEAD)
-    for heading in ("missing", "smallest", "largest", "mean log", "distinct ids"):
-        table.add_column(heading, justify="right")
+    counts = _table("counts", "missing", "smallest", "largest", "mean", "mean log")
     for count in found.counts:
-        mean_log = "" if count.mean_log is None else f"{count.mean_log:.2f}"
-        extremes = ("" if end is None else f"{end:,}" for end in (count.smallest, count.largest))
-        table.add_row(count.name, f"{count.missing / found.rows:.1%}", *extremes, mean_log, "")
-    for ids in found.ids:
-        missing = f"{ids.missing / found.rows:.1%}"
-        table.add_row(ids.name, missing, "", "", "", f"{ids.cardinality:,}")
-    console.print(table)
+        counts.add_row(
+            count.name,
+            f"{count.missing / found.rows:.1%}",
+            *map(_number, (count.smallest, count.largest, count.mean, count.mean_log)),
+        )
+    console.print(counts)
+    ids = _table("ids", "missing", "distinct", "top id", "table", "colliding", "fullest slot")
+    for column in found.ids:
+        ids.add_row(
+            column.name,
+            f"{column.missing / found.rows:.1%}",
+            f"{column.cardinality:,}",
+            f"{column.top_share:.1%}",
+            f"{column.table:,}",
+            f"{column.colliding / max(column.cardinality, 1):.1%}",
+            f"{column.fullest_share:.1%}",
+        )
+    console.print(ids)
+    console.print(
+        "top id: the most frequent one's share of all rows. By (id + 1) % table:\n"
+        "colliding are the ids that have their slot not alone, and the fullest\n"
+        "slot's share is that of all rows; missing ids lie in slot 0."
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def _table(first: str, *headings: str) -> Table:
+    table = Table(first, box=box.SIMPLE_HEAD)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def _write(path: Path | None, verb: str, result: dict[str, Any]) -> None:

@@ -13,12 +13,11 @@ import numpy
 from fuselab.data.ids import Modulus
 from fuselab.data.layout import MISSING_ID, column_name
 from fuselab.data.prepared import is_prepared, load_manifest
+from fuselab.data.progress import Progress
 from fuselab.data.rejects import Rejects
 from fuselab.data.source import Source
 from fuselab.data.survey import CountStatistics, Distinct, Survey
 from fuselab.errors import DataError
-
-_ROWS_PER_PIECE = 65_536
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,11 @@ class Description:
 
 
 def describe(
-    path: str | Path, *, modulus: Modulus | None = None, skip_malformed: bool = False
+    path: str | Path,
+    *,
+    modulus: Modulus | None = None,
+    skip_malformed: bool = False,
+    progress: Progress | None = None,
 ) -> Description:
     """Reads everything at ``path`` once, exactly; of a prepared folder, what ``prepare`` found.
 
@@ -100,8 +103,15 @@ def describe(
     """
     if is_prepared(path):
         return Description.from_json(load_manifest(Path(path))["description"])
-    rejects = Rejects(skip_malformed)
-    survey = Survey.of(Source.at(path).read(_ROWS_PER_PIECE, rejects), rejects)
+    survey = Survey(rejects=Rejects(skip_malformed))
+    parts = Source.at(path).parts()
+    if progress is not None:
+        progress.begin("read", len(parts))
+    for part in parts:
+        before = survey.rows
+        survey.read(part.read(survey.rejects))
+        if progress is not None:
+            progress.update(survey.rows - before)
     return describe_survey(str(path), survey, modulus or Modulus())
 
 

@@ -69,11 +69,10 @@ def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[R
 
 
 def table(rows: Rows) -> pyarrow.Table:
-    """The rows in SCHEMA; a missing count is null, as 0 would be a count."""
-    missing = is_missing(rows.counts)
-    counts = rows.counts.astype(numpy.float32)
+    """The rows in SCHEMA; as everywhere in this layout a missing count becomes 0."""
+    counts = numpy.where(is_missing(rows.counts), 0, rows.counts).astype(numpy.float32)
     dense = [
-        pyarrow.array(counts[:, column], mask=missing[:, column]) for column in range(DENSE_COLUMNS)
+        pyarrow.array(numpy.ascontiguousarray(counts[:, column])) for column in range(DENSE_COLUMNS)
     ]
     sparse = [
         pyarrow.array(numpy.ascontiguousarray(rows.ids[:, column]))

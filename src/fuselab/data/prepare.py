@@ -34,6 +34,7 @@ from fuselab.data.records import RECORD, fill
 from fuselab.data.rejects import Rejects
 from fuselab.data.source import PART_BYTES, Part, Source
 from fuselab.data.survey import CountStatistics, Distinct, Saved, Survey
+from fuselab.data.synthetic import Synthetic, SyntheticPart
 from fuselab.errors import ArgumentError, DataError, OutputError, UnknownNameError
 from fuselab.report.files import folder_for_results, replacing, write_json
 
@@ -44,7 +45,7 @@ _VALUES = "vocabulary-values.npy"  # all columns end to end, for the workers to 
 
 
 def prepare(
-    source: str | Path,
+    source: str | Path | Synthetic,
     folder: str | Path,
     *,
     ids: str | Modulus | Vocabulary = "modulus",
@@ -56,7 +57,8 @@ def prepare(
     part_bytes: int = PART_BYTES,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Writes the rows of ``source`` (see ``Source.at``) into ``folder`` and opens it.
+    """Writes the rows of ``source`` (as ``Source.at`` takes it, or synthetic) into ``folder``, and
+    opens it.
 
     Where ``folder`` holds an unfinished preparation of the same source and options, what is there
     is kept; a finished one is opened as it is.
@@ -78,11 +80,12 @@ def prepare(
     was written stays, to go on from).
     """
     _check(ids, min_frequency, dense, validation)
-    found = Source.at(source)
+    found = source if isinstance(source, Synthetic) else Source.at(source)
     with folder_for_results(folder) as root, _alone(root), _kept():
-        every = max(part_bytes, sum(file.stat().st_size for file in found.files) // _MOST_PARTS)
+        identity = found.identity()
+        every = max(part_bytes, sum(file["bytes"] for file in identity) // _MOST_PARTS)
         plan = {
-            "files": [_identity(file) for file in found.files],
+            "files": identity,
             "ids": _name_of(ids),
             "min_frequency": min_frequency,
             "dense": asdict(dense) if isinstance(dense, Dense) else {"name": dense},
@@ -116,7 +119,7 @@ def prepare(
 class _SurveyTask:
     """Survey the first ``rows`` rows of a part (all, where None) into ``output``."""
 
-    part: Part
+    part: Part | SyntheticPart
     output: Path
     skip_malformed: bool
     rows: int | None = None
@@ -124,8 +127,8 @@ class _SurveyTask:
 
 def _survey(task: _SurveyTask) -> int:
     """Returns the rows."""
-    rejects = Rejects(task.skip_malformed)
-    survey = Survey.of(_first(task.part.read(rejects), task.rows), rejects)
+    survey = Survey(rejects=Rejects(task.skip_malformed))
+    survey.read(_first(task.part.read(survey.rejects), task.rows))
     with replacing(task.output) as temporary:
         survey.save(temporary)
     return survey.rows
@@ -136,7 +139,7 @@ class _ConvertTask:
     """Write a part's ``rows`` rows as records; ``ids`` may be the vocabulary's table sizes, whose
     values are then mapped from ``values``."""
 
-    part: Part
+    part: Part | SyntheticPart
     output: Path
     rows: int
     ids: Modulus | tuple[int, ...]
@@ -179,8 +182,8 @@ class _Run:
     def __init__(
         self,
         root: Path,
-        source: Source,
-        parts: Sequence[Part],
+        source: Source | Synthetic,
+        parts: Sequence[Part | SyntheticPart],
         processes: int,
         progress: Progress | None,
     ) -> None:
@@ -383,11 +386,6 @@ def _refuse_other(root: Path, there: Any, plan: dict[str, Any]) -> None:
         f"{root} holds a preparation with other {', '.join(differing)}; give another folder, or "
         "delete this one."
     )
-
-
-def _identity(file: Path) -> dict[str, Any]:
-    found = file.stat()
-    return {"name": file.name, "bytes": found.st_size, "modified_ns": found.st_mtime_ns}
 
 
 def _name_of(ids: str | Modulus | Vocabulary) -> Any:

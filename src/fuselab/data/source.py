@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from fuselab.data import npz, parquet, tsv
 from fuselab.data.layout import Rows, concatenate
@@ -90,6 +90,14 @@ class Source:
                     "glob that takes one of them."
                 )
         return cls(str(path), tuple(files))
+
+    def identity(self) -> list[dict[str, Any]]:
+        """What tells these files, as they are now, from others."""
+        found = [(file.name, file.stat()) for file in self.files]
+        return [
+            {"name": name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}
+            for name, stat in found
+        ]
 
     def parts(self, part_bytes: int = PART_BYTES) -> list[Part]:
         """All rows, cut where that costs nothing. Raises DataError for an empty file."""

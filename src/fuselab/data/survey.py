@@ -12,6 +12,9 @@ import numpy.typing
 
 from fuselab.data.layout import DENSE_COLUMNS, MISSING_ID, SPARSE_COLUMNS, Counts, Rows, is_missing
 from fuselab.data.rejects import Rejects
+from fuselab.data.source import regrouped
+
+_PIECE_ROWS = 65_536
 
 Floats = numpy.typing.NDArray[numpy.float64]
 Ids = numpy.typing.NDArray[numpy.int64]
@@ -118,17 +121,14 @@ class Survey:
     ids: list[Distinct] = field(default_factory=lambda: [Distinct() for _ in range(SPARSE_COLUMNS)])
     rejects: Rejects = field(default_factory=Rejects)
 
-    @classmethod
-    def of(cls, pieces: Iterable[Rows], rejects: Rejects) -> Survey:
-        """Reads the pieces, whose reader reports to ``rejects``."""
-        survey = cls(rejects=rejects)
-        for piece in pieces:
-            survey.rows += len(piece)
-            survey.positives += int(piece.labels.sum())
-            survey.counts = survey.counts.plus(CountStatistics.of(piece.counts))
-            for column, distinct in enumerate(survey.ids):
+    def read(self, pieces: Iterable[Rows]) -> None:
+        """Adds the pieces; their reader reports to ``rejects`` itself."""
+        for piece in regrouped(pieces, _PIECE_ROWS):
+            self.rows += len(piece)
+            self.positives += int(piece.labels.sum())
+            self.counts = self.counts.plus(CountStatistics.of(piece.counts))
+            for column, distinct in enumerate(self.ids):
                 distinct.add_ids(piece.ids[:, column])
-        return survey
 
     def missing_ids(self, column: int) -> int:
         values, frequencies = self.ids[column].counted()

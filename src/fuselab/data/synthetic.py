@@ -12,12 +12,15 @@ from __future__ import annotations
 import contextlib
 import gzip
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy
 import numpy.typing
+import pyarrow.parquet
 
+from fuselab.data import parquet
 from fuselab.data.layout import (
     DENSE_COLUMNS,
     KAGGLE_CARDINALITIES,
@@ -26,9 +29,12 @@ from fuselab.data.layout import (
     SPARSE_COLUMNS,
     Rows,
 )
+from fuselab.data.rejects import Rejects
+from fuselab.data.source import regrouped
 from fuselab.errors import ArgumentError
 
 CHUNK_ROWS = 16_384
+PART_ROWS = 16 * CHUNK_ROWS  # of a parquet row group, and of a shard of prepared rows
 
 Floats = numpy.typing.NDArray[numpy.float64]
 Integers = numpy.typing.NDArray[numpy.int64]
@@ -69,13 +75,19 @@ _PAIRS = ((5, 16, 0.6), (13, 22, 0.5))
 
 
 def synthesize(path: str | Path, rows: int, seed: int = 0) -> None:
-    """Writes ``rows`` synthetic rows as Criteo TSV, gzipped when the path ends in ``.gz``.
+    """Writes ``rows`` synthetic rows: parquet when the path ends in ``.parquet`` or ``.pq``, else
+    Criteo TSV, gzipped when it ends in ``.gz``. Memory stays at one row group.
 
     The same rows and seed give the same bytes (with the same numpy). Raises ArgumentError for a bad
     count or seed, OSError when the file cannot be written.
     """
     _check(rows, seed)
     path = Path(path)
+    if path.suffix in (".parquet", ".pq"):
+        with pyarrow.parquet.ParquetWriter(path, parquet.SCHEMA) as writer:
+            for group in regrouped(pieces(rows, seed), PART_ROWS):
+                writer.write_table(parquet.table(group))
+        return
     with contextlib.ExitStack() as closing:
         file: IO[bytes] = closing.enter_context(open(path, "wb"))
         if path.suffix == ".gz":
@@ -91,6 +103,48 @@ def pieces(rows: int, seed: int = 0) -> Iterator[Rows]:
     _check(rows, seed)
     for number, start in enumerate(range(0, rows, CHUNK_ROWS)):
         yield chunk(seed, number)[: min(CHUNK_ROWS, rows - start)]
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """The same rows as a source that ``prepare`` takes."""
+
+    rows: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self.rows, self.seed)
+
+    @property
+    def path(self) -> str:
+        return f"synthetic rows of seed {self.seed}"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (Path(self.path),)
+
+    def identity(self) -> list[dict[str, Any]]:
+        return [{"name": self.path, "bytes": 0, "rows": self.rows}]
+
+    def parts(self, part_bytes: int) -> list[SyntheticPart]:
+        return [
+            SyntheticPart(self.files[0], self.seed, start, min(start + PART_ROWS, self.rows))
+            for start in range(0, self.rows, PART_ROWS)
+        ]
+
+
+@dataclass(frozen=True)
+class SyntheticPart:
+    """Rows ``start`` to ``stop``; ``start`` is a multiple of CHUNK_ROWS."""
+
+    file: Path
+    seed: int
+    start: int
+    stop: int
+
+    def read(self, rejects: Rejects) -> Iterator[Rows]:
+        for first in range(self.start, self.stop, CHUNK_ROWS):
+            yield chunk(self.seed, first // CHUNK_ROWS)[: self.stop - first]
 
 
 def _check(rows: int, seed: int) -> None:
