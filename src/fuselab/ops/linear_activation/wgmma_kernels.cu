@@ -84,13 +84,16 @@ struct Tiles {
   }
 };
 
-// bulk: columns are a multiple of 8, and the copy engine writes the output.
-template <class Activation, class Element, int tile_columns, int stages, int cluster, bool bulk>
-__global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
-    forward(const __grid_constant__ TensorMap input_map,
-            const __grid_constant__ TensorMap weight_map,
-            const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
-            Element* __restrict__ output, int rows, int columns, int depth, int64_t bias_stride) {
+// bulk: columns are a multiple of 8, and the copy engine writes the output. adapts: up to 64 further
+// columns of input and weight lie in matrices of their own, with zeros behind them (lora_linear).
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool bulk,
+          bool adapts>
+FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& weight_map,
+                                   const TensorMap& further_input_map,
+                                   const TensorMap& further_weight_map,
+                                   const TensorMap& output_map, const Element* __restrict__ bias,
+                                   Element* __restrict__ output, int rows, int columns, int depth,
+                                   int64_t bias_stride) {
   using Layout = Shared<tile_columns, stages>;
   extern __shared__ uint8_t unaligned[];
   const uint32_t shared = (shared_address(unaligned) + 1023) / 1024 * 1024;
@@ -109,7 +112,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
   if constexpr (cluster > 1) cluster_sync();
 
   const Tiles<tile_columns, cluster> tiles(rows, columns);
-  const int steps = (depth - 1) / tile_depth + 1;
+  const int steps = (depth - 1) / tile_depth + 1 + adapts;
   const int begin = blockIdx.x / cluster, stride = gridDim.x / cluster;
   Slot<stages> slot;
   // 40 * 128 + 232 * 256 registers are the 168 * 384 that the block starts with.
@@ -122,16 +125,20 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
         for (int step = 0; step < steps; ++step, slot.next()) {
           const uint32_t full = shared + Layout::full + slot.at * 8;
           const uint32_t to = shared + slot.at * Layout::stage_bytes;
+          const bool further = adapts && step == steps - 1;
+          const TensorMap& left = further ? further_input_map : input_map;
+          const TensorMap& right = further ? further_weight_map : weight_map;
+          const int at = further ? 0 : step * tile_depth;
           // The slots begin empty: of a new barrier, the phase before the first counts as over.
           wait(shared + Layout::empty + slot.at * 8, slot.parity ^ 1);
           expect_bytes(full, Layout::stage_bytes);
-          copy_in(to, input_map, step * tile_depth, row, full);
+          copy_in(to, left, at, row, full);
           if constexpr (cluster == 1) {
-            copy_in(to + Layout::input_bytes, weight_map, step * tile_depth, column, full);
+            copy_in(to + Layout::input_bytes, right, at, column, full);
           } else {
             const int part = int(rank) * (tile_columns / cluster);
-            copy_in_all<cluster>(to + Layout::input_bytes + part * tile_depth * 2, weight_map,
-                                 step * tile_depth, column + part, full);
+            copy_in_all<cluster>(to + Layout::input_bytes + part * tile_depth * 2, right, at,
+                                 column + part, full);
           }
         }
       }
@@ -234,4 +241,15 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
   }
   // A neighbour may still arrive on this block's barriers.
   if constexpr (cluster > 1) cluster_sync();
+}
+
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool bulk>
+__global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
+    forward(const __grid_constant__ TensorMap input_map,
+            const __grid_constant__ TensorMap weight_map,
+            const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
+            Element* __restrict__ output, int rows, int columns, int depth, int64_t bias_stride) {
+  multiply_tiles<Activation, Element, tile_columns, stages, cluster, bulk, false>(
+      input_map, weight_map, input_map, weight_map, output_map, bias, output, rows, columns, depth,
+      bias_stride);
 }

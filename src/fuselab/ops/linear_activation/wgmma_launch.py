@@ -136,7 +136,8 @@ def multiply(
     config: Config,
 ) -> None:
     """act(sum of left rightᵀ over ``pairs`` + bias) into a row-major ``output``, by ``kernel``:
-    ``forward`` of one pair, or one made of the same tiles. ``supports`` says which matrices."""
+    ``forward`` of one pair, or one of its tiles that takes a second, up to 64 deep. ``supports``
+    says which matrices."""
     (rows, columns), depth = output.shape, pairs[0][0].shape[1]
     bulk = why_not(output) is None
     functor = activation_named(activation).functor

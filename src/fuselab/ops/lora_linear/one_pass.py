@@ -76,8 +76,8 @@ def configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence
 def supports(
     input: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, *rest: Any
 ) -> str | None:
-    """Layers of float16 or bfloat16, a rank up to 16, K and N in multiples of 8 and up to 4096; a GPU
-    with clusters (compute capability 9.0)."""
+    """Layers of float16 or bfloat16, a rank up to 16, K and N in multiples of 8 and up to 4096; a
+    GPU with clusters (compute capability 9.0)."""
     if input.dtype not in _TYPES:
         return "it takes float16 and bfloat16"
     if lora_a.shape[0] > MOST_RANK:

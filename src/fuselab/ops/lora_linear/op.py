@@ -15,7 +15,7 @@ from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.linear_activation.product import DTYPES, as_rows, empty_output, unit
-from fuselab.ops.lora_linear import launch, one_pass, tiles
+from fuselab.ops.lora_linear import launch, one_pass, tiles, wgmma_launch
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
 from fuselab.ops.lora_linear.rewrites import rewrites
 from fuselab.runtime.tuning import Config
@@ -388,10 +388,10 @@ OP = FusedOp(
             supports,
             supports_backward,
         ),
-        # Triton's products, and the backward's sums in one pass of CUDA C++.
+        # Hopper's matrix unit, and the backward but its product in one pass; Triton for the rest.
         "cuda": Implementation(
             "cuda",
-            launch.fused_forward,
+            wgmma_launch.forward,
             one_pass.backward,
             one_pass.supports,
             one_pass.supports_backward,
@@ -402,6 +402,7 @@ OP = FusedOp(
         "triton_backward": product_configs_backward,
         "triton_library": update_configs,
         "triton_library_backward": reduction_configs,
+        "cuda": wgmma_launch.configs,
         "cuda_backward": one_pass.configs,
     },
     cost=cost,
