@@ -59,9 +59,11 @@ def check(
     target: Tensor | None = None,
     reduction: str | None = None,
     upstreams: Sequence[Tensor] | None = None,
+    alone: bool = True,
 ) -> None:
-    """Output and gradients against float64 and eager; ``forward`` and ``backward`` are launchers of
-    linear_sigmoid, with a target and a reduction those of the loss."""
+    """Output and gradients against float64 and eager, ``alone`` each gradient by itself too;
+    ``forward`` and ``backward`` are launchers of linear_sigmoid, with a target and a reduction
+    those of the loss."""
     op = SIGMOID if reduction is None else LOSS
     rest = () if reduction is None else (target, reduction)
     output = forward(input, weight, bias, *rest)
@@ -100,10 +102,10 @@ def check(
         for place, their, true in zip(places, theirs, truth, strict=True):
             assert grads[place].dtype == input.dtype and grads[place].is_contiguous()
             assert_within_bar(grads[place], their, true, f"{what} gradient {place}")
-            if count == 0 and len(upstreams) > 1:
-                alone = tuple(index == place for index in range(3))
-                only = backward(alone, upstream, saved, input, weight, *more)
-                assert [grad is not None for grad in only] == list(alone)
+            if alone and count == 0 and len(upstreams) > 1:
+                needed = tuple(index == place for index in range(3))
+                only = backward(needed, upstream, saved, input, weight, *more)
+                assert [grad is not None for grad in only] == list(needed)
                 assert_within_bar(only[place], their, true, f"{what} gradient {place} alone")
 
 
