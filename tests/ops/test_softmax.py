@@ -18,12 +18,14 @@ from softmax_cases import (
 
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.ops import softmax
-from fuselab.ops.softmax import cpu_launch, cuda_launch
+from fuselab.ops.softmax import cpu_launch, cuda_launch, gpu_launch
 from fuselab.ops.softmax.declaration import CASES
 from fuselab.ops.softmax.layout import Rows, rows_of, vector_length
 from fuselab.ops.softmax.op import OP, _order_on_cuda
+from fuselab.runtime import tuning
 from fuselab.runtime.dispatch import choose
 from fuselab.runtime.fallback import strict
+from fuselab.runtime.tuning import Config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
@@ -343,6 +345,39 @@ def test_candidates_hold_the_width_and_begin_with_the_default(step, itemsize):
     config = cuda_launch.cuda_candidates("forward", 4, 16_384, True)[0]
     assert (config.threads, config.elements, config.blocks) == (1024, 16, 2)
     assert "piece" in cuda_launch.cuda_candidates("forward", 4, 1_000_000, True)[0]
+
+
+def test_pairs_of_columns_are_offered_for_16_bits_and_kept_apart_from_rows():
+    device = torch.device("cuda", 0)
+    pair = Config(across=2)
+    for step in ("forward", "backward"):
+        for width in (1, 19, 32):
+            assert cuda_launch._configs(step, 2, width, device, True) == (Config(across=1), pair)
+        for itemsize, width in ((2, 33), (4, 19), (8, 19)):
+            assert cuda_launch._configs(step, itemsize, width, device, True) == (Config(across=1),)
+    tensor = torch.empty(3, 19, 8, dtype=torch.bfloat16)
+    rows = rows_of(tensor, 1)
+    with tuning.forced("fuselab::softmax", "cuda", pair) as forced:
+        for _ in range(2):
+            chosen = gpu_launch.chosen(
+                "cuda", cuda_launch._configs, "forward", "softmax", rows, (tensor, tensor)
+            )
+    assert chosen == pair and set(forced.keys) == {"bfloat16 bfloat16 32 columns"}
+
+
+def test_columns_move_in_pairs_only_where_both_begin_and_step_by_pairs():
+    def pairs(input: torch.Tensor) -> bool:
+        rows = rows_of(input, 1)
+        assert rows is not None and rows.columns
+        return cuda_launch._are_side_by_side(rows, (input, torch.empty(input.shape)), 2)
+
+    base = torch.empty(6, 10, 24, dtype=torch.bfloat16)
+    assert pairs(base) and pairs(base[:, 1:8]) and pairs(base[:, :, :22])
+    assert pairs(base[:1].expand(4, 10, 24))
+    assert not pairs(base[:, :, :21])  # the last column of a slice has no neighbour
+    assert not pairs(base[:, :, 1:21])  # begins within a pair
+    assert not pairs(base[..., ::2])  # neighbours are not side by side
+    assert not pairs(torch.empty(6, 10, 23)[:, :, :22])  # every second element of a column
 
 
 @pytest.mark.parametrize("inner", [2, 3, 8, 31, 1000])

@@ -22,6 +22,7 @@ from fuselab.ops.softmax import cuda_launch, triton_launch
 from fuselab.ops.softmax.declaration import CASES
 from fuselab.runtime import tuning
 from fuselab.runtime.fallback import strict
+from fuselab.runtime.tuning import Config
 
 pytestmark = pytest.mark.gpu
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -87,6 +88,40 @@ def test_wide_rows(launcher, dtype, width, form):
 )
 def test_columns(launcher, dtype, shape, dim, form):
     check(launcher, form, normal(*shape, dtype=dtype).cuda(), dim)
+
+
+@forms
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("width", [1, 2, 8, 9, 12, 13, 16, 17, 19, 20, 21, 24, 25, 31, 32])
+def test_columns_in_pairs(width, dtype, form):
+    """Every number of elements a thread holds; where columns have no neighbour, one by one."""
+    base = normal(5, width, 1026, dtype=dtype).cuda()
+    special = special_rows(dtype, max(width, 10))[:, -width:].t().contiguous().cuda()
+    with tuning.forced(f"fuselab::{form}", "cuda", Config(across=2)):
+        for input in (
+            base,
+            base[:, :, :1022],
+            base[:, :, 8:30],
+            base[:, :, 1:1025],
+            base[:, :, :1021],
+            base[:1].expand(3, -1, -1),
+            special.unsqueeze(0),
+        ):
+            assert_forward(partial(cuda_launch.forward, form=form), input, 1, form=form)
+        written = base.clone()
+        cuda_launch.forward_in_place(written, 1, form)
+        assert torch.equal(written, cuda_launch.forward(base, 1, None, form))
+    with tuning.forced(f"fuselab::{form}", "cuda_backward", Config(across=2)):
+        for shape in ((5, width, 1026), (1, width, 2), (3, width, 21)):
+            output = getattr(torch, form)(normal(*shape, dtype=dtype).cuda(), 1)
+            for grad in (normal(*shape, dtype=dtype, seed=1), normal(1, width, shape[2], seed=2)):
+                assert_backward(
+                    partial(cuda_launch.backward, form=form),
+                    output,
+                    grad.to("cuda", dtype).expand(shape),
+                    1,
+                    form=form,
+                )
 
 
 @forms

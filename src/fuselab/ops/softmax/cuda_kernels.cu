@@ -1184,8 +1184,9 @@ namespace {
 
 // Columns: kLanes neighbouring columns across the lanes of every warp; the other lanes of a warp and
 // all warps of the block lie along the dimension, kPhases of them, so that kPhases consecutive
-// elements of a column are read together. kWarps == 0: one thread owns a column alone.
-template <int kLanes, int kWarps>
+// elements of a column are read together. kWarps == 0: one thread owns a column alone, or kAcross
+// neighbours, whose elements one access moves.
+template <int kLanes, int kWarps, int kAcross>
 struct Tile {
   static constexpr bool kAlone = kWarps == 0;
   static constexpr int kBlock = kAlone ? kNarrowBlock : kWarps * 32;
@@ -1194,8 +1195,10 @@ struct Tile {
   int64_t column;
   int phase;
 
+  static_assert(kAlone || kAcross == 1, "threads that share columns share them one by one");
+
   __device__ Tile() {
-    column = int64_t(blockIdx.x) * kColumns + threadIdx.x % kColumns;
+    column = (int64_t(blockIdx.x) * kColumns + threadIdx.x % kColumns) * kAcross;
     phase = threadIdx.x / kColumns;
   }
 };
@@ -1238,23 +1241,24 @@ __device__ Accumulator column_sum(Accumulator sum) {
 
 }  // namespace
 
-// Softmax or log_softmax along `width` for `columns` columns: column c has its place by inner_count as rows have,
-// consecutive elements lie dim_stride apart in input and inner_count apart in the contiguous output.
+// Softmax or log_softmax along `width` for `columns` columns: column c has its place by inner_count
+// as rows have, consecutive elements lie dim_stride apart in input and inner_count apart in the
+// contiguous output.
 // kRows > 0: width <= kRows * kPhases, terms stay in registers; kRows == 0: any width, read twice.
-// grid = ceil(columns / kColumns).
-// 16 elements are kept to 1536 threads of an SM, 40 registers; blocks of 1024 to two on an SM, which
-// spills two to four words (float32 and bfloat16, 32-bit Index).
+// grid = ceil(columns / (kColumns * kAcross)). kAcross > 1 wants inner_stride 1, and inner_count, the
+// other strides and the tensors aligned to kAcross elements.
+// 16 elements of one column are kept to 1536 threads of an SM, 40 registers; blocks of 1024 to two
+// on an SM, which spills two to four words (float32 and bfloat16, 32-bit Index).
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kRows, int kLanes,
-          int kWarps, typename Index>
-__global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock,
-                                  kRows != 16 || sizeof(Output) == 8 ? 1
-                                  : kWarps == 32                     ? 2
-                                                 : 1536 / Tile<kLanes, kWarps>::kBlock)
+          int kWarps, int kAcross, typename Index>
+__global__ void __launch_bounds__(Tile<kLanes, kWarps, kAcross>::kBlock,
+                                  kRows != 16 || sizeof(Output) == 8 || kAcross > 1 ? 1
+                                  : kWarps == 32 ? 2 : 1536 / Tile<kLanes, kWarps, kAcross>::kBlock)
     forward_columns(const Input* input, Output* output, int64_t columns,
                     int64_t width, int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                     int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Output>::type;
-  using Where = Tile<kLanes, kWarps>;
+  using Where = Tile<kLanes, kWarps, kAcross>;
   const Where tile;
   const bool in_range = tile.column < columns;
   const int64_t column = in_range ? tile.column : 0;
@@ -1266,28 +1270,40 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock,
 
   Accumulator maximum = negative_infinity<Accumulator>();
   if constexpr (kRows > 0) {
-    Accumulator kept[kRows];
+    Accumulator kept[kRows][kAcross];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Index element = tile.phase + i * Where::kPhases;
-      kept[i] = negative_infinity<Accumulator>();
-      if (element < end) kept[i] = widened<Output>(read<kAliasing == kApart>(from + element * from_stride));
+      Pack<Input, kAcross> value;
+      value.fill(Convert<Input>::from(negative_infinity<float>()));
+      if (element < end) value.template load<kAliasing == kApart>(from + element * from_stride);
+#pragma unroll
+      for (int j = 0; j < kAcross; ++j) kept[i][j] = widened<Output>(value, j);
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) maximum = larger(maximum, kept[i]);
-    const Accumulator shift = shift_for(maximum);
-    Accumulator sum = 0;
+    for (int j = 0; j < kAcross; ++j) {
+      maximum = negative_infinity<Accumulator>();
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const Accumulator term = exponential_term<kForm, Output>(kept[i] - shift);
-      if (kForm == kSoftmax) kept[i] = term;
-      sum += term;
+      for (int i = 0; i < kRows; ++i) maximum = larger(maximum, kept[i][j]);
+      const Accumulator shift = shift_for(maximum);
+      Accumulator sum = 0;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const Accumulator term = exponential_term<kForm, Output>(kept[i][j] - shift);
+        if (kForm == kSoftmax) kept[i][j] = term;
+        sum += term;
+      }
+      const auto finish = finish_column<kForm, kLanes, kWarps>(maximum, sum);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) kept[i][j] = finish(kept[i][j]);
     }
-    const auto finish = finish_column<kForm, kLanes, kWarps>(maximum, sum);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Index element = tile.phase + i * Where::kPhases;
-      if (element < end) to[element * to_stride] = Convert<Output>::from(finish(kept[i]));
+      Pack<Output, kAcross> result;
+#pragma unroll
+      for (int j = 0; j < kAcross; ++j) result.element[j] = Convert<Output>::from(kept[i][j]);
+      if (element < end) result.store(to + element * to_stride);
     }
   } else {
     constexpr int kUnroll = 8;
@@ -1326,14 +1342,14 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock,
 
 // The gradient along `width` for columns; output and grad_input are contiguous.
 template <Form kForm, typename Grad, typename GradInput, int kRows, int kLanes, int kWarps,
-          typename Index>
-__global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
+          int kAcross, typename Index>
+__global__ void __launch_bounds__(Tile<kLanes, kWarps, kAcross>::kBlock)
     backward_columns(const Grad* grad_output, const Grad* output,
                      GradInput* grad_input, int64_t columns, int64_t width,
                      int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                      int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Grad>::type;
-  using Where = Tile<kLanes, kWarps>;
+  using Where = Tile<kLanes, kWarps, kAcross>;
   const Where tile;
   const bool in_range = tile.column < columns;
   const int64_t column = in_range ? tile.column : 0;
@@ -1348,24 +1364,39 @@ __global__ void __launch_bounds__(Tile<kLanes, kWarps>::kBlock)
 
   Accumulator sum = 0;
   if constexpr (kRows > 0) {
-    Accumulator grad[kRows], y[kRows];
+    Accumulator grad[kRows][kAcross], y[kRows][kAcross];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Index element = tile.phase + i * Where::kPhases;
-      grad[i] = y[i] = 0;
+      Pack<Grad, kAcross> of_grad, of_output;
+      of_grad.fill(Convert<Grad>::from(0.0f));
+      of_output.fill(Convert<Grad>::from(0.0f));
       if (element < end) {
-        grad[i] = widened<Grad>(__ldg(grad_column + element * grad_stride));
-        y[i] = widened<Grad>(__ldg(output_column + element * stride));
+        of_grad.template load<true>(grad_column + element * grad_stride);
+        of_output.template load<true>(output_column + element * stride);
+      }
+#pragma unroll
+      for (int j = 0; j < kAcross; ++j) {
+        grad[i][j] = widened<Grad>(of_grad, j);
+        y[i][j] = widened<Grad>(of_output, j);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) sum += summand<kForm>(grad[i], y[i]);
-    sum = column_sum<kLanes, kWarps>(sum);
+    for (int j = 0; j < kAcross; ++j) {
+      sum = 0;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) sum += summand<kForm>(grad[i][j], y[i][j]);
+      sum = column_sum<kLanes, kWarps>(sum);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) grad[i][j] = gradient<kForm, Grad>(grad[i][j], y[i][j], sum);
+    }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Index element = tile.phase + i * Where::kPhases;
-      if (element < end)
-        to[element * stride] = Convert<GradInput>::from(gradient<kForm, Grad>(grad[i], y[i], sum));
+      Pack<GradInput, kAcross> result;
+#pragma unroll
+      for (int j = 0; j < kAcross; ++j) result.element[j] = Convert<GradInput>::from(grad[i][j]);
+      if (element < end) result.store(to + element * stride);
     }
   } else {
     LongSum<Accumulator> products;

@@ -170,7 +170,7 @@ _MOST_PIECES = 1024  # of a row: every block of the second launch reads all of t
 # The first line that holds the width at 32, 16 or 8 lanes across columns is taken (8 floats are one
 # 32-byte sector); wider columns are read twice by the last line's warps. Registers in float32,
 # softmax: 32 forward and 53 backward at (16, 32), 80 and 113 at (32, 0). The backward at (16, 32)
-# spills 40 words in float64.
+# spills 48 words in float64.
 # The steps below 32 follow the width closely, since every slot costs its 40 instructions, used or
 # not: at 19 elements in slots of 32 the backward was bound by issuing them (1500 per thread, in
 # slots of 20 1030; 32x19x128x128 took 40 to 63 us where memory takes 20, H200).
@@ -179,6 +179,12 @@ CUDA_COLUMNS = (
     *((16, warps) for warps in (4, 8, 16, 32)),
 )
 _COLUMN_LANES = (32, 16, 8)
+# Neighbouring 16-bit columns of a thread that owns them alone, the default first. One by one they
+# are 64 bytes per warp and access, and bound by issuing: log_softmax at 19 elements takes 952 + 984
+# instructions per column (sm_90, forward + backward), in pairs 628 + 620. So 32x19x128x128 would
+# take 35 or 22 us of an H200's issue slots, where memory takes 36.
+_ACROSS = (1, 2)
+_MOST_ALONE = max(elements for elements, warps in CUDA_COLUMNS if not warps)
 
 _NARROW_BLOCK = 128  # kNarrowBlock of cuda_kernels.cu
 _RING_PART_KB = 32  # kPartBytes of cuda_kernels.cu
@@ -267,8 +273,13 @@ def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tup
 
 
 @functools.lru_cache(1024)
-def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tuple[Config, ...]:
-    """``cuda_candidates`` without what the device has no room for."""
+def _configs(
+    step: str, itemsize: int, width: int, device: torch.device, columns: bool = False
+) -> tuple[Config, ...]:
+    """``cuda_candidates`` without what the device has no room for; of columns, ``_ACROSS``."""
+    if columns:
+        alone = itemsize == 2 and width <= _MOST_ALONE
+        return tuple(Config(across=across) for across in (_ACROSS if alone else _ACROSS[:1]))
     found = cuda_candidates(step, itemsize, width, _has_clusters(device))
     return tuple(config for config in found if _fits(step, itemsize, config, device))
 
@@ -294,9 +305,12 @@ def _launch(
     places = (i64(rows.inner_count), *strides)
     if rows.columns:
         elements, lanes, warps = cuda_columns(rows)
+        across = gpu_launch.chosen("cuda", _configs, step, form, rows, tensors).across
+        if not _are_side_by_side(rows, tensors, across):
+            across = 1
         index = "int64_t" if rows.widest_offset >= 2**30 else "int32_t"
-        expression = _instance(f"{step}_columns", *types, elements, lanes, warps, index)
-        block, per_block = (warps * 32, lanes) if warps else (_NARROW_BLOCK, _NARROW_BLOCK)
+        expression = _instance(f"{step}_columns", *types, elements, lanes, warps, across, index)
+        block, per_block = (warps * 32, lanes) if warps else (_NARROW_BLOCK, _NARROW_BLOCK * across)
         grid = ceil_div(rows.rows, per_block)
         CUDA.launch(
             expression,
@@ -351,6 +365,13 @@ def _launch(
             (config.threads, 1, 1),
             (*arguments, *sizes),
         )
+
+
+def _are_side_by_side(rows: Rows, tensors: tuple[Tensor, ...], across: int) -> bool:
+    """Whether one access moves an element of ``across`` neighbouring columns, in every tensor."""
+    steps = rows.inner_count, rows.outer_stride, rows.dim_stride
+    aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
+    return rows.inner_stride == 1 and aligned and not any(step % across for step in steps)
 
 
 def _are_whole_vectors(vectors: tuple[int, ...], tensors: tuple[Tensor, ...]) -> bool:
@@ -454,9 +475,13 @@ def _representative_expressions() -> tuple[str, ...]:
         for step, form, lengths in _steps(1):
             found.append(_resident(step, (*form, *types), lengths, _row(4, 8)))
             found += _in_pieces(step, (*form, *types), lengths, 2**31, _CUDA_PIECES[0])
-            for elements, warps in ((0, 32), (16, 0), (20, 0), (16, 8)):
-                arguments = (*form, *types, elements, 8, warps, "int32_t")
+            for elements, warps, across in ((0, 32, 1), (16, 0, 1), (20, 0, 1), (16, 8, 1)):
+                arguments = (*form, *types, elements, 8, warps, across, "int32_t")
                 found.append(_instance(f"{step}_columns", *arguments))
+    for step, form, _ in _steps(1):
+        for elements in (16, 20, 32):
+            arguments = (*form, *(_TYPES[torch.bfloat16],) * 2, elements, 32, 0, 2, "int32_t")
+            found.append(_instance(f"{step}_columns", *arguments))
     return tuple(dict.fromkeys(found))
 
 

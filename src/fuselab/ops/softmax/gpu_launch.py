@@ -16,8 +16,9 @@ from fuselab.runtime.tuning import Config
 # (step, form, rows, tensors): "forward" of (input, output), or "backward" of (grad_output, output,
 # grad_input). ``rows`` says where the first tensor's rows lie, the others are contiguous.
 Launch = Callable[[str, Form, Rows, tuple[Tensor, ...]], None]
-# (step, bytes of the widest dtype, width, device): what tuning may choose from for such rows.
-Candidates = Callable[[str, int, int, torch.device], Sequence[Config]]
+# (step, bytes of the widest dtype, width, device, whether they are columns of the output): what
+# tuning may choose from for such rows.
+Candidates = Callable[[str, int, int, torch.device, bool], Sequence[Config]]
 
 
 def forward(
@@ -71,21 +72,22 @@ def chosen(
     rows: Rows,
     tensors: tuple[Tensor, ...],
 ) -> Config:
-    """How to launch on these rows, which are not columns; the in-place form goes by its sibling's
-    choices. Rows as wide as the same power of two share one."""
+    """How to launch on these rows; the in-place form goes by its sibling's choices. Rows as wide as
+    the same power of two share one."""
     itemsize = max(tensor.element_size() for tensor in tensors)
+    dtypes = tensors[0].dtype, tensors[-1].dtype
     return tuning.chosen(
         f"fuselab::{form}",
         implementation if step == "forward" else f"{implementation}_backward",
-        (tensors[0].dtype, tensors[-1].dtype, power_of_two(rows.width)),
-        candidates(step, itemsize, rows.width, tensors[0].device),
+        (*dtypes, power_of_two(rows.width), *(("columns",) if rows.columns else ())),
+        candidates(step, itemsize, rows.width, tensors[0].device, rows.columns),
     )
 
 
 def forward_configs(
     candidates: Candidates, input: Tensor, dim: int, dtype: torch.dtype | None
 ) -> Sequence[Config]:
-    """``FusedOp.configs``: what ``chosen`` offers for these arguments; columns have one way."""
+    """``FusedOp.configs``: what ``chosen`` offers for these arguments."""
     return _configs(candidates, "forward", input, dim, dtype or input.dtype)
 
 
@@ -104,7 +106,8 @@ def backward_configs(
 def _configs(
     candidates: Candidates, step: str, tensor: Tensor, dim: int, dtype: torch.dtype
 ) -> Sequence[Config]:
-    if not tensor.numel() or neighbours(tensor, dim) > 1:
+    if not tensor.numel():
         return ()
     width = tensor.shape[positive(dim, tensor)] if tensor.dim() else 1
-    return candidates(step, max(tensor.element_size(), dtype.itemsize), width, tensor.device)
+    itemsize = max(tensor.element_size(), dtype.itemsize)
+    return candidates(step, itemsize, width, tensor.device, neighbours(tensor, dim) > 1)
