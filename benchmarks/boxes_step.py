@@ -1,11 +1,13 @@
-"""GIoU loss and its gradient for the predicted boxes alone, as a detector trains: us per step.
+"""GIoU loss alone, with the gradient of the predicted boxes, and with both: us per step.
 
     python benchmarks/boxes_step.py [--device cuda] [--boxes 256] [--batch B ...]
+        [--loss none|mean|padded ...] [--gradients 0|1|2 ...] [--provider NAME ...]
 
 ``device`` is the device's time with cold caches, ``wall`` what a step takes when nothing else keeps
 the machine busy (host and device, a synchronisation after each step), ``graph`` the device's time
-of the step replayed from a CUDA graph. The upstream gradient is dense and differs from box to box;
-with ``mean`` it is one number.
+of the step replayed from a CUDA graph, where it can be captured (what indexes by a boolean mask
+cannot). The upstream gradient is dense and differs from box to box; with ``mean`` and ``padded`` it
+is one number. 40 % of a padded target's rows are padding.
 """
 
 from __future__ import annotations
@@ -21,68 +23,106 @@ import torch
 from torch import Tensor
 
 from fuselab.measure.timing import time
-from fuselab.ops import generalized_box_iou_loss
+from fuselab.op import FusedOp
+from fuselab.ops import generalized_box_iou_loss, padded_generalized_box_iou_loss
 from fuselab.ops.generalized_box_iou_loss.op import OP
 from fuselab.ops.generalized_box_iou_loss.reference import clamped
+from fuselab.ops.padded_generalized_box_iou_loss.op import OP as PADDED
+from fuselab.ops.padded_generalized_box_iou_loss.op import pad
+from fuselab.ops.padded_generalized_box_iou_loss.reference import masked
 
-Loss = Callable[..., Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+LOSSES = ("none", "mean", "padded")
+STEPS = ("forward", "forward + gradient of boxes1", "forward + both gradients")
+SYNCHRONISING = ("torchvision", "masked")
+BUDGET_S = 0.2  # of one figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--boxes", type=int, default=256, help="boxes per image")
-    parser.add_argument("--batch", type=int, nargs="+", default=[32, 16384, 65536])
+    parser.add_argument("--batch", type=int, nargs="+", default=[32, 65536])
+    parser.add_argument("--loss", choices=LOSSES, nargs="+", default=list(LOSSES))
+    parser.add_argument("--gradients", type=int, choices=range(3), nargs="+", default=[0, 1, 2])
+    parser.add_argument("--provider", nargs="+", help="all, where none is named")
     options = parser.parse_args()
     device = torch.device(options.device)
     for batch in options.batch:
-        for reduction in ("none", "mean"):
-            print(f"{batch} x {options.boxes} boxes, float32, reduction {reduction}, us:")
-            for name, loss in losses(device.type).items():
-                step = training_step(loss, batch, options.boxes, reduction, device)
-                print(f"  {name:20} {times(step, device)}", flush=True)
+        for kind in options.loss:
+            tensors = drawn(kind, batch, options.boxes, device)
+            for gradients in options.gradients:
+                print(f"{batch} x {options.boxes} boxes, float32, {kind}, {STEPS[gradients]}, us:")
+                for name, loss in losses(kind, device.type).items():
+                    if options.provider is None or name in options.provider:
+                        torch.compiler.reset()  # a recompilation would be one of the last step's
+                        timed = times(step_of(loss, gradients, *tensors), name, device)
+                        print(f"  {name:20} {timed}", flush=True)
 
 
-def losses(device_type: str) -> dict[str, Loss]:
+def losses(kind: str, device_type: str) -> dict[str, Loss]:
     """Peers, then ours."""
-    found: dict[str, Loss] = {"eager": OP.reference, "clamped": clamped}
+    if kind == "padded":
+        own: FusedOp = PADDED
+        public: Any = padded_generalized_box_iou_loss
+        found: dict[str, Loss] = {"eager": PADDED.reference, "masked": masked}
+        compiled = {"compile": PADDED.reference}
+    else:
+        own, public = OP, partial(generalized_box_iou_loss, reduction=kind)
+        reference, spelt = partial(OP.reference, reduction=kind), partial(clamped, reduction=kind)
+        found = {"eager": reference, "clamped": spelt, **torchvision(kind)}
+        compiled = {"compile": reference, "compile(clamped)": spelt}
     if device_type == "cuda":
-        found["compile"] = torch.compile(OP.reference, dynamic=False)
-        found["compile(clamped)"] = torch.compile(clamped, dynamic=False)
-    found |= {
-        name: partial(generalized_box_iou_loss, implementation=name)
-        for name, implementation in OP.implementations.items()
-        if implementation.device == device_type
-    }
-    return {**found, "auto": generalized_box_iou_loss}
+        found |= {
+            name: torch.compile(loss, dynamic=False, fullgraph=True)
+            for name, loss in compiled.items()
+        }
+    for name, implementation in own.implementations.items():
+        if implementation.device == device_type:
+            found[name] = partial(public, implementation=name)
+    return {**found, "auto": public}
 
 
-def training_step(
-    loss: Loss, batch: int, boxes: int, reduction: str, device: torch.device
-) -> Callable[[], Any]:
-    """Loss and gradient of random boxes, the same for every ``loss``."""
+def torchvision(reduction: str) -> dict[str, Loss]:
+    try:
+        return {"torchvision": partial(OP.libraries["torchvision"](), reduction=reduction)}
+    except ImportError:
+        return {}
+
+
+def drawn(kind: str, batch: int, boxes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Predicted and target boxes, and the upstream gradient."""
     generator = torch.Generator().manual_seed(0)
 
-    def drawn() -> Tensor:
+    def drawn_boxes() -> Tensor:
         corner, size = torch.rand(2, batch, boxes, 2, generator=generator)
-        return torch.cat([corner, corner + size], -1).to(device)
+        return torch.cat([corner, corner + size], -1)
 
-    predicted, target = drawn().requires_grad_(), drawn()
-    shape = (batch, boxes) if reduction == "none" else ()
-    upstream = torch.rand(shape, generator=generator).to(device)
-
-    def step() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(loss(predicted, target, reduction), predicted, upstream)
-
-    return step
+    predicted, target = drawn_boxes(), drawn_boxes()
+    if kind == "padded":
+        target = pad(target, generator)
+    upstream = torch.rand((batch, boxes) if kind == "none" else (), generator=generator)
+    return predicted.to(device), target.to(device), upstream.to(device)
 
 
-def times(step: Callable[[], Any], device: torch.device) -> str:
+def step_of(
+    loss: Loss, gradients: int, predicted: Tensor, target: Tensor, upstream: Tensor
+) -> Callable[[], Any]:
+    leaves = [tensor.detach() for tensor in (predicted, target)]
+    wanted = [tensor.requires_grad_() for tensor in leaves[:gradients]]
+    if not wanted:
+        return lambda: loss(*leaves)
+    return lambda: torch.autograd.grad(loss(*leaves), wanted, upstream)
+
+
+def times(step: Callable[[], Any], name: str, device: torch.device) -> str:
     """``device``, ``wall`` and ``graph`` of a step, or why there are none."""
     try:
-        text = f"device {time(step, device=device).median_us:9.1f}  wall {wall_us(step):9.1f}"
-        if device.type == "cuda":
-            text += f"  graph {time(step, device=device, graph=True).median_us:9.1f}"
+        timed = time(step, device=device, budget_s=BUDGET_S)
+        text = f"device {timed.median_us:9.1f}  wall {wall_us(step):9.1f}"
+        if device.type == "cuda" and name not in SYNCHRONISING:
+            timed = time(step, device=device, graph=True, budget_s=BUDGET_S)
+            text += f"  graph {timed.median_us:9.1f}"
         return text
     except Exception as error:  # a compiler may raise anything
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"

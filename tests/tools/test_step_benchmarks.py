@@ -15,7 +15,11 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 @pytest.mark.parametrize(
     "script, options, rows",
     [
-        ("boxes_step.py", ("--batch", "2", "--boxes", "3"), {"eager", "clamped", "cpp", "auto"}),
+        (
+            "boxes_step.py",
+            *(("--batch", "2", "--boxes", "3", "--loss", "none", "padded", "--gradients", "1"),),
+            {"eager", "clamped", "masked", "cpp", "auto"},
+        ),
         (
             "embedding_step.py",
             ("--batch", "4", "--largest", "50"),
