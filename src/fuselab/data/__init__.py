@@ -4,7 +4,7 @@
 a file has them, ``batches`` yields them as tensors, ``synthesize`` writes more.
 """
 
-from fuselab.data.batches import TruncatedLineWarning, batches, read, to_batch
+from fuselab.data.batches import batches, read, to_batch
 from fuselab.data.dataset import Dataset, open_dataset
 from fuselab.data.dense import Dense, log_counts
 from fuselab.data.description import Description, describe
@@ -12,6 +12,7 @@ from fuselab.data.ids import Modulus, Vocabulary
 from fuselab.data.layout import KAGGLE_CARDINALITIES, MISSING_COUNT, MISSING_ID, Rows
 from fuselab.data.loader import Loader, Position
 from fuselab.data.records import Batch
+from fuselab.data.rejects import TruncatedLineWarning
 from fuselab.data.synthetic import pieces, synthesize
 
 __all__ = [

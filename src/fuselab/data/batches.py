@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +11,8 @@ import torch
 from fuselab.data.dense import log_counts
 from fuselab.data.layout import Rows
 from fuselab.data.records import Batch
-from fuselab.data.rejects import Rejects
+from fuselab.data.rejects import Rejects, warn_of_cut
 from fuselab.data.source import Source
-
-
-class TruncatedLineWarning(UserWarning):
-    """The file's last line stops short; it was left out."""
 
 
 def read(path: str | Path, rows: int = 65_536) -> Iterator[Rows]:
@@ -30,8 +25,7 @@ def read(path: str | Path, rows: int = 65_536) -> Iterator[Rows]:
     """
     rejects = Rejects()
     yield from Source.at(path).read(rows, rejects)
-    for sentence in rejects.cut:
-        warnings.warn(sentence, TruncatedLineWarning, stacklevel=2)
+    warn_of_cut(rejects)
 
 
 def batches(path: str | Path, batch_size: int) -> Iterator[Batch]:

@@ -12,9 +12,10 @@ from fuselab.data.ids import Modulus, Vocabulary
 from fuselab.data.layout import Rows
 from fuselab.data.prepared import Prepared, is_prepared
 from fuselab.data.records import Records, fill
+from fuselab.data.rejects import Rejects, warn_of_cut
 from fuselab.data.source import Source
 from fuselab.data.synthetic import CHUNK_ROWS, chunk
-from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.errors import ArgumentError, DataError, UnknownNameError
 
 SPLITS = ("train", "validation")
 
@@ -75,7 +76,7 @@ def open_dataset(
     The validation rows are those that ``prepare`` put aside; of several raw files the last one's;
     else the last seventh.
 
-    Raises DataError where the source is not whole or not there, ArgumentError for ``ids`` or
+    Raises DataError where the source is malformed or not there, ArgumentError for ``ids`` or
     ``dense`` on prepared rows and for a bad ``rows`` or ``seed``.
     """
     if path is not None and is_prepared(path):
@@ -96,7 +97,9 @@ def open_dataset(
         name = f"synthetic rows of seed {seed}"
         return Dataset(name, rows, ids.cardinalities, lambda: synthetic, last_seventh(rows))
     source = Source.at(path)
-    counts = source.count_rows()
+    rejects = Rejects()
+    counts = source.count_rows(rejects)
+    warn_of_cut(rejects)
     boundary = sum(counts[:-1]) if len(counts) > 1 else last_seventh(counts[0])
 
     def reader() -> Reader:
@@ -145,7 +148,9 @@ class _Stream:
         done = 0
         while done < len(out):
             if self.left is None or not len(self.left):
-                self.left = next(self.pieces)  # there are as many rows as were counted
+                self.left = next(self.pieces, None)
+                if self.left is None:
+                    raise DataError(f"{self.source.path} holds fewer rows than when it was opened.")
             skipped = min(first + done - self.place, len(self.left))
             rows = self.left[skipped : skipped + len(out) - done]
             fill(out[done : done + len(rows)], rows, self.ids, self.dense)

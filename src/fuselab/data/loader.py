@@ -8,6 +8,7 @@ reads, and a batch costs its consumer no launch. The order is a function of seed
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -163,45 +164,40 @@ class Loader:
         window: _Window,
         epoch: int,
     ) -> _Staged:
-        """Runs in the stager's thread."""
-        host = torch.empty((window.size, WORDS), dtype=torch.int32, pin_memory=stream is not None)
-        parts = self._read(reader, readers, host, self._first + window.first)
-        order = None
-        if self._shuffled:
-            numbers = permutation(window.size, (self.seed, epoch, window.number))
-            order = torch.from_numpy(numbers[window.skip : window.stop])
+        """Runs in the stager's thread, where neither device nor stream are the consumer's."""
         done = window.first + window.skip
-        if stream is None:
-            for _, _, read in parts:
-                read.result()
-            kept = host[window.skip : window.stop]
-            return _Staged(kept if order is None else host.index_select(0, order), done, None)
-        with torch.cuda.stream(stream):
-            words = torch.empty_like(host, device=self.device)
-            for start, stop, read in parts:
-                read.result()
-                words[start:stop].copy_(host[start:stop], non_blocking=True)
-            if order is None:
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+            words = self._on_device(reader, readers, window)
+            if not self._shuffled:
                 words = words[window.skip : window.stop]
             else:
+                numbers = permutation(window.size, (self.seed, epoch, window.number))
+                order = torch.from_numpy(numbers[window.skip : window.stop])
+                if stream is not None:
+                    order = order.pin_memory().to(self.device, non_blocking=True)
                 # As 8-byte elements the gather has half as many to do.
-                rows = order.pin_memory().to(self.device, non_blocking=True)
-                words = words.view(torch.int64).index_select(0, rows).view(torch.int32)
+                words = words.view(torch.int64).index_select(0, order).view(torch.int32)
+            if stream is None:
+                return _Staged(words, done, None)
             ready = torch.cuda.Event()
             ready.record(stream)
-        return _Staged(words, done, ready)
+            return _Staged(words, done, ready)
 
-    def _read(
-        self, reader: Reader, readers: ThreadPoolExecutor, host: Tensor, first: int
-    ) -> list[tuple[int, int, Future[None]]]:
-        """The reads that fill ``host``, under way: their rows, and what to wait for."""
+    def _on_device(self, reader: Reader, readers: ThreadPoolExecutor, window: _Window) -> Tensor:
+        """The window's rows in the source's order, int32 [n, 40]; on a GPU still on their way."""
+        cuda = self.device.type == "cuda"
+        host = torch.empty((window.size, WORDS), dtype=torch.int32, pin_memory=cuda)
+        words = torch.empty_like(host, device=self.device) if cuda else host
         records = host.numpy().view(RECORD)[:, 0]
-        step = READ_ROWS if reader.parallel else max(len(records), 1)
-        return [
-            (start, stop, readers.submit(reader.read_into, records[start:stop], first + start))
-            for start in range(0, len(records), step)
-            for stop in [min(start + step, len(records))]
-        ]
+        first = self._first + window.first
+        step = READ_ROWS if reader.parallel else window.size
+        parts = [slice(at, min(at + step, window.size)) for at in range(0, window.size, step)]
+        reads = [readers.submit(reader.read_into, records[p], first + p.start) for p in parts]
+        for part, read in zip(parts, reads, strict=True):
+            read.result()
+            if cuda:
+                words[part].copy_(host[part], non_blocking=True)
+        return words
 
 
 class _Staged(NamedTuple):

@@ -31,10 +31,10 @@ Array = numpy.typing.NDArray[Any]
 
 def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
     """One: unpacking the archive again for every part would cost more than reading it."""
-    return [(0, count_rows(path))]
+    return [(0, count_rows(path, Rejects()))]
 
 
-def count_rows(path: Path) -> int:
+def count_rows(path: Path, rejects: Rejects) -> int:
     with _opened(path) as members:
         return _check(path, {name: _header(file)[0] for name, file in members.items()})
 

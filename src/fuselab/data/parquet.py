@@ -48,7 +48,7 @@ def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
     return list(pairwise([*cuts, len(sizes)]))
 
 
-def count_rows(path: Path) -> int:
+def count_rows(path: Path, rejects: Rejects) -> int:
     with _opened(path) as file:
         return int(file.metadata.num_rows)
 

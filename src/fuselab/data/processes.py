@@ -31,10 +31,11 @@ def each(
         for task in tasks:
             yield task, work(task)
         return
-    # Spawned, not forked: torch's threads do not survive a fork.
-    pool = ProcessPoolExecutor(
-        min(processes, len(tasks)), multiprocessing.get_context("spawn"), _settle
-    )
+    # Not forked from here: threads do not survive that. A server that has imported the work, and
+    # nothing else, is forked instead, so that torch is imported once (2 s), not in every worker.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__])
+    pool = ProcessPoolExecutor(min(processes, len(tasks)), context, _settle)
     with pool:
         futures: dict[Future[Result], Task] = {}
         try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 
 from fuselab.errors import DataError
 
 LISTED = 100
+
+
+class TruncatedLineWarning(UserWarning):
+    """The file's last line stops short; it was left out."""
 
 
 @dataclass
@@ -33,3 +38,9 @@ class Rejects:
         self.count += other.count
         self.sentences = (self.sentences + other.sentences)[:LISTED]
         self.cut += other.cut
+
+
+def warn_of_cut(rejects: Rejects) -> None:
+    """One TruncatedLineWarning per last line that stops short."""
+    for sentence in rejects.cut:
+        warnings.warn(sentence, TruncatedLineWarning, stacklevel=3)

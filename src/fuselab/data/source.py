@@ -22,7 +22,7 @@ class _Format(Protocol):
 
     def parts(self, path: Path, part_bytes: int) -> list[tuple[int, int]]: ...
 
-    def count_rows(self, path: Path) -> int: ...
+    def count_rows(self, path: Path, rejects: Rejects) -> int: ...
 
     def read_part(self, path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]: ...
 
@@ -126,9 +126,10 @@ class Source:
             if empty and not rejects.skip:
                 raise tsv.no_rows(part.file)
 
-    def count_rows(self) -> tuple[int, ...]:
-        """Rows of each file, all well formed; text is not parsed for it."""
-        return tuple(_format(file).count_rows(file) for file in self.files)
+    def count_rows(self, rejects: Rejects) -> tuple[int, ...]:
+        """Rows of each file, taken as well formed: text is not parsed for it, but for a last line
+        that stops short."""
+        return tuple(_format(file).count_rows(file, rejects) for file in self.files)
 
 
 def regrouped(pieces: Iterable[Rows], rows: int) -> Iterator[Rows]:

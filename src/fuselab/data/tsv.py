@@ -98,17 +98,11 @@ def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[R
         yield from _rows(block, line, place, rejects)
         line += block.count(b"\n")
         rest = text[cut:]
-    if rest:
-        short = _stops_short(rest)
-        if short is None:
-            yield from _rows(rest + b"\n", line, place, rejects)
-        else:
-            rejects.cut.append(
-                f"{place(line)}: the last line {short}; it was left out. Expected {_LAYOUT}."
-            )
+    if rest and not _left_out(rest, line, place, rejects):
+        yield from _rows(rest + b"\n", line, place, rejects)
 
 
-def count_rows(path: Path) -> int:
+def count_rows(path: Path, rejects: Rejects) -> int:
     """Rows of a file whose every row is well formed, by its line breaks alone."""
     count = 0
     rest = b""
@@ -118,7 +112,7 @@ def count_rows(path: Path) -> int:
         rest = text[cut:] if cut else rest + text
         if len(rest) > BLOCK_BYTES:
             raise DataError(f"{path}: no line break in {len(rest)} bytes; expected {_LAYOUT}.")
-    return count + bool(rest and _stops_short(rest) is None)
+    return count + (bool(rest) and not _left_out(rest, count, _Place(path, 0), rejects))
 
 
 def no_rows(path: Path) -> DataError:
@@ -192,17 +186,22 @@ def _naming(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _stops_short(text: bytes) -> str | None:
-    """How a last line that no line break ends stops short; None where it is whole.
+def _left_out(text: bytes, line: int, place: _Place, rejects: Rejects) -> bool:
+    """Whether a last line that no line break ends stops short; ``rejects.cut`` says so.
 
     It is whole with 40 columns, the last of which is empty or, as in every Criteo file, 8 digits.
     """
     fields = text.rstrip(b"\r").split(b"\t")
     if len(fields) > COLUMNS or (len(fields) == COLUMNS and len(fields[-1]) in (0, 8)):
-        return None
+        return False
     if len(fields) < COLUMNS:
-        return f"stops after {len(fields)} of {COLUMNS} columns"
-    return f"stops after {len(fields[-1])} of 8 digits in its last column"
+        short = f"stops after {len(fields)} of {COLUMNS} columns"
+    else:
+        short = f"stops after {len(fields[-1])} of 8 digits in its last column"
+    rejects.cut.append(
+        f"{place(line)}: the last line {short}; it was left out. Expected {_LAYOUT}."
+    )
+    return True
 
 
 # --- one block -----------------------------------------------------------------------------------
