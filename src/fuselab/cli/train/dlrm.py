@@ -1,0 +1,171 @@
+"""``fuselab train dlrm``: a DLRM on Criteo's layout, eager, compiled or fused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def add(verbs: typer.Typer) -> None:
+    """Registers the model."""
+    verbs.command("dlrm")(dlrm)
+
+
+def dlrm(
+    config: Annotated[
+        str, typer.Option(metavar="small|main|FILE", help="By name, or a TOML or JSON file.")
+    ] = "small",
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="P", help="Prepared or raw rows; synthetic ones without it."),
+    ] = None,
+    metadata: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Vocabularies or cardinalities of raw rows.")
+    ] = None,
+    rows: Annotated[
+        int, typer.Option(help="Synthetic rows, where there is no --data.")
+    ] = 1_000_000,
+    mode: Annotated[str, typer.Option(help="eager, compile or fused.")] = "fused",
+    batch_size: Annotated[int | None, typer.Option(help="Rows of a batch.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the rows; 1.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adagrad (row-wise), adam.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; 0.1.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps up to the learning rate; 0.")] = None,
+    decay: Annotated[
+        float | None, typer.Option(help="Power of the decay to 0 behind it; 0 for none.")
+    ] = None,
+    amp: Annotated[bool, typer.Option("--amp", help="Products in bfloat16.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of the weights and the order of rows.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same weights in every run, bit for bit.")
+    ] = False,
+    check_gradients: Annotated[
+        bool,
+        typer.Option("--check-gradients", help="First hold the mode's against float64's."),
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep checkpoints there.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps between two; 0: only at the end.")
+    ] = 1000,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write scalars for TensorBoard.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where the time of some steps goes.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> None:
+    """Train a DLRM and score it on held-out rows.
+
+    Ctrl-C writes a checkpoint and ends with status 130. Exit status 1: --check-gradients found the
+    mode's gradients to be wrong; nothing was trained then.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    import torch
+
+    from fuselab.device.select import select
+    from fuselab.errors import ArgumentError, CheckpointError
+    from fuselab.models.dlrm_config import describe
+    from fuselab.report import files
+    from fuselab.report.result import result
+    from fuselab.report.train_text import gradients_text, train_text
+    from fuselab.train.allocation import keep_freed_memory
+    from fuselab.train.checkpoint import latest, open_folder
+    from fuselab.train.dlrm import Plan, Run
+    from fuselab.train.dlrm_gradients import compare
+    from fuselab.train.events import Events
+
+    described = describe(config)
+    said = described.settings
+    given = {
+        "data": data,
+        "metadata": metadata,
+        "batch_size": batch_size,
+        "steps": steps,
+        "epochs": epochs,
+        "optimizer": optimizer,
+        "lr": lr,
+        "warmup": warmup,
+        "decay": decay,
+        "seed": seed,
+    }
+    chosen = {
+        name: getattr(said, name) if value is None else value for name, value in given.items()
+    }
+    known: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    plan = Plan(described.config, mode, rows=rows, half=amp, **known)
+    where = select(device or said.device or "auto")
+    folder = checkpoint or (None if said.checkpoint is None else Path(said.checkpoint))
+    scalars = tensorboard or (None if said.tensorboard is None else Path(said.tensorboard))
+    if folder is None and resume:
+        raise ArgumentError("--resume goes on from a checkpoint; say where with --checkpoint DIR.")
+    if folder is not None:
+        open_folder(folder)
+        newest = latest(folder)
+        if newest is not None and not resume:
+            raise CheckpointError(
+                f"{newest} is there already; add --resume to go on from it, or keep this run in "
+                "another folder."
+            )
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+    if where.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    else:
+        keep_freed_memory()
+
+    run = Run(plan, where, folder)
+    facts: dict[str, Any] = {}
+    if check_gradients:
+        compared = compare(run)
+        print(gradients_text(compared))
+        facts["gradients"] = compared
+        if not all(each["right"] for each in compared):
+            raise typer.Exit(1)
+    if resume:
+        run.resume()
+        if run.begin:
+            print(f"going on from step {run.begin:,} of {run.last}", file=sys.stderr)
+    events = Events(scalars)
+    try:
+        if profile:
+            from fuselab.inspect.profile import profile as recorder
+            from fuselab.report.profile_text import profile_text
+
+            with recorder((5, 1, 3, 1), name="train dlrm") as recording:
+                trained = run.train(checkpoint_every, events, recording.step)
+            facts["profile"] = recording.result.describe()
+            print(profile_text(facts["profile"]))
+        else:
+            trained = run.train(checkpoint_every, events)
+    finally:
+        events.close()
+    facts |= run.describe(trained)
+    print(train_text(facts))
+    if json is not None:
+        files.write_json(json, result("train dlrm", facts, where))
+    if trained.course.interrupted:
+        kept = (
+            "nothing is kept, for want of --checkpoint"
+            if trained.checkpoint is None
+            else f"{trained.checkpoint} is written, and --resume goes on from it"
+        )
+        print(
+            f"fuselab: stopped behind step {trained.course.steps:,} of {trained.steps:,}; {kept}.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130)

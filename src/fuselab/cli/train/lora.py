@@ -1,0 +1,109 @@
+"""``fuselab train lora``: adapters on handwritten digits, eager, compiled and fused, compared."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fuselab.train.lora import LoraResult
+
+
+def add(verbs: typer.Typer) -> None:
+    """Registers the model."""
+    verbs.command("lora")(lora)
+
+
+def lora(
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODE", help="eager, compile or fused; repeatable; default all."),
+    ] = None,
+    hidden: Annotated[int, typer.Option(help="Width of both hidden layers.")] = 256,
+    rank: Annotated[int, typer.Option(help="Of every layer's adapter.")] = 8,
+    alpha: Annotated[float, typer.Option(help="The update is scaled by alpha / rank.")] = 16.0,
+    steps: Annotated[int, typer.Option(help="Of Adam on the adapters.")] = 500,
+    batch_size: Annotated[int, typer.Option(help="Rows of a batch.")] = 64,
+    lr: Annotated[float, typer.Option(help="Learning rate, which decays to 0.")] = 5e-3,
+    amp: Annotated[bool, typer.Option("--amp", help="Products in bfloat16.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Write the adapters as peft does."),
+    ] = None,
+    budget: Annotated[float, typer.Option(metavar="S", help="Seconds of timing.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Of the base, the adapters and the batches.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> int:
+    """Train adapters on a frozen MLP: it knows the digits 0 to 4, they learn 5 to 9.
+
+    Every mode begins with the same weights and sees the same batches. Status 1 where modes come to
+    different accuracies.
+    """
+    from fuselab.device.select import select
+    from fuselab.report import files
+    from fuselab.report.result import result as payload
+    from fuselab.train.lora import MODES, Settings, train
+
+    where = select(device)
+    settings = Settings(
+        tuple(dict.fromkeys(mode or MODES)),
+        hidden,
+        rank,
+        alpha,
+        steps,
+        batch_size,
+        lr,
+        amp,
+        seed,
+        budget,
+    )
+    result = train(
+        settings, where, output, lambda sentence: print(f"{sentence} ...", file=sys.stderr)
+    )
+    _show(result)
+    if json is not None:
+        facts = {**asdict(result), "agree": result.agree}
+        files.write_json(json, payload("train lora", facts, where))
+    return 0 if result.agree else 1
+
+
+def _show(result: LoraResult) -> None:
+    from fuselab.report.numbers import byte_count, digits
+    from fuselab.report.text_table import table
+
+    settings = result.settings
+    print(
+        f"base: {result.parameters:,} parameters, {result.base_accuracy:.1%} of the digits 0 to 4 "
+        f"and {result.before:.1%} of 5 to 9 right (held out)"
+    )
+    print(
+        f"adapters of rank {settings.rank}: {result.trained:,} parameters, {settings.steps} steps "
+        f"of {settings.batch_size} rows\n"
+    )
+    rows = [
+        [
+            mode.mode,
+            f"{mode.loss:.4f}",
+            f"{mode.accuracy:.1%}",
+            digits(mode.step_us),
+            f"{digits(mode.low_us)} to {digits(mode.high_us)}",
+            byte_count(mode.peak_bytes),
+        ]
+        for mode in result.modes
+    ]
+    columns = ["mode", "loss", "5 to 9 right", "us per step", "interval", "memory"]
+    print("\n".join(table(columns, rows, right=range(1, 6))))
+    print(
+        f"\nmerged: {result.merged_accuracy:.1%} right, logits off by at most "
+        f"{result.merged_off:.2g}"
+    )
+    if result.exported is not None:
+        print(f"exported: {result.exported}, read back into the base with the same weights")
+    print("all modes agree" if result.agree else "modes DISAGREE in accuracy")

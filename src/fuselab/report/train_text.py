@@ -1,0 +1,42 @@
+"""What ``fuselab train`` shows on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fuselab.report.text_table import table
+
+
+def train_text(facts: Mapping[str, Any]) -> str:
+    """Of ``Run.describe``."""
+    lines = [
+        f"{facts['mode']}: {facts['steps']:,} steps of {facts['batch_size']:,} rows in "
+        f"{facts['seconds']:.1f} s, {facts['rows_per_s']:,.0f} rows/s"
+    ]
+    curve = facts["curve"]
+    if curve:
+        lines.append(f"training loss  {curve[0][1]:.4f} at first, {curve[-1][1]:.4f} at last")
+    held_out = facts["held_out"]
+    if held_out is not None:
+        lines.append(
+            f"held-out rows  {held_out['rows']:,}: loss {held_out['loss']:.4f}, accuracy "
+            f"{held_out['accuracy']:.4f}, AUC {held_out['auc']:.4f}"
+        )
+    if facts["checkpoint"] is not None:
+        lines.append(f"checkpoint     {facts['checkpoint']}")
+    return "\n".join(lines)
+
+
+def gradients_text(compared: Sequence[Mapping[str, Any]]) -> str:
+    """Of ``fuselab.train.dlrm_gradients.compare``."""
+    rows = [
+        [
+            each["name"],
+            *(f"{each[key]:.3g}" for key in ("largest", "error", "eager_error")),
+            "right" if each["right"] else "WRONG",
+        ]
+        for each in compared
+    ]
+    columns = ["gradient of", "largest", "error", "eager's", ""]
+    return "\n".join(table(columns, rows, right=(1, 2, 3)))

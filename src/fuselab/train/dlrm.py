@@ -1,0 +1,322 @@
+"""A DLRM's training run: its data, its step, its checkpoints, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.data import Batch, Dataset, Loader, Modulus, Position, Vocabulary, open_dataset
+from fuselab.data.metadata import load_metadata, load_vocabulary
+from fuselab.data.prepared import VOCABULARY, is_prepared
+from fuselab.errors import ArgumentError, CheckpointError, DivergenceError
+from fuselab.models.dlrm import Dlrm, DlrmConfig
+from fuselab.ops.vocabulary_indices.reference import Vocabulary as VocabularyTensors
+from fuselab.ops.vocabulary_indices.reference import vocabulary
+from fuselab.train import checkpoint
+from fuselab.train.checkpoint import Checkpoint
+from fuselab.train.dlrm_modes import Step, step_of
+from fuselab.train.events import Events
+from fuselab.train.loop import Course, Loop
+from fuselab.train.metrics import Metrics, metrics
+from fuselab.train.schedule import Schedule
+
+KIND = "dlrm"
+_SHUFFLED = 262_144  # rows of a window: 42 MB
+_EVALUATED = 16_384  # rows at once
+Ids = Modulus | Vocabulary
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train, on what, and how.
+
+    ``data`` None is ``rows`` synthetic rows. ``steps`` None is ``epochs`` passes. ``metadata`` is a
+    file of vocabularies or cardinalities for raw data.
+    """
+
+    config: DlrmConfig
+    mode: str = "fused"
+    data: str | None = None
+    metadata: str | None = None
+    rows: int = 1_000_000
+    batch_size: int = 64
+    steps: int | None = None
+    epochs: int = 1
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    warmup: int = 0
+    decay: float = 0.0
+    half: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """``metrics`` are of the held-out rows, None for a run that was stopped, or where there are
+    none. ``checkpoint`` is the last one written."""
+
+    model: Dlrm
+    course: Course
+    steps: int
+    resumed_from: int
+    rows_per_s: float
+    metrics: Metrics | None
+    checkpoint: Path | None
+
+
+@dataclass
+class Run:
+    """A plan with everything made for it: data, model, step."""
+
+    plan: Plan
+    device: torch.device
+    folder: Path | None = None
+    data: Dataset = field(init=False)
+    model: Dlrm = field(init=False)
+    step: Step = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        ids = ids_of(plan)
+        prepared = plan.data is not None and is_prepared(plan.data)
+        self.data = open_dataset(plan.data, ids=None if prepared else ids, rows=plan.rows)
+        self.training = self.data.split("train")
+        self.batches_per_epoch = self.training.rows // plan.batch_size if plan.batch_size > 0 else 0
+        if self.batches_per_epoch == 0:
+            raise ArgumentError(
+                f"{self.data.name} has {self.training.rows} rows to train on, and --batch-size is "
+                f"{plan.batch_size}; it must be from 1 to the number of rows."
+            )
+        if min(plan.epochs, 1 if plan.steps is None else plan.steps, plan.rows) < 1:
+            raise ArgumentError("steps, epochs and rows are 1 or more.")
+        self.steps = plan.epochs * self.batches_per_epoch if plan.steps is None else plan.steps
+        torch.manual_seed(plan.seed)
+        self.model = model_of(plan.config, ids).to(self.device)
+        self.step = step_of(plan.mode, self.model, plan.optimizer, plan.batch_size, plan.half)
+        self.schedule = Schedule(plan.lr, self.steps, plan.warmup, plan.decay)
+        self.loader = self._loader(Position())
+        self.begin = 0
+        self.last: Path | None = None
+
+    def _loader(self, start: Position) -> Loader:
+        return Loader(
+            self.training,
+            self.plan.batch_size,
+            shuffle_window=min(_SHUFFLED, self.training.rows),
+            seed=self.plan.seed,
+            device=self.device,
+            drop_last=True,
+            start=start,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on from a checkpoint must have in common with it."""
+        return {
+            "config": config_facts(self.model.config),
+            "optimizer": self.plan.optimizer,
+            "batch size": self.plan.batch_size,
+            "seed": self.plan.seed,
+            "rows to train on": self.training.rows,
+        }
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint of the folder, if there is one.
+
+        Raises CheckpointError where it is broken, or of another run."""
+        assert self.folder is not None
+        file = checkpoint.latest(self.folder)
+        if file is None:
+            return
+        found = checkpoint.load(file, KIND)
+        for name, value in self.identity.items():
+            if found.facts["identity"].get(name) != value:
+                raise CheckpointError(
+                    f"{file} is of a run with {name} {_shown(found.facts['identity'].get(name))}, "
+                    f"and this one has {_shown(value)}; use the same, or another folder."
+                )
+        self.model.load_state_dict(found.part("model"))
+        self.step.load_state(found.part("optimizer"))
+        checkpoint.set_random_state(found.part("random"))
+        self.loader = self._loader(Position(*found.facts["position"]))
+        self.begin, self.last = found.step, file
+
+    def keep(self, steps: int) -> None:
+        """Write a checkpoint. Raises OutputError, and DivergenceError where a weight is NaN: a last
+        good one stays the last."""
+        assert self.folder is not None
+        state = self.model.state_dict()
+        sums = torch.stack([value.float().sum() for value in state.values()])
+        if not bool(sums.isfinite().all()):
+            raise DivergenceError(f"a weight is no finite number behind step {steps}", steps)
+        tensors = {f"model/{name}": value for name, value in state.items()}
+        tensors |= {f"optimizer/{name}": value for name, value in self.step.state().items()}
+        tensors |= {f"random/{name}": value for name, value in checkpoint.random_state().items()}
+        facts = {
+            "identity": self.identity,
+            "position": list(self.loader.position),
+            "plan": {**asdict(self.plan), "config": config_facts(self.model.config)},
+        }
+        self.last = checkpoint.save(self.folder, Checkpoint(KIND, steps, tensors, facts))
+
+    def train(
+        self,
+        keep_every: int = 0,
+        events: Events | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> Result:
+        """All steps that are left, then the held-out rows. ``after`` is called behind every step.
+
+        Raises DivergenceError with step, epoch and batch, and what is kept.
+        """
+
+        def step(batch: Batch, rate: float) -> Tensor:
+            loss = self.step(batch, rate)
+            if after is not None:
+                after()
+            return loss
+
+        loop = Loop(
+            step,
+            self.schedule,
+            self.device,
+            self.plan.batch_size,
+            keep=self.keep if self.folder is not None else None,
+            keep_every=keep_every,
+            events=events or Events(None),
+        )
+        try:
+            course = loop.run(self._batches(), self.begin)
+        except DivergenceError as error:
+            epoch, batch = divmod(error.step - 1, self.batches_per_epoch)
+            kept = "no checkpoint was kept" if self.last is None else f"{self.last} is kept"
+            raise DivergenceError(
+                f"{error} (epoch {epoch + 1}, batch {batch + 1} of {self.batches_per_epoch}); "
+                f"{kept}; try a smaller --lr, or --warmup.",
+                error.step,
+            ) from error
+        held_out = None if course.interrupted else self.evaluate()
+        if held_out is not None and events is not None:
+            shown = {"held-out loss": held_out.loss, "held-out accuracy": held_out.accuracy}
+            events.scalars(course.steps, {**shown, "held-out AUC": held_out.auc})
+        rows = (course.steps - self.begin) * self.plan.batch_size
+        rate = rows / course.seconds if course.seconds else math.nan
+        return Result(self.model, course, self.steps, self.begin, rate, held_out, self.last)
+
+    def describe(self, trained: Result) -> dict[str, Any]:
+        """The facts for JSON; the screen shows the same numbers."""
+        return {
+            **asdict(self.plan),
+            "config": config_facts(self.model.config),
+            "data": self.data.name,
+            "steps": trained.course.steps,
+            "planned_steps": trained.steps,
+            "resumed_from": trained.resumed_from,
+            "interrupted": trained.course.interrupted,
+            "seconds": trained.course.seconds,
+            "rows_per_s": trained.rows_per_s,
+            "curve": trained.course.curve,
+            "held_out": None if trained.metrics is None else asdict(trained.metrics),
+            "checkpoint": trained.checkpoint,
+        }
+
+    def evaluate(self) -> Metrics | None:
+        """Of the held-out rows, by the plain model."""
+        held_out = self.data.split("validation")
+        if not held_out.rows:
+            return None
+        logits, labels = [], []
+        with torch.no_grad():
+            for batch in Loader(held_out, _EVALUATED, device=self.device):
+                logits.append(self.model.logits_of_rows(batch.dense, batch.sparse)[:, 0])
+                labels.append(batch.labels)
+        return metrics(torch.cat(logits), torch.cat(labels))
+
+    def first_batches(self) -> Iterator[Batch]:
+        """Those of the first epoch, beside the run's own."""
+        return iter(self._loader(Position()))
+
+    def _batches(self) -> Iterator[Batch]:
+        """Epoch after epoch, without end."""
+        while True:
+            yield from self.loader
+
+
+def ids_of(plan: Plan) -> Ids:
+    """How raw ids become rows: as the prepared data has it, else by the metadata, else by modulus.
+
+    Raises ArgumentError where the configuration asks for a vocabulary that nothing gives, or gives
+    cardinalities that are not the prepared data's.
+    """
+    config = plan.config
+    if plan.data is not None and is_prepared(plan.data):
+        file = Path(plan.data) / VOCABULARY
+        if file.is_file():
+            return load_vocabulary(file)
+        return Modulus(open_dataset(plan.data).cardinalities)
+    found = None if plan.metadata is None else load_metadata(plan.metadata).ids
+    if config.ids == "vocabulary":
+        if not isinstance(found, Vocabulary):
+            raise ArgumentError(
+                "the configuration asks for a vocabulary, and none is given; add --metadata FILE "
+                "with one, or train on data prepared with one."
+            )
+        return found
+    if found is None:
+        return Modulus(config.table_sizes)
+    sizes = (
+        tuple(max(1, len(values)) for values in found.values)
+        if isinstance(found, Vocabulary)
+        else found.cardinalities
+    )
+    return Modulus(tuple(min(size, config.largest_table) for size in sizes))
+
+
+def model_of(config: DlrmConfig, ids: Ids) -> Dlrm:
+    """A new model whose tables fit the ids."""
+    sizes = ids.cardinalities
+    fitting = replace(config, cardinalities=sizes, largest_table=max(sizes), ids="modulus")
+    if isinstance(ids, Modulus):
+        return Dlrm(fitting)
+    columns = [torch.from_numpy(values) for values in ids.values]
+    return Dlrm(replace(fitting, ids="vocabulary"), vocabulary(columns))
+
+
+def load_model(path: Path) -> tuple[Dlrm, Checkpoint]:
+    """The model of a checkpoint, on the CPU. Raises CheckpointError."""
+    found = checkpoint.load(path, KIND)
+    state = found.part("model")
+    config = _config(found.facts["plan"]["config"])
+    kept = None
+    if config.ids == "vocabulary":
+        kept = VocabularyTensors(state["sorted_keys"], state["slots"], state["offsets"])
+    model = Dlrm(config, kept)
+    model.load_state_dict(state)
+    return model.eval(), found
+
+
+def config_facts(config: DlrmConfig) -> dict[str, Any]:
+    """As JSON gives it back."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(config).items()
+    }
+
+
+def _config(facts: Mapping[str, Any]) -> DlrmConfig:
+    """Of ``config_facts``."""
+    values: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()
+    }
+    return DlrmConfig(**values)
+
+
+def _shown(value: object) -> str:
+    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else value
+    return str(text)
