@@ -27,7 +27,7 @@ from pathlib import Path
 from fuselab import ops
 
 CLONE = Path(__file__).resolve().parent.parent
-AT_ONCE = {"test": 1, "check": 8, "full-check": 1, "sanitize": 8, "tune": 1, "bench": 1}
+AT_ONCE = {"test": 1, "check": 8, "full-check": 1, "plain": 8, "sanitize": 8, "tune": 1, "bench": 1}
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
 
 
@@ -40,22 +40,24 @@ class Command:
 
 
 def commands(stage: str, operators: list[str], out: Path, options: list[str]) -> Iterator[Command]:
-    """What a stage runs; ``options`` go to ``fuselab bench`` in ``tune`` and ``bench``."""
+    """What a stage runs; ``options`` go to ``fuselab bench`` in ``tune`` and ``bench``. All of
+    ``plain``, which compiles and says which calls are enough, ends before ``sanitize`` begins."""
     python = sys.executable
     fuselab = (python, "-m", "fuselab")
     if stage == "test":
         words = ("-m", "pytest", "-m", "gpu", "-n", "8", "-q", "-p", "no:cacheprovider")
         yield Command("test", (python, *words, str(CLONE / "tests")))
         return
-    if stage == "sanitize":
-        script = str(CLONE / "tools" / "sanitize.py")
+    script = str(CLONE / "tools" / "sanitize.py")
+    for name in operators if stage == "plain" else ():
+        yield Command(
+            f"plain-{name}", (python, script, name, "--record", str(out / f"{name}.json"))
+        )
+    for tool in SANITIZERS if stage == "sanitize" else ():
+        watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", python, script)
         for name in operators:
-            yield Command(f"plain-{name}", (python, script, name))
-        for tool in SANITIZERS:
-            watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3")
-            for name in operators:
-                yield Command(f"{tool}-{name}", (*watch, python, script, name))
-        return
+            only = () if tool == "memcheck" else ("--only", str(out / f"{name}.json"))
+            yield Command(f"{tool}-{name}", (*watch, name, *only))
     for name in operators:
         json = ("--json", str(out / f"{stage}-{name}.json"))
         if stage in ("check", "full-check"):
@@ -89,7 +91,8 @@ def main() -> int:
     options, for_bench = parser.parse_known_args()
     options.out.mkdir(parents=True, exist_ok=True)
     failures = 0
-    for stage in options.stages:
+    stages = [("plain", stage) if stage == "sanitize" else (stage,) for stage in options.stages]
+    for stage in (stage for pair in stages for stage in pair):
         operators = options.operator or list(ops.operators())
         with ThreadPoolExecutor(AT_ONCE[stage]) as pool:
             listed = commands(stage, operators, options.out, for_bench)

@@ -1,18 +1,26 @@
 """Small calls of every CUDA implementation of an operator, for compute-sanitizer to watch.
 
+    python tools/sanitize.py softmax --record calls.json
     compute-sanitizer --tool memcheck --error-exitcode 3 python tools/sanitize.py softmax
-    compute-sanitizer --tool racecheck --error-exitcode 3 python tools/sanitize.py softmax
-    compute-sanitizer --tool initcheck --error-exitcode 3 python tools/sanitize.py softmax
+    compute-sanitizer --tool racecheck --error-exitcode 3 \\
+        python tools/sanitize.py softmax --only calls.json
+    compute-sanitizer --tool initcheck --error-exitcode 3 \\
+        python tools/sanitize.py softmax --only calls.json
 
 Runs the boundary cases of the operators named (all of the library without a name), forward and
 backward, on the first GPU. Allocations bypass PyTorch's cache, so that each tensor has bounds of
-its own.
+its own. The first command compiles, which takes minutes under a sanitizer, and records the calls
+that launch a kernel which none before them had launched: enough for what does not hang on bounds.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
-import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
@@ -20,45 +28,91 @@ import torch
 
 from fuselab import ops
 from fuselab.op import tensors_in
+from fuselab.prove.arguments import at
 from fuselab.prove.subject import Subject
-from fuselab.prove.trials import with_gradients
-from fuselab.runtime import fallback
+from fuselab.prove.trials import as_leaves
+from fuselab.runtime import fallback, launcher
 
-MOST_ELEMENTS = 1 << 20  # of a tensor: the sanitizers slow a kernel down a hundred times
+MOST_ELEMENTS = 1 << 18  # of a tensor: the sanitizers slow a kernel down a hundred times
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def run(name: str) -> int:
-    """Call every CUDA implementation of ``name`` on its boundary cases; returns how many calls."""
+class Launches:
+    """What was launched since this was made: kernels, and launches that do not say of what."""
+
+    def __init__(self) -> None:
+        self.kernels: set[int] = set()
+        self.opaque = 0
+        launch, note = launcher.launch_cuda, launcher.note_opaque_launch
+
+        def launch_cuda(function: int, *others: Any) -> None:
+            self.kernels.add(function)
+            launch(function, *others)
+
+        def note_opaque_launch(*reason: Any) -> None:
+            self.opaque += 1
+            note(*reason)
+
+        launcher.launch_cuda, launcher.note_opaque_launch = launch_cuda, note_opaque_launch
+
+    def __len__(self) -> int:
+        return len(self.kernels) + self.opaque
+
+
+def run(name: str, launches: Launches, only: Collection[str] | None) -> tuple[int, list[str]]:
+    """Call every CUDA implementation of ``name`` on its boundary cases, on ``only`` those named if
+    there are such. Returns how many calls were made, and the names of those with a new kernel."""
     op = ops.contract(name)
     device = torch.device("cuda", 0)
-    calls = 0
+    calls, with_new = 0, []
     for implementation, declared in op.implementations.items():
         if declared.device != "cuda":
             continue
         for dtype in (dtype for dtype in op.dtypes if dtype in DTYPES):
             subject = Subject(op, implementation, device, dtype, quick=True)
             for case in subject.small_cases():
+                label = f"{name} {implementation} {dtype} {case.name}"
+                if only is not None and label not in only:
+                    continue
                 trial = subject.from_case("sanitize", case)
                 if trial is None or any(
                     tensor.numel() > MOST_ELEMENTS for tensor in tensors_in(trial.args)
                 ):
                     continue
-                places = subject.differentiable(trial.args)
-                if op.gradient is None or not places:
-                    subject.results(*trial.args)
-                else:
-                    upstream = torch.ones_like(op.reference(*trial.args))
-                    with_gradients(subject.call, places, [*trial.args, upstream])
+                before = len(launches)
+                _call(subject, trial.args)
                 calls += 1
+                if len(launches) > before:
+                    with_new.append(label)
     torch.cuda.synchronize()
-    return calls
+    return calls, with_new
+
+
+def _call(subject: Subject, args: Sequence[Any]) -> None:
+    places = subject.differentiable(args)
+    if subject.op.gradient is None or not places:
+        subject.results(*args)
+        return
+    leaves = as_leaves(args, places)
+    output = subject.call(*leaves)
+    torch.autograd.grad(output, at(leaves, places), torch.ones_like(output), allow_unused=True)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("operators", nargs="*", metavar="NAME")
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--only", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    only = None if options.only is None else frozenset(json.loads(options.only.read_text()))
+    launches, recorded = Launches(), []
     with fallback.strict():
-        for name in sys.argv[1:] or ops.operators():
-            print(f"{name}: {run(name)} calls")
+        for name in options.operators or ops.operators():
+            calls, with_new = run(name, launches, only)
+            recorded += with_new
+            print(f"{name}: {calls} calls, {len(with_new)} of them with a kernel of their own")
+    if options.record is not None:
+        options.record.write_text(json.dumps(recorded))
 
 
 if __name__ == "__main__":

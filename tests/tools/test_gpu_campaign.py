@@ -33,9 +33,12 @@ def test_what_each_stage_runs(campaign: ModuleType, tmp_path: Path) -> None:
     assert words("bench", "--budget", "0.3") == [
         f"-m fuselab bench softmax --backward --budget 0.3 {json}/bench-softmax.json"
     ]
-    plain, *watched = words("sanitize")
-    assert plain.endswith("sanitize.py softmax")  # compiles, which takes minutes under a sanitizer
+    (plain,) = words("plain")  # compiles, which takes minutes under a sanitizer
+    assert plain.endswith(f"sanitize.py softmax --record {tmp_path}/softmax.json")
+    watched = words("sanitize")
     assert [line.split()[1] for line in watched] == ["memcheck", "racecheck", "initcheck"]
+    enough = [line.endswith(f"softmax --only {tmp_path}/softmax.json") for line in watched]
+    assert enough == [False, True, True]
     assert "-m gpu" in words("test")[0]
 
 
