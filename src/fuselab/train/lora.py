@@ -1,0 +1,256 @@
+"""``fuselab train lora``: adapters on a frozen MLP, trained in every mode and compared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.measure.interleave import Candidate, interleave
+from fuselab.measure.memory import peak_bytes
+from fuselab.measure.statistics import median_interval
+from fuselab.measure.steady_step import steady
+from fuselab.nn import LoRALinear
+from fuselab.nn.peft_checkpoint import load_adapters, save_adapters
+from fuselab.report.files import folder_for_results
+from fuselab.runtime import fallback
+from fuselab.train.loop import Loop
+from fuselab.train.lora_modes import MODES, Batch, Step, adapted, base_model, step_of, trained
+from fuselab.train.lora_task import Rows, Task, digits
+from fuselab.train.optimizers import dense_optimizer
+from fuselab.train.schedule import Schedule
+
+TOLERANCE = 0.02  # of accuracy, between modes: 4 of the 180 rows held out
+_BASE_STEPS, _BASE_RATE, _BASE_BATCH = 300, 1e-3, 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a run; ``modes`` in the order in which they train."""
+
+    modes: Sequence[str] = MODES
+    hidden: int = 256
+    rank: int = 8
+    alpha: float = 16.0
+    steps: int = 500
+    batch_size: int = 64
+    lr: float = 5e-3
+    amp: bool = False
+    seed: int = 0
+    budget_s: float = 2.0
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """One mode: ``loss`` is the mean over the last steps, ``accuracy`` that of the new digits held
+    out; ``off`` the largest difference of a logit from the first mode's; times are microseconds per
+    step, ``peak_bytes`` what forward and backward hold above model and optimizer."""
+
+    mode: str
+    loss: float
+    accuracy: float
+    off: float
+    step_us: float
+    low_us: float
+    high_us: float
+    peak_bytes: int
+    curve: Sequence[tuple[int, float]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LoraResult:
+    """What ``train`` did. Accuracies are of rows held out: ``base_accuracy`` of the base on its own
+    digits, ``before`` of the base on the new ones. ``merged_off`` is the largest difference of a
+    logit that merging makes, ``merged_accuracy`` what is left of the accuracy."""
+
+    settings: Settings
+    parameters: int
+    trained: int
+    base_accuracy: float
+    before: float
+    modes: Sequence[ModeResult]
+    merged_off: float
+    merged_accuracy: float
+    exported: str | None
+
+    @property
+    def agree(self) -> bool:
+        """Whether all modes came to the same accuracy, and merging kept it."""
+        found = [mode.accuracy for mode in self.modes] + [self.merged_accuracy]
+        return max(found) - min(found) <= TOLERANCE
+
+
+def train(
+    settings: Settings,
+    device: torch.device,
+    output: Path | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> LoraResult:
+    """Train a base on the digits 0 to 4, then adapters on 5 to 9 in every mode, from the same
+    start and on the same batches; then time the steps, interleaved.
+
+    ``output`` is a folder for the last mode's adapters in peft's layout; they are read back and
+    must be the same, bit for bit.
+
+    Raises:
+        ArgumentError: a setting out of range. UnknownNameError: no such mode.
+        MissingDependencyError: without scikit-learn, or safetensors for ``output``.
+        OutputError: ``output`` cannot be written. DivergenceError: a loss is no finite number.
+    """
+    task = digits(device)
+    _validate(settings, len(task.new))
+    schedule = Schedule(settings.lr, settings.steps, decay=1)
+    if output is not None:
+        with folder_for_results(output):
+            pass
+    torch.manual_seed(settings.seed)
+    base = _trained_base(settings, task, device, say)
+    start = adapted(copy.deepcopy(base), settings.rank, settings.alpha)
+    steps: dict[str, Step] = {}
+    courses = {}
+    for mode in settings.modes:
+        say(f"adapters, {mode}")
+        steps[mode] = step_of(mode, copy.deepcopy(start), settings.batch_size, settings.amp)
+        courses[mode] = _run(steps[mode], task.new, settings, schedule, device)
+    logits = {mode: _logits(step.model, task.new_held_out) for mode, step in steps.items()}
+    last = steps[settings.modes[-1]].model
+    merged = _merged_logits(last, task.new_held_out)
+    if output is not None:
+        _export(last, base, output)
+    say("timing the steps")
+    times, memory = _times_and_memory(steps, task.new, settings, device)
+    first = logits[settings.modes[0]]
+    results = [
+        ModeResult(
+            mode,
+            courses[mode][-1][1],
+            _accuracy(logits[mode], task.new_held_out),
+            (logits[mode] - first).abs().max().item(),
+            *times[mode],
+            memory[mode],
+            courses[mode],
+        )
+        for mode in settings.modes
+    ]
+    return LoraResult(
+        settings,
+        sum(parameter.numel() for parameter in base.parameters()),
+        sum(parameter.numel() for parameter in trained(last)),
+        _accuracy(_logits(base, task.base_held_out), task.base_held_out),
+        _accuracy(_logits(base, task.new_held_out), task.new_held_out),
+        results,
+        (merged - logits[settings.modes[-1]]).abs().max().item(),
+        _accuracy(merged, task.new_held_out),
+        None if output is None else str(output),
+    )
+
+
+def _validate(settings: Settings, rows: int) -> None:
+    for mode in settings.modes:
+        if mode not in MODES:
+            raise UnknownNameError("mode", mode, MODES)
+    if not 1 <= settings.batch_size <= rows:
+        raise ArgumentError(
+            f"--batch-size is {settings.batch_size}; there are {rows} rows to train on: give 1 to "
+            f"{rows}."
+        )
+    for name in ("hidden", "rank", "steps"):
+        if getattr(settings, name) < 1:
+            raise ArgumentError(f"--{name} is {getattr(settings, name)}; give 1 or more.")
+    if not settings.alpha > 0:
+        raise ArgumentError(f"--alpha is {settings.alpha}; give a number above 0.")
+
+
+def _trained_base(
+    settings: Settings, task: Task, device: torch.device, say: Callable[[str], None]
+) -> nn.Sequential:
+    say("the base, on the digits 0 to 4")
+    base = base_model(settings.hidden).to(device)
+    optimizer = dense_optimizer("adam", base.parameters(), _BASE_RATE)
+
+    def step(batch: Batch, rate: float) -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(base(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    loop = Loop(step, Schedule(_BASE_RATE, _BASE_STEPS), device, _BASE_BATCH)
+    if loop.run(task.base.batches(_BASE_BATCH, settings.seed)).interrupted:
+        raise KeyboardInterrupt
+    return base.requires_grad_(False)
+
+
+def _run(
+    step: Step, rows: Rows, settings: Settings, schedule: Schedule, device: torch.device
+) -> list[tuple[int, float]]:
+    """Train; the loss curve."""
+    loop = Loop(step, schedule, device, settings.batch_size)
+    with fallback.strict():
+        course = loop.run(rows.batches(settings.batch_size, settings.seed))
+    if course.interrupted:
+        raise KeyboardInterrupt
+    return course.curve
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, rows: Rows) -> Tensor:
+    return model(rows.pixels)
+
+
+def _accuracy(logits: Tensor, rows: Rows) -> float:
+    return (logits.argmax(-1) == rows.digits).double().mean().item()
+
+
+def _merged_logits(model: nn.Sequential, rows: Rows) -> Tensor:
+    layers = [layer for layer in model if isinstance(layer, LoRALinear)]
+    for layer in layers:
+        layer.merge()
+    logits = _logits(model, rows)
+    for layer in layers:
+        layer.unmerge()
+    return logits
+
+
+def _export(model: nn.Sequential, base: nn.Sequential, output: Path) -> None:
+    """Write the adapters, and read them into a copy of the base: the model must come back."""
+    save_adapters(model, output)
+    read = load_adapters(copy.deepcopy(base), output)
+    written_now, read_back = (dict(each.named_parameters()) for each in (model, read))
+    assert all(torch.equal(written_now[name], read_back[name]) for name in written_now)
+
+
+def _times_and_memory(
+    steps: dict[str, Step], rows: Rows, settings: Settings, device: torch.device
+) -> tuple[dict[str, tuple[float, float, float]], dict[str, int]]:
+    """Median us per step with its interval, by the wall clock of a loop, and bytes per step. The
+    models train on meanwhile."""
+    batch = next(rows.batches(settings.batch_size, settings.seed))
+    loops = {
+        mode: steady(partial(step, batch, settings.lr), device) for mode, step in steps.items()
+    }
+    with fallback.strict():
+        samples = interleave(
+            [Candidate(mode, call) for mode, (call, _) in loops.items()],
+            torch.device("cpu"),
+            cold=False,
+            budget_s=settings.budget_s,
+        )
+        memory = {
+            mode: peak_bytes(partial(step.differentiate, batch), device)
+            for mode, step in steps.items()
+        }
+    times = {}
+    for mode, (_, calls) in loops.items():
+        if samples[mode].failed:
+            raise ArgumentError(f"--mode {mode} failed while it was timed: {samples[mode].failed}.")
+        each = [us / calls for us in samples[mode].times_us]
+        times[mode] = (median(each), *median_interval(each)[1:])
+    return times, memory
