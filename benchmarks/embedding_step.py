@@ -3,21 +3,31 @@
     python benchmarks/embedding_step.py [--device cuda] [--largest ROWS] [--batch B ...]
 
 Ids are uniform, the upstream gradient is given. On a GPU each step is replayed from a CUDA graph
-where it can be captured (sparse gradients cannot), with cold caches.
+where it can be captured (sparse gradients cannot), with cold caches. Rows that name a configuration
+are the candidates of tuning, the default first: a look-up and the operator's update, or either
+alone. A fixed order is asked of PyTorch, which then fills fresh memory with NaN, so the look-up's
+output is written twice.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuselab.measure.timing import time
+from fuselab.op import FusedOp
 from fuselab.ops import embedding_lookup
+from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
+from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
+from fuselab.runtime import tuning
 
 WIDTH, RATE = 16, 0.01
 Step = Callable[[], object]
@@ -27,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--largest", type=int, default=2**31, help="rows of the largest table")
-    parser.add_argument("--batch", type=int, nargs="+", default=[2048, 65536])
+    parser.add_argument("--batch", type=int, nargs="+", default=[128, 2048, 65536])
     options = parser.parse_args()
     sizes = [min(size, options.largest) for size in KAGGLE_CARDINALITIES]
     for batch in options.batch:
@@ -59,20 +69,50 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
         return step
 
     def look_up(kind: str) -> Step:
-        held = [table.detach() for table in tables]
         return lambda: embedding_lookup(held, ids, implementation=kind)
 
+    held = [table.detach() for table in tables]
     found: dict[str, tuple[Step, bool]] = {}
     found["look-up: one table, index_select"] = one_table(flat, sizes, ids, None), True
     for kind in kinds:
         found[f"look-up: {kind}"] = look_up(kind), True
+    for config, step in candidates(LOOK_UP, (held, ids, "error", None)):
+        found[f"look-up: cuda, {config}"] = step, True
     found["step: nn.Embedding(sparse=True), SGD"] = embeddings(sizes, ids, grad), False
     found["step: one table, index_add_"] = one_table(flat, sizes, ids, grad), True
     for kind in kinds:
         found[f"step: SGD, {kind}"] = updating("sgd", kind), True
         found[f"step: SGD in a fixed order, {kind}"] = updating("sgd", kind, True), True
         found[f"step: row-wise Adagrad, {kind}"] = updating("rowwise_adagrad", kind), True
+    for name, op, args in (
+        ("SGD", SGD, (held, ids, grad, RATE, "error", None)),
+        ("row-wise Adagrad", ADAGRAD, (held, states, ids, grad, RATE, 1e-10, "error", None)),
+    ):
+        for config, update in candidates(op, args):
+            found[f"update: {name}, {config}"] = update, True
+            found[f"step: {name}, {config}"] = both(look_up("cuda"), update), True
     return found
+
+
+def candidates(op: FusedOp, args: tuple[Any, ...]) -> Iterator[tuple[str, Step]]:
+    """A call of ``cuda`` with each of its configurations."""
+    if not args[0][0].is_cuda:
+        return
+
+    def step(config: Any) -> None:
+        with tuning.forced(op.name, "cuda", config):
+            op.implementations["cuda"].forward(*args)
+
+    for config in op.configs["cuda"](*args):
+        yield str(config), partial(step, config)
+
+
+def both(first: Step, second: Step) -> Step:
+    def step() -> None:
+        first()
+        second()
+
+    return step
 
 
 def embeddings(sizes: list[int], ids: Tensor, grad: Tensor) -> Step:

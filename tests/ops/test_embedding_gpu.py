@@ -10,8 +10,12 @@ import torch
 from embedding_cases import SIZES, WIDTHS, assert_near, exact_adagrad, exact_look_up, made
 
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
+from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
 from fuselab.ops.embedding_lookup.op import CASES
+from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
+from fuselab.ops.embedding_sgd_.op import OP as SGD
+from fuselab.runtime import tuning
 from fuselab.runtime.fallback import strict
 
 pytestmark = pytest.mark.gpu
@@ -269,3 +273,101 @@ def test_cases():
             reference = embedding_lookup(*inputs.args, **inputs.kwargs, implementation="reference")
             output = embedding_lookup(*inputs.args, **inputs.kwargs, implementation="cuda")
             assert torch.equal(output, reference)
+
+
+# On both sides of what scatter_tiles and scatter sort, and tables of one size.
+MANY = (3, 1, 127, 128, 129, 4, 5000, 1023, 1024, 10, 27, 105, 2, 70_000, 15, 24, 3, 999)
+
+
+def forced_changes(op, args, expected):
+    """The tables (and states) after each candidate of ``op``'s update, by the candidate."""
+    candidates = op.configs["cuda"](*args)
+    assert {config.kernel for config in candidates} == expected
+    for config in candidates:
+        given = [
+            [tensor.clone() for tensor in arg] if isinstance(arg, list) else arg for arg in args
+        ]
+        with tuning.forced(op.name, "cuda", config):
+            op.implementations["cuda"].forward(*given)
+        yield config, given
+
+
+@rules
+@pytest.mark.parametrize("id_dtype", [torch.int64, torch.int32])
+def test_every_way_to_scatter(rule, id_dtype):
+    shapes = [(batch, 16, MANY) for batch in (1, 15, 16, 17, 31, 32, 33, 64, 2000)]
+    shapes += [(70, 4, MANY * 4), (70, 8, MANY * 2), (70, 64, MANY[3:]), (70, 128, MANY[4:7])]
+    for batch, width, sizes in shapes:
+        tables, ids, grad = made(
+            batch, width, sizes=sizes, stray=RULES[rule], seed=batch, device="cuda"
+        )
+        exact = gradients(tables, ids, grad, rule)
+        out_of_range, hash = ("error", rule) if rule == "modulus" else (rule, None)
+        args = (tables, ids.to(id_dtype), grad, 0.1, out_of_range, hash)
+        for config, (changed, *_) in forced_changes(SGD, args, {"scatter", "tiles"}):
+            for table, ours, (sums, most) in zip(tables, changed, exact, strict=True):
+                limit = (
+                    8 * torch.finfo(torch.float32).eps * (float(table.abs().max()) + float(most))
+                )
+                error = (ours.double() - (table.double() - 0.1 * sums)).abs().max()
+                assert float(error) <= limit, (config, batch, width)
+
+
+def test_tiles_take_whole_aligned_rows_of_a_contiguous_gradient_alone():
+    tables, ids, grad = made(40, 16, sizes=MANY, device="cuda")
+
+    def kernels(tables, grad):
+        return {
+            config.kernel for config in SGD.configs["cuda"](tables, ids, grad, 0.1, "error", None)
+        }
+
+    assert kernels(tables, grad) == {"scatter", "tiles"}
+    assert kernels(tables, grad.transpose(0, 1).contiguous().transpose(0, 1)) == {"scatter"}
+    odd = torch.randn(5000 * 16 + 1, device="cuda")[1:].view(5000, 16)
+    assert kernels([*tables[:6], odd, *tables[7:]], grad) == {"scatter"}
+    assert kernels([table[:, :15] for table in tables], grad[..., :15].contiguous()) == {"scatter"}
+
+
+def test_tiles_leave_tables_without_need_alone():
+    tables, ids, grad = made(300, 16, sizes=MANY, device="cuda")
+    needs = [place % 3 == 0 for place in range(len(MANY))]
+    args = ([*needs, False], grad, ids, tuple(MANY), "error", None)
+    exact = [one for one, _ in gradients(tables, ids, grad, "error")]
+    for config in LOOK_UP.configs["cuda_backward"](*args):
+        with tuning.forced(LOOK_UP.name, "cuda_backward", config):
+            grads = LOOK_UP.implementations["cuda"].backward(*args)
+        assert [one is not None for one in grads] == [*needs, False]
+        found = [one for one in grads if one is not None]
+        assert_near(found, [one for one, need in zip(exact, needs, strict=True) if need], 100.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_every_length_of_run(dtype):
+    """Runs that end at, before and behind a piece's border, and of more pieces than 32 lanes hold;
+    the same bits in every repetition."""
+    for batch in (1, 7, 8, 9, 16, 17, 31, 32, 33, 257, 5000):
+        tables, ids, grad = made(batch, 16, dtype, sizes=(1, 2, 9, 40, 3000), device="cuda")
+        exact = [one for one, _ in gradients(tables, ids, grad, "error")]
+        states = [torch.rand(len(table), device="cuda") for table in tables]
+        expected, totals = exact_adagrad(tables, states, exact, 0.1, 1e-8)
+        args = (tables, states, ids, grad, 0.1, 1e-8, "error", None)
+        for (config, first), (_, again) in zip(
+            forced_changes(ADAGRAD, args, {"sorted"}),
+            forced_changes(ADAGRAD, args, {"sorted"}),
+            strict=True,
+        ):
+            assert_near(first[0], expected, 1.0)
+            for ours, right in zip(first[1], totals, strict=True):
+                torch.testing.assert_close(
+                    ours.double(), right, rtol=2e-5, atol=1e-6, msg=str(config)
+                )
+            for one, other in zip((*first[0], *first[1]), (*again[0], *again[1]), strict=True):
+                assert torch.equal(one, other)
+
+
+def test_every_number_of_rows_in_flight():
+    tables, ids, _ = made(700, 16, sizes=MANY, device="cuda")
+    for config in LOOK_UP.configs["cuda"](tables, ids, "error", None):
+        with tuning.forced(LOOK_UP.name, "cuda", config):
+            output = LOOK_UP.implementations["cuda"].forward(tables, ids, "error", None)
+        assert torch.equal(output, exact_look_up(tables, ids)), config
