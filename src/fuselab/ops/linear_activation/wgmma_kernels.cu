@@ -26,29 +26,42 @@ constexpr int threads = 128 * (1 + multipliers);
 constexpr int chunk_columns = 64;  // what one copy out of a warp group takes: 64 x 64, 8 KB
 constexpr int chunk_bytes = 64 * chunk_columns * 2;
 
-// sum (64 x columns) = a (64 x 16) bᵀ (columns x 16), plus sum where `adds`. Accumulator
-// 4 j + 2 h + i of thread (g, t) = (lane / 4, lane % 4) of warp w is row 16 w + g + 8 h, column
-// 8 j + 2 t + i.
-#define FUSELAB_MULTIPLY(columns, type, element, names, a_name, b_name, adds_name, ...)      \
-  FUSELAB_INLINE void multiply(float (&sum)[columns / 2], uint64_t a, uint64_t b, int adds,  \
+// sum (64 x columns) = a (64 x 16) bᵀ (columns x 16), plus sum where `adds`; multiply_across reads b
+// as (16 x columns). Accumulator 4 j + 2 h + i of thread (g, t) = (lane / 4, lane % 4) of warp w is
+// row 16 w + g + 8 h, column 8 j + 2 t + i.
+#define FUSELAB_MULTIPLY(function, columns, across, type, element, names, a_name, b_name,     \
+                         adds_name, ...)                                                     \
+  FUSELAB_INLINE void function(float (&sum)[columns / 2], uint64_t a, uint64_t b, int adds,  \
                                element) {                                                    \
     asm volatile(                                                                            \
         "{\n.reg .pred p;\nsetp.ne.b32 p, " adds_name ", 0;\n"                               \
         "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" names     \
-        "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n}"                                       \
+        "}, " a_name ", " b_name ", p, 1, 1, 0, " #across ";\n}"                             \
         : __VA_ARGS__                                                                        \
         : "l"(a), "l"(b), "r"(adds));                                                        \
   }
-#define FUSELAB_MULTIPLY_ALL(type, element)                                                  \
-  FUSELAB_MULTIPLY(64, type, element, FUSELAB_NAMES_32, "%32", "%33", "%34",                 \
-                   FUSELAB_SUMS_32(0))                                                       \
-  FUSELAB_MULTIPLY(128, type, element, FUSELAB_NAMES_64, "%64", "%65", "%66",                \
-                   FUSELAB_SUMS_32(0), FUSELAB_SUMS_32(32))                                  \
-  FUSELAB_MULTIPLY(256, type, element, FUSELAB_NAMES_128, "%128", "%129", "%130",            \
-                   FUSELAB_SUMS_32(0), FUSELAB_SUMS_32(32), FUSELAB_SUMS_32(64),             \
+#define FUSELAB_MULTIPLY_WIDTHS(function, across, type, element)                             \
+  FUSELAB_MULTIPLY(function, 64, across, type, element, FUSELAB_NAMES_32, "%32", "%33",      \
+                   "%34", FUSELAB_SUMS_32(0))                                                \
+  FUSELAB_MULTIPLY(function, 128, across, type, element, FUSELAB_NAMES_64, "%64", "%65",     \
+                   "%66", FUSELAB_SUMS_32(0), FUSELAB_SUMS_32(32))                           \
+  FUSELAB_MULTIPLY(function, 256, across, type, element, FUSELAB_NAMES_128, "%128", "%129",  \
+                   "%130", FUSELAB_SUMS_32(0), FUSELAB_SUMS_32(32), FUSELAB_SUMS_32(64),     \
                    FUSELAB_SUMS_32(96))
+#define FUSELAB_MULTIPLY_ALL(type, element)              \
+  FUSELAB_MULTIPLY_WIDTHS(multiply, 0, type, element)    \
+  FUSELAB_MULTIPLY_WIDTHS(multiply_across, 1, type, element)
 FUSELAB_MULTIPLY_ALL("f16", __half)
 FUSELAB_MULTIPLY_ALL("bf16", __nv_bfloat16)
+
+// Of a right operand that lies as (depth, columns), in boxes of 64 deep x 64 columns side by side, as
+// hopper.h's `descriptor`: but the leading offset is from box to box, and a step of 16 in depth is
+// 2048 bytes on.
+constexpr int box_bytes = tile_depth * 64 * 2;
+FUSELAB_INLINE uint64_t across_descriptor(uint32_t address) {
+  return uint64_t(address >> 4 & 0x3fff) | uint64_t(box_bytes >> 4) << 16 | uint64_t(64) << 32 |
+         uint64_t(1) << 62;
+}
 
 // What lies where in a block's shared memory, in bytes from its first multiple of 1024.
 // shared_bytes of wgmma_launch.py counts the same.
@@ -84,10 +97,60 @@ struct Tiles {
   }
 };
 
+// A chunk of 64 x 64 from (row, column) on, by a warp group that has synchronised since `buffer` was
+// read and `added`, its bias, written. bulk: columns are a multiple of 8, and the copy engine writes
+// the output, in a group of its own.
+template <class Activation, class Element, bool bulk>
+FUSELAB_INLINE void finish_chunk(const float* sum, const Element* added, uint32_t buffer,
+                                 const TensorMap& output_map, Element* __restrict__ output,
+                                 int row, int column, int rows, int columns, int multiplier) {
+  const int thread = threadIdx.x % 128, g = thread % 32 / 4, t = thread % 4;
+  const int own_row = thread / 32 * 16 + g;  // and own_row + 8
+  // The 16-byte word 0 of own_row, swizzled: word j is j * 16 xor that, as arrays begin at 1024.
+  const uint32_t own_word = own_row * 128 + g * 16 + t * 4;
+#pragma unroll
+  for (int j = 0; j < chunk_columns / 8; ++j) {
+    const int at = j * 8 + 2 * t;
+    const uint32_t added_pair = *reinterpret_cast<const uint32_t*>(added + at);
+    const float low = widened<float>(reinterpret_cast<const Element*>(&added_pair)[0]);
+    const float high = widened<float>(reinterpret_cast<const Element*>(&added_pair)[1]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float* pair = sum + j * 4 + half * 2;
+      Element result[2];
+      assign(result[0], Activation::forward(pair[0] + low));
+      assign(result[1], Activation::forward(pair[1] + high));
+      if constexpr (bulk) {
+        const uint32_t both = uint32_t(*reinterpret_cast<const uint16_t*>(&result[0])) |
+                              uint32_t(*reinterpret_cast<const uint16_t*>(&result[1])) << 16;
+        asm volatile(
+            "st.shared.b32 [%0], %1;" ::"r"(((buffer + own_word) ^ j * 16) + half * 1024),
+            "r"(both)
+            : "memory");
+      } else {
+        const int64_t to = row + own_row + half * 8;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (to < rows && column + at + i < columns) {
+            output[to * columns + column + at + i] = result[i];
+          }
+        }
+      }
+    }
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  group_sync(multiplier);
+  if (bulk && thread == 0) {
+    copy_out(output_map, column, row, buffer);
+    copy_out_commit();
+  }
+}
+
 // bulk: columns are a multiple of 8, and the copy engine writes the output. adapts: up to 64 further
-// columns of input and weight lie in matrices of their own, with zeros behind them (lora_linear).
+// columns of input and weight lie in matrices of their own, with zeros behind them; across: weights
+// lie as (depth, columns). Both are lora_linear's.
 template <class Activation, class Element, int tile_columns, int stages, int cluster, bool bulk,
-          bool adapts>
+          bool adapts, bool across>
 FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& weight_map,
                                    const TensorMap& further_input_map,
                                    const TensorMap& further_weight_map,
@@ -133,7 +196,19 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
           wait(shared + Layout::empty + slot.at * 8, slot.parity ^ 1);
           expect_bytes(full, Layout::stage_bytes);
           copy_in(to, left, at, row, full);
-          if constexpr (cluster == 1) {
+          if constexpr (across) {
+            constexpr int boxes = tile_columns / 64 / cluster;
+#pragma unroll
+            for (int i = 0; i < boxes; ++i) {
+              const int box = int(rank) * boxes + i;
+              const uint32_t place = to + Layout::input_bytes + box * box_bytes;
+              if constexpr (cluster == 1) {
+                copy_in(place, right, column + box * 64, at, full);
+              } else {
+                copy_in_all<cluster>(place, right, column + box * 64, at, full);
+              }
+            }
+          } else if constexpr (cluster == 1) {
             copy_in(to + Layout::input_bytes, right, at, column, full);
           } else {
             const int part = int(rank) * (tile_columns / cluster);
@@ -146,10 +221,6 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int multiplier = group - 1, thread = threadIdx.x % 128;
-    const int g = thread % 32 / 4, t = thread % 4;
-    const int own_row = thread / 32 * 16 + g;  // and own_row + 8
-    // The 16-byte word 0 of own_row, swizzled: word j is j * 16 xor that, as arrays begin at 1024.
-    const uint32_t own_word = own_row * 128 + g * 16 + t * 4;
     Element* const added = reinterpret_cast<Element*>(bytes + Layout::bias) +
                            multiplier * tile_columns;
     // The first threads of each warp release a slot, each in one block, the first in its own.
@@ -170,12 +241,17 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
         wait(shared + Layout::full + slot.at * 8, slot.parity);
         const uint32_t from = shared + slot.at * Layout::stage_bytes;
         const uint64_t a = descriptor(from + multiplier * 64 * tile_depth * 2);
-        const uint64_t b = descriptor(from + Layout::input_bytes);
+        const uint64_t b = across ? across_descriptor(from + Layout::input_bytes)
+                                  : descriptor(from + Layout::input_bytes);
         hold(sum);
         multiply_fence();
 #pragma unroll
         for (int k = 0; k < tile_depth / 16; ++k) {
-          multiply(sum, a + 2 * k, b + 2 * k, step + k != 0, Element(0.0f));
+          if constexpr (across) {
+            multiply_across(sum, a + 2 * k, b + 128 * k, step + k != 0, Element(0.0f));
+          } else {
+            multiply(sum, a + 2 * k, b + 2 * k, step + k != 0, Element(0.0f));
+          }
         }
         multiply_commit();
         hold(sum);
@@ -199,42 +275,9 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
         const uint32_t buffer =
             shared + Layout::chunks + (multiplier * 2 + chunk) * chunk_bytes;
         chunk ^= 1;
-#pragma unroll
-        for (int j = 0; j < chunk_columns / 8; ++j) {
-          const int at = first + j * 8 + 2 * t;
-          const uint32_t added_pair = *reinterpret_cast<const uint32_t*>(added + at);
-          const float low = widened<float>(reinterpret_cast<const Element*>(&added_pair)[0]);
-          const float high = widened<float>(reinterpret_cast<const Element*>(&added_pair)[1]);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const float* pair = sum + (first / 8 + j) * 4 + half * 2;
-            Element result[2];
-            assign(result[0], Activation::forward(pair[0] + low));
-            assign(result[1], Activation::forward(pair[1] + high));
-            if constexpr (bulk) {
-              const uint32_t both = uint32_t(*reinterpret_cast<const uint16_t*>(&result[0])) |
-                                    uint32_t(*reinterpret_cast<const uint16_t*>(&result[1])) << 16;
-              asm volatile("st.shared.b32 [%0], %1;" ::"r"(((buffer + own_word) ^ j * 16) +
-                                                           half * 1024),
-                           "r"(both)
-                           : "memory");
-            } else {
-              const int64_t to = row + own_row + half * 8;
-#pragma unroll
-              for (int i = 0; i < 2; ++i) {
-                if (to < rows && column + at + i < columns) {
-                  output[to * columns + column + at + i] = result[i];
-                }
-              }
-            }
-          }
-        }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        group_sync(multiplier);
-        if (bulk && thread == 0) {
-          copy_out(output_map, column + first, row, buffer);
-          copy_out_commit();
-        }
+        finish_chunk<Activation, Element, bulk>(sum + first / 2, added + first, buffer, output_map,
+                                                output, row, column + first, rows, columns,
+                                                multiplier);
       }
     }
     if (thread == 0) copy_out_wait<0>();
@@ -249,7 +292,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
             const __grid_constant__ TensorMap weight_map,
             const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
             Element* __restrict__ output, int rows, int columns, int depth, int64_t bias_stride) {
-  multiply_tiles<Activation, Element, tile_columns, stages, cluster, bulk, false>(
+  multiply_tiles<Activation, Element, tile_columns, stages, cluster, bulk, false, false>(
       input_map, weight_map, input_map, weight_map, output_map, bias, output, rows, columns, depth,
       bias_stride);
 }

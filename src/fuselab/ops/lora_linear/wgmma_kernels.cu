@@ -1,5 +1,6 @@
-// act(x Wᵀ + b + S Bᵀ) in 16-bit floats on Hopper's matrix unit (sm_90a only): linear_activation's
-// kernel, to which S = scale x Aᵀ and B are one step more in depth, of zeros past the rank.
+// act(x Wᵀ + b + S Bᵀ), and dZ W + dS A, in 16-bit floats on Hopper's matrix unit (sm_90a only):
+// linear_activation's tiles, to which S = scale x Aᵀ and B, or dS and A, are one step more in depth,
+// of zeros past the rank.
 
 #include "../linear_activation/wgmma_kernels.cu"
 
@@ -9,7 +10,22 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
           const __grid_constant__ TensorMap projection_map, const __grid_constant__ TensorMap up_map,
           const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
           Element* __restrict__ output, int rows, int columns, int depth, int64_t bias_stride) {
-  multiply_tiles<Activation, Element, tile_columns, stages, cluster, bulk, true>(
+  multiply_tiles<Activation, Element, tile_columns, stages, cluster, bulk, true, false>(
       input_map, weight_map, projection_map, up_map, output_map, bias, output, rows, columns, depth,
       bias_stride);
+}
+
+// input_map: of dZ; weight_map: of W, read across, as A is.
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool bulk>
+__global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
+    pull_through(const __grid_constant__ TensorMap input_map,
+                 const __grid_constant__ TensorMap weight_map,
+                 const __grid_constant__ TensorMap projection_map,
+                 const __grid_constant__ TensorMap down_map,
+                 const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
+                 Element* __restrict__ output, int rows, int columns, int depth,
+                 int64_t bias_stride) {
+  multiply_tiles<Activation, Element, tile_columns, stages, cluster, bulk, true, true>(
+      input_map, weight_map, projection_map, down_map, output_map, bias, output, rows, columns,
+      depth, bias_stride);
 }
