@@ -13,7 +13,7 @@ from pointwise_cases import assert_within_bar
 from fuselab.errors import BuildError, LaunchError, UnsupportedError
 from fuselab.ops import linear_activation
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.linear_activation import cublaslt_launch, wgmma_launch
+from fuselab.ops.linear_activation import cublaslt_launch, resident_launch, wgmma_launch
 from fuselab.ops.linear_activation.reference import reference
 from fuselab.runtime import cuda_driver, launcher
 from fuselab.runtime.fallback import strict
@@ -25,6 +25,7 @@ halves = pytest.mark.parametrize("dtype", HALF, ids=lambda dtype: str(dtype)[6:]
 configs = pytest.mark.parametrize("config", wgmma_launch._CONFIGS, ids=str)
 KERNELS = {
     "wgmma": (wgmma_launch.forward, wgmma_launch.backward),
+    "resident": (resident_launch.forward, resident_launch.backward),
     "cublaslt": (cublaslt_launch.forward, cublaslt_launch.backward),
 }
 implementations = pytest.mark.parametrize("implementation", KERNELS)
@@ -190,7 +191,7 @@ def test_other_depths_of_padded_rows(hopper, rows):
 @pytest.mark.parametrize("dtype", (*HALF, torch.float32), ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_and_gradients(hopper, implementation, dtype, activation):
-    if implementation == "wgmma" and dtype == torch.float32:
+    if implementation != "cublaslt" and dtype == torch.float32:
         pytest.skip("wgmma takes float16 and bfloat16")
     for shape, bias in (((1031, 200, 136), True), ((130, 64, 257), False), ((1, 16, 8), True)):
         args = operands(*shape, dtype, "cuda", bias=bias)

@@ -17,6 +17,7 @@ from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.linear_activation import (
     cublaslt_launch,
     cuda_launch,
+    resident_launch,
     triton_launch,
     wgmma_launch,
 )
@@ -323,6 +324,9 @@ OP = FusedOp(
         "wgmma": Implementation(
             "cuda", wgmma_launch.forward, wgmma_launch.backward, wgmma_launch.supports
         ),
+        "resident": Implementation(
+            "cuda", resident_launch.forward, resident_launch.backward, resident_launch.supports
+        ),
         "cublaslt": Implementation("cuda", cublaslt_launch.forward, cublaslt_launch.backward),
     },
     cost=cost,
@@ -342,5 +346,6 @@ OP = FusedOp(
         "triton_backward": triton_launch.configs_backward,
         "cuda": cuda_launch.configs,
         "wgmma": wgmma_launch.configs,
+        "resident": resident_launch.configs,
     },
 )

@@ -24,7 +24,7 @@ from fuselab.runtime.tuning import Config, chosen
 
 NAME = "fuselab::linear_activation"
 WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 # As in wgmma_kernels.cu.
 _ROWS, _DEPTH, _THREADS = 128, 64, 384
@@ -93,7 +93,7 @@ def _clusters_at_a_time(
 
 
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
-    if input.dtype not in _TYPES:
+    if input.dtype not in TYPES:
         return "it takes float16 and bfloat16"
     if input.shape[-1] == 0:
         return "its depth K is 0"
@@ -141,7 +141,7 @@ def multiply(
     (rows, columns), depth = output.shape, pairs[0][0].shape[1]
     bulk = why_not(output) is None
     functor = activation_named(activation).functor
-    expression = _expression(functor, _TYPES[output.dtype], config, bulk, kernel)
+    expression = _expression(functor, TYPES[output.dtype], config, bulk, kernel)
     tiles = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
     at_a_time = _clusters_at_a_time(source, expression, config, output.device)
     clusters = min(tiles, max(1, at_a_time))
@@ -182,7 +182,7 @@ def _representative_expressions() -> tuple[str, ...]:
     found += [_expression("Relu", "__nv_bfloat16", config, True) for config in _CONFIGS]
     found += [
         _expression("Relu", element, config, bulk)
-        for element in _TYPES.values()
+        for element in TYPES.values()
         for config in _CONFIGS
         for bulk in (True, False)
         if config.cluster == 1
