@@ -520,6 +520,13 @@ struct Ring {
                    : "memory");
 #endif
   }
+  // By all threads, before a barrier that lets stages go while values read from them may be unused: a
+  // barrier alone waits for no such read (BAR.SYNC has no scoreboard to wait for in SASS).
+  static __device__ void have_read() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  }
   // Asks for `parts` parts from part `first` on, when all threads have read what their stages hold:
   // one lane for each, of the last warp, since the first one merges and sends.
   // `from(tensor, row)` is where a row begins.
@@ -967,14 +974,19 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-template <Form kForm, typename T, int kVectors, int kThreads, int kBlocks, int kStages, int kCluster>
+// Of the backward's share, kHeld vectors of each tensor stay in shared memory until they are written,
+// where registers do not hold it: a float32 row of 262144 on 8 blocks is 256 KB for each. (From L2 a
+// second time is no way: 7.2 TB/s of it for the ceiling's 4.3, of which L2 gives 5.5 to 6.)
+template <Form kForm, typename T, int kVectors, int kHeld, int kThreads, int kBlocks, int kStages,
+          int kCluster>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
     backward_ringed(const T* grad_output, const T* output, T* grad_input, int64_t rows,
                     int32_t width, int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                     int64_t) {
   using Accumulator = typename AccumulatorOf<T>::type;
-  using Parts = Ring<T, 2, kVectors, kThreads, kStages, kCluster>;
+  using Parts = Ring<T, 2, kVectors + kHeld, kThreads, kStages, kCluster>;
   constexpr int kVector = Parts::kVector;
+  constexpr int kKeptParts = kVectors / Parts::kPartVectors;
   if (threadIdx.x == 0) Parts::open();
   open_mailbox<kThreads / 32, kCluster, 2, Partial<Accumulator>>();
   __syncthreads();
@@ -1004,19 +1016,51 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
     for (int i = 0; i < kVectors * kVector; ++i)
       sum += summand<kForm>(widened<T>(grad[i / kVector], i % kVector),
                             widened<T>(y[i / kVector], i % kVector));
+    if constexpr (kHeld > 0) {
+      Parts::have_read();
+      __syncthreads();
+      ring.request(part + kStages, kKeptParts, from);
+#pragma unroll
+      for (int k = kVectors; k < kVectors + kHeld; ++k) {
+        const unsigned n = part + k / Parts::kPartVectors;
+        if (k % Parts::kPartVectors == 0) Parts::wait_for(n);
+        if (Parts::own(k) >= ring.count) continue;
+        Pack<T, kVector> held_grad, held_y;
+        held_grad.word[0] = Parts::slot(n, 0, k % Parts::kPartVectors);
+        held_y.word[0] = Parts::slot(n, 1, k % Parts::kPartVectors);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j)
+          sum += summand<kForm>(widened<T>(held_grad, j), widened<T>(held_y, j));
+      }
+    }
+    if constexpr (kHeld == 0 && kForm == kLogSoftmax) Parts::have_read();  // y is not summed
     sum = exchange<kThreads / 32, kCluster, AddSums, 2>(
               Partial<Accumulator>{0, lanes_sum<1, 16>(sum)}, part / Parts::kParts,
-              [&] { ring.request(part + kStages, Parts::kParts, from); })
+              [&] { if (kHeld == 0) ring.request(part + kStages, Parts::kParts, from); })
               .sum;
     T* to = grad_input + int64_t(row) * width + ring.begin;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      Pack<T, kVector> result;
+    for (int k = 0; k < kVectors + kHeld; ++k) {
+      if (Parts::own(k) >= ring.count) continue;
+      Pack<T, kVector> own_grad, own_y, result;
+      if (k < kVectors) {
+        own_grad = grad[k];
+        own_y = y[k];
+      } else {
+        const unsigned n = part + k / Parts::kPartVectors;
+        own_grad.word[0] = Parts::slot(n, 0, k % Parts::kPartVectors);
+        own_y.word[0] = Parts::slot(n, 1, k % Parts::kPartVectors);
+      }
 #pragma unroll
       for (int j = 0; j < kVector; ++j)
-        result.element[j] = Convert<T>::from(
-            gradient<kForm, T>(widened<T>(grad[k].element[j]), widened<T>(y[k].element[j]), sum));
-      if (Parts::own(k) < ring.count) result.store(to + Parts::own(k));
+        result.element[j] = Convert<T>::from(gradient<kForm, T>(
+            widened<T>(own_grad.element[j]), widened<T>(own_y.element[j]), sum));
+      result.store(to + Parts::own(k));
+    }
+    if constexpr (kHeld > 0) {
+      Parts::have_read();
+      __syncthreads();
+      ring.request(part + kStages + kKeptParts, Parts::kParts - kKeptParts, from);
     }
   }
 }

@@ -44,11 +44,12 @@ def _stream(threads: int, elements: int, blocks: int, cluster: int) -> Config:
     return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster, streamed=1)
 
 
-def _ring(threads: int, elements: int, blocks: int, cluster: int) -> Config:
+def _ring(threads: int, elements: int, blocks: int, cluster: int, held: int = 0) -> Config:
     """A ``_stream`` further ahead: ``stages`` parts of rows to come are in flight, by bulk copies,
-    as many as ``blocks`` blocks of an SM of 228 KB have room for."""
+    as many as ``blocks`` blocks of an SM of 228 KB have room for. In the backward ``held`` of the
+    ``elements`` stay in shared memory, the others go to registers."""
     stream = _stream(threads, elements, blocks, cluster)
-    return Config(**stream, stages=(228 // blocks - 3) // _RING_PART_KB)
+    return Config(**stream, stages=(228 // blocks - 3) // _RING_PART_KB, held=held)
 
 
 def _width(config: Config) -> int:
@@ -268,6 +269,12 @@ def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tup
         if width > 32768 and (step, itemsize) != ("forward", 4)
         if threads * elements * cluster == bucket
     ]
+    if step == "backward":  # twice as much on each block: fewer blocks exchange, and find room
+        rings += [
+            _ring(1024, 2 * elements, 1, cluster, held=elements)
+            for cluster in sizes[1:]
+            if width > 131072 and 1024 * 2 * elements * cluster == bucket
+        ]
     pieces = _CUDA_PIECES if width > 16384 else ()
     return tuple(dict.fromkeys((*defaults, *rings, *streams, *spreads, *pieces)))
 
@@ -416,10 +423,13 @@ def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config:
 
 
 def _streamed(step: str, types: Sequence[str], vector: int, config: Config) -> str:
-    sizes = (config.elements // vector, config.threads, config.blocks)
+    sizes = config.threads, config.blocks
     if "stages" in config:
-        return _instance(f"{step}_ringed", *types, *sizes, config.stages, config.cluster)
-    return _instance(f"{step}_streamed", *types, *sizes, config.cluster)
+        held = (config.held // vector,) if step == "backward" else ()
+        vectors = (config.elements - config.held) // vector, *held
+        return _instance(f"{step}_ringed", *types, *vectors, *sizes, config.stages, config.cluster)
+    vectors = (config.elements // vector,)
+    return _instance(f"{step}_streamed", *types, *vectors, *sizes, config.cluster)
 
 
 def _in_pieces(
