@@ -27,8 +27,8 @@ _ROWS, _DEPTH, _THREADS = 128, 64, 384
 _CHUNK = 64  # rows and columns
 _WEIGHT_BYTES = 128 * 1024  # of a block
 
-# ``columns`` that a block owns, ``stages`` of 128 x 64 of input on their way, and ``cluster`` blocks
-# sharing them. No more than 165 registers in any, and no spills (NVRTC 13.0).
+# ``columns`` that a block owns, ``stages`` of 128 x 64 of input on their way, and the blocks of a
+# ``cluster``, which share them. At most 165 registers, no spills (NVRTC 13.0).
 _CONFIGS = (
     Config(columns=128, stages=5, cluster=2),
     Config(columns=128, stages=5, cluster=1),
