@@ -71,15 +71,6 @@ def test_fused_trains_as_eager_does(optimizer: str, half: bool) -> None:
         torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_compile_trains_as_eager_does() -> None:
-    eager, compiled = _model(), _model()
-    batches = _batches(3, eager)
-    wanted = _train(step_of("eager", eager, "sgd", ROWS), batches)
-    assert _train(step_of("compile", compiled, "sgd", ROWS), batches) == pytest.approx(wanted)
-    for name, value in eager.state_dict().items():
-        torch.testing.assert_close(compiled.state_dict()[name], value, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize(("first", "second"), [("eager", "fused"), ("fused", "eager")])
 def test_state_moves_between_modes(optimizer: str, first: str, second: str) -> None:

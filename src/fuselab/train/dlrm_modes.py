@@ -213,7 +213,8 @@ class FusedStep:
                 f"embeddings.{place}.weight/{key}": value for place, value in enumerate(tensors)
             }
         counted = {name.rpartition("/")[0] for name in found if not _is_rowwise(name)}
-        return found | {f"{name}/step": self.count.cpu() for name in counted}
+        count = self.count.item()
+        return found | {f"{name}/step": torch.tensor(count) for name in counted}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         for key, kept in self.of_dense.state.items():

@@ -1,0 +1,195 @@
+"""A whole run from the command line: it learns, and what was killed, stopped or broken goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fuselab.cli.main import run
+from fuselab.data import synthesize
+
+TINY = """
+dense_mlp = "13-24-4"
+prediction_mlp = "16-1"
+interaction = "dot"
+largest_table = 300
+[train]
+batch_size = 128
+lr = 0.2
+"""
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("config") / "tiny.toml"
+    path.write_text(TINY)
+    return str(path)
+
+
+def _words(config: str, folder: Path | None, *more: object) -> list[str]:
+    words = ["train", "dlrm", "--config", config, "--device", "cpu", "--rows", "9000"]
+    if folder is not None:
+        words += ["--checkpoint", str(folder), "--checkpoint-every", "10"]
+    return [*words, *map(str, more)]
+
+
+def _trained(words: list[str], folder: Path) -> dict[str, Any]:
+    assert run([*words, "--json", str(folder / "result.json")]) == 0
+    return json.loads((folder / "result.json").read_text())
+
+
+def _weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"step-{step:08}.safetensors")
+
+
+def test_it_learns_the_planted_signal(config: str, tmp_path: Path) -> None:
+    words = _words(config, None, "--rows", 100_000, "--lr", 0.02, "--optimizer", "adagrad")
+    found = _trained(words, tmp_path)
+    assert found["steps"] == 85_715 // 128
+    assert found["held_out"]["rows"] == 14_285
+    assert found["held_out"]["auc"] > 0.7
+    assert found["held_out"]["accuracy"] > 0.75
+    first, last = found["curve"][0][1], found["curve"][-1][1]
+    assert last < first
+
+
+def test_the_modes_have_one_loss_curve(config: str, tmp_path: Path) -> None:
+    words = _words(config, None, "--steps", STEPS)
+    curves = [
+        _trained([*words, "--mode", mode], tmp_path)["curve"]
+        for mode in ("eager", "compile", "fused")
+    ]
+    assert [len(curve) for curve in curves] == [1, 1, 1]
+    losses = [[loss for _, loss in curve] for curve in curves]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_killed_and_resumed_ends_with_the_same_weights(
+    config: str, tmp_path: Path, optimizer: str
+) -> None:
+    """Over the end of the first epoch (60 batches), killed as soon as a checkpoint is there."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = ("--deterministic", "--steps", 90, "--optimizer", optimizer, "--decay", 1)
+    try:
+        assert run(_words(config, whole, *more)) == 0
+        words = [sys.executable, "-m", "fuselab", *_words(config, killed, *more)]
+        child = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not list(killed.glob("step-*")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+        (killed / ".fuselab-00.safetensors").touch()  # as a kill in the middle of a write leaves it
+        assert run([*_words(config, killed, *more), "--resume"]) == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+    wanted, found = _weights(whole, 90), _weights(killed, 90)
+    assert found.keys() == wanted.keys()
+    assert {name for name, value in wanted.items() if not torch.equal(found[name], value)} == set()
+    assert [file for file in os.listdir(killed) if file.startswith(".")] == []
+
+
+def test_ctrl_c_writes_a_checkpoint_and_says_where_it_stopped(config: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fuselab", *_words(config, tmp_path, "--steps", 100_000)]
+    child = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    said = child.communicate()[1]
+    assert child.returncode == 130
+    last = max(tmp_path.glob("step-*"))
+    steps = int(last.stem.removeprefix("step-"))
+    assert f"stopped behind step {steps:,} of 100,000; {last} is written" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("first", "second"), [("eager", "fused"), ("fused", "eager")])
+def test_a_checkpoint_moves_between_modes(
+    config: str, tmp_path: Path, first: str, second: str
+) -> None:
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    more = ("--optimizer", "adagrad", "--lr", 0.02)
+    assert run(_words(config, whole, "--steps", 20, "--mode", first, *more)) == 0
+    assert run(_words(config, moved, "--steps", 10, "--mode", first, *more)) == 0
+    words = _words(config, moved, "--steps", 20, "--mode", second, *more)
+    assert run([*words, "--resume"]) == 0
+    for name, value in _weights(whole, 20).items():
+        if not name.startswith("random/"):
+            torch.testing.assert_close(
+                _weights(moved, 20)[name].float(), value.float(), rtol=1e-3, atol=1e-4, msg=name
+            )
+
+
+def test_nan_names_step_and_batch_and_keeps_the_last_good_one(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(_words(config, tmp_path, "--steps", 10)) == 0
+    capsys.readouterr()
+    words = _words(config, tmp_path, "--steps", 200, "--resume", "--lr", 1e38)
+    assert run(words) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("fuselab: the loss of step 1")
+    assert "(epoch 1, batch 1" in said
+    assert f"{tmp_path / 'step-00000010.safetensors'} is kept" in said
+    assert [file.name for file in tmp_path.iterdir()] == ["step-00000010.safetensors"]
+
+
+def test_wrong_calls_are_one_sentence(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept"
+    assert run(_words(config, kept, "--steps", 2)) == 0
+    other = tmp_path / "other.safetensors"
+    save_file({"a": torch.zeros(1)}, other)
+    capsys.readouterr()
+    for words, expected in (
+        (_words(config, kept, "--steps", 2), "is there already; add --resume"),
+        (_words(config, kept, "--resume", "--batch-size", 64), "with batch size 128, and this one"),
+        (_words(config, kept, "--resume", "--optimizer", "adam"), "with optimizer sgd, and this"),
+        (_words("main", kept, "--resume"), "of a run with config"),
+        (_words(config, None, "--resume"), "say where with --checkpoint"),
+        (_words(config, None, "--batch-size", 100_000), "7715 rows to train on"),
+        (_words(config, None, "--batch-size", 0), "--batch-size is 0"),
+        (_words(config, None, "--steps", 0), "steps, epochs and rows are 1 or more"),
+        (_words(config, None, "--lr", 0), "the learning rate is 0.0"),
+        (_words(config, None, "--mode", "fussed"), "Did you mean 'fused'?"),
+        (_words(config, None, "--optimizer", "lion"), "unknown optimizer 'lion'"),
+        (_words(config, None, "--data", tmp_path / "none"), "none"),
+        (_words("medium", None), "unknown configuration 'medium'"),
+    ):
+        assert run(words) == 2, words
+        said = capsys.readouterr().err.strip()
+        assert expected in said
+        assert "\n" not in said and "Traceback" not in said, said
+    (kept / "step-00000002.safetensors").write_bytes(b"half")
+    assert run(_words(config, kept, "--resume")) == 2
+    assert "truncated or no checkpoint" in capsys.readouterr().err
+
+
+def test_gradients_are_checked_first(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(_words(config, None, "--steps", 1, "--check-gradients")) == 0
+    said = capsys.readouterr().out
+    assert said.count(" right") == 9
+    assert "WRONG" not in said
+
+
+def test_trains_on_a_file(config: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    synthesize(path, 1400)
+    found = _trained(_words(config, None, "--data", path), tmp_path)
+    assert found["steps"] == 1200 // 128
+    assert found["held_out"]["rows"] == 200
