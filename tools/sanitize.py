@@ -49,11 +49,12 @@ class Launches:
             self.kernels.add(function)
             launch(function, *others)
 
-        def note_opaque_launch(*reason: Any) -> None:
+        def note_opaque_launch(what: str) -> None:
             self.opaque += 1
-            note(*reason)
+            note(what)
 
-        launcher.launch_cuda, launcher.note_opaque_launch = launch_cuda, note_opaque_launch
+        launcher.launch_cuda = launch_cuda  # type: ignore[assignment]
+        launcher.note_opaque_launch = note_opaque_launch
 
     def __len__(self) -> int:
         return len(self.kernels) + self.opaque
