@@ -49,7 +49,7 @@ def table(case: Case, device: torch.device, dtype: torch.dtype, budget_s: float)
         "compile(in_place)": torch.compile(in_place, dynamic=False),
     }
     for name, implementation in OP.implementations.items():
-        if implementation.device == device.type:
+        if implementation.device == device.type and implementation.supports(*args) is None:
             providers[name] = partial(lora_linear, implementation=name)
     steps: dict[str, Callable[..., Any]] = {"forward": forward, "forward+backward": both}
     medians = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from lora_cases import ALL, check, operands, upstream_of
 
 from fuselab.ops import lora_linear
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.lora_linear import launch, one_pass, tiles
+from fuselab.ops.lora_linear import launch, one_pass, tiles, wgmma_launch
 from fuselab.ops.lora_linear.op import save
 from fuselab.ops.lora_linear.reference import gradient, reference
 from fuselab.runtime.fallback import strict
@@ -33,20 +34,18 @@ def test_a_cluster_owns_whole_rows(sizes, blocks):
 
 def test_every_ring_offered_fits_a_block_of_hopper(monkeypatch):
     monkeypatch.setattr(one_pass, "shared_bytes", lambda device: 227 * 1024)
+    candidates, device = one_pass._candidates.__wrapped__, torch.device("cuda")
     offered = {
-        (cluster, rank_blocks, activation): [
-            config.stages
-            for config in one_pass._candidates.__wrapped__(
-                cluster, rank_blocks, activation, torch.device("cuda")
-            )
-        ]
-        for cluster in (1, 2, 4, 8)
-        for rank_blocks in (1, 2)
-        for activation in ("relu", "identity")
+        case: [config.stages for config in candidates(*case, False, device)]
+        for case in product((1, 2, 4, 8), (1, 2), ("relu", "identity"))
     }
     assert offered.pop((8, 2, "relu")) == [3, 2]
-    assert offered.pop((4, 2, "relu")) == [4, 3, 2]
     assert set(map(tuple, offered.values())) == {(4, 3, 2)}
+    found = candidates(8, 2, "relu", True, device)
+    assert [(config.stages, config.columns, config.cluster) for config in found] == [
+        *((3, 0, 0), (2, 0, 0)),
+        *((3, 256, 1), (3, 128, 1), (3, 256, 2), (3, 128, 2), (3, 256, 4)),
+    ]
 
 
 def test_what_it_does_not_take():
@@ -84,7 +83,7 @@ def on_a_gpu(test):
 
 
 def check_all(args, upstream=None):
-    """Every ring."""
+    """Every ring, and every tile of the input's gradient."""
     saved = save(upstream_of(args[0].new_empty(args[0].shape[0], args[1].shape[0])), *args)
     for config in one_pass.configs(ALL, args[0], *saved):
         with forced(tiles.OP_NAME, "cuda_backward", config) as asked:
@@ -107,6 +106,20 @@ def test_sizes(sizes):
     empty ones; K and N of which one needs the larger cluster."""
     for rank in (8, 16):
         check_all(on_gpu(*sizes, rank))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("rank", [8, 16])
+def test_the_inputs_gradient_alone(rank):
+    """One box, one step and its update; then every edge, more steps than slots, many tiles."""
+    for rows, columns, inner in ((64, 64, 64), (1, 8, 8), (300, 1000, 264), (20_001, 328, 1000)):
+        args = on_gpu(rows, inner, columns, rank, "identity")
+        grad, grad_projection = upstream_of(args[0].new_empty(rows, columns)), args[0] @ args[3].t()
+        operands = (grad, args[1], grad_projection, args[3])
+        exact = grad.double() @ args[1].double() + grad_projection.double() @ args[3].double()
+        for tile in wgmma_launch.PULL_TILES:
+            ours = wgmma_launch.pull_through(*operands, tile)
+            assert ((ours.double() - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-12).all(), tile
 
 
 @on_a_gpu

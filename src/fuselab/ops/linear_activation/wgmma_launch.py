@@ -134,10 +134,11 @@ def multiply(
     output: Tensor,
     activation: str,
     config: Config,
+    across: bool = False,
 ) -> None:
     """act(sum of left rightᵀ over ``pairs`` + bias) into a row-major ``output``, by ``kernel``:
-    ``forward`` of one pair, or one of its tiles that takes a second, up to 64 deep. ``supports``
-    says which matrices."""
+    ``forward`` of one pair, or one of its tiles that takes a second, up to 64 deep. ``across``: the
+    kernel's right matrices are transposed, (depth, columns). ``supports`` says which matrices."""
     (rows, columns), depth = output.shape, pairs[0][0].shape[1]
     bulk = why_not(output) is None
     functor = activation_named(activation).functor
@@ -148,7 +149,8 @@ def multiply(
     maps = []
     for left, right in pairs:
         maps.append(tensor_map(left, _ROWS, _DEPTH))
-        maps.append(tensor_map(right, config.columns // config.cluster, _DEPTH))
+        own = config.columns // config.cluster
+        maps.append(tensor_map(right, *((_DEPTH, _CHUNK_COLUMNS) if across else (own, _DEPTH))))
     source.launch(
         expression,
         (clusters * config.cluster, 1, 1),

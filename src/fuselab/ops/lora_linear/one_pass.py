@@ -18,7 +18,7 @@ from torch import Tensor
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation.product import as_rows
-from fuselab.ops.lora_linear import launch, tiles
+from fuselab.ops.lora_linear import launch, tiles, wgmma_launch
 from fuselab.runtime.cuda_source import CudaSource, f32, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -44,33 +44,45 @@ def _cluster(columns: int, inner: int) -> int:
     return power_of_two(ceil_div(max(columns, inner), _BLOCK_COLUMNS))
 
 
-def _block_bytes(config: Config, cluster: int, rank_blocks: int, activation: str) -> int:
+def _block_bytes(stages: int, cluster: int, rank_blocks: int, activation: str) -> int:
     """Dynamic shared memory: the ring, the parts of the warps and twice those of the blocks, S and
     dS in 16 bits, two barriers."""
     matrices = 2 if activation == "identity" else 3
-    ring = config.stages * _WARPS * matrices * _TILE_ROWS * _STRIP_COLUMNS * 2
+    ring = stages * _WARPS * matrices * _TILE_ROWS * _STRIP_COLUMNS * 2
     sums = 2 * _TILE_ROWS * 8 * rank_blocks
     parts = (_WARPS + (2 * cluster if cluster > 1 else 0)) * sums * 4
-    return int(ring + parts + sums * 2 + 16)
+    return ring + parts + sums * 2 + 16
 
 
 @cache
 def _candidates(
-    cluster: int, rank_blocks: int, activation: str, device: torch.device
+    cluster: int, rank_blocks: int, activation: str, pulls: bool, device: torch.device
 ) -> Sequence[Config]:
-    """Rings that fit, the deepest first."""
-    return tuple(
-        config
-        for config in (Config(stages=count) for count in _STAGES)
-        if _block_bytes(config, cluster, rank_blocks, activation) <= shared_bytes(device)
+    """The deepest ring that fits first, and the input's gradient by Triton (0 columns); the others,
+    and the tiles of ``wgmma_launch.pull_through``."""
+    rings = [
+        count
+        for count in _STAGES
+        if _block_bytes(count, cluster, rank_blocks, activation) <= shared_bytes(device)
+    ]
+    return (
+        *(Config(stages=count, columns=0, cluster=0) for count in rings),
+        *(
+            Config(stages=rings[0], columns=tile.columns, cluster=tile.cluster)
+            for tile in wgmma_launch.PULL_TILES
+            if pulls and rings
+        ),
     )
 
 
 def configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[Config]:
-    """How many tiles of 16 rows of dY, Y and x a warp has in shared memory."""
+    """How many tiles of 16 rows of dY, Y and x a warp has in shared memory, and the tile of the
+    input's gradient."""
     _, _, weight, _, lora_a, _, _, activation = saved
     rank_blocks = ceil_div(lora_a.shape[0], 8)
-    return _candidates(_cluster(*weight.shape), rank_blocks, activation, grad_output.device)
+    pulls = needs[0] and wgmma_launch.pulls(weight, lora_a)
+    cluster = _cluster(*weight.shape)
+    return _candidates(cluster, rank_blocks, activation, pulls, grad_output.device)
 
 
 def supports(
@@ -144,7 +156,7 @@ def backward(
     cluster, rank_blocks = _cluster(columns, inner), ceil_div(rank, 8)
     key = (x.dtype, columns, inner, activation, rank_blocks)
     config = chosen(tiles.OP_NAME, "cuda_backward", key, configs(needs, grad_output, *saved))
-    block_bytes = _block_bytes(config, cluster, rank_blocks, activation)
+    block_bytes = _block_bytes(config.stages, cluster, rank_blocks, activation)
     element = _TYPES[x.dtype]
     scale_type, scale_argument = _scale(scale)
     expression = _expression(activation, element, scale_type, cluster, rank_blocks, config.stages)
@@ -184,8 +196,16 @@ def backward(
     grad_input = None
     if needs[0]:
         grad = upstream if pulled is None else pulled
-        operands = (grad, weight.t(), None, grad_projection, lora_a.t())
-        product = launch.fused_product("_backward", *operands, 1.0, "identity")
+        if config.columns:
+            tile = next(
+                tile
+                for tile in wgmma_launch.PULL_TILES
+                if (tile.columns, tile.cluster) == (config.columns, config.cluster)
+            )
+            product = wgmma_launch.pull_through(grad, weight, grad_projection, lora_a, tile)
+        else:
+            operands = (grad, weight.t(), None, grad_projection, lora_a.t())
+            product = launch.fused_product("_backward", *operands, 1.0, "identity")
         grad_input = product.view(input.shape)
     return grad_input, None, None, grad_a, grad_b
 

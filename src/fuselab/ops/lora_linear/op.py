@@ -168,7 +168,8 @@ def reduction_configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
 
 # The least that was measured: 4096 x 1024 -> 1024 multiplies so many pairs.
 _MEASURED_PRODUCTS = 2**32
-_ORDER = _BACKWARD_ORDER = ("triton", "triton_library")
+_ORDER = ("triton", "triton_library")
+_BACKWARD_ORDER = ("triton", "triton_library")
 
 
 def prefer(
@@ -388,7 +389,7 @@ OP = FusedOp(
             supports,
             supports_backward,
         ),
-        # Hopper's matrix unit, and the backward but its product in one pass; Triton for the rest.
+        # Hopper's matrix unit for the products, and one pass for all other gradients.
         "cuda": Implementation(
             "cuda",
             wgmma_launch.forward,

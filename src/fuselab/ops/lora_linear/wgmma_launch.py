@@ -1,5 +1,6 @@
-"""The forward on Hopper's matrix unit: S = scale x Aᵀ, then x Wᵀ + S Bᵀ as one product by
-linear_activation's kernel, of which S and B are one step of 64 more in depth.
+"""The large products on Hopper's matrix unit, by linear_activation's kernel: x Wᵀ + S Bᵀ of the
+forward, S = scale x Aᵀ, and dZ W + dS A of the backward, with the update as one step of 64 more in
+depth.
 
 Such a step is 1/64 of the product at K = 4096 and 1/8 at 512. ``scale`` goes into S before that is
 rounded: the sum has no other place for it.
@@ -71,9 +72,44 @@ def forward(
     return output
 
 
-CUDA_EXPRESSIONS = tuple(
-    wgmma._expression(entry.functor, "__nv_bfloat16", config, bulk, "adapt")
-    for entry, config, bulk in zip(
-        ACTIVATIONS.values(), wgmma._CONFIGS, 4 * (True, False), strict=False
+# A cluster shares the boxes of 64 columns that a right operand across is copied in.
+PULL_TILES = tuple(
+    config
+    for config in wgmma._CONFIGS
+    if config.columns >= 128 and config.columns % (64 * config.cluster) == 0
+)
+
+
+def pulls(weight: Tensor, lora_a: Tensor) -> bool:
+    """Whether ``pull_through`` takes such a layer, of 16 bits and a GPU with clusters."""
+    return (
+        wgmma.is_hopper(weight.device)
+        and lora_a.shape[0] <= MOST_RANK
+        and lora_a.shape[0] % 8 == 0  # dS is row-major
+        and why_not(weight) is None
+        and why_not(lora_a) is None
     )
+
+
+def pull_through(
+    grad: Tensor, weight: Tensor, grad_projection: Tensor, lora_a: Tensor, config: Config
+) -> Tensor:
+    """grad W + grad_projection A in one launch: (rows, N) and (rows, r) to (rows, K)."""
+    output = grad.new_empty((grad.shape[0], weight.shape[1]))
+    pairs = ((grad, weight), (grad_projection, lora_a))
+    wgmma.multiply(WGMMA, "pull_through", pairs, None, output, "identity", config, across=True)
+    return output
+
+
+CUDA_EXPRESSIONS = (
+    *(
+        wgmma._expression(entry.functor, "__nv_bfloat16", config, bulk, "adapt")
+        for entry, config, bulk in zip(
+            ACTIVATIONS.values(), wgmma._CONFIGS, 4 * (True, False), strict=False
+        )
+    ),
+    *(
+        wgmma._expression("Identity", element, config, True, "pull_through")
+        for element, config in zip(2 * ("__half", "__nv_bfloat16"), PULL_TILES, strict=False)
+    ),
 )
