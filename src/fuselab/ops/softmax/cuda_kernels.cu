@@ -913,8 +913,10 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
 
 // The same, further ahead: kStages parts of 32 KB of rows to come are in flight or wait in shared
 // memory while a row is in registers, and a part is asked for again as soon as the row's sums are on
-// their way. A row's sums, exchange and stores take 2 to 4 us, as long as memory takes for 64 KB read
-// and 64 KB written on each of 132 multiprocessors, so one row ahead leaves memory idle.
+// their way. At an H200's ceiling 64 KB are read and 64 KB written per multiprocessor in 4 us, and a
+// row's sums, exchange and stores take 2 to 4 us (estimated), so one row ahead leaves memory idle; and
+// threads that copy wait for their turn (float32 backward, streamed: mio_throttle 9.9, lg_throttle
+// 9.5, benchmarks/nvidia-h200/counters.txt), which delays the exchange behind them.
 // Dynamic shared memory: 32 KB * kStages. Grid: clusters * kCluster, at most rows * kCluster.
 template <Form kForm, typename T, int kVectors, int kThreads, int kBlocks, int kStages, int kCluster>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
@@ -975,8 +977,8 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
 }
 
 // Of the backward's share, kHeld vectors of each tensor stay in shared memory until they are written,
-// where registers do not hold it: a float32 row of 262144 on 8 blocks is 256 KB for each. (From L2 a
-// second time is no way: 7.2 TB/s of it for the ceiling's 4.3, of which L2 gives 5.5 to 6.)
+// where registers do not hold it: a float32 row of 262144 on 8 blocks is 256 KB for each. (Read from
+// L2 a second time it would be 5 MB of L2's traffic for 3 of memory's: 7.2 TB/s at the ceiling.)
 template <Form kForm, typename T, int kVectors, int kHeld, int kThreads, int kBlocks, int kStages,
           int kCluster>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)

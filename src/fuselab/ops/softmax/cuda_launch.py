@@ -182,8 +182,8 @@ CUDA_COLUMNS = (
 _COLUMN_LANES = (32, 16, 8)
 # Neighbouring 16-bit columns of a thread that owns them alone, the default first. One by one they
 # are 64 bytes per warp and access, and bound by issuing: log_softmax at 19 elements takes 952 + 984
-# instructions per column (sm_90, forward + backward), in pairs 628 + 620. So 32x19x128x128 would
-# take 35 or 22 us of an H200's issue slots, where memory takes 36.
+# instructions per column (sm_90, forward + backward), in pairs 628 + 620: for 32x19x128x128, 34 or
+# 22 us of an H200's issue slots at 1.75 GHz, where memory takes about 39 (estimated, not timed).
 _ACROSS = (1, 2)
 _MOST_ALONE = max(elements for elements, warps in CUDA_COLUMNS if not warps)
 
