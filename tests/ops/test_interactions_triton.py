@@ -149,6 +149,14 @@ def test_outer_in_pieces():
     partial(check, OUTER, *steps)(*layer(5, 4, 13, 6, torch.float16), "identity")
 
 
+def test_outer_transposed():
+    for rows, width in ((1, 1), (9, 65), (70, 64)):
+        z = normal(rows, width)
+        name = "fuselab.ops.outer_interaction_linear.triton_launch:transposed"
+        ours = interpreter.run(name, z)
+        assert torch.equal(ours, z.t()) and ours.stride(0) % 8 == 0
+
+
 def by_candidate(place: int, *args: Any) -> tuple[torch.Tensor | None, ...]:
     """In the interpreter's process: the backward by one of tuning's candidates."""
     config = outer_triton.configs_backward(*args)[place]

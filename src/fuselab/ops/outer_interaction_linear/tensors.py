@@ -14,11 +14,6 @@ def empty_output(dense: Tensor, weight: Tensor) -> Tensor:
     return dense.new_empty(dense.shape[0], weight.shape[0])
 
 
-def joined(dense: Tensor, embeddings: Tensor) -> Tensor:
-    """z, ``(B, K)``: a sample's vectors end to end."""
-    return torch.cat([dense, embeddings.flatten(1)], dim=1)
-
-
 def empty_gradients(
     needs: Sequence[bool], dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor | None, ...]:

@@ -10,6 +10,7 @@ number BLOCK² b (b + 1) / 2 + i BLOCK + j % BLOCK. Any run of BLOCK_I i's of on
 in ``folded``, which holds V in that order, a piece at a time. Of K = 432 that is 96768 numbers in a
 row, 3.5 % more than there are pairs: those with i > j are zeros.
 
+transpose         what wgmma_kernels.cu takes z from: its samples are neighbours.
 fold              a program adds a TILE x TILE tile of one W_n to its mirror image: W is read once.
 forward           a program owns BLOCK_ROWS x BLOCK_COLUMNS of the output and a share of the pairs,
                   BLOCK_I x BLOCK of them per step: the products of z go from registers into the
@@ -57,6 +58,25 @@ def load_elements(z, row, column, rows, width):
         z + row[:, None] * width + column[None, :],
         mask=(row[:, None] < rows) & (column[None, :] < width),
         other=0.0,
+    )
+
+
+@triton.jit
+def transpose(
+    z,  # (rows, width)
+    transposed,  # (width, rows), rows `pitch` apart
+    rows,
+    width,
+    pitch,
+    TILE: tl.constexpr,
+):
+    """transposed = zᵀ, for one TILE x TILE tile."""
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    i = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
+    tl.store(
+        transposed + i[:, None] * pitch + row[None, :],
+        tl.trans(load_elements(z, row, i, rows, width)),
+        mask=(i[:, None] < width) & (row[None, :] < rows),
     )
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.add_mul_activation.launch import Saved, backward_triton
+from fuselab.ops.cat_interaction.triton_launch import forward as joined
 from fuselab.ops.outer_interaction_linear import triton_kernels
-from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output, joined
+from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output
 from fuselab.runtime import tuning
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -267,6 +268,24 @@ def forward(
         )
     finish_output(partial, z, weight, bias, activation, output)
     return output
+
+
+def transposed(z: Tensor) -> Tensor:
+    """``(K, B)``: the samples of an element are neighbours, and rows begin at 16 bytes."""
+    rows, width = z.shape
+    output = z.new_empty(width, ceil_div(rows, 8) * 8)
+    launch(
+        triton_kernels.transpose,
+        (ceil_div(rows, FOLD_TILE), ceil_div(width, FOLD_TILE)),
+        z,
+        output,
+        rows,
+        width,
+        output.stride(0),
+        TILE=FOLD_TILE,
+        num_warps=4,
+    )
+    return output[:, :rows]
 
 
 def finish_output(

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops.cat_interaction.triton_launch import forward as joined
 from fuselab.ops.linear_activation.wgmma_launch import is_hopper
 from fuselab.ops.outer_interaction_linear import triton_launch
-from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output, joined
+from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output
 from fuselab.ops.outer_interaction_linear.triton_launch import (
     BLOCK,
     contiguous_rows,
@@ -22,6 +23,7 @@ from fuselab.ops.outer_interaction_linear.triton_launch import (
     pieces,
     preactivation_gradient,
     shares,
+    transposed,
     triangle,
 )
 from fuselab.runtime.cuda_source import CudaSource, i32
@@ -151,8 +153,6 @@ def backward(
 def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
     """One launch, behind a copy of z whose samples are neighbours."""
     (rows, width), columns = z.shape, total.shape[1]
-    transposed = z.new_empty(width, ceil_div(rows, 8) * 8)[:, :rows]
-    transposed.copy_(z.t())
     tiles = ceil_div(columns, _WEIGHT_COLUMNS) * triangle(width // BLOCK)
     WGMMA.launch(
         f"weight_gradient<{_TYPES[z.dtype]}>",
@@ -160,7 +160,7 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
         (_THREADS, 1, 1),
         (
             tensor_map(total, _DEPTH, 64),
-            tensor_map(transposed, BLOCK, _DEPTH),
+            tensor_map(transposed(z), BLOCK, _DEPTH),
             *(grad_weight, i32(rows), i32(width), i32(columns)),
         ),
         _WEIGHT_BYTES,
