@@ -13,6 +13,7 @@ from fuselab.data.layout import Rows
 from fuselab.data.records import Batch
 from fuselab.data.rejects import Rejects, warn_of_cut
 from fuselab.data.source import Source
+from fuselab.errors import DataError
 
 
 def read(path: str | Path, rows: int = 65_536) -> Iterator[Rows]:
@@ -33,10 +34,11 @@ def batches(path: str | Path, batch_size: int) -> Iterator[Batch]:
 
     Raises DataError as ``read`` does.
     """
+    if batch_size < 1:
+        raise DataError(f"batch_size is {batch_size}; it must be at least 1.")
     # Small batches are cut from larger pieces: reading 64 rows at a time would cost more in numpy
     # calls than in bytes.
-    piece = batch_size * max(1, 8_192 // batch_size) if batch_size > 0 else batch_size
-    for rows in read(path, piece):
+    for rows in read(path, batch_size * max(1, 8_192 // batch_size)):
         for start in range(0, len(rows), batch_size):
             yield to_batch(rows[start : start + batch_size])
 

@@ -33,7 +33,7 @@ from fuselab.data.progress import Progress
 from fuselab.data.records import RECORD, fill
 from fuselab.data.rejects import Rejects
 from fuselab.data.source import PART_BYTES, Part, Source
-from fuselab.data.survey import CountStatistics, Distinct, Saved, Survey
+from fuselab.data.survey import CountStatistics, Saved, Survey
 from fuselab.data.synthetic import Synthetic, SyntheticPart
 from fuselab.errors import ArgumentError, DataError, OutputError, UnknownNameError
 from fuselab.report.files import folder_for_results, replacing, write_json
@@ -241,11 +241,9 @@ class _Run:
     def vocabulary(self, training: Sequence[Saved], min_frequency: int) -> Vocabulary:
         path = self.root / VOCABULARY
         if not path.exists():
-            columns = []
-            for column in range(len(Modulus().cardinalities)):
-                values, frequencies = _gathered(training, column).counted()
-                columns.append(values[frequencies >= min_frequency])
-            save_vocabulary(path, Vocabulary(columns))
+            counted = [distinct.counted() for distinct in _whole(training).ids]
+            frequent = [ids[frequencies >= min_frequency] for ids, frequencies in counted]
+            save_vocabulary(path, Vocabulary(frequent))
         return load_vocabulary(path)
 
     def convert(
@@ -367,8 +365,7 @@ def _kept() -> Iterator[None]:
 def _begin(root: Path, plan: dict[str, Any]) -> None:
     path = root / PLAN
     if path.exists():
-        with contextlib.suppress(ValueError):
-            _refuse_other(root, json.loads(path.read_text()), plan)
+        _refuse_other(root, json.loads(path.read_text()), plan)
         return
     others = [name for name in os.listdir(root) if name != _LOCK]
     if others:
@@ -412,28 +409,18 @@ def _first(pieces: Iterator[Rows], rows: int | None) -> Iterator[Rows]:
             rows -= len(piece)
 
 
-def _gathered(surveys: Sequence[Saved], column: int) -> Distinct:
-    distinct = Distinct()
-    for survey in surveys:
-        survey.add_to(distinct, column)
-    return distinct
-
-
 def _total(parts: Sequence[CountStatistics]) -> CountStatistics:
     return functools.reduce(CountStatistics.plus, parts, Survey().counts)
 
 
 def _whole(surveys: Sequence[Saved]) -> Survey:
-    rejects = Rejects(skip=True)
+    whole = Survey(counts=_total([survey.counts for survey in surveys]))
     for survey in surveys:
-        rejects.add(survey.rejects)
-    return Survey(
-        sum(survey.rows for survey in surveys),
-        sum(survey.positives for survey in surveys),
-        _total([survey.counts for survey in surveys]),
-        [_gathered(surveys, column) for column in range(len(Survey().ids))],
-        rejects,
-    )
+        whole.rows += survey.rows
+        whole.positives += survey.positives
+        whole.rejects.add(survey.rejects)
+        survey.add_ids_to(whole.ids)
+    return whole
 
 
 def _smallest(counts: CountStatistics) -> tuple[float, ...]:

@@ -70,8 +70,10 @@ class Source:
                     f"'{path}' is a folder without data files; expected Criteo's text (plain or "
                     ".gz), .parquet or .npz in it."
                 )
-        elif root.exists() or not glob.has_magic(str(path)):
+        elif root.exists():
             files = [root]
+        elif not glob.has_magic(str(path)):
+            raise DataError(f"no file '{path}'; give the path of a Criteo file.")
         else:
             files = [Path(name) for name in glob.glob(str(path)) if Path(name).is_file()]
             if not files:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -145,7 +145,7 @@ class Survey:
 
 
 class Saved:
-    """A survey in a file: its numbers at once, its ids column by column when asked for."""
+    """A survey in a file: its numbers at once, its ids when asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -155,9 +155,10 @@ class Saved:
         self.rows, self.positives = numbers["rows"], numbers["positives"]
         self.rejects = Rejects(**numbers["rejects"])
 
-    def add_to(self, distinct: Distinct, column: int) -> None:
+    def add_ids_to(self, columns: Sequence[Distinct]) -> None:
         with numpy.load(self.path) as arrays:
-            distinct.add(arrays[f"values_{column}"], arrays[f"frequencies_{column}"])
+            for column, distinct in enumerate(columns):
+                distinct.add(arrays[f"values_{column}"], arrays[f"frequencies_{column}"])
 
 
 def _stacked(counts: CountStatistics) -> Floats:
