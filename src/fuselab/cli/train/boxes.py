@@ -1,0 +1,92 @@
+"""``fuselab train boxes``: a small detector, its GIoU loss in every spelling, timed by ranges."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fuselab.train.boxes import BoxesResult
+
+
+def add(verbs: typer.Typer) -> None:
+    """Registers the model."""
+    verbs.command("boxes")(boxes)
+
+
+def boxes(
+    loss: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LOSS",
+            help="eager, compile, cuda, triton, compile(triton), cpp; repeatable; default all "
+            "that run here.",
+        ),
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODE", help="The model: eager, compile; repeatable; default both."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Images of a batch, 256 cells each.")] = 16,
+    steps: Annotated[int, typer.Option(help="Of a run.")] = 20,
+    runs: Annotated[int, typer.Option(help="Over which ranges are averaged.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the images and the weights.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> int:
+    """Train a detector on synthetic padded boxes under bfloat16 autocast, and time its ranges.
+
+    Every loss, with the model eager and compiled, with and without casts of the boxes to float32.
+    Status 1 where spellings of the loss train to different ends.
+    """
+    from fuselab.device.select import select
+    from fuselab.report import files
+    from fuselab.report.result import result as payload
+    from fuselab.train.boxes import MODELS, Settings, train
+
+    where = select(device)
+    losses = tuple(dict.fromkeys(loss)) if loss else None
+    models = tuple(dict.fromkeys(mode or MODELS))
+    settings = Settings(losses, models, batch_size, steps, runs, seed)
+    result = train(settings, where, lambda sentence: print(f"{sentence} ...", file=sys.stderr))
+    _show(result, on_gpu=where.type == "cuda")
+    if json is not None:
+        facts = {**asdict(result), "agree": result.agree}
+        files.write_json(json, payload("train boxes", facts, where))
+    return 0 if result.agree else 1
+
+
+def _show(result: BoxesResult, on_gpu: bool) -> None:
+    from fuselab.report.numbers import digits
+    from fuselab.report.text_table import table
+    from fuselab.train.boxes import RANGES
+
+    settings = result.settings
+    clock = "events on the GPU's stream" if on_gpu else "wall time; on a CPU nothing is copied"
+    print(
+        f"us per step of {settings.batch_size} images of 256 cells, bfloat16 autocast: mean of "
+        f"{settings.runs} x {settings.steps} steps\n({clock})\n"
+    )
+    rows = [
+        [
+            one.variant.loss,
+            one.variant.model,
+            "float32" if one.variant.casts else "none",
+            *(digits(one.ranges_us[name]) for name in RANGES[:4]),
+            digits(one.step_us),
+            f"{one.held_out:.3f}",
+        ]
+        for one in result.variants
+    ]
+    columns = ["loss", "model", "casts", *RANGES[:4], "step", "held out"]
+    print("\n".join(table(columns, rows, right=range(3, 9))))
+    print(f"\nheld-out loss before training: {result.before:.3f}")
+    for name, reason in result.left_out.items():
+        print(f"left out: {name} {reason}")
+    print("all losses agree" if result.agree else "losses DISAGREE after training")

@@ -1,0 +1,279 @@
+"""``fuselab train boxes``: a detector's step by ranges, with the GIoU loss in every spelling."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+from statistics import mean, stdev
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from fuselab.device.select import why_no_cuda
+from fuselab.errors import ArgumentError, DeviceError, DivergenceError, UnknownNameError
+from fuselab.ops import padded_generalized_box_iou_loss
+from fuselab.ops.padded_generalized_box_iou_loss.op import OP
+from fuselab.runtime import fallback
+from fuselab.train.boxes_task import Detector, images_and_boxes
+from fuselab.train.interruption import interruptible
+from fuselab.train.optimizers import dense_optimizer
+
+LOSSES = ("eager", "compile", "cuda", "triton", "compile(triton)", "cpp")
+MODELS = ("eager", "compile")
+RANGES = ("copy", "forward", "loss", "backward", "optimizer")
+TOLERANCE = 0.03  # of the held-out loss, between spellings of the same loss
+_RATE, _HELD_OUT, _WARM_UP = 3e-3, 64, 3
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Batch = tuple[Tensor, Tensor]  # images and boxes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``runs`` times ``steps`` steps of every variant; ``losses`` None: all that run here."""
+
+    losses: Sequence[str] | None = None
+    models: Sequence[str] = MODELS
+    batch_size: int = 16
+    steps: int = 20
+    runs: int = 3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train: how the loss and the model run, and whether boxes are cast to float32."""
+
+    loss: str
+    model: str
+    casts: bool
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """``ranges_us`` are microseconds per step by range, means over the steps of all runs;
+    ``step_us`` is their sum, ``spread_us`` its standard deviation over runs (None for one run),
+    ``held_out`` the loss after training, by the reference in float32."""
+
+    variant: Variant
+    ranges_us: dict[str, float]
+    step_us: float
+    spread_us: float | None
+    held_out: float
+
+
+@dataclass(frozen=True)
+class BoxesResult:
+    """``before`` is the held-out loss of the untrained model; ``left_out`` says per loss why."""
+
+    settings: Settings
+    before: float
+    variants: Sequence[VariantResult]
+    left_out: dict[str, str]
+
+    @property
+    def agree(self) -> bool:
+        """Whether every spelling of the loss trained as well, model and casts being equal."""
+        found: dict[tuple[str, bool], list[float]] = {}
+        for one in self.variants:
+            found.setdefault((one.variant.model, one.variant.casts), []).append(one.held_out)
+        return all(max(losses) - min(losses) <= TOLERANCE for losses in found.values())
+
+
+def train(
+    settings: Settings, device: torch.device, say: Callable[[str], None] = lambda sentence: None
+) -> BoxesResult:
+    """Train every variant from the same start on the same batches, under autocast to bfloat16, and
+    time the ranges of its steps; runs of the variants are shuffled, so that drift hits all alike.
+
+    On a GPU a range is what lies between two events on its stream, on a CPU wall time. The first
+    steps, in which kernels are built, are not timed.
+
+    Raises:
+        ArgumentError, UnknownNameError: a setting. DeviceError: a loss asked for by name that
+            needs a device that is not there. DivergenceError: a loss is no finite number.
+    """
+    _validate(settings)
+    losses, left_out = losses_of(settings, device)
+    generator = torch.Generator().manual_seed(settings.seed)
+    batches = [_batch(settings.batch_size, generator, device) for _ in range(settings.steps)]
+    images, boxes = images_and_boxes(_HELD_OUT, generator)
+    held_out = images.to(device), boxes.to(device)
+    torch.manual_seed(settings.seed)
+    start = Detector(casts=True).to(device)
+    trainers = [
+        Trainer(Variant(loss, model, casts), losses[loss], start, device)
+        for loss in losses
+        for model in settings.models
+        for casts in (True, False)
+    ]
+    times: dict[Variant, list[list[float]]] = {trainer.variant: [] for trainer in trainers}
+    shuffle = random.Random(settings.seed).shuffle
+    with fallback.strict(), interruptible() as interruption:
+        for trainer in trainers:
+            say(f"warming {_spelt(trainer.variant)}")
+            trainer.run((batches * _WARM_UP)[:_WARM_UP])
+        for run in range(settings.runs):
+            say(f"run {run + 1} of {settings.runs}")
+            order = list(trainers)
+            shuffle(order)
+            for trainer in order:
+                if interruption.asked:
+                    raise KeyboardInterrupt
+                trainer.reset(start)
+                times[trainer.variant].append(trainer.run(batches))
+    results = [
+        _result(one.variant, times[one.variant], _held_out_loss(one.model, held_out))
+        for one in trainers
+    ]
+    return BoxesResult(settings, _held_out_loss(start, held_out), results, left_out)
+
+
+class Trainer:
+    """One variant: its model, optimizer and loss."""
+
+    def __init__(
+        self, variant: Variant, loss: Loss, start: nn.Module, device: torch.device
+    ) -> None:
+        self.variant, self.loss, self.device = variant, loss, device
+        self.model = Detector(variant.casts).to(device)
+        self.call = self.model if variant.model == "eager" else torch.compile(self.model)
+        self.reset(start)
+
+    def reset(self, start: nn.Module) -> None:
+        """Back to the weights of ``start``, and a fresh optimizer."""
+        self.model.load_state_dict(start.state_dict())
+        self.optimizer = dense_optimizer("adam", self.model.parameters(), _RATE)
+
+    def run(self, batches: Sequence[Batch]) -> list[float]:
+        """Train on the batches; mean microseconds per step of each range. Nothing waits for a GPU
+        before the last step: its ranges are what a loop would see."""
+        clocks = [Clock(self.device) for _ in batches]
+        losses = [self._step(*pair) for pair in zip(batches, clocks, strict=True)]
+        for number, loss in enumerate(torch.stack(losses).tolist(), 1):
+            if not isfinite(loss):
+                raise DivergenceError(
+                    f"{_spelt(self.variant)}: the loss of step {number} is {loss}", number
+                )
+        return [mean(each) for each in zip(*(clock.read() for clock in clocks), strict=True)]
+
+    def _step(self, batch: Batch, clock: Clock) -> Tensor:
+        self.optimizer.zero_grad()
+        clock.mark()
+        images, boxes = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+        clock.mark()
+        with torch.autocast(self.device.type, torch.bfloat16):
+            predicted = self.call(images)
+        clock.mark()
+        loss = self.loss(predicted, boxes)
+        clock.mark()
+        loss.backward()
+        clock.mark()
+        self.optimizer.step()
+        clock.mark()
+        return loss.detach()
+
+
+class Clock:
+    """Microseconds between marks: events on a GPU's stream, or the wall clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.events: list[torch.cuda.Event] = []
+        self.seconds: list[float] = []
+
+    def mark(self) -> None:
+        if self.on_gpu:
+            self.events.append(torch.cuda.Event(enable_timing=True))
+            self.events[-1].record()
+        else:
+            self.seconds.append(perf_counter())
+
+    def read(self) -> list[float]:
+        if not self.on_gpu:
+            return [1e6 * (end - begin) for begin, end in pairwise(self.seconds)]
+        self.events[-1].synchronize()
+        return [1e3 * begin.elapsed_time(end) for begin, end in pairwise(self.events)]
+
+
+def own_loss(implementation: str) -> Loss:
+    """The loss by one of fuselab's implementations."""
+
+    def loss(predicted: Tensor, boxes: Tensor) -> Tensor:
+        return padded_generalized_box_iou_loss(predicted, boxes, implementation=implementation)
+
+    return loss
+
+
+def losses_of(settings: Settings, device: torch.device) -> tuple[dict[str, Loss], dict[str, str]]:
+    """The losses that run on the device, and why the others do not.
+
+    Raises DeviceError for one of those that was asked for by name.
+    """
+    found: dict[str, Loss] = {}
+    left_out = {}
+    for name in settings.losses or LOSSES:
+        implementation = name.removeprefix("compile(").removesuffix(")")
+        own = OP.implementations.get(implementation)
+        if own is not None and own.device != device.type:
+            left_out[name] = _why_not(own.device)
+            continue
+        loss = OP.reference if own is None else own_loss(implementation)
+        found[name] = torch.compile(loss) if name.startswith("compile") else loss
+    if settings.losses and left_out:
+        name, reason = next(iter(left_out.items()))
+        raise DeviceError(f"--loss {name} {reason}; leave it out.")
+    return found, left_out
+
+
+def _why_not(needed: str) -> str:
+    if needed == "cpu":
+        return "runs on a CPU"
+    return "runs on a GPU" if torch.cuda.is_available() else f"needs a GPU: {why_no_cuda()}"
+
+
+def _validate(settings: Settings) -> None:
+    for name in ("batch_size", "steps", "runs"):
+        if getattr(settings, name) < 1:
+            option = name.replace("_", "-")
+            raise ArgumentError(f"--{option} is {getattr(settings, name)}; give 1 or more.")
+    for loss in settings.losses or ():
+        if loss not in LOSSES:
+            raise UnknownNameError("loss", loss, LOSSES)
+    for model in settings.models:
+        if model not in MODELS:
+            raise UnknownNameError("model", model, MODELS)
+
+
+def _batch(count: int, generator: torch.Generator, device: torch.device) -> Batch:
+    """In memory from which a GPU copies while it works."""
+    images, boxes = images_and_boxes(count, generator)
+    return (images.pin_memory(), boxes.pin_memory()) if device.type == "cuda" else (images, boxes)
+
+
+@torch.no_grad()
+def _held_out_loss(model: nn.Module, batch: Batch) -> float:
+    with torch.autocast(batch[0].device.type, torch.bfloat16):
+        predicted = model(batch[0])
+    return OP.reference(predicted.float(), batch[1]).item()
+
+
+def _result(variant: Variant, runs: Sequence[Sequence[float]], held_out: float) -> VariantResult:
+    steps = [sum(run) for run in runs]
+    means = [mean(run[place] for run in runs) for place in range(len(RANGES))]
+    return VariantResult(
+        variant,
+        dict(zip(RANGES, means, strict=True)),
+        mean(steps),
+        stdev(steps) if len(steps) > 1 else None,
+        held_out,
+    )
+
+
+def _spelt(variant: Variant) -> str:
+    casts = "with" if variant.casts else "without"
+    return f"loss {variant.loss}, model {variant.model}, {casts} casts"
