@@ -24,6 +24,7 @@ struct ResidentShared {
   static constexpr int full = bias + tile_columns * 2;
   static constexpr int empty = full + stages * 8;
   static constexpr int loaded = empty + stages * 8;  // one per 64 of the weight's depth
+  static constexpr int turn = loaded + weight_steps * 8;  // one per warp group
 };
 
 // bulk: as in forward. `across` clusters stand beside each other; the grid is a multiple of them.
@@ -56,6 +57,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     for (int step = 0; step < weight_steps; ++step) {
       barrier_init(shared + Layout::loaded + step * 8, 1);
     }
+    for (int i = 0; i < multipliers; ++i) barrier_init(shared + Layout::turn + i * 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
@@ -104,7 +106,12 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     };
     if (multiplier == 1) skip_tile();
     bool is_first = true;
+    uint32_t turn_parity = multiplier ^ 1;  // the first group's first turn is there from the start
     for (int tile = begin + multiplier * stride; tile < tiles; tile += 2 * stride) {
+      // A slot's barrier tells two phases apart: none may be waited for before the other group has
+      // seen the one before it.
+      wait(shared + Layout::turn + multiplier * 8, turn_parity);
+      turn_parity ^= 1;
       float sum[2][tile_columns / 2];  // of 64 rows each
       int previous = 0;
       for (int step = 0; step < steps; ++step, slot.next()) {
@@ -133,6 +140,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
         }
         previous = slot.at;
       }
+      if (lane == 0) arrive<1>(shared + Layout::turn + (multiplier ^ 1) * 8, 0);
       multiply_wait<0>();
       hold(sum[0]);
       hold(sum[1]);

@@ -45,9 +45,9 @@ def _weight_steps(columns: int) -> int:
 
 def shared_bytes(config: Config) -> int:
     """Dynamic shared memory of a block: ring, weight, an 8 KB chunk on its way out for each of two
-    warp groups, the bias, two barriers per stage and one per 64 of the weight's depth, and up to
-    1 KB of alignment."""
-    barriers = 8 * (2 * config.stages + _weight_steps(config.columns))
+    warp groups, the bias, two barriers per stage, one per 64 of the weight's depth and one per
+    warp group, and up to 1 KB of alignment."""
+    barriers = 8 * (2 * config.stages + _weight_steps(config.columns) + 2)
     ring, chunks = config.stages * _ROWS * _DEPTH * 2, 2 * _CHUNK * _CHUNK * 2
     return int(1024 + ring + _WEIGHT_BYTES + chunks + config.columns * 2 + barriers)
 

@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(threads, 1)
   }
 }
 
-constexpr int weight_columns = 128, weight_stages = 6;
+constexpr int weight_columns = 128, weight_stages = 8;
 constexpr int grad_bytes = weight_columns / 64 * box_bytes;     // 64 samples of 128 columns
 constexpr int elements_bytes = side * depth * 2;                // 16 elements of 64 samples
 constexpr int weight_stage_bytes = grad_bytes + 2 * elements_bytes;
@@ -475,6 +475,33 @@ FUSELAB_INLINE void add_up_quad(const float (&value)[side], int t, float (&total
   }
 }
 
+// One of a thread's two rows of a square's gradient, multiplied with z_j and added up over all j
+// (of_left), and with z_i over all i (of_right). Of a square on the diagonal the pairs i <= j count:
+// the others' weights are zeros, but a NaN of the upstream gradient or an infinite element would
+// make them NaN.
+template <bool is_diagonal, class Element>
+FUSELAB_INLINE void pull_back(const float (&sum)[128], int h, const uint32_t (&left)[8],
+                              const uint32_t (&right)[2], int t, float (&of_left)[4],
+                              float (&of_right)[4]) {
+  const float2 low = both(right[0], Element(0.0f)), high = both(right[1], Element(0.0f));
+  const float others[4] = {low.x, low.y, high.x, high.y};
+  float value[side];
+#pragma unroll
+  for (int i = 0; i < side; ++i) {
+    const float2 pair = both(left[i / 2], Element(0.0f));
+    const float own = i % 2 == 0 ? pair.x : pair.y;
+    value[i] = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float of_pair = sum[4 * (2 * i + e / 2) + 2 * h + e % 2];
+      const bool counts = !is_diagonal || i <= 2 * t + e / 2 * 8 + e % 2;
+      value[i] += counts ? of_pair * others[e] : 0.0f;
+      of_right[e] += counts ? of_pair * own : 0.0f;
+    }
+  }
+  add_up_quad(value, t, of_left);
+}
+
 template <class Element>
 __global__ void __launch_bounds__(threads, 1)
     input_gradient(const __grid_constant__ TensorMap grad_map,
@@ -519,15 +546,26 @@ __global__ void __launch_bounds__(threads, 1)
   }
   // Elements 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of 16: sums for z_j over all i of this share.
   float of_right[2][4] = {};
-  const auto add = [&](int block, const float (&value)[2][4]) {
+  const auto place = [&](int block, int h, int u) {
+    return reinterpret_cast<float2*>(share_of[h] + block * side + u * 8);
+  };
+  const auto read = [&](int block, float2 (&before)[2][2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (own_row + 8 * h < rows) {
+#pragma unroll
+        for (int u = 0; u < 2; ++u) before[h][u] = *place(block, h, u);
+      }
+    }
+  };
+  const auto add = [&](int block, const float2 (&before)[2][2], const float (&value)[2][4]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (own_row + 8 * h < rows) {
 #pragma unroll
         for (int u = 0; u < 2; ++u) {
-          float2* const to = reinterpret_cast<float2*>(share_of[h] + block * side + u * 8);
-          const float2 before = *to;
-          *to = make_float2(before.x + value[h][2 * u], before.y + value[h][2 * u + 1]);
+          *place(block, h, u) = make_float2(before[h][u].x + value[h][2 * u],
+                                            before[h][u].y + value[h][2 * u + 1]);
         }
       }
     }
@@ -543,6 +581,8 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll
       for (int u = 0; u < 2; ++u) right[h][u] = word_at(row_of[h] + upper * side + 2 * t + 8 * u);
     }
+    float2 before[2][2] = {};
+    read(lower, before);
     float sum[128];
     int previous = -1;
     for (int step = 0; step < steps; ++step, slot.next()) {
@@ -566,33 +606,20 @@ __global__ void __launch_bounds__(threads, 1)
     hold(sum);
     if (lane == 0) arrive<1>(ring.empty(previous), 0);
 
-    // Of a square on the diagonal the pairs i <= j count: the others' weights are zeros, but a NaN
-    // of the upstream gradient or an infinite element would make them NaN.
     const bool is_diagonal = upper == lower;
     float of_left[2][4];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float2 low = both(right[h][0], Element(0.0f)), high = both(right[h][1], Element(0.0f));
-      const float others[4] = {low.x, low.y, high.x, high.y};
-      float value[side];
-#pragma unroll
-      for (int i = 0; i < side; ++i) {
-        const float2 pair = both(left[h][i / 2], Element(0.0f));
-        const float own = i % 2 == 0 ? pair.x : pair.y;
-        value[i] = 0.0f;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float of_pair = sum[4 * (2 * i + e / 2) + 2 * h + e % 2];
-          const bool counts = !is_diagonal || i <= 2 * t + e / 2 * 8 + e % 2;
-          value[i] += counts ? of_pair * others[e] : 0.0f;
-          of_right[h][e] += counts ? of_pair * own : 0.0f;
-        }
+      if (is_diagonal) {
+        pull_back<true, Element>(sum, h, left[h], right[h], t, of_left[h], of_right[h]);
+      } else {
+        pull_back<false, Element>(sum, h, left[h], right[h], t, of_left[h], of_right[h]);
       }
-      add_up_quad(value, t, of_left[h]);
     }
-    add(lower, of_left);
+    add(lower, before, of_left);
     if (is_diagonal || at + 1 == last) {
-      add(upper, of_right);
+      read(upper, before);
+      add(upper, before, of_right);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
 #pragma unroll

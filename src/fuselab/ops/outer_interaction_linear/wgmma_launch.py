@@ -46,7 +46,7 @@ def _shared_bytes(stages: int, stage_bytes: int) -> int:
 
 _FORWARD_BYTES = _shared_bytes(6, _COLUMNS * _DEPTH * 2)
 _WEIGHT_TILE_BYTES = _WEIGHT_COLUMNS * BLOCK * BLOCK * 2
-_WEIGHT_BYTES = _shared_bytes(6, (_WEIGHT_COLUMNS + 2 * BLOCK) * _DEPTH * 2) + _WEIGHT_TILE_BYTES
+_WEIGHT_BYTES = _shared_bytes(8, (_WEIGHT_COLUMNS + 2 * BLOCK) * _DEPTH * 2) + _WEIGHT_TILE_BYTES
 _INPUT_BYTES = _shared_bytes(4, (_ROWS + BLOCK * BLOCK) * _DEPTH * 2)
 
 
