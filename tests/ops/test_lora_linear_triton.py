@@ -285,3 +285,13 @@ def test_one_accumulator_rounds_once():
     ours = KERNELS["fused_product"][0](*args)
     assert torch.equal(ours, rounded.half()) or (ours - rounded.half()).abs().max() <= 2.0**-10
     assert (ours.double() - exact).norm() < (reference(*args).double() - exact).norm()
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 127, 128, 129, 300])
+def test_parts_are_added_up(count):
+    """Whole rounds of parts, one cut short, several; elements that no program's share divides."""
+    parts = torch.randn(count, 9, 31)
+    output = interpreter.run(
+        "fuselab.ops.lora_linear.launch:_sum", parts, torch.empty(31, 9).t(), 0.5
+    )
+    torch.testing.assert_close(output, 0.5 * parts.sum(0))

@@ -319,14 +319,16 @@ def _sum(parts: Tensor, output: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     """output = scale * parts.sum(0)."""
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
+    together = power_of_two(parts.shape[0], 1, tiles.SUMMED_PARTS)
+    block = min(tiles.SUMMED_ELEMENTS, tiles.SUMMED_NUMBERS // together)
     if output.numel():
         launch(
             kernels.sum_parts,
-            (ceil_div(output.numel(), 256),),
+            (ceil_div(output.numel(), block),),
             *(parts, output, *_scale_arguments(scale)),
             *(parts.shape[0], output.numel(), output.shape[1], *output.stride()),
-            PARTS=power_of_two(parts.shape[0], 1, tiles.SUMMED_PARTS),
-            BLOCK=256,
+            PARTS=together,
+            BLOCK=block,
         )
     return output
 
