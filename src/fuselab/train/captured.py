@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from fuselab.measure.cuda_graph import captured
+
 _WARM_UPS = 3  # kernels are built, libraries get their workspaces, launches become plans
 
 
@@ -20,9 +22,7 @@ class Captured:
             for _ in range(_WARM_UPS):
                 work()
         torch.cuda.current_stream(device).wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            work()
+        self.graph, _ = captured(work, device)
 
     def __call__(self) -> None:
         self.graph.replay()

@@ -59,7 +59,7 @@ def step_of(mode: str, model: Dlrm, optimizer: str, batch_size: int, half: bool 
         case "eager":
             return PlainStep(model, optimizer, half)
         case "compile":
-            return PlainStep(model, optimizer, half, compiled=True)
+            return PlainStep(model, optimizer, half, compiled="default")
         case "fused":
             return FusedStep(model, optimizer, batch_size, half)
     raise UnknownNameError("mode", mode, MODES)
@@ -67,21 +67,21 @@ def step_of(mode: str, model: Dlrm, optimizer: str, batch_size: int, half: bool 
 
 class PlainStep:
     """As people write it: autograd, sparse gradients of 26 tables, torch.optim; all that lies
-    behind the tables through torch.compile where ``compiled``.
+    behind the tables through torch.compile where ``compiled`` names a mode of it.
 
     A look-up with a sparse gradient is none that torch.compile takes, so it stays outside.
     """
 
     def __init__(
-        self, model: Dlrm, optimizer: str, half: bool = False, compiled: bool = False
+        self, model: Dlrm, optimizer: str, half: bool = False, compiled: str | None = None
     ) -> None:
         self.model, self.half = model, half
         for table in model.embeddings:
             assert isinstance(table, nn.Embedding)
             table.sparse = True
         self.head: Callable[[Tensor, Sequence[Tensor]], Tensor] = model.logits_of_vectors
-        if compiled:
-            self.head = torch.compile(self.head, dynamic=False)
+        if compiled is not None:
+            self.head = torch.compile(self.head, dynamic=False, mode=compiled)
         self.optimizers = (
             dense_optimizer(optimizer, [value for _, value in dense_parameters(model)], 1.0),
             table_optimizer(optimizer, tables(model), 1.0),
