@@ -15,9 +15,9 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.ops import embedding_lookup
-from fuselab.ops.embedding_lookup.cuda_launch import Spread
 from fuselab.ops.embedding_lookup.description import alignment
 from fuselab.ops.embedding_lookup.op import CASES, OP
+from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

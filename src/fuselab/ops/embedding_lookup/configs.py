@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import MOST, alignment
+from fuselab.ops.embedding_lookup.description import MOST
+from fuselab.ops.embedding_lookup.rules import compute_dtype
+from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.runtime import tuning
 from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -19,7 +21,8 @@ LOOK_UP_AHEAD = (4, 2, 8)
 SCATTER_SAMPLES = (1024, 256)
 TILE_SAMPLES = (32, 16)
 RUNS = (32, 16, 8)
-_TILE_THREADS = 128  # kTileThreads of cuda_kernels.cu
+MOST_SAMPLES = 4096  # kMostSamples of cuda_kernels.cu
+_TILE_THREADS = 128  # kTileThreads
 
 
 def look_up(
@@ -47,14 +50,19 @@ def change(
     """``kernel`` and what it has. Atomics where their order may vary and their rounding does not
     matter: ``scatter`` of ``samples`` of one table per block (more of them make larger runs, fewer
     make more blocks), or ``tiles`` of ``samples`` of all tables. In 16 bits, for row-wise Adagrad,
-    and where PyTorch shall be deterministic, ``sorted`` positions, ``run`` of them per group.
+    and where PyTorch shall be deterministic, ``sorted`` positions, ``run`` of them per group, or,
+    of few samples, a block per ``table``.
     """
     if (
         how.update == "rowwise_adagrad"
         or grad_output.element_size() < 4
         or torch.are_deterministic_algorithms_enabled()
     ):
-        return tuple(Config(kernel="sorted", run=run) for run in RUNS)
+        by_run = [Config(kernel="sorted", run=run) for run in RUNS]
+        spread = Spread.of_change(tables, grad_output)
+        if ids.shape[0] > MOST_SAMPLES or spread.tiles > 1 or spread.lanes > 8:
+            return tuple(by_run)
+        return (*by_run, Config(kernel="table"))
     batch, count = ids.shape
     many, few = SCATTER_SAMPLES
     enough = 2 * multiprocessors(ids.device)
@@ -97,20 +105,32 @@ def _fits_tiles(
     """Whether scatter_tiles takes these: float rows of 4, 8, ... 128, whole 16 bytes everywhere, at
     least half of a block's threads with a table to walk, and two blocks on a multiprocessor."""
     count, width = grad_output.shape[1:]
-    places = [grad_output.data_ptr()]
-    for table in tables:
-        if table is not None:
-            places += table.data_ptr(), table.stride(0) * table.element_size()
+    lanes = width // 4
     return (
         grad_output.dtype == torch.float32
         and width in (4, 8, 16, 32, 64, 128)
+        and Spread.of_change(tables, grad_output) == Spread(4, lanes, 1)
         and count <= MOST
-        and count * width // 4 >= _TILE_THREADS // 2
+        and count * lanes >= _TILE_THREADS // 2
         and max(rows) < 2**31 - 1
         and grad_output.is_contiguous()
-        and alignment(*places) == 16
         and 2 * tile_bytes(count, width, samples) <= shared_bytes(grad_output.device)
     )
+
+
+def table_size(batch: int) -> int:
+    """Keys that a block of update_tables sorts."""
+    return power_of_two(batch, 64)
+
+
+def table_threads(size: int) -> int:
+    return min(size // 2, 1024)
+
+
+def table_bytes(size: int, spread: Spread, grad_output: Tensor) -> int:
+    """Shared memory of update_tables: keys, and two partial sums per group of lanes."""
+    row = grad_output.shape[2] * compute_dtype(grad_output.dtype).itemsize
+    return 8 * size + 2 * table_threads(size) // spread.lanes * row
 
 
 def _key(tables: int, width: int, dtype: torch.dtype, batch: int) -> tuple[object, ...]:

@@ -19,6 +19,8 @@
 //   `run` sorted positions and writes every row that lies within them. The rest, runs of one row that
 //   cross such a border, are partial sums of which join_runs makes one, in an order that depends on
 //   their number alone. No row is read or written by two groups.
+// update_tables: the same of few samples in one launch. A block owns a table and sorts, adds up and
+//   joins in shared memory.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -531,10 +533,9 @@ struct Target {
   Number total;
 
   template <int capacity>
-  __device__ __forceinline__ void load(int64_t key, int table, int width,
+  __device__ __forceinline__ void load(int table, int64_t row, int width,
                                        const Tables<capacity>& description) {
     if (description.address[table] == 0) return;
-    const int64_t row = key - description.first[table];
     weights =
         reinterpret_cast<Element*>(description.address[table] + row * description.pitch[table]);
     if constexpr (update == Update::gradient) return;
@@ -565,47 +566,85 @@ struct Target {
   }
 };
 
-template <class Element, class Key, Update update, int vector, int lanes, int tiles, int run,
-          int capacity>
-__global__ void __launch_bounds__(kThreads)
-    reduce_runs(const Key* __restrict__ keys, const int64_t* __restrict__ order,
-                const Element* __restrict__ grad_output, Compute<Element>* __restrict__ heads,
-                Compute<Element>* __restrict__ tails, int64_t positions, int tables, int width,
-                int64_t all_rows, int64_t grad_sample_stride, int64_t grad_table_stride,
-                const Compute<Element>* learning_rate_tensor, Compute<Element> learning_rate,
-                const Compute<Element>* eps_tensor, Compute<Element> eps,
-                const __grid_constant__ Tables<capacity> description) {
-  const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
-  const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / lanes;
-  const int64_t begin = piece * run;
-  if (begin >= positions) return;
-  const int64_t end = begin + run < positions ? begin + run : positions;
+// Where the gradient of a sorted position lies, and the row it is for.
+template <class Element>
+struct Place {
+  const Element* gradient;
+  int table;
+  int64_t row;
+};
 
+// All positions of all tables, sorted in global memory.
+template <class Element, class Key, int capacity>
+struct GlobalRuns {
+  const Key* __restrict__ keys;
+  const int64_t* __restrict__ order;
+  const Element* __restrict__ grad_output;
+  int64_t positions;
+  int tables;
+  int64_t none;  // the key of an ignored id
+  int64_t grad_sample_stride, grad_table_stride;
+  const Tables<capacity>& description;
+
+  __device__ __forceinline__ int64_t key(int64_t i) const { return keys[i]; }
+  __device__ __forceinline__ Place<Element> at(int64_t i) const {
+    const int64_t position = order[i], sample = quotient(position, tables);
+    const int table = static_cast<int>(position - sample * tables);
+    return {grad_output + sample * grad_sample_stride + table * grad_table_stride, table,
+            keys[i] - description.first[table]};
+  }
+};
+
+// The positions of one table, sorted in shared memory: keys are row * kMostSamples + sample.
+constexpr int kMostSamples = 4096;
+template <class Element, int capacity>
+struct SharedRuns {
+  const uint64_t* keys;
+  const Element* __restrict__ grads;
+  int64_t positions;
+  int table;
+  int64_t grad_sample_stride;
+  const Tables<capacity>& description;
+  static constexpr int64_t none = ~uint64_t(0) / kMostSamples;
+
+  __device__ __forceinline__ int64_t key(int64_t i) const { return keys[i] / kMostSamples; }
+  __device__ __forceinline__ Place<Element> at(int64_t i) const {
+    return {grads + keys[i] % kMostSamples * grad_sample_stride, table, key(i)};
+  }
+};
+
+// A group of lanes adds up the piece-th `run` sorted positions.
+template <class Element, Update update, int vector, int lanes, int tiles, int run, class Runs>
+__device__ __forceinline__ void reduce_piece(const Runs& runs, int64_t piece,
+                                             Compute<Element>* heads, Compute<Element>* tails,
+                                             int width, const Step<Compute<Element>>& step) {
+  const int64_t begin = piece * run;
+  if (begin >= runs.positions) return;
+  const int64_t end = begin + run < runs.positions ? begin + run : runs.positions;
   constexpr int ahead = kAhead<vector, tiles>;
   Row<Element, vector, lanes, tiles> sum;
   sum.clear();
-  bool began_before = begin > 0 && keys[begin - 1] == keys[begin];
+  bool began_before = begin > 0 && runs.key(begin - 1) == runs.key(begin);
   bool goes_on = false;
   for (int64_t i = begin; i < end; i += ahead) {
     Row<Element, vector, lanes, tiles> value[ahead];
     Target<Element, update, vector, lanes, tiles> target[ahead];
-    Key key[ahead];
-    bool ends[ahead];
+    bool counts[ahead], ends[ahead];
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
-      ends[j] = false;
+      counts[j] = ends[j] = false;
       if (i + j >= end) continue;
-      key[j] = keys[i + j];
-      ends[j] = i + j + 1 == positions || keys[i + j + 1] != key[j];
-      if (key[j] == all_rows) continue;
-      const int64_t position = order[i + j], sample = quotient(position, tables);
-      const int table = static_cast<int>(position - sample * tables);
-      value[j].load(grad_output + sample * grad_sample_stride + table * grad_table_stride, width);
-      if (ends[j]) target[j].load(key[j], table, width, description);
+      const int64_t key = runs.key(i + j);
+      counts[j] = key != runs.none;
+      if (!counts[j]) continue;
+      ends[j] = i + j + 1 == runs.positions || runs.key(i + j + 1) != key;
+      const auto place = runs.at(i + j);
+      value[j].load(place.gradient, width);
+      if (ends[j]) target[j].load(place.table, place.row, width, runs.description);
     }
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
-      if (i + j >= end || key[j] == all_rows) continue;
+      if (!counts[j]) continue;
       sum.add(value[j]);
       goes_on = !ends[j];
       if (goes_on) continue;
@@ -621,32 +660,25 @@ __global__ void __launch_bounds__(kThreads)
   if (goes_on) sum.store((began_before ? heads : tails) + piece * width, width);
 }
 
-// One warp per piece: joins the run that begins in it and goes on in the next ones.
-template <class Element, class Key, Update update, int vector, int lanes, int tiles, int run,
-          int capacity>
-__global__ void __launch_bounds__(kThreads)
-    join_runs(const Key* __restrict__ keys, const int64_t* __restrict__ order,
-              const Compute<Element>* __restrict__ heads,
-              const Compute<Element>* __restrict__ tails, int64_t positions, int tables, int width,
-              int64_t all_rows, const Compute<Element>* learning_rate_tensor,
-              Compute<Element> learning_rate, const Compute<Element>* eps_tensor,
-              Compute<Element> eps,
-              const __grid_constant__ Tables<capacity> description) {
-  const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
-  const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+// One warp joins the run that begins in a piece and goes on in the next ones.
+template <class Element, Update update, int vector, int lanes, int tiles, int run, class Runs>
+__device__ __forceinline__ void join_piece(const Runs& runs, int64_t piece,
+                                           const Compute<Element>* heads,
+                                           const Compute<Element>* tails, int width,
+                                           const Step<Compute<Element>>& step) {
   const int64_t begin = piece * run, end = begin + run;
-  if (end >= positions) return;
-  const Key key = keys[end - 1], next = keys[end];
-  const bool began_before = begin > 0 && keys[begin - 1] == key;
-  if (next != key || key == all_rows || began_before) return;
+  if (end >= runs.positions) return;
+  const int64_t key = runs.key(end - 1), next = runs.key(end);
+  const bool began_before = begin > 0 && runs.key(begin - 1) == key;
+  if (next != key || key == runs.none || began_before) return;
 
   // The first piece that the run does not reach. Most runs end within 32 pieces, which the lanes look
   // at first; of the rest they cut a 32nd out at a time.
   const int lane = threadIdx.x % 32;
-  int64_t low = piece + 2, high = (positions - 1) / run + 1;
+  int64_t low = piece + 2, high = (runs.positions - 1) / run + 1;
   for (bool near = true; low < high; near = false) {
     const int64_t stride = near ? 1 : (high - low + 31) / 32, probe = low + lane * stride;
-    const bool reached = probe < high && keys[probe * run] == key;
+    const bool reached = probe < high && runs.key(probe * run) == key;
     const int count = __popc(__ballot_sync(0xffffffffu, reached));
     if (count < 32 && low + count * stride < high) high = low + count * stride;
     if (count > 0) low += (count - 1) * stride + 1;
@@ -655,11 +687,11 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int ahead = vector * tiles > 4 ? kAhead<vector, tiles> : 8;
   constexpr int groups = 32 / lanes;
   const int group = lane / lanes;
-  const int table = static_cast<int>(order[end - 1] % tables);
   Target<Element, update, vector, lanes, tiles> target;
-  if (group == 0) target.load(key, table, width, description);
   Row<Element, vector, lanes, tiles> sum;
   if (group == 0) {
+    const auto place = runs.at(end - 1);
+    target.load(place.table, place.row, width, runs.description);
     sum.load(tails + piece * width, width);
   } else {
     sum.clear();
@@ -680,4 +712,99 @@ __global__ void __launch_bounds__(kThreads)
   __syncwarp();
   sum.add_groups();
   if (group == 0) target.change(sum, width, step);
+}
+
+template <class Element, class Key, Update update, int vector, int lanes, int tiles, int run,
+          int capacity>
+__global__ void __launch_bounds__(kThreads)
+    reduce_runs(const Key* __restrict__ keys, const int64_t* __restrict__ order,
+                const Element* __restrict__ grad_output, Compute<Element>* __restrict__ heads,
+                Compute<Element>* __restrict__ tails, int64_t positions, int tables, int width,
+                int64_t all_rows, int64_t grad_sample_stride, int64_t grad_table_stride,
+                const Compute<Element>* learning_rate_tensor, Compute<Element> learning_rate,
+                const Compute<Element>* eps_tensor, Compute<Element> eps,
+                const __grid_constant__ Tables<capacity> description) {
+  const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / lanes;
+  const GlobalRuns<Element, Key, capacity> runs{
+      keys,     order,    grad_output, positions, tables, all_rows, grad_sample_stride,
+      grad_table_stride, description};
+  reduce_piece<Element, update, vector, lanes, tiles, run>(
+      runs, piece, heads, tails, width,
+      Step<Compute<Element>>{learning_rate_tensor, learning_rate, eps_tensor, eps});
+}
+
+template <class Element, class Key, Update update, int vector, int lanes, int tiles, int run,
+          int capacity>
+__global__ void __launch_bounds__(kThreads)
+    join_runs(const Key* __restrict__ keys, const int64_t* __restrict__ order,
+              const Compute<Element>* __restrict__ heads,
+              const Compute<Element>* __restrict__ tails, int64_t positions, int tables, int width,
+              int64_t all_rows, const Compute<Element>* learning_rate_tensor,
+              Compute<Element> learning_rate, const Compute<Element>* eps_tensor,
+              Compute<Element> eps,
+              const __grid_constant__ Tables<capacity> description) {
+  const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const GlobalRuns<Element, Key, capacity> runs{keys, order, nullptr, positions, tables, all_rows,
+                                                0,    0,     description};
+  join_piece<Element, update, vector, lanes, tiles, run>(
+      runs, piece, heads, tails, width,
+      Step<Compute<Element>>{learning_rate_tensor, learning_rate, eps_tensor, eps});
+}
+
+template <class Element, class Id, Rule rule, Update update, int vector, int lanes, int size,
+          int capacity>
+__global__ void __launch_bounds__(size / 2 < 1024 ? size / 2 : 1024)
+    update_tables(const Id* __restrict__ ids, const Element* __restrict__ grad_output, int batch,
+                  int width, int64_t id_sample_stride, int64_t id_table_stride,
+                  int64_t grad_sample_stride, int64_t grad_table_stride,
+                  const Compute<Element>* learning_rate_tensor, Compute<Element> learning_rate,
+                  const Compute<Element>* eps_tensor, Compute<Element> eps,
+                  const __grid_constant__ Tables<capacity> description) {
+  static_assert(size <= kMostSamples);
+  constexpr int threads = size / 2 < 1024 ? size / 2 : 1024;
+  constexpr int groups = threads / lanes;
+  extern __shared__ uint64_t keys[];  // (size)
+  auto* heads = reinterpret_cast<Compute<Element>*>(keys + size);  // (groups, width)
+  auto* tails = heads + groups * width;
+  const int table = blockIdx.x;
+  if (description.address[table] == 0) return;
+
+  for (int sample = threadIdx.x; sample < size; sample += threads) {
+    int64_t row = -1;
+    if (sample < batch) {
+      row = checked_row_of<rule>(ids[sample * id_sample_stride + table * id_table_stride],
+                                 description.rows[table]);
+    }
+    keys[sample] = row < 0 ? ~uint64_t(0) : row * uint64_t(kMostSamples) + sample;
+  }
+  __syncthreads();
+  // Bitonic: with a stride of up to 32 a warp stays within 64 keys of its own.
+  for (int length = 2; length <= size; length *= 2) {
+    for (int stride = length / 2; stride > 0; stride /= 2) {
+      for (int i = threadIdx.x; i < size / 2; i += threads) {
+        const int low = 2 * i - (i & (stride - 1)), high = low + stride;
+        const uint64_t a = keys[low], b = keys[high];
+        if ((a > b) == ((low & length) == 0)) {
+          keys[low] = b;
+          keys[high] = a;
+        }
+      }
+      if (stride > 32 || (stride == 1 && length > 32)) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+    }
+  }
+
+  const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
+  const SharedRuns<Element, capacity> runs{keys,  grad_output + table * grad_table_stride,
+                                           batch, table, grad_sample_stride, description};
+  constexpr int run = size / groups;
+  reduce_piece<Element, update, vector, lanes, 1, run>(runs, threadIdx.x / lanes, heads, tails,
+                                                       width, step);
+  __syncthreads();
+  for (int piece = threadIdx.x / 32; piece < groups; piece += threads / 32) {
+    join_piece<Element, update, vector, lanes, 1, run>(runs, piece, heads, tails, width, step);
+  }
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from fuselab.ops.embedding_lookup import configs
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import Group, alignment, groups
 from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
+from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.ops.indices import CPP_IDS, index_type
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -29,24 +29,6 @@ _CHUNKS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
 _THREADS = 256  # kThreads of cuda_kernels.cu
 _TILE_THREADS = 128  # kTileThreads
 WIDEST_UPDATE = 1024  # columns that a warp's registers hold
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How a row is spread: ``lanes`` threads have ``tiles`` vectors of ``vector`` elements each."""
-
-    vector: int
-    lanes: int
-    tiles: int
-
-    @classmethod
-    def of(cls, width: int, itemsize: int, alignment: int) -> Spread:
-        vector = max(alignment // itemsize, 1)
-        lanes = min(power_of_two(ceil_div(width, vector)), 32)
-        return cls(vector, lanes, power_of_two(ceil_div(width, vector * lanes)))
-
-    def __str__(self) -> str:
-        return f"{self.vector}, {self.lanes}, {self.tiles}"
 
 
 def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
@@ -138,20 +120,12 @@ def change(
             _KERNELS[config.kernel](how, group, *part, config)
 
 
-def _spread(group: Group, grad_output: Tensor) -> Spread:
-    itemsize, width = grad_output.element_size(), grad_output.shape[2]
-    distances = (*grad_output.stride()[:2], width)
-    places = (*group.addresses, *group.pitches, grad_output.data_ptr())
-    step = alignment(*places, *(itemsize * distance for distance in distances))
-    return Spread.of(width, itemsize, step)
-
-
 def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config) -> None:
     batch, tables, width = grad_output.shape
-    samples = config.samples
+    samples, spread = config.samples, Spread.of_change(group.tables, grad_output)
     CUDA.launch(
         f"scatter<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-        f"Update::{how.update}, {_spread(group, grad_output)}, {samples}, {group.capacity}>",
+        f"Update::{how.update}, {spread}, {samples}, {group.capacity}>",
         (tables * ceil_div(batch, samples), 1, 1),
         (_THREADS, 1, 1),
         (
@@ -218,7 +192,7 @@ def _sort_and_reduce(
     keys, order = torch.sort(keys, stable=True)
     pieces = ceil_div(positions, config.run)
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
-    spread = _spread(group, grad_output)
+    spread = Spread.of_change(group.tables, grad_output)
     arguments = (
         f"{_TYPES[grad_output.dtype]}, {key}, Update::{how.update}, {spread}, {config.run}, "
     )
@@ -238,7 +212,37 @@ def _sort_and_reduce(
     )
 
 
-_KERNELS = {"scatter": _scatter, "tiles": _scatter_tiles, "sorted": _sort_and_reduce}
+def _update_tables(
+    how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config
+) -> None:
+    batch, tables, width = grad_output.shape
+    spread = Spread.of_change(group.tables, grad_output)
+    size = configs.table_size(batch)
+    CUDA.launch(
+        f"update_tables<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
+        f"Update::{how.update}, {spread.vector}, {spread.lanes}, {size}, {group.capacity}>",
+        (tables, 1, 1),
+        (configs.table_threads(size), 1, 1),
+        (
+            ids,
+            grad_output,
+            i32(batch),
+            i32(width),
+            *map(i64, ids.stride()),
+            *map(i64, grad_output.stride()[:2]),
+            *how.numbers(compute_dtype(grad_output.dtype)),
+            group.description(),
+        ),
+        shared_bytes=configs.table_bytes(size, spread, grad_output),
+    )
+
+
+_KERNELS = {
+    "scatter": _scatter,
+    "tiles": _scatter_tiles,
+    "sorted": _sort_and_reduce,
+    "table": _update_tables,
+}
 
 
 def _strides(grad_output: Tensor) -> list[i64]:
@@ -269,6 +273,12 @@ def _representative_expressions() -> Iterator[str]:
             yield f"scatter_tiles<int64_t, Rule::{meaning}, Update::sgd, 4, {samples}, 32>"
         for ahead in configs.LOOK_UP_AHEAD:
             yield f"look_up<uint4, int64_t, Rule::{meaning}, 4, {ahead}, 32, int32_t>"
+    for size in (64, 2048):
+        for update in ("gradient", "sgd", "rowwise_adagrad"):
+            yield f"update_tables<float, int64_t, Rule::error, Update::{update}, 4, 4, {size}, 32>"
+    yield "update_tables<__half, int32_t, Rule::ignore, Update::sgd, 8, 2, 4096, 256>"
+    yield "update_tables<__nv_bfloat16, int32_t, Rule::clamp, Update::sgd, 1, 8, 512, 256>"
+    yield "update_tables<double, int64_t, Rule::modulus, Update::rowwise_adagrad, 2, 8, 1024, 32>"
     for lanes in (1, 32):
         yield f"scatter_tiles<int32_t, Rule::error, Update::gradient, {lanes}, 16, 256>"
     for chunk in _CHUNKS.values():
