@@ -28,8 +28,10 @@ _MOST_SHARED_BYTES = 160 * 1024
 def configs(dense: Tensor, embeddings: Tensor, *rest: Any) -> tuple[Config, ...]:
     """Samples of a program, at least 1 and fewer as the tile grows, and its warps."""
     vectors, width = _padded(embeddings)
-    samples = max(1, _TILE // (vectors * max(vectors, width)))
-    found = [Config(samples=samples, warps=4)]
+    elements = vectors * max(vectors, width)
+    samples = max(1, _TILE // elements)
+    # 32 elements per thread of a larger sample too: 128 of them take 16 s to compile.
+    found = [Config(samples=samples, warps=min(4 * max(1, elements // _TILE), 16))]
     for factor in (1, 2, 4):
         for warps in (1, 2, 4, 8):
             config = Config(samples=max(1, samples * 2 // factor), warps=warps)
