@@ -151,14 +151,12 @@ def backward(
     for sums, result in ((weight_sums, grad_weight), (bias_sums, grad_bias)):
         if sums is None or result is None:
             continue
-        block_rows = power_of_two(workers, 1, 256)
-        block_columns = power_of_two(result.numel(), 1, 4096 // block_rows)
         launch(
             column_sums,
-            (ceil_div(result.numel(), block_columns),),
+            (ceil_div(result.numel(), 16),),
             *(sums, result, workers, result.numel()),
-            BLOCK_ROWS=block_rows,
-            BLOCK_COLUMNS=block_columns,
+            BLOCK_ROWS=256,
+            BLOCK_COLUMNS=16,
         )
     grad_input = None
     if needs[0]:
