@@ -1,5 +1,5 @@
-// The one pass of lora_linear's backward over dY, Y and x, in CUDA C++ for 16-bit floats
-// and clusters of blocks (sm_90 and newer).
+// The one pass of lora_linear's backward over dY, Y and x, for 16-bit floats on GPUs with clusters of
+// blocks (sm_90 and newer).
 //
 // With S = x Aᵀ, dZ = dY act'(Y) and dS = scale dZ B it writes dZ and dS, and sums dB = dZᵀ S and
 // dA = dSᵀ x: dY, Y and x are read once and dZ is written once, which is all the traffic that counts.
@@ -16,19 +16,16 @@
 // A tile's rows are 128 bytes in shared memory; 16-byte word j of row r lies at j ^ (r % 8), so that
 // neither the copies nor ldmatrix, by rows or transposed, meet in a bank.
 
-#include "../dot_interaction/warp_instructions.h"
-
+#include "../activations/cuda_vectors.h"
 #include "../activations/functions.h"
+#include "../activations/hopper.h"
+#include "../dot_interaction/warp_instructions.h"
 
 // As in one_pass.py.
 constexpr int warps = 8, threads = 32 * warps;
 constexpr int tile_rows = 16, strip_columns = 64;
 constexpr int tile_bytes = tile_rows * strip_columns * 2;
 constexpr int steps = strip_columns / 16;  // of a product along a strip
-
-FUSELAB_INLINE unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
 
 // Bytes from a tile's beginning to a 16-byte word of a row.
 FUSELAB_INLINE int place(int row, int word) { return row * 128 + (word ^ row % 8) * 16; }
@@ -133,23 +130,11 @@ FUSELAB_INLINE void load_factor(unsigned (&to)[steps][rank_blocks][2], const Ele
 
 // What blocks of a cluster send each other: 16 bytes that count themselves on the receiver's
 // mbarrier. A cluster barrier that releases stores would wait for dZ's too (MEMBAR.ALL.GPU).
-FUSELAB_INLINE unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-FUSELAB_INLINE void expect(const uint64_t* arrived, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(arrived)),
-               "r"(bytes)
-               : "memory");
-}
-FUSELAB_INLINE void open(uint64_t* arrived, int bytes) {
+FUSELAB_INLINE void open(uint32_t arrived, int bytes) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrived + i))
-                   : "memory");
-      expect(arrived + i, bytes);
+      barrier_init(arrived + i * 8, 1);
+      expect_bytes(arrived + i * 8, bytes);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -157,29 +142,16 @@ FUSELAB_INLINE void open(uint64_t* arrived, int bytes) {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-FUSELAB_INLINE void send(const float4* slot, const uint64_t* arrived, unsigned rank, float4 value) {
+
+FUSELAB_INLINE void send(const float4* slot, uint32_t arrived, unsigned rank, float4 value) {
   asm volatile(
       "{\n.reg .b32 to, barrier;\n"
       "mapa.shared::cluster.u32 to, %0, %2;\n"
       "mapa.shared::cluster.u32 barrier, %1, %2;\n"
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, "
       "[barrier];\n}" ::"r"(shared_address(slot)),
-      "r"(shared_address(arrived)), "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z),
-      "f"(value.w)
+      "r"(arrived), "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
       : "memory");
-}
-FUSELAB_INLINE void wait_until_filled(const uint64_t* arrived, unsigned parity) {
-  unsigned filled = 0;
-  while (!filled) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(filled)
-        : "r"(shared_address(arrived)), "r"(parity)
-        : "memory");
-  }
-  __syncwarp();
 }
 
 FUSELAB_INLINE void add(float4& total, float4 part) {
@@ -212,7 +184,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
   float* const of_blocks = of_warps + warps * sums;  // [2][cluster][sums], of a cluster alone
   constexpr int from_blocks = cluster == 1 ? 0 : cluster * sums;
   Element* const narrow = reinterpret_cast<Element*>(of_blocks + 2 * from_blocks);
-  uint64_t* const arrived = reinterpret_cast<uint64_t*>(narrow + sums);
+  const uint32_t arrived = shared_address(narrow + sums);  // two mbarriers
   const unsigned rank_of_block = cluster == 1 ? 0 : cluster_rank();
   if constexpr (cluster > 1) open(arrived, from_blocks * sizeof(float));
 
@@ -314,10 +286,12 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
         // behind a barrier that a block's warps reach only when they have read this turn's.
         float4* const box = reinterpret_cast<float4*>(of_blocks + turn % 2 * from_blocks);
         const int own = rank_of_block * (sums / 4) + threadIdx.x;
+        const uint32_t barrier = arrived + turn % 2 * 8;
 #pragma unroll
-        for (int to = 0; to < cluster; ++to) send(box + own, arrived + turn % 2, to, sum);
-        wait_until_filled(arrived + turn % 2, turn / 2 % 2);
-        if (threadIdx.x == 0) expect(arrived + turn % 2, from_blocks * sizeof(float));
+        for (int to = 0; to < cluster; ++to) send(box + own, barrier, to, sum);
+        wait(barrier, turn / 2 % 2);
+        __syncwarp();
+        if (threadIdx.x == 0) expect_bytes(barrier, from_blocks * sizeof(float));
         sum = box[threadIdx.x];
 #pragma unroll
         for (int from = 1; from < cluster; ++from) add(sum, box[from * (sums / 4) + threadIdx.x]);
