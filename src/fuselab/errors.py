@@ -97,6 +97,10 @@ class DivergenceError(FuselabError, ArithmeticError):
         return type(self), (str(self), self.step)
 
 
+class ExportError(FuselabError, RuntimeError):
+    """An exported model computes something else than the model; nothing was written."""
+
+
 class OutputError(FuselabError, OSError):
     """A result could not be written (full disk, no permission); nothing half-written is left."""
 

@@ -1,4 +1,4 @@
-"""What ``fuselab train`` shows on the screen."""
+"""What ``fuselab train`` and ``fuselab predict`` show on the screen."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ def gradients_text(compared: Sequence[Mapping[str, Any]]) -> str:
     ]
     columns = ["gradient of", "largest", "error", "eager's", ""]
     return "\n".join(table(columns, rows, right=(1, 2, 3)))
+
+
+def latency_text(measured: Sequence[Mapping[str, Any]]) -> str:
+    """Of ``fuselab.train.dlrm_predict.latencies``."""
+    rows = [
+        [f"{each['batch']:,}", each["way"], f"{each['us']:.1f}", f"{each['rows_per_s']:,.0f}"]
+        for each in measured
+    ]
+    return "\n".join(table(["batch", "forward", "us", "rows/s"], rows, right=(0, 2, 3)))

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.data import Batch, Dataset, Loader, Modulus, Position, Vocabulary, open_dataset
-from fuselab.data.metadata import load_metadata, load_vocabulary
-from fuselab.data.prepared import VOCABULARY, is_prepared
+from fuselab.data import Batch, Dataset, Dense, Loader, Modulus, Position, Vocabulary, open_dataset
+from fuselab.data.metadata import load_metadata
+from fuselab.data.prepared import Prepared, is_prepared
 from fuselab.errors import ArgumentError, CheckpointError, DivergenceError
 from fuselab.models.dlrm import Dlrm, DlrmConfig
 from fuselab.ops.vocabulary_indices.reference import Vocabulary as VocabularyTensors
@@ -161,6 +161,7 @@ class Run:
         facts = {
             "identity": self.identity,
             "position": list(self.loader.position),
+            "dense": asdict(dense_of(self.plan.data)),
             "plan": {**asdict(self.plan), "config": config_facts(self.model.config)},
         }
         self.last = checkpoint.save(self.folder, Checkpoint(KIND, steps, tensors, facts))
@@ -251,15 +252,11 @@ class Run:
 def ids_of(plan: Plan) -> Ids:
     """How raw ids become rows: as the prepared data has it, else by the metadata, else by modulus.
 
-    Raises ArgumentError where the configuration asks for a vocabulary that nothing gives, or gives
-    cardinalities that are not the prepared data's.
+    Raises ArgumentError where the configuration asks for a vocabulary that nothing gives.
     """
     config = plan.config
     if plan.data is not None and is_prepared(plan.data):
-        file = Path(plan.data) / VOCABULARY
-        if file.is_file():
-            return load_vocabulary(file)
-        return Modulus(open_dataset(plan.data).cardinalities)
+        return Prepared(plan.data).ids()
     found = None if plan.metadata is None else load_metadata(plan.metadata).ids
     if config.ids == "vocabulary":
         if not isinstance(found, Vocabulary):
@@ -276,6 +273,11 @@ def ids_of(plan: Plan) -> Ids:
         else found.cardinalities
     )
     return Modulus(tuple(min(size, config.largest_table) for size in sizes))
+
+
+def dense_of(path: str | None) -> Dense:
+    """The transform of the counts: the prepared data's, else the original DLRM's."""
+    return Prepared(path).dense() if path is not None and is_prepared(path) else Dense()
 
 
 def model_of(config: DlrmConfig, ids: Ids) -> Dlrm:

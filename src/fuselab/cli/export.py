@@ -1,0 +1,58 @@
+"""``fuselab export``: a trained model as ONNX, a picture of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def add(app: typer.Typer) -> None:
+    """Registers the verb."""
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs.callback()(lambda: None)  # one model, and still named on the command line
+    verbs.command()(dlrm)
+    app.add_typer(verbs, name="export", help="A trained model as ONNX, a picture of its graph.")
+
+
+def dlrm(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="ONNX to write.")
+    ] = None,
+    graph: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Picture to write: .svg, .png, .pdf.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="P", help="Rows to hold the ONNX file against.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> None:
+    """Write a DLRM as ONNX: counts and raw ids to probabilities, any batch size, checked against
+    onnxruntime."""
+    from fuselab.errors import ArgumentError
+    from fuselab.report import files
+    from fuselab.report.model_graph import model_graph
+    from fuselab.report.result import result
+    from fuselab.train.dlrm import load_model
+    from fuselab.train.dlrm_export import export_onnx
+
+    if output is None and graph is None:
+        raise ArgumentError("nothing to write: give -o FILE.onnx, --graph FILE.svg, or both.")
+    model, found = load_model(checkpoint)
+    facts: dict[str, Any] = {"checkpoint": checkpoint, "step": found.step}
+    if output is not None:
+        difference = export_onnx(model, output, data)
+        facts |= {"file": output, "largest_difference": difference}
+        print(f"{output}: differs from the model by {difference:.2g} at most (onnxruntime)")
+    if graph is not None:
+        model_graph(model.config, graph)
+        facts["graph"] = graph
+        print(f"{graph}: the model's graph")
+    if json is not None:
+        files.write_json(json, result("export dlrm", facts))

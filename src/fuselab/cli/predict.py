@@ -1,0 +1,63 @@
+"""``fuselab predict``: the probabilities of a file's rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def add(app: typer.Typer) -> None:
+    """Registers the verb."""
+    app.command()(predict)
+
+
+def predict(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
+    ],
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="Rows to score, raw or prepared.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="OUT", help="A probability a line; .npy: an array."),
+    ] = None,
+    latency: Annotated[
+        bool, typer.Option("--latency", help="Measure a forward at several batch sizes.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
+    ] = None,
+) -> None:
+    """Score rows with a trained DLRM."""
+    from fuselab.device.select import select
+    from fuselab.errors import ArgumentError
+    from fuselab.report import files
+    from fuselab.report.result import result
+    from fuselab.report.train_text import latency_text
+    from fuselab.train import dlrm_predict
+    from fuselab.train.dlrm import load_model
+
+    if (file is None) != (output is None):
+        raise ArgumentError("to score rows give both FILE and -o OUT.")
+    if file is None and not latency:
+        raise ArgumentError("nothing to do: give FILE and -o OUT, --latency, or both.")
+    if output is not None:
+        files.check_destination(output)
+    where = select(device)
+    model, found = load_model(checkpoint)
+    model.to(where)
+    facts: dict[str, Any] = {"checkpoint": checkpoint, "step": found.step}
+    if file is not None and output is not None:
+        data = dlrm_predict.dataset(file, model, found)
+        rows = dlrm_predict.write(output, dlrm_predict.predict(model, data))
+        facts |= {"file": file, "output": output, "rows": rows}
+        print(f"{output}: {rows:,} probabilities")
+    if latency:
+        facts["latency"] = dlrm_predict.latencies(model)
+        print(latency_text(facts["latency"]))
+    if json is not None:
+        files.write_json(json, result("predict", facts, where))

@@ -1,0 +1,83 @@
+"""A trained DLRM as ONNX: raw ids and counts to probabilities, any batch size, checked."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.data import Batch, batches, pieces, to_batch
+from fuselab.errors import ExportError, MissingDependencyError
+from fuselab.models.dlrm import Dlrm
+from fuselab.report.files import replacing
+
+INPUTS, OUTPUT = ("dense", "sparse"), "probability"
+_ROWS = 256  # that are compared; 1 and 3 of them alone too
+_CLOSE = 1e-5  # of a probability: float32 sums in another order
+
+
+def export_onnx(model: Dlrm, path: Path, data: str | None = None) -> float:
+    """Write ``path`` and hold it against the model on rows of ``data`` (synthetic ones without it),
+    at three batch sizes; returns the largest difference of a probability.
+
+    ``dense`` float32 [B, 13] are transformed counts, ``sparse`` int64 [B, 26] raw ids.
+
+    Raises:
+        MissingDependencyError: onnx, onnxscript or onnxruntime is missing.
+        ExportError: onnxruntime computes something else; nothing is written.
+        OutputError: ``path`` cannot be written.
+    """
+    runtime = _runtime()
+    rows = next(batches(data, _ROWS)) if data is not None else to_batch(next(pieces(_ROWS)))
+    example = tuple(each[:2].contiguous() for each in (rows.dense, rows.sparse))
+    batch = torch.export.Dim("batch", min=1)
+    model = model.cpu().eval()
+    with replacing(path) as temporary:
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it says what is not installed
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")  # of the exporter's own making
+            torch.onnx.export(
+                model,
+                example,
+                temporary,
+                input_names=list(INPUTS),
+                output_names=[OUTPUT],
+                dynamic_shapes=({0: batch}, {0: batch}),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        session = runtime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
+        return max(_difference(model, session, rows, size) for size in (1, 3, len(rows.labels)))
+
+
+def _difference(model: Dlrm, session: Any, rows: Batch, size: int) -> float:
+    dense, sparse = rows.dense[:size], rows.sparse[:size]
+    with torch.no_grad():
+        wanted: Tensor = model(dense, sparse)
+    (found,) = session.run(None, dict(zip(INPUTS, (dense.numpy(), sparse.numpy()), strict=True)))
+    difference = (torch.from_numpy(found) - wanted).abs().max().item()
+    if found.shape != wanted.shape or not difference <= _CLOSE:
+        raise ExportError(
+            f"at batch {size} onnxruntime's probabilities differ by {difference:.3g} from the "
+            "model's; report this, and use another version of onnxscript or onnxruntime."
+        )
+    return difference
+
+
+def _runtime() -> Any:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"fuselab export needs {error.name}: pip install 'fuselab[onnx]'."
+        ) from error
+    return onnxruntime

@@ -1,0 +1,126 @@
+"""Scoring rows with a trained DLRM, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from fuselab.data import Batch, Dataset, Dense, Loader, Modulus, Vocabulary, open_dataset
+from fuselab.data.layout import DENSE_COLUMNS
+from fuselab.data.prepared import Prepared, is_prepared
+from fuselab.errors import ArgumentError
+from fuselab.measure.timing import time
+from fuselab.models.dlrm import Dlrm
+from fuselab.models.dlrm_fused import FusedDlrm
+from fuselab.report.files import replacing
+from fuselab.train.captured import Captured
+from fuselab.train.checkpoint import Checkpoint
+
+_ROWS = 16_384  # at once
+LATENCY_BATCHES = (1, 16, 128, 2048)
+
+
+def dataset(path: str, model: Dlrm, found: Checkpoint) -> Dataset:
+    """The rows at ``path``, raw or prepared, as the model of checkpoint ``found`` takes them.
+
+    Raises ArgumentError for rows that were prepared in another way than those it was trained on,
+    DataError.
+    """
+    dense = _dense(found)
+    if not is_prepared(path):
+        return open_dataset(path, ids=ids(model), dense=dense)
+    prepared = Prepared(path)
+    if prepared.cardinalities != model.config.table_sizes or prepared.dense() != dense:
+        raise ArgumentError(
+            f"{path} is prepared with other tables or another dense transform than this model was "
+            "trained on; prepare it as the training rows were, or give the raw rows."
+        )
+    return open_dataset(path)
+
+
+def ids(model: Dlrm) -> Modulus | Vocabulary:
+    """How raw ids become rows of the model's tables."""
+    if model.config.ids == "modulus":
+        return Modulus(model.config.table_sizes)
+    ends = model.offsets.tolist()
+    values = [
+        model.sorted_keys[begin:end].cpu().numpy().astype(numpy.int64)
+        for begin, end in pairwise(ends)
+    ]
+    return Vocabulary(values)
+
+
+def predict(model: Dlrm, data: Dataset) -> Iterator[Tensor]:
+    """Probabilities by the fused forward, in the rows' order, [n] on the CPU, piece by piece."""
+    device = next(model.parameters()).device
+    fused = FusedDlrm(model)
+    with torch.no_grad():
+        for batch in Loader(data, _ROWS, device=device):
+            yield fused.probabilities(batch.dense, batch.sparse)[:, 0].cpu()
+
+
+def latencies(model: Dlrm, batches: Sequence[int] = LATENCY_BATCHES) -> list[dict[str, Any]]:
+    """Microseconds of a forward from rows to probabilities, on the device of the model: the plain
+    model, and the fused one, on a GPU in a CUDA graph."""
+    device = next(model.parameters()).device
+    fused = FusedDlrm(model)
+    measured = []
+    for size in batches:
+        batch = _batch(model, size, device)
+
+        def plain(batch: Batch = batch) -> Tensor:
+            with torch.no_grad():
+                return torch.sigmoid(model.logits_of_rows(batch.dense, batch.sparse))
+
+        def ours(batch: Batch = batch) -> None:
+            with torch.no_grad():
+                fused.probabilities(batch.dense, batch.sparse)
+
+        calls: dict[str, Callable[[], object]] = {"eager": plain, "fused": ours}
+        if device.type == "cuda":
+            calls["fused, CUDA graph"] = Captured(ours, device)
+        for name, call in calls.items():
+            taken = time(call, device=device).median_us
+            measured.append(
+                {"batch": size, "way": name, "us": taken, "rows_per_s": size / taken * 1e6}
+            )
+    return measured
+
+
+def _batch(model: Dlrm, size: int, device: torch.device) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor(model.config.table_sizes, dtype=torch.float64)
+    uniform = torch.rand((size, len(sizes)), generator=generator, dtype=torch.float64)
+    dense = torch.rand((size, DENSE_COLUMNS), generator=generator) * 5
+    return Batch(
+        torch.zeros(size, device=device), dense.to(device), (uniform * sizes).int().to(device)
+    )
+
+
+def _dense(found: Checkpoint) -> Dense:
+    facts = found.facts["dense"]
+    smallest = facts["smallest"]
+    return Dense(facts["name"], None if smallest is None else tuple(smallest))
+
+
+def write(path: Path, probabilities: Iterator[Tensor]) -> int:
+    """One number a line; a float32 array where the name ends in .npy. Returns how many. Raises
+    OutputError."""
+    count = 0
+    with replacing(path) as temporary:
+        if path.suffix == ".npy":
+            every = torch.cat(list(probabilities)).numpy()
+            with temporary.open("wb") as file:
+                numpy.save(file, every)
+            return len(every)
+        with temporary.open("w") as text:
+            for piece in probabilities:
+                text.writelines(f"{value:.7g}\n" for value in piece.tolist())
+                count += len(piece)
+    return count

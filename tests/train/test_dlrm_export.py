@@ -1,0 +1,139 @@
+"""Export and predict: probabilities, not logits; any batch; a file's rows in order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from fuselab.cli.main import run
+from fuselab.data import synthesize
+from fuselab.data.batches import batches
+from fuselab.data.metadata import Metadata
+from fuselab.errors import ExportError
+from fuselab.models.dlrm import MAIN
+from fuselab.report.model_graph import columns
+from fuselab.train import dlrm_export
+from fuselab.train.dlrm import load_model
+
+ROWS = 700
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint, and rows.tsv."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = folder / "tiny.json"
+    shape = {"dense_mlp": "13-8-4", "prediction_mlp": "8-1", "interaction": "dot"}
+    config.write_text(json.dumps({**shape, "largest_table": 50, "train": {"batch_size": 64}}))
+    words = ["train", "dlrm", "--config", str(config), "--device", "cpu", "--rows", "3000"]
+    assert run([*words, "--checkpoint", str(folder)]) == 0
+    synthesize(folder / "rows.tsv", ROWS, seed=5)
+    return folder
+
+
+def _expected(folder: Path) -> torch.Tensor:
+    model, _ = load_model(folder)
+    rows = next(batches(folder / "rows.tsv", ROWS))
+    with torch.no_grad():
+        return model(rows.dense, rows.sparse)[:, 0]
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.npy"])
+def test_predict_scores_raw_rows_in_order(trained: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    words = ["predict", str(trained), str(trained / "rows.tsv"), "-o", str(out), "--device", "cpu"]
+    assert run(words) == 0
+    found = numpy.load(out) if name.endswith("npy") else numpy.loadtxt(out)
+    expected = _expected(trained)
+    assert 0 < expected.min() < expected.max() < 1
+    numpy.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_exported_graph_takes_any_batch(trained: Path, tmp_path: Path) -> None:
+    import onnxruntime
+
+    out = tmp_path / "model.onnx"
+    words = ["export", "dlrm", str(trained), "-o", str(out), "--data", str(trained / "rows.tsv")]
+    graph = tmp_path / "graph.svg"
+    assert run([*words, "--graph", str(graph), "--json", str(tmp_path / "r.json")]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["largest_difference"] < 1e-5
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    rows = next(batches(trained / "rows.tsv", ROWS))
+    given = {"dense": rows.dense.numpy(), "sparse": rows.sparse.numpy()}
+    (found,) = session.run(None, given)
+    assert found.shape == (ROWS, 1)
+    numpy.testing.assert_allclose(found[:, 0], _expected(trained).numpy(), atol=1e-5)
+    assert b"dot interaction" in graph.read_bytes() or graph.stat().st_size > 5_000
+
+
+def test_a_wrong_graph_is_refused(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logit in place of the probability."""
+    exported = torch.onnx.export
+
+    def of_logits(model: Any, *args: Any, **kwargs: Any) -> Any:
+        model.forward = model.logits
+        try:
+            return exported(model, *args, **kwargs)
+        finally:
+            del model.forward
+
+    monkeypatch.setattr(torch.onnx, "export", of_logits)
+    model, _ = load_model(trained)
+    with pytest.raises(ExportError, match="at batch 1 onnxruntime's probabilities"):
+        dlrm_export.export_onnx(model, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_vocabulary_travels_with_the_model(trained: Path, tmp_path: Path) -> None:
+    from fuselab.data import Vocabulary
+    from fuselab.data.metadata import save_metadata
+    from fuselab.train.dlrm_predict import ids
+
+    rows = next(batches(trained / "rows.tsv", ROWS))
+    values = [rows.sparse[: ROWS // 2, column].unique().numpy() for column in range(26)]
+    save_metadata(tmp_path / "meta.json", Metadata(Vocabulary(values)))
+    shape = {"dense_mlp": "13-8-4", "prediction_mlp": "8-1", "ids": "vocabulary"}
+    (tmp_path / "c.json").write_text(json.dumps({**shape, "train": {"batch_size": 64}}))
+    words = ["train", "dlrm", "--config", str(tmp_path / "c.json"), "--device", "cpu"]
+    words += ["--checkpoint", str(tmp_path / "kept"), "--data", str(trained / "rows.tsv")]
+    assert run(words) == 2  # no vocabulary given
+    assert run([*words, "--metadata", str(tmp_path / "meta.json")]) == 0
+    model, _ = load_model(tmp_path / "kept")
+    assert model.config.table_sizes == tuple(len(each) + 1 for each in values)
+    assert all(numpy.array_equal(*pair) for pair in zip(ids(model).values, values, strict=True))
+    indices = model.rows(torch.tensor([[int(each[0]) for each in values], [-2] * 26]))
+    assert indices.tolist() == [[0] * 26, [len(each) for each in values]]
+
+
+def test_latency_and_wrong_calls(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = str(trained / "rows.tsv")
+    for words, expected in (
+        (["predict", str(trained)], "nothing to do"),
+        (["predict", str(trained), rows], "give both FILE and -o OUT"),
+        (["predict", str(tmp_path / "none"), rows, "-o", "x"], "does not exist"),
+        (["predict", rows, rows, "-o", "x"], "truncated or no checkpoint"),
+        (["predict", str(trained), "nowhere", "-o", str(tmp_path / "x")], "nowhere"),
+        (["export", "dlrm", str(trained)], "nothing to write"),
+        (["export", "dlrm", str(trained), "--graph", "x.bmp"], "x.bmp: a plot is written as"),
+    ):
+        assert run(words) == 2, words
+        said = capsys.readouterr().err.strip()
+        assert expected in said
+        assert "\n" not in said and "Traceback" not in said
+
+
+def test_the_pictures_counts_are_the_models() -> None:
+    dense, sparse, top = columns(MAIN)
+    assert dense[1] == "linear + ReLU\n[B, 512]  7.2 k parameters"
+    assert "26 tables of" in sparse[1]
+    assert top[0] == "dot interaction\n[B, 367]"
+    assert top[-1] == "linear + sigmoid: the probability\n[B, 1]  257 parameters"
