@@ -76,6 +76,8 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
     found["look-up: one table, index_select"] = one_table(flat, sizes, ids, None), True
     for kind in kinds:
         found[f"look-up: {kind}"] = look_up(kind), True
+    keys = (ids + torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)).flatten().int()
+    found["of a fixed order: torch.sort"] = lambda: torch.sort(keys, stable=True), True
     for config, step in candidates(LOOK_UP, (held, ids, "error", None)):
         found[f"look-up: cuda, {config}"] = step, True
     found["step: nn.Embedding(sparse=True), SGD"] = embeddings(sizes, ids, grad), False

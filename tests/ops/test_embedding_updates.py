@@ -15,7 +15,9 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
+from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -124,6 +126,35 @@ def test_version_counters_rise_and_autograd_notices():
     versions = [table._version for table in tables]
     embedding_sgd_(tables, ids, grad, 0.1)
     assert all(table._version > old for table, old in zip(tables, versions, strict=True))
+
+
+def kernels(op, *args):
+    return {config.kernel for config in op.configs["cuda"](*args, "error", None)}
+
+
+def test_tiles_take_whole_aligned_rows_of_a_contiguous_gradient_alone():
+    tables, ids, grad = made(40, 16, sizes=(3, 5000) * 8)
+    assert kernels(SGD, tables, ids, grad, 0.1) == {"scatter", "tiles"}
+    strided = grad.transpose(0, 1).contiguous().transpose(0, 1)
+    assert kernels(SGD, tables, ids, strided, 0.1) == {"scatter"}
+    odd = torch.randn(5000 * 16 + 1)[1:].view(5000, 16)
+    assert kernels(SGD, [*tables[:-1], odd], ids, grad, 0.1) == {"scatter"}
+    narrow = [table[:, :15] for table in tables]
+    assert kernels(SGD, narrow, ids, grad[..., :15].contiguous(), 0.1) == {"scatter"}
+    assert kernels(SGD, tables[:15], ids[:, :15], grad[:, :15].contiguous(), 0.1) == {"scatter"}
+
+
+def test_a_block_per_table_takes_few_samples_of_narrow_rows():
+    for batch, width, expected in (
+        *((1, 16, {"sorted", "table"}), (4096, 16, {"sorted", "table"}), (4097, 16, {"sorted"})),
+        *((8, 32, {"sorted", "table"}), (8, 33, {"sorted"}), (8, 64, {"sorted"})),
+    ):
+        tables, ids, grad = made(batch, width)
+        states = fresh_states(tables)
+        assert kernels(ADAGRAD, tables, states, ids, grad, 0.1, 1e-8) == expected
+        torch.use_deterministic_algorithms(True)
+        assert kernels(SGD, tables, ids, grad, 0.1) == expected
+        torch.use_deterministic_algorithms(False)
 
 
 def test_refusals():
