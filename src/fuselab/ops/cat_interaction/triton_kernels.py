@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def forward(
     dense,  # (rows, width)
     embeddings,  # (rows, columns / width - 1, width)
@@ -37,7 +37,7 @@ def forward(
     tl.store(output + row * columns + column, tl.where(column < width, first, others), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def backward(
     grad_output,  # (rows, columns)
     grad_dense,  # (rows, width), or None

@@ -30,7 +30,7 @@ def load_vectors(
     return tl.where(vector == 0, first, others)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "vectors"])
 def forward(
     dense,  # (batch, width)
     embeddings,  # (batch, vectors - 1, width)
@@ -73,7 +73,7 @@ def forward(
         tl.store(output + last * columns + place, zeros, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "vectors"])
 def backward(
     grad_output,  # (batch, columns)
     dense,  # (batch, width)

@@ -88,7 +88,7 @@ def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
         dense.stride(0),
         *embeddings.stride()[:2],
         **_constants(embeddings, config),
-        EDGE=power_of_two(padding) if padding else 0,
+        EDGE=power_of_two(padding, 16) if padding else 0,
     )
     return output
 

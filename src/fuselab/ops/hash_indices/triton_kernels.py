@@ -9,7 +9,7 @@ import triton.language as tl
 from fuselab.ops.indices.triton_functions import modulus
 
 
-@triton.jit(debug=True)
+@triton.jit(debug=True, do_not_specialize=["numel", "row_stride"])
 def hash_ids(
     ids,  # (rows, columns), by its strides
     cardinalities,  # (columns,) int64

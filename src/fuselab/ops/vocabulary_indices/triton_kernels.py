@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel", "row_stride"])
 def look_up(
     ids,  # (rows, columns), by its strides
     keys,  # (K,) int64, ascending within a column
