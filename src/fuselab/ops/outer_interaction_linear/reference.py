@@ -36,10 +36,11 @@ def reference(
         weight[j, i] first and multiplies half as often; sum and products are rounded to the
         inputs' dtype, and added up in float32 (float64 takes the reference's way). Float32 products
         are as exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
-        ``torch.set_float32_matmul_precision``) says. Workspace of the kernels: up to 38
-        MB for those sums, a piece at a time (one piece is at least 64 K of them a column), and as
-        many float32 copies of the output (forward) or of z (backward) as it takes programs to fill
-        the GPU; never anything of B x K² numbers.
+        ``torch.set_float32_matmul_precision``) says. Workspace of the kernels: those sums,
+        a piece of up to 38 MB at a time (or 64 K per output, if that is more), and as many float32
+        copies of the output (forward) or of z (backward) as it takes programs to fill the GPU;
+        never anything of B x K² numbers. At 2048 x 26 x 16 -> 512 in 16 bits 54 MB forward and 70
+        MB backward, where the pre-activation is not computed again.
 
     Differentiable twice in all four tensors. The backward keeps them, and the output where the
     activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the
