@@ -22,6 +22,7 @@ from fuselab.ops.embedding_lookup.rules import (
     check_tables,
     compute_dtype,
 )
+from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.runtime.tuning import Config
 
 _NAME = "embedding_adagrad_"
@@ -87,7 +88,8 @@ def forward_cpp(*args: Any) -> None:
 
 def configs_cuda(*args: Any) -> Sequence[Config]:
     how, tables, rows, _, ids, grad_output = _arguments(*args)
-    return configs.change(how, tables, rows, ids, grad_output)
+    spread = Spread.of_change(tables, grad_output)
+    return configs.change(how.update, spread, rows, ids, grad_output)
 
 
 def supports(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> str | None:

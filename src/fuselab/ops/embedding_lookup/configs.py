@@ -3,12 +3,12 @@ brought to rows."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import MOST
 from fuselab.ops.embedding_lookup.rules import compute_dtype
 from fuselab.ops.embedding_lookup.spread import Spread
@@ -25,73 +25,67 @@ MOST_SAMPLES = 4096  # kMostSamples of cuda_kernels.cu
 _TILE_THREADS = 128  # kTileThreads
 
 
+_LOOK_UP = tuple(Config(ahead=ahead) for ahead in LOOK_UP_AHEAD)
+
+
 def look_up(
     tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
 ) -> tuple[Config, ...]:
     """``ahead``: rows in flight per thread."""
-    return tuple(Config(ahead=ahead) for ahead in LOOK_UP_AHEAD)
+    return _LOOK_UP
 
 
-def chosen_look_up(
-    tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
-) -> Config:
+def chosen_look_up(tables: Sequence[Tensor], ids: Tensor) -> Config:
     key = _key(len(tables), tables[0].shape[1], tables[0].dtype, ids.shape[0])
-    candidates = look_up(tables, ids, out_of_range, hash)
-    return tuning.chosen("fuselab::embedding_lookup", "cuda", key, candidates)
+    return tuning.chosen("fuselab::embedding_lookup", "cuda", key, _LOOK_UP)
 
 
 def change(
-    how: Change,
-    tables: Sequence[Tensor | None],
-    rows: Sequence[int],
-    ids: Tensor,
-    grad_output: Tensor,
+    update: str, spread: Spread, rows: Sequence[int], ids: Tensor, grad_output: Tensor
 ) -> tuple[Config, ...]:
-    """``kernel`` and what it has. Atomics where their order may vary and their rounding does not
-    matter: ``scatter`` of ``samples`` of one table per block (more of them make larger runs, fewer
-    make more blocks), or ``tiles`` of ``samples`` of all tables. In 16 bits, for row-wise Adagrad,
-    and where PyTorch shall be deterministic, ``sorted`` positions, ``run`` of them per group, or,
-    of few samples, a block per ``table``.
+    """``kernel`` and what it has, for ``Change.update``. Atomics where their order may vary and
+    their rounding does not matter: ``scatter`` of ``samples`` of one table per block (more of them
+    make larger runs, fewer make more blocks), or ``tiles`` of ``samples`` of all tables. In 16
+    bits, for row-wise Adagrad, and where PyTorch shall be deterministic, ``sorted`` positions,
+    ``run`` of them per group, or, of few samples, a block per ``table``.
     """
+    batch, count = ids.shape
     if (
-        how.update == "rowwise_adagrad"
+        update == "rowwise_adagrad"
         or grad_output.element_size() < 4
         or torch.are_deterministic_algorithms_enabled()
     ):
-        by_run = [Config(kernel="sorted", run=run) for run in RUNS]
-        spread = Spread.of_change(tables, grad_output)
-        if ids.shape[0] > MOST_SAMPLES or spread.tiles > 1 or spread.lanes > 8:
-            return tuple(by_run)
-        return (*by_run, Config(kernel="table"))
-    batch, count = ids.shape
-    many, few = SCATTER_SAMPLES
-    enough = 2 * multiprocessors(ids.device)
-    samples = (many, few) if count * ceil_div(batch, many) >= enough else (few, many)
+        return _in_order(batch <= MOST_SAMPLES and spread.tiles == 1 and spread.lanes <= 8)
+    enough = count * ceil_div(batch, SCATTER_SAMPLES[0]) >= 2 * multiprocessors(ids.device)
+    return _by_atomics(enough, _tile_samples(spread, rows, grad_output))
+
+
+@functools.cache
+def _in_order(by_table: bool) -> tuple[Config, ...]:
+    by_run = [Config(kernel="sorted", run=run) for run in RUNS]
+    return (*by_run, Config(kernel="table")) if by_table else tuple(by_run)
+
+
+@functools.cache
+def _by_atomics(enough: bool, tiles: Sequence[int]) -> tuple[Config, ...]:
+    """``enough``: blocks of most samples for every multiprocessor."""
+    samples = SCATTER_SAMPLES if enough else SCATTER_SAMPLES[::-1]
     scatter = [Config(kernel="scatter", samples=number) for number in samples]
-    tiles = [
-        Config(kernel="tiles", samples=number)
-        for number in TILE_SAMPLES
-        if _fits_tiles(tables, rows, grad_output, number)
-    ]
-    return (*scatter, *tiles)
+    return (*scatter, *(Config(kernel="tiles", samples=number) for number in tiles))
 
 
 def chosen_change(
-    how: Change,
-    tables: Sequence[Tensor | None],
-    rows: Sequence[int],
-    ids: Tensor,
-    grad_output: Tensor,
+    update: str, spread: Spread, rows: Sequence[int], ids: Tensor, grad_output: Tensor
 ) -> Config:
-    candidates = change(how, tables, rows, ids, grad_output)
+    candidates = change(update, spread, rows, ids, grad_output)
     name, implementation = {
-        "gradient": ("embedding_lookup", "cuda_backward"),
-        "sgd": ("embedding_sgd_", "cuda"),
-        "rowwise_adagrad": ("embedding_adagrad_", "cuda"),
-    }[how.update]
+        "gradient": ("fuselab::embedding_lookup", "cuda_backward"),
+        "sgd": ("fuselab::embedding_sgd_", "cuda"),
+        "rowwise_adagrad": ("fuselab::embedding_adagrad_", "cuda"),
+    }[update]
     order = "sorted" if candidates[0].kernel == "sorted" else "atomic"
-    key = (*_key(len(tables), grad_output.shape[2], grad_output.dtype, ids.shape[0]), order)
-    return tuning.chosen(f"fuselab::{name}", implementation, key, candidates)
+    key = (*_key(len(rows), grad_output.shape[2], grad_output.dtype, ids.shape[0]), order)
+    return tuning.chosen(name, implementation, key, candidates)
 
 
 def tile_bytes(tables: int, width: int, samples: int) -> int:
@@ -99,23 +93,22 @@ def tile_bytes(tables: int, width: int, samples: int) -> int:
     return samples * tables * width * 4 + tables * (20 + 4 * (samples + 1))
 
 
-def _fits_tiles(
-    tables: Sequence[Tensor | None], rows: Sequence[int], grad_output: Tensor, samples: int
-) -> bool:
-    """Whether scatter_tiles takes these: float rows of 4, 8, ... 128, whole 16 bytes everywhere, at
+def _tile_samples(spread: Spread, rows: Sequence[int], grad_output: Tensor) -> tuple[int, ...]:
+    """What scatter_tiles takes of these: float rows of 4, 8, ... 128, whole 16 bytes everywhere, at
     least half of a block's threads with a table to walk, and two blocks on a multiprocessor."""
     count, width = grad_output.shape[1:]
     lanes = width // 4
-    return (
-        grad_output.dtype == torch.float32
-        and width in (4, 8, 16, 32, 64, 128)
-        and Spread.of_change(tables, grad_output) == Spread(4, lanes, 1)
-        and count <= MOST
-        and count * lanes >= _TILE_THREADS // 2
-        and max(rows) < 2**31 - 1
-        and grad_output.is_contiguous()
-        and 2 * tile_bytes(count, width, samples) <= shared_bytes(grad_output.device)
-    )
+    if (
+        grad_output.dtype != torch.float32
+        or width not in (4, 8, 16, 32, 64, 128)
+        or spread != Spread(4, lanes, 1)
+        or not _TILE_THREADS // 2 <= count * lanes <= MOST * lanes
+        or max(rows) >= 2**31 - 1
+        or not grad_output.is_contiguous()
+    ):
+        return ()
+    most = shared_bytes(grad_output.device) // 2
+    return tuple(number for number in TILE_SAMPLES if tile_bytes(count, width, number) <= most)
 
 
 def table_size(batch: int) -> int:

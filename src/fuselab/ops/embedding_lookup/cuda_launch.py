@@ -37,7 +37,7 @@ def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str 
     output = tables[0].new_empty((*ids.shape, width))
     if output.numel() == 0:
         return output
-    items = configs.chosen_look_up(tables, ids, out_of_range, hash).ahead
+    items = configs.chosen_look_up(tables, ids).ahead
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
         step = alignment(*group.addresses, *group.pitches, width * itemsize)
@@ -113,16 +113,19 @@ def change(
         return
     if grad_output.stride(2) != 1:
         grad_output = grad_output.contiguous()
-    config = configs.chosen_change(how, tables, rows, ids, grad_output)
+    spread = Spread.of_change(tables, grad_output)
+    config = configs.chosen_change(how.update, spread, rows, ids, grad_output)
     for group in groups(tables, rows, states):
         if any(table is not None for table in group.tables):
             part = ids[:, group.columns], grad_output[:, group.columns]
-            _KERNELS[config.kernel](how, group, *part, config)
+            _KERNELS[config.kernel](how, group, *part, spread, config)
 
 
-def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config) -> None:
+def _scatter(
+    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
+) -> None:
     batch, tables, width = grad_output.shape
-    samples, spread = config.samples, Spread.of_change(group.tables, grad_output)
+    samples = config.samples
     CUDA.launch(
         f"scatter<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
         f"Update::{how.update}, {spread}, {samples}, {group.capacity}>",
@@ -143,7 +146,7 @@ def _scatter(how: Change, group: Group, ids: Tensor, grad_output: Tensor, config
 
 
 def _scatter_tiles(
-    how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config
+    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     batch, tables, width = grad_output.shape
     CUDA.launch(
@@ -165,7 +168,7 @@ def _scatter_tiles(
 
 
 def _sort_and_reduce(
-    how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config
+    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     """Workspace: 12 bytes per id and as many to sort, 8 D bytes per ``config.run`` ids for partial
     sums."""
@@ -192,7 +195,6 @@ def _sort_and_reduce(
     keys, order = torch.sort(keys, stable=True)
     pieces = ceil_div(positions, config.run)
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
-    spread = Spread.of_change(group.tables, grad_output)
     arguments = (
         f"{_TYPES[grad_output.dtype]}, {key}, Update::{how.update}, {spread}, {config.run}, "
     )
@@ -213,10 +215,9 @@ def _sort_and_reduce(
 
 
 def _update_tables(
-    how: Change, group: Group, ids: Tensor, grad_output: Tensor, config: Config
+    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     batch, tables, width = grad_output.shape
-    spread = Spread.of_change(group.tables, grad_output)
     size = configs.table_size(batch)
     CUDA.launch(
         f"update_tables<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, reference, triton_launch
-from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_look_up, tables_and_ids
 from fuselab.ops.embedding_lookup.rewrites import rewrites
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_ids, check_tables
+from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.runtime.tuning import Config
 
 
@@ -89,10 +89,9 @@ def configs_backward(
     out_of_range: str,
     hash: str | None,
 ) -> Sequence[Config]:
-    how = Change("gradient", out_of_range, hash)
-    # Fresh tensors are aligned as the gradients will be.
-    grads = [grad_output.new_empty((1, grad_output.shape[2])) if need else None for need in needs]
-    return configs.change(how, grads[:-1], rows, ids, grad_output)
+    # A fresh tensor is aligned as the gradients will be.
+    spread = Spread.of_change([grad_output.new_empty((1, grad_output.shape[2]))], grad_output)
+    return configs.change("gradient", spread, rows, ids, grad_output)
 
 
 def cost(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Cost:

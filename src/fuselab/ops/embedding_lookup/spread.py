@@ -29,13 +29,12 @@ class Spread:
     def of_change(cls, tables: Sequence[Tensor | None], grad_output: Tensor) -> Spread:
         """Of the rows of ``tables`` and of their gradient (samples, tables, D) alike."""
         itemsize, width = grad_output.element_size(), grad_output.shape[2]
-        elements = [width, *grad_output.stride()[:2]]
-        places = [grad_output.data_ptr()]
-        for table in tables:
+        sample_stride, table_stride, _ = grad_output.stride()
+        bits = grad_output.data_ptr() | itemsize * (width | sample_stride | table_stride)
+        for table in tables:  # one of 26 tables takes 0.3 us
             if table is not None:
-                places.append(table.data_ptr())
-                elements.append(table.stride(0))
-        return cls.of(width, itemsize, alignment(*places, *(itemsize * one for one in elements)))
+                bits |= table.data_ptr() | itemsize * table.stride(0)
+        return cls.of(width, itemsize, alignment(bits))
 
     def __str__(self) -> str:
         return f"{self.vector}, {self.lanes}, {self.tiles}"

@@ -14,6 +14,7 @@ from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_gradient, tables_and_ids
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_gradient, check_ids, check_tables
+from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.ops.embedding_sgd_ import reference
 from fuselab.runtime.tuning import Config
 
@@ -58,7 +59,8 @@ def forward_cpp(*args: Any) -> None:
 
 def configs_cuda(*args: Any) -> Sequence[Config]:
     how, tables, rows, _, ids, grad_output = _arguments(*args)
-    return configs.change(how, tables, rows, ids, grad_output)
+    spread = Spread.of_change(tables, grad_output)
+    return configs.change(how.update, spread, rows, ids, grad_output)
 
 
 def supports(tables: Sequence[Tensor], *_: Any) -> str | None:
