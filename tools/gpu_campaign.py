@@ -27,7 +27,8 @@ from pathlib import Path
 from fuselab import ops
 
 CLONE = Path(__file__).resolve().parent.parent
-AT_ONCE = {"test": 1, "check": 8, "full-check": 1, "plain": 8, "sanitize": 8, "tune": 1, "bench": 1}
+# A check has a process per implementation and dtype, up to one a core: 4 are 48 on 16 cores.
+AT_ONCE = {"test": 1, "check": 4, "full-check": 1, "plain": 8, "sanitize": 8, "tune": 1, "bench": 1}
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
 
 

@@ -71,22 +71,31 @@ def run(name: str, launches: Launches, only: Collection[str] | None) -> tuple[in
             continue
         for dtype in (dtype for dtype in op.dtypes if dtype in DTYPES):
             subject = Subject(op, implementation, device, dtype, quick=True)
-            for case in subject.small_cases():
-                label = f"{name} {implementation} {dtype} {case.name}"
+            for label, args in _calls(subject):
                 if only is not None and label not in only:
                     continue
-                trial = subject.from_case("sanitize", case)
-                if trial is None or any(
-                    tensor.numel() > MOST_ELEMENTS for tensor in tensors_in(trial.args)
-                ):
-                    continue
                 before = len(launches)
-                _call(subject, trial.args)
+                _call(subject, args)
                 calls += 1
                 if len(launches) > before:
                     with_new.append(label)
     torch.cuda.synchronize()
     return calls, with_new
+
+
+def _calls(subject: Subject) -> list[tuple[str, tuple[Any, ...]]]:
+    """Names and arguments of the calls to make, the largest first: it shows a kernel's races best."""
+
+    def largest(args: Sequence[Any]) -> int:
+        return max(tensor.numel() for tensor in tensors_in(args))
+
+    found = []
+    for case in subject.small_cases():
+        trial = subject.from_case("sanitize", case)
+        if trial is not None and largest(trial.args) <= MOST_ELEMENTS:
+            label = f"{subject.op.name} {subject.implementation} {subject.dtype} {case.name}"
+            found.append((label, trial.args))
+    return sorted(found, key=lambda call: -largest(call[1]))
 
 
 def _call(subject: Subject, args: Sequence[Any]) -> None:
