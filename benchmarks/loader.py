@@ -142,9 +142,9 @@ def consumed(loader: Loader, cuda: bool, step_s: float) -> tuple[float, float]:
     wait()
     per_batch = (time.perf_counter() - start) / count
     start = time.perf_counter()
-    for _ in range(64):
+    for number in range(1, 65):
         step(kept)
-        if cycles and _ % 16 == 15:
+        if cycles and number % 16 == 0:
             wait()
     wait()
     return per_batch, (time.perf_counter() - start) / 64

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fuselab.cli.main import run
+from fuselab.data.prepared import Prepared
 
 
 def test_synthesize_then_describe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,6 +27,8 @@ def test_synthesize_then_describe(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert screen.split(f" {ids['name']} ")[1].split()[1] == f"{ids['cardinality']:,}"
     assert found["environment"]["torch"]
     assert max(map(len, screen.splitlines())) <= 80
+    first = found["ids"][0]
+    assert first["skew"] == pytest.approx(first["fullest_share"] * first["slots"])
 
 
 def test_a_truncated_last_line_is_one_warning_on_stderr(
@@ -36,7 +39,7 @@ def test_a_truncated_last_line_is_one_warning_on_stderr(
     file.write_bytes(file.read_bytes()[:-100])
     capsys.readouterr()
     assert run(["data", "describe", str(file), "--json", str(facts)]) == 0
-    warning = capsys.readouterr().err.strip()
+    warning = capsys.readouterr().err.splitlines()[-1]
     found = json.loads(facts.read_text())
     assert found["rows"] == 9
     assert warning == f"fuselab: warning: {found['left_out'][0]}"
@@ -89,3 +92,98 @@ def test_missing_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no file" in capsys.readouterr().err
     assert run(["data", "synthesize", "-o", str(tmp_path / "gone" / "a.tsv")]) == 2
     assert "does not exist; make it first" in capsys.readouterr().err
+
+
+def test_prepare_says_what_it_wrote_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder, facts = tmp_path / "rows.tsv", tmp_path / "out", tmp_path / "facts.json"
+    run(["data", "synthesize", "-o", str(file), "--rows", "71"])
+    text = file.read_text()
+    file.write_text(text.replace("\n", "\nnot a row\n", 1))
+    command = ["data", "prepare", str(file), "-o", str(folder), "--json", str(facts)]
+    assert run(command) == 2
+    assert f"{file}, line 2: no tab in the line" in capsys.readouterr().err
+    command += ["--on-error", "skip", "--ids", "vocabulary", "--min-frequency", "2"]
+    assert run(command) == 2  # other options than those that the folder was begun with
+    assert "with other ids, min_frequency, skip_malformed" in capsys.readouterr().err
+    command[4] = str(folder := tmp_path / "skip")
+    assert run(command) == 0
+    streams = capsys.readouterr()
+    assert "61 rows to train, 10 to validate; vocabulary ids" in streams.out
+    assert "line 2: no tab in the line" in streams.err
+    assert "malformed rows left out: 1." in streams.err
+    assert "write: 1 of 1 parts, 71 rows" in streams.err
+    found = json.loads(facts.read_text())
+    assert (found["verb"], found["rejected"], found["rows"]) == ("data prepare", 1, 71)
+    assert len(found["cardinalities"]) == 26
+    assert run(["data", "describe", str(folder)]) == 0
+    assert "71 rows" in capsys.readouterr().out
+
+
+def test_prepare_like_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("first", "second"):
+        run(["data", "synthesize", "-o", str(tmp_path / f"{name}.tsv"), "--rows", "500",
+             "--seed", (name[0] == "s" and "1") or "0"])  # fmt: skip
+    first = ["data", "prepare", str(tmp_path / "first.tsv"), "-o", str(tmp_path / "first"),
+             "--ids", "vocabulary", "--dense", "shifted"]  # fmt: skip
+    assert run(first) == 0
+    like = ["data", "prepare", str(tmp_path / "second.tsv"), "-o", str(tmp_path / "second"),
+            "--metadata", str(tmp_path / "first")]  # fmt: skip
+    assert run([*like, "--dense", "log3"]) == 2
+    assert "brings its transform along; leave --dense out" in capsys.readouterr().err
+    assert run(like) == 0
+    one, two = (Prepared(tmp_path / name) for name in ("first", "second"))
+    assert one.cardinalities == two.cardinalities
+    assert one.dense() == two.dense()
+
+
+def test_synthesize_prepared_and_parquet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in (["-o", str(tmp_path / "a.parquet")], ["-o", str(tmp_path / "a"), "--prepared"]):
+        assert run(["data", "synthesize", "--rows", "300", *options]) == 0
+        assert run(["data", "describe", options[1]]) == 0
+        assert "300 rows" in capsys.readouterr().out
+    assert Prepared(tmp_path / "a").rows == 300
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    file, plot = tmp_path / "rows.tsv", tmp_path / "rows.svg"
+    run(["data", "synthesize", "-o", str(file), "--rows", "200"])
+    assert run(["data", "describe", str(file), "--plot", str(plot)]) == 0
+    drawn = plot.read_text()
+    assert "<svg" in drawn
+    for words in ("missing (%)", "distinct ids", "ids that share a slot (%)", "fullest slot"):
+        assert words in drawn
+    assert run(["data", "describe", str(file), "--plot", str(tmp_path / "rows.txt")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["describe", "ROWS", "--on-error", "stay"], "unknown answer to a malformed row 'stay'"),
+        (["describe", "FOLDER", "--largest-table", "9"], "has its tables; leave --largest-table"),
+        (["prepare", "ROWS", "-o", "NEW", "--ids", "hash"], "unknown kind of ids 'hash'"),
+        (["prepare", "ROWS", "-o", "NEW", "--ids", "vocabulary", "--largest-table", "9"],
+         "--largest-table is for ids by modulus"),
+        (["prepare", "ROWS", "-o", "NEW", "--ids", "vocabulary", "--metadata", "FOLDER"],
+         "give one of them"),
+        (["prepare", "ROWS", "-o", "NEW", "--largest-table", "0"], "the cardinality of C1 is 0"),
+        (["prepare", "FOLDER", "-o", "NEW"], "is prepared already"),
+        (["synthesize", "-o", "NEW", "--largest-table", "9"], "add --prepared"),
+        (["synthesize", "-o", "NEW", "--rows", "0"], "0 rows were asked for"),
+    ],
+)  # fmt: skip
+def test_calls_that_are_wrong_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    places = {name: str(tmp_path / name) for name in ("ROWS", "FOLDER", "NEW")}
+    run(["data", "synthesize", "-o", places["ROWS"], "--rows", "10"])
+    run(["data", "synthesize", "-o", places["FOLDER"], "--rows", "10", "--prepared"])
+    capsys.readouterr()
+    assert run(["data", *(places.get(word, word) for word in options)]) == 2
+    streams = capsys.readouterr()
+    assert says in streams.err
+    assert streams.err.count("\n") == 1
+    assert not (tmp_path / "NEW").exists()

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import resource
 import signal
 import time
 import warnings
@@ -15,6 +16,7 @@ import numpy
 import pytest
 from criteo_rows import line, real_sample, replaced
 
+from fuselab.cli.main import run
 from fuselab.data import MISSING_COUNT, Dense, Modulus, Vocabulary, describe, pieces, synthesize
 from fuselab.data import prepare as prepare_module
 from fuselab.data.layout import Rows, concatenate
@@ -223,6 +225,35 @@ def test_a_full_disk_loses_nothing(
         again = ["vocabulary-values.npy"] if "vocabulary-values.npy" in files[:number] else []
         assert sorted(done) == sorted([*again, *files[number:]]), stop
         assert content(out) == content(tmp_path / "whole")
+
+
+def test_a_write_that_fails_midway_leaves_no_file(tmp_path: Path, source: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # the survey has 91,000 bytes
+    try:
+        with pytest.raises(OutputError, match=r"too large.* the same command goes on from there"):
+            prepare(source, tmp_path / "out", processes=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path / "out") == ["plan.json"]
+
+
+def test_ctrl_c_is_answered_and_gone_on_from(
+    tmp_path: Path,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(task: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare_module, "_convert", interrupt)
+    command = ["data", "prepare", str(source), "-o", str(tmp_path / "out"), "--processes", "1"]
+    assert run(command) == 130
+    assert "interrupted; what is prepared so far is kept" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert run(command) == 0
+    assert "survey" not in capsys.readouterr().err  # it was kept
 
 
 @pytest.mark.parametrize("parts", [1, 4, 6])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,7 +83,8 @@ def synthesize(
     start = time.perf_counter()
     if prepared:
         ids = _modulus(largest_table)
-        prepare_rows(Synthetic(rows, seed), output, ids=ids, progress=Progress())
+        with _to_go_on_from():
+            prepare_rows(Synthetic(rows, seed), output, ids=ids, progress=Progress())
     elif largest_table is not None:
         raise ArgumentError("--largest-table is about prepared rows; add --prepared.")
     else:
@@ -126,17 +129,18 @@ def prepare(
     """Write rows as records that train without parsing; run again, it goes on where it stopped."""
     start = time.perf_counter()
     told, transform = _told(ids, largest_table, metadata, dense)
-    found = prepare_rows(
-        source,
-        output,
-        ids=told,
-        min_frequency=min_frequency,
-        dense=transform,
-        validation=validation,
-        skip_malformed=_skips(on_error),
-        processes=processes,
-        progress=Progress(),
-    )
+    with _to_go_on_from():
+        found = prepare_rows(
+            source,
+            output,
+            ids=told,
+            min_frequency=min_frequency,
+            dense=transform,
+            validation=validation,
+            skip_malformed=_skips(on_error),
+            processes=processes,
+            progress=Progress(),
+        )
     seconds = time.perf_counter() - start
     description = Description.from_json(found.manifest["description"])
     _show_left_out(description)
@@ -199,6 +203,20 @@ def describe(
     _write(json, "data describe", result)
 
 
+@contextlib.contextmanager
+def _to_go_on_from() -> Iterator[None]:
+    """Ctrl-C, which typer would answer without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            "fuselab: interrupted; what is prepared so far is kept: the same command goes on from "
+            "there.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+
+
 def _told(
     ids: str, largest_table: int | None, metadata: Path | None, dense: str | None
 ) -> tuple[str | Modulus | Vocabulary, str | Dense]:
@@ -232,7 +250,7 @@ def _show_left_out(found: Description) -> None:
     for sentence in found.left_out[:_SHOWN]:
         print(f"fuselab: warning: {sentence}", file=sys.stderr)
     if found.rejected:
-        print(f"fuselab: warning: {found.rejected:,} malformed rows left out.", file=sys.stderr)
+        print(f"fuselab: warning: malformed rows left out: {found.rejected:,}.", file=sys.stderr)
 
 
 def _show(found: Description) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 from fuselab.data import npz, parquet, tsv
 from fuselab.data.layout import Rows, concatenate
+from fuselab.data.prepared import is_prepared
 from fuselab.data.rejects import Rejects
 from fuselab.errors import DataError
 
@@ -63,6 +64,8 @@ class Source:
         Raises DataError where nothing is there, formats are mixed, or a file is there twice.
         """
         root = Path(path)
+        if is_prepared(root):
+            raise DataError(f"'{path}' is prepared already; give the source it was made from.")
         if root.is_dir():
             files = [file for file in root.iterdir() if file.is_file() and _is_data(file)]
             if not files:
