@@ -84,7 +84,7 @@ def run(name: str, launches: Launches, only: Collection[str] | None) -> tuple[in
 
 
 def _calls(subject: Subject) -> list[tuple[str, tuple[Any, ...]]]:
-    """Names and arguments of the calls to make, the largest first: it shows a kernel's races best."""
+    """Names and arguments of the calls to make, the largest first, which shows races best."""
 
     def largest(args: Sequence[Any]) -> int:
         return max(tensor.numel() for tensor in tensors_in(args))
