@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +44,22 @@ def test_every_kernel_fits_a_block_of_hopper():
         wgmma_launch._INPUT_BYTES,
     ):
         assert needed <= 227 * 1024
+
+
+def test_no_product_waits_for_the_one_before(tmp_path):
+    """ptxas gives up overlapping products, and says nothing, where it finds too few registers."""
+    triton = pytest.importorskip("triton")
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    cubin = tmp_path / "kernels.cubin"
+    cubin.write_bytes(wgmma_launch.WGMMA.compile_many(wgmma_launch.CUDA_EXPRESSIONS, "sm_90a"))
+    sass = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=True).stdout
+    _, *kernels = sass.split("Function : ")
+    assert len(kernels) == len(wgmma_launch.CUDA_EXPRESSIONS)
+    for kernel in kernels:
+        name = kernel.split()[0]
+        assert "HGMMA" in kernel, name
+        assert not re.search(r"\b(LDL|STL)\b", kernel), f"{name} spills"
+        assert kernel.count("WARPGROUP.DEPBAR.LE gsb0, 0x0") == 1, f"{name} waits"
 
 
 # On a GPU, what is simplest first: a fault there is the reason of all that follow.
