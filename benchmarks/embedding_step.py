@@ -30,6 +30,7 @@ from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime import tuning
 
 WIDTH, RATE = 16, 0.01
+BUDGET_S = 0.2  # of one figure
 Step = Callable[[], object]
 
 
@@ -44,7 +45,7 @@ def main() -> None:
         print(f"{batch} ids of {len(sizes)} tables x {WIDTH}, {sum(sizes)} rows, us:")
         for name, (step, captured) in steps(sizes, batch, options.device).items():
             graph = captured and options.device != "cpu"
-            timing = time(step, device=options.device, graph=graph)
+            timing = time(step, device=options.device, graph=graph, budget_s=BUDGET_S)
             print(f"  {name:44} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
 
 
