@@ -10,6 +10,9 @@ text, on lines of their own:
 
     [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
     [plot: softmax forward float32]       its bandwidth against the size
+    [host: add forward float32]           host time per call of its smallest case
+    [ranges: train_boxes.json]            what `fuselab train boxes` measured
+    [modes: train_lora.json]              what `fuselab train lora` measured
     [ceiling: bf16]                       what the device can do, and the operations per byte
     [file: lora_floor.txt]                a file of benchmarks/nvidia-h200 as it is
 """
@@ -33,7 +36,7 @@ from types import ModuleType
 from typing import Any
 
 from fuselab.device import environment
-from fuselab.report.numbers import NONE, digits
+from fuselab.report.numbers import NONE, byte_count, digits
 from fuselab.report.plots import COLORS, MARKERS
 
 CLONE = Path(__file__).resolve().parents[1]
@@ -42,7 +45,15 @@ FOLDER = CLONE / "docs" / "tutorials"
 PICTURES = FOLDER / "pictures"
 RESULTS = CLONE / "benchmarks" / "nvidia-h200"
 MADE = "<!-- made by tools/tutorials.py from the script; do not edit -->"
-STORIES = ("vector_add", "square", "softmax_four_ways", "matmul_activation")
+STORIES = (
+    "vector_add",
+    "square",
+    "softmax_four_ways",
+    "matmul_activation",
+    "giou",
+    "lora",
+    "which_tool_when",
+)
 OUTPUT = re.compile(r"^```text( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED_ON = re.compile(r"^\*Printed on .*\*$", re.MULTILINE)
 WROTE = re.compile(r"^wrote (\S+\.png)$", re.MULTILINE)
@@ -164,11 +175,13 @@ def step_names(source: str) -> list[str]:
 
 def directive(line: str) -> str:
     """``[figures: ...]`` and its kin carried out; any other line as it is."""
-    found = re.fullmatch(r"\[(figures|plot|ceiling|file): (.+)\]", line)
+    found = re.fullmatch(r"\[(figures|plot|host|ranges|modes|ceiling|file): (.+)\]", line)
     if found is None:
         return line
     if found[1] == "ceiling":
         return ceiling(found[2])
+    if found[1] in ("ranges", "modes"):
+        return trained(found[1], RESULTS / found[2])
     if found[1] == "file":
         text = (RESULTS / found[2]).read_text(encoding="utf-8").rstrip()
         return f"```\n{text}\n```\n\nFrom [{found[2]}](../../benchmarks/nvidia-h200/{found[2]})."
@@ -178,6 +191,8 @@ def directive(line: str) -> str:
         return f"No figures of `{operator}` ({phase}, {dtype}) on an H200 are on file yet."
     if found[1] == "figures":
         return table(groups)
+    if found[1] == "host":
+        return host_table(groups[0])
     return f"![{found[2]} on an H200](pictures/{plot_name(operator, phase, dtype)})"
 
 
@@ -252,6 +267,69 @@ def table(groups: Sequence[Measured]) -> str:
             f"{facts['device_name']}, torch {facts['torch']}, Triton {facts['triton']}, "
             f"{facts['date'][:10]}: {first['phase']}, {first['dtype']}, medians with a cold L2, "
             f"from {links}. The limit is the fastest kernel that only moves the same bytes.",
+        ]
+    )
+
+
+def host_table(one: Measured) -> str:
+    """Microseconds that a call of one case keeps the host busy."""
+    records = [each for each in one.group["records"] if each["host_us"] is not None]
+    names = " | ".join(each["provider"] for each in records)
+    times = " | ".join(digits(each["host_us"]) for each in records)
+    facts = one.environment
+    return "\n".join(
+        [
+            f"| host us | {names} |",
+            "|---" * (len(records) + 1) + "|",
+            f"| {one.group['case']} | {times} |",
+            "",
+            f"{facts['device_name']}, torch {facts['torch']}, {facts['date'][:10]}, from "
+            f"[{one.file.name}](../../benchmarks/nvidia-h200/{one.file.name}).",
+        ]
+    )
+
+
+def trained(kind: str, file: Path) -> str:
+    """The table of a training case study."""
+    if not file.exists():
+        return "An H200 has not run it yet."
+    payload = json.loads(file.read_text())
+    facts, settings = payload["environment"], payload["settings"]
+    if kind == "ranges":
+        first = payload["variants"][0]["ranges_us"]
+        lines = [
+            f"| loss | model | casts | {' | '.join(first)} | step | held-out loss |",
+            "|---" * (len(first) + 5) + "|",
+        ]
+        for one in payload["variants"]:
+            way = one["variant"]
+            ranges = " | ".join(map(digits, one["ranges_us"].values()))
+            lines.append(
+                f"| {way['loss']} | {way['model']} | {'float32' if way['casts'] else 'none'} "
+                f"| {ranges} | {digits(one['step_us'])} | {one['held_out']:.3f} |"
+            )
+        what = (
+            f"us per step of {settings['batch_size']} images of 256 cells, mean of "
+            f"{settings['runs']} x {settings['steps']} steps, bfloat16 autocast"
+        )
+    else:
+        lines = ["| mode | loss | 5 to 9 right | us per step | memory |", "|---" * 5 + "|"]
+        for one in payload["modes"]:
+            lines.append(
+                f"| {one['mode']} | {one['loss']:.4f} | {one['accuracy']:.1%} "
+                f"| {digits(one['step_us'])} | {byte_count(one['peak_bytes'])} |"
+            )
+        what = (
+            f"layers of {settings['hidden']}, rank {settings['rank']}, {settings['steps']} steps "
+            f"of {settings['batch_size']} rows{', bfloat16 autocast' if settings['amp'] else ''}"
+        )
+    link = f"[{file.name}](../../benchmarks/nvidia-h200/{file.name})"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{facts['device_name']}, torch {facts['torch']}, {facts['date'][:10]}: {what}; "
+            f"{link}.",
         ]
     )
 
