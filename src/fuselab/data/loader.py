@@ -61,7 +61,7 @@ class Loader:
         batch_size: rows per batch; the last batch of an epoch may be smaller.
         shuffle_window: rows of a window, rounded up to a multiple of ``batch_size``; the window's
             rows come in a random order, windows come in the source's order. 0 gives the source's
-            order. The window lies in the device's memory three times (160 bytes a row).
+            order. The device holds up to four windows at a time (160 bytes a row).
         seed: of the order; every epoch and window has another.
         rank, world_size: this rank gives the ``rank``-th of ``world_size`` consecutive parts, whose
             sizes differ by at most a row; together the ranks give every row once.
