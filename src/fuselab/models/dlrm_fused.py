@@ -31,12 +31,13 @@ class FusedDlrm:
     ``leaves`` are its dense parameters by name, as an optimizer should see them: where the first
     prediction layer of the dot interaction has columns of zeros behind it, the leaf has them too,
     and the model's parameter becomes a view of it. In ``half`` precision the products are of
-    bfloat16 ``operands``, which ``refresh`` copies from the leaves; otherwise the operands are the
-    leaves themselves.
+    bfloat16 ``operands``, copies of the leaves that whoever changes these keeps up to date
+    (``refresh`` does); otherwise the operands are the leaves themselves.
     """
 
     def __init__(self, model: Dlrm, half: bool = False) -> None:
         self.model, self.half = model, half
+        self.dtype = torch.bfloat16 if half else torch.float32  # of the products
         self.tables = [table.detach() for table in tables(model)]
         width = model.config.interaction_width
         self.padding = -width % _COLUMNS if model.config.interaction == "dot" else 0
@@ -44,7 +45,7 @@ class FusedDlrm:
         self.leaves = [self._leaf(name, value) for name, value in dense_parameters(model)]
         self.operands = self.leaves
         if half:
-            self.operands = [leaf.detach().bfloat16().requires_grad_() for leaf in self.leaves]
+            self.operands = [leaf.detach().to(self.dtype).requires_grad_() for leaf in self.leaves]
         pairs = list(zip(self.operands[::2], self.operands[1::2], strict=True))
         bottom = len(model.config.dense_hidden) + 1
         self.bottom, self.top = pairs[:bottom], pairs[bottom:]
@@ -56,7 +57,7 @@ class FusedDlrm:
         self.of_outer = "triton" if on_gpu else "auto"
 
     def refresh(self) -> None:
-        """Take up what an optimizer has made of the leaves."""
+        """Take up what the leaves have become."""
         if self.half:
             torch._foreach_copy_([operand.detach() for operand in self.operands], self.leaves)
 
@@ -83,8 +84,7 @@ class FusedDlrm:
 
     def _hidden(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """What the last layer takes."""
-        if self.half:
-            dense, vectors = dense.bfloat16(), vectors.bfloat16()
+        dense, vectors = dense.to(self.dtype), vectors.to(self.dtype)
         for weight, bias in self.bottom:
             dense = linear_activation(dense, weight, bias, "relu")
         hidden, layers = self._interact(dense, vectors)

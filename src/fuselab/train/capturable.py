@@ -6,72 +6,113 @@ checkpoint of either continues with the other.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fuselab.errors import UnknownNameError
 from fuselab.ops import embedding_adagrad_, embedding_sgd_
+from fuselab.runtime.cpp_source import CppSource
+from fuselab.runtime.cuda_source import CudaSource, i32, i64
+from fuselab.runtime.grid import ceil_div
+from fuselab.runtime.parameters import Struct
 from fuselab.train.optimizers import EPS, OPTIMIZERS
 
 _BETAS = 0.9, 0.999  # Adam's
 _STATE = {"adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
+_TENSORS, _BLOCK, _THREADS = 32, 4096, 256  # kTensors and kBlock of dense_update.h, kThreads of .cu
+_GRADS = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+
+CUDA = CudaSource(Path(__file__).with_name("dense_update.cu"))
+CPP = CppSource(Path(__file__).with_name("dense_update.cpp"))
+
+
+def _expression(grad: torch.dtype, update: str) -> str:
+    return f"update_all<{_GRADS[grad]}, Update::{update}>"
+
+
+CUDA_EXPRESSIONS = tuple(_expression(grad, update) for grad in _GRADS for update in OPTIMIZERS)
 
 
 class DenseOptimizer:
-    """SGD, Adagrad or Adam of a list of tensors in a few launches for all. Raises UnknownNameError.
+    """SGD, Adagrad or Adam of a list of float32 tensors in one launch for 32 of them.
 
-    ``state`` has a list for every name, one tensor per parameter.
+    A pass over 96 million bfloat16 gradients (the outer interaction's first layer) reads and writes
+    1.15 GB; as torch._foreach calls, with a float32 copy of the gradients and a fresh bfloat16 copy
+    of the parameters, it would be 3.2 GB.
+
+    Args:
+        name: of the optimizer.
+        parameters: float32, contiguous.
+        rate, count: 0-d float32 on their device: the learning rate, and the number of the step
+            from 1. They are read when the step is taken.
+        copies: of every parameter, in the gradients' dtype, written in the same pass; or none.
+
+    ``state`` has a list for every name, one tensor per parameter. Raises UnknownNameError.
     """
 
-    def __init__(self, name: str, parameters: Sequence[Tensor], rate: Tensor) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[Tensor],
+        rate: Tensor,
+        count: Tensor,
+        copies: Sequence[Tensor] = (),
+    ) -> None:
         if name not in OPTIMIZERS:
             raise UnknownNameError("optimizer", name, OPTIMIZERS)
-        self.name, self.rate = name, rate
+        self.name, self.rate, self.count = name, rate, count
         self.parameters = [parameter.detach() for parameter in parameters]
+        self.copies = [copy.detach() for copy in copies]
         keys = _STATE.get(name, ())
         self.state = {key: [torch.zeros_like(each) for each in self.parameters] for key in keys}
 
-    def step(self, grads: list[Tensor], count: Tensor) -> None:
-        """``grads`` are written over; ``count`` is the number of this step, from 1, 0-d."""
-        if self.name == "adam":
-            self._adam(grads, count)
-            return
-        if self.name == "adagrad":
-            sums = self.state["sum"]
-            torch._foreach_addcmul_(sums, grads, grads)
-            roots = torch._foreach_sqrt(sums)
-            torch._foreach_add_(roots, EPS["adagrad"])
-            torch._foreach_div_(grads, roots)
-        torch._foreach_mul_(grads, self.rate)
-        torch._foreach_sub_(self.parameters, grads)
+    def step(self, grads: Sequence[Tensor]) -> None:
+        """``grads`` are float32 or bfloat16, all of one dtype."""
+        grads = [grad.contiguous() for grad in grads]
+        for begin in range(0, len(grads), _TENSORS):
+            part = slice(begin, begin + _TENSORS)
+            self._launch(part, grads[part])
 
-    def _adam(self, grads: list[Tensor], count: Tensor) -> None:
-        means, squares = self.state["exp_avg"], self.state["exp_avg_sq"]
-        torch._foreach_lerp_(means, grads, 1 - _BETAS[0])
-        torch._foreach_mul_(squares, _BETAS[1])
-        torch._foreach_addcmul_(squares, grads, grads, value=1 - _BETAS[1])
-        first, second = (1 - beta**count for beta in _BETAS)
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(roots, second.sqrt())
-        torch._foreach_add_(roots, EPS["adam"])
-        updates = torch._foreach_div(means, roots)
-        torch._foreach_mul_(updates, self.rate / first)
-        torch._foreach_sub_(self.parameters, updates)
+    def _launch(self, part: slice, grads: Sequence[Tensor]) -> None:
+        count = len(grads)
+        sizes = [grad.numel() for grad in grads]
+        blocks = [ceil_div(size, _BLOCK) for size in sizes]
+        states = [*(tensors[part] for tensors in self.state.values()), [], []][:2]
+        lists = (self.parameters[part], grads, self.copies[part], *states)
+        fields = [
+            *([tensor.data_ptr() for tensor in tensors] for tensors in lists),
+            sizes,
+            [0, *accumulate(blocks)][:-1],
+        ]
+        words = [word for field in fields for word in (*field, *[0] * (_TENSORS - len(field)))]
+        described = Struct(struct.pack(f"{len(words)}q", *words))
+        expression = _expression(grads[0].dtype, self.name)
+        if self.rate.is_cuda:
+            grid, block = (sum(blocks), 1, 1), (_THREADS, 1, 1)
+            CUDA.launch(expression, grid, block, (self.rate, self.count, i32(count), described))
+        else:
+            CPP.launch(expression, (self.rate, self.count, i32(count), i64(sum(blocks)), described))
 
 
 class TableOptimizer:
     """SGD, row-wise Adagrad or Adam on the rows that a batch met. Raises UnknownNameError.
 
     SGD and Adagrad are operators of fuselab. Adam has none: plain PyTorch, of a fixed number of
-    launches, on all tables as one, whose parameters become views of one tensor.
+    launches, on all tables as one, whose parameters become views of one tensor. ``rate`` and
+    ``count`` are as for ``DenseOptimizer``.
     """
 
-    def __init__(self, name: str, tables: Sequence[nn.Parameter], rate: Tensor) -> None:
+    def __init__(
+        self, name: str, tables: Sequence[nn.Parameter], rate: Tensor, count: Tensor
+    ) -> None:
         if name not in OPTIMIZERS:
             raise UnknownNameError("optimizer", name, OPTIMIZERS)
-        self.name, self.rate = name, rate
+        self.name, self.rate, self.count = name, rate, count
         self.state: dict[str, list[Tensor]] = {}
         if name == "adagrad":
             self.state["sum"] = [table.new_zeros(table.shape[0]) for table in tables]
@@ -87,7 +128,7 @@ class TableOptimizer:
                 table.data = part
         self.tables = [table.detach() for table in tables]
 
-    def step(self, rows: Tensor, grads: Tensor, count: Tensor) -> None:
+    def step(self, rows: Tensor, grads: Tensor) -> None:
         """Of the vectors' gradients [B, T, D], whose rows [B, T] may be met more than once."""
         if self.name == "sgd":
             embedding_sgd_(self.tables, rows, grads, self.rate)
@@ -96,9 +137,9 @@ class TableOptimizer:
                 self.tables, self.state["sum"], rows, grads, self.rate, EPS["adagrad"]
             )
         else:
-            self._adam(rows, grads, count)
+            self._adam(rows, grads)
 
-    def _adam(self, rows: Tensor, grads: Tensor, count: Tensor) -> None:
+    def _adam(self, rows: Tensor, grads: Tensor) -> None:
         """As torch.optim.SparseAdam. Rows met are sorted, each run of equal ones is added up; the
         places left over behind the last run repeat it, and write what it writes."""
         keys, order = (rows + self.starts).flatten().sort(stable=True)
@@ -113,7 +154,7 @@ class TableOptimizer:
         square = self.squares[met].lerp(total * total, 1 - _BETAS[1])
         self.means.index_copy_(0, met, mean)
         self.squares.index_copy_(0, met, square)
-        first, second = (1 - beta**count for beta in _BETAS)
+        first, second = (1 - beta**self.count for beta in _BETAS)
         size = self.rate * second.sqrt() / first
         update = size * mean / (square.sqrt() + EPS["adam"])
         self.flat.index_copy_(0, met, self.flat[met] - update)

@@ -141,29 +141,32 @@ class FusedStep:
         device = next(model.parameters()).device
         self.rate = torch.zeros((), device=device)
         self.count = torch.zeros((), device=device)
-        self.of_tables = TableOptimizer(optimizer, tables(model), self.rate)
+        self.of_tables = TableOptimizer(optimizer, tables(model), self.rate, self.count)
         self.fused = FusedDlrm(model, half)
-        self.of_dense = DenseOptimizer(optimizer, self.fused.leaves, self.rate)
-        self.loss = torch.zeros((), device=device)
+        copies = self.fused.operands if half else ()
+        self.of_dense = DenseOptimizer(optimizer, self.fused.leaves, self.rate, self.count, copies)
+        self.steps = 0
         self.graph: Captured | None = None
         if device.type == "cuda":
             self._capture(batch_size, device)
 
     def _capture(self, batch_size: int, device: torch.device) -> None:
-        """On zeros of a batch, with an upstream gradient of 0: no parameter moves, no state but the
-        count does."""
+        """On zeros of a batch, with an upstream gradient of 0 and a learning rate of 0: nothing
+        moves."""
         self.batch = Batch(
             torch.zeros(batch_size, device=device),
-            torch.zeros(batch_size, DENSE_COLUMNS, device=device),
+            torch.zeros(batch_size, DENSE_COLUMNS, device=device, dtype=self.fused.dtype),
             torch.zeros(batch_size, SPARSE_COLUMNS, dtype=torch.int32, device=device),
         )
         self.upstream = torch.zeros((), device=device)
+        self.count.fill_(1)
         self.graph = Captured(self._work, device)
         self.upstream.fill_(1)
-        self.count.zero_()
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
+        self.steps += 1
         self.rate.fill_(rate)
+        self.count.fill_(self.steps)
         if self.graph is None:
             self.batch, self.upstream = batch, self.rate.new_ones(())
             self._work()
@@ -174,27 +177,20 @@ class FusedStep:
         return self.loss
 
     def _work(self) -> None:
-        self.count += 1
-        grads, of_vectors, loss = self._differentiate(self.batch, self.upstream)
-        self.of_tables.step(self.batch.sparse, of_vectors, self.count)
-        self.of_dense.step(grads, self.count)
-        self.loss.copy_(loss)
+        grads, of_vectors, self.loss = self._differentiate(self.batch, self.upstream)
+        self.of_tables.step(self.batch.sparse, of_vectors)
+        self.of_dense.step(grads)
 
     def _differentiate(self, batch: Batch, upstream: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        """The dense leaves' gradients in float32, the vectors', and the loss."""
-        self.fused.refresh()
+        """The dense leaves' gradients in the operands' dtype, the vectors', and the loss."""
         vectors = self.fused.vectors(batch.sparse).requires_grad_()
         loss = self.fused.loss(batch.dense, vectors, batch.labels)
         *grads, of_vectors = torch.autograd.grad(loss, [*self.fused.operands, vectors], upstream)
-        if self.half:
-            wide = [torch.empty_like(leaf) for leaf in self.fused.leaves]
-            torch._foreach_copy_(wide, grads)
-            grads = wide
         return grads, of_vectors, loss.detach()
 
     def gradients(self, batch: Batch) -> dict[str, Tensor]:
         grads, of_vectors, _ = self._differentiate(batch, self.rate.new_ones(()))
-        return {**self._narrowed(grads), "vectors": of_vectors}
+        return {**self._narrowed([grad.float() for grad in grads]), "vectors": of_vectors}
 
     def _narrowed(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """By name, without the columns that a leaf has beyond its parameter."""
@@ -213,8 +209,7 @@ class FusedStep:
                 f"embeddings.{place}.weight/{key}": value for place, value in enumerate(tensors)
             }
         counted = {name.rpartition("/")[0] for name in found if not _is_rowwise(name)}
-        count = self.count.item()
-        return found | {f"{name}/step": torch.tensor(count) for name in counted}
+        return found | {f"{name}/step": torch.tensor(float(self.steps)) for name in counted}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         for key, kept in self.of_dense.state.items():
@@ -224,8 +219,8 @@ class FusedStep:
             for place, mine in enumerate(kept):
                 mine.copy_(tensors[f"embeddings.{place}.weight/{key}"])
         steps = [value for name, value in tensors.items() if name.endswith("/step")]
-        if steps:
-            self.count.fill_(float(steps[0]))
+        self.steps = int(steps[0]) if steps else 0
+        self.fused.refresh()
 
 
 def _is_rowwise(name: str) -> bool:
