@@ -74,13 +74,13 @@ def descent() -> None:
         box = torch.tensor([1.0, 2.0, 3.0, 3.0], requires_grad=True)
         optimizer = torch.optim.Adam([box], lr=0.05)
         curves[name] = []
-        for _ in range(200):
+        for _ in range(300):
             optimizer.zero_grad()
             loss(box).backward()
             optimizer.step()
             curves[name].append(1 - iou(box.detach(), target).item())
         corners = [round(corner, 2) for corner in box.tolist()]
-        print(f"{name:9} after 200 steps: box {corners}, IoU {1 - curves[name][-1]:.2f}")
+        print(f"{name:9} after 300 steps: box {corners}, IoU {1 - curves[name][-1]:.2f}")
     plot(curves)
 
 

@@ -52,6 +52,7 @@ STORIES = (
     "matmul_activation",
     "giou",
     "lora",
+    "dlrm_layers",
     "which_tool_when",
 )
 OUTPUT = re.compile(r"^```text( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
