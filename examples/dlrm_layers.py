@@ -153,9 +153,7 @@ def once_or_twice() -> None:
 
 
 def where_the_parameters_are() -> None:
-    whole = replace(
-        MAIN, cardinalities=KAGGLE_CARDINALITIES, largest_table=max(KAGGLE_CARDINALITIES)
-    )
+    whole = replace(MAIN, largest_table=max(MAIN.cardinalities))
     for name, config in {"small": SMALL, "main": MAIN, "main, whole tables": whole}.items():
         tables = sum(config.table_sizes) * config.embedding_dim
         dense = layers((13, *config.dense_hidden, config.embedding_dim))
