@@ -46,8 +46,11 @@ def commands(stage: str, operators: list[str], out: Path, options: list[str]) ->
     python = sys.executable
     fuselab = (python, "-m", "fuselab")
     if stage == "test":
-        words = ("-m", "pytest", "-m", "gpu", "-n", "8", "-q", "-p", "no:cacheprovider")
-        yield Command("test", (python, *words, str(CLONE / "tests")))
+        # Neighbours stay with one worker: they share kernels, which two would compile at a time.
+        spread = ("-n", "10", "--dist", "worksteal", "-p", "no:cacheprovider")
+        yield Command(
+            "test", (python, "-m", "pytest", "-m", "gpu", "-q", *spread, str(CLONE / "tests"))
+        )
         return
     script = str(CLONE / "tools" / "sanitize.py")
     for name in operators if stage == "plain" else ():
