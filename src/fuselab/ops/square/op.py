@@ -137,12 +137,11 @@ def cost_backward(input: Tensor) -> Cost:
     return Cost(size + bytes_behind(input), size, 2 * input.numel(), unit)
 
 
-# What ``auto`` asks, forward and backward. torch.square runs at the limit of memory; on GPUs ours
-# await their measurement.
-ORDER = ("reference",)
+ORDER = ("reference",)  # what ``auto`` asks, forward and backward
 
 
 def prefer(*args: Any) -> Sequence[str]:
+    """torch.square runs at the limit of memory. On GPUs ours await their measurement."""
     return ORDER
 
 
