@@ -118,34 +118,37 @@ class FusedStep:
         self.model, self.amp = model, amp
         self.parameters = trained(model)
         device = self.parameters[0].device
-        self.rate, self.count, self.loss = torch.zeros(3, device=device).unbind()
+        self.rate, self.count = torch.zeros((), device=device), torch.ones((), device=device)
         self.upstream = torch.ones((), device=device)
-        self.optimizer = DenseOptimizer("adam", self.parameters, self.rate)
+        self.optimizer = DenseOptimizer("adam", self.parameters, self.rate, self.count)
+        self.steps = 0
         self.graph: Captured | None = None
         if device.type == "cuda":
-            self.pixels = torch.zeros(batch_size, PIXELS, device=device)
-            self.digits = torch.zeros(batch_size, dtype=torch.int64, device=device)
-            self.upstream.zero_()  # no parameter moves while the graph is warmed
-            self.graph = Captured(lambda: self._work((self.pixels, self.digits)), device)
+            self.batch = (
+                torch.zeros(batch_size, PIXELS, device=device),
+                torch.zeros(batch_size, dtype=torch.int64, device=device),
+            )
+            self.upstream.zero_()  # while the graph is warmed nothing moves
+            self.graph = Captured(self._work, device)
             self.upstream.fill_(1)
-            self.count.zero_()
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
+        self.steps += 1
         self.rate.fill_(rate)
+        self.count.fill_(self.steps)
         if self.graph is None:
-            self._work(batch)
+            self.batch = batch
+            self._work()
         else:
-            for mine, given in zip((self.pixels, self.digits), batch, strict=True):
+            for mine, given in zip(self.batch, batch, strict=True):
                 mine.copy_(given, non_blocking=True)
             self.graph()
         return self.loss
 
-    def _work(self, batch: Batch) -> None:
-        self.count += 1
-        loss = self._loss(batch)
-        grads = torch.autograd.grad(loss, self.parameters, self.upstream)
-        self.optimizer.step(list(grads), self.count)
-        self.loss.copy_(loss.detach())
+    def _work(self) -> None:
+        loss = self._loss(self.batch)
+        self.optimizer.step(torch.autograd.grad(loss, self.parameters, self.upstream))
+        self.loss = loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
         pixels, digits = batch
