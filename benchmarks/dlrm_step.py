@@ -6,7 +6,8 @@
 Providers: ``eager``, ``compile`` and ``compile+graphs`` are how people write it (26 look-ups with
 sparse gradients, torch.optim.SGD, what lies behind the tables eager or through torch.compile);
 ``strong`` is plain PyTorch at its best (one table, ``index_add_`` for its update, a compiled dense
-part, the whole step in one CUDA graph); ``ours`` is the fused mode of ``fuselab train dlrm``. On a
+part, the whole step in one CUDA graph); ``ours`` is the fused mode of ``fuselab train dlrm``, with
+``branches`` what the chain of products does not wait for runs beside it. On a
 GPU each runs in tf32 and bf16. ``forward`` cases are inference: rows to probabilities.
 
 A case is ``dot-2048``, ``outer-2048``, ``forward-128``. ``loop`` is microseconds per step of a loop
@@ -53,7 +54,7 @@ CASES = {
     "cuda": ("dot-128", "dot-2048", "dot-65536", "outer-2048", "forward-128", "forward-2048"),
     "cpu": ("dot-2048",),
 }
-PROVIDERS = ("eager", "compile", "compile+graphs", "strong", "ours")
+PROVIDERS = ("eager", "compile", "compile+graphs", "strong", "ours", "ours+branches")
 # Compiling takes longer than timing: these cases alone have the two peers that are host-bound.
 COMPILED_AS_WRITTEN = ("dot-2048", "outer-2048")
 CHILDREN = 8
@@ -141,7 +142,7 @@ def _again_pinned() -> int:
 
 def _left_out(case: str, provider: str) -> bool:
     compiled = provider.startswith("compile")
-    forward = case.startswith("forward") and provider == "compile+graphs"
+    forward = case.startswith("forward") and provider in ("compile+graphs", "ours+branches")
     return forward or (compiled and case not in COMPILED_AS_WRITTEN)
 
 
@@ -224,8 +225,9 @@ def candidate(
             model = Dlrm(config)
         if forward:
             return forward_of(provider, model, batch, half)
-        if provider == "ours":
-            fused = FusedStep(model, "sgd", len(batch.labels), half)
+        if provider.startswith("ours"):
+            branches = provider == "ours+branches"
+            fused = FusedStep(model, "sgd", len(batch.labels), half, branches)
             fused(batch, RATE)
             if fused.graph is None:
                 return Candidate(lambda: fused(batch, RATE), lambda: fused(batch, RATE), False)

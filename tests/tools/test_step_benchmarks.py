@@ -25,6 +25,22 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
             ("--batch", "4", "--largest", "50"),
             {"look-up: cpp", "step: SGD, cpp", "step: one table, index_add_"},
         ),
+        (
+            "dlrm_step.py",
+            (
+                "--case",
+                "dot-8",
+                "forward-2",
+                "--largest",
+                "50",
+                "--budget",
+                "0",
+                "--provider",
+                "eager",
+                "ours",
+            ),
+            {"eager fp32", "ours fp32"},
+        ),
     ],
 )
 def test_prints_a_time_per_row(script: str, options: tuple[str, ...], rows: set[str]) -> None:

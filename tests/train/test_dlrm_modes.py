@@ -4,6 +4,7 @@ moves between them, and from and to plain PyTorch."""
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 
 from fuselab.data import Batch, Rows, pieces, to_batch
 from fuselab.errors import UnknownNameError
+from fuselab.models.branch import Branch
 from fuselab.models.dlrm import Dlrm, DlrmConfig
-from fuselab.train.dlrm_modes import Step, step_of
+from fuselab.train.dlrm_modes import FusedStep, Step, step_of
 
 TINY = DlrmConfig(
     dense_hidden=(24,), embedding_dim=4, prediction_hidden=(16, 8), interaction="dot",
@@ -100,6 +102,31 @@ def test_what_trained_fused_is_a_plain_state_dict() -> None:
     assert float(step_of("fused", fused, "sgd", ROWS)(batch, 1e-9)) == pytest.approx(loss.item())
 
 
+class OneStream(Branch):
+    """Without a GPU: the block runs where it stands."""
+
+    def __init__(self) -> None:
+        self.joined = 0
+
+    def beside(self, *used: torch.Tensor) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def join(self) -> None:
+        self.joined += 1
+
+
+@pytest.mark.parametrize("interaction", ["outer", "dot"])
+def test_a_branchs_gradients_are_the_same(interaction: str) -> None:
+    batch = _batches(1, _model())[0]
+    wanted = step_of("fused", _model(interaction), "sgd", ROWS).gradients(batch)
+    step = FusedStep(_model(interaction), "sgd", ROWS)
+    step.branch = step.fused.branch = OneStream()
+    found = step.gradients(batch)
+    assert step.branch.joined == 2
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, msg=name)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("interaction", ["dot", "outer"])
@@ -122,6 +149,18 @@ def test_the_graph_trains_as_eager_on_the_cpu_does(
             torch.testing.assert_close(
                 fused.state_dict()[name].cpu(), value, rtol=1e-2, atol=1e-3, msg=name
             )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("half", [False, True])
+def test_branches_change_nothing(half: bool) -> None:
+    plain, branched = _model().cuda(), _model().cuda()
+    batches = [Batch(*(each.cuda() for each in batch)) for batch in _batches(6, _model())]
+    wanted = _train(step_of("fused", plain, "adagrad", ROWS, half), batches)
+    step = FusedStep(branched, "adagrad", ROWS, half, branches=True)
+    assert _train(step, batches) == pytest.approx(wanted, rel=1e-5)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(branched.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

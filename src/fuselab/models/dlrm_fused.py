@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fuselab.models.branch import Branch, linear_relu
 from fuselab.models.dlrm import Dlrm
 from fuselab.ops import (
     cat_interaction,
@@ -32,11 +33,12 @@ class FusedDlrm:
     prediction layer of the dot interaction has columns of zeros behind it, the leaf has them too,
     and the model's parameter becomes a view of it. In ``half`` precision the products are of
     bfloat16 ``operands``, copies of the leaves that whoever changes these keeps up to date
-    (``refresh`` does); otherwise the operands are the leaves themselves.
+    (``refresh`` does); otherwise the operands are the leaves themselves. A ``branch`` takes what
+    the chain of products does not wait for; it is to be joined behind the backward.
     """
 
-    def __init__(self, model: Dlrm, half: bool = False) -> None:
-        self.model, self.half = model, half
+    def __init__(self, model: Dlrm, half: bool = False, branch: Branch | None = None) -> None:
+        self.model, self.half, self.branch = model, half, branch
         self.dtype = torch.bfloat16 if half else torch.float32  # of the products
         self.tables = [table.detach() for table in tables(model)]
         width = model.config.interaction_width
@@ -86,11 +88,18 @@ class FusedDlrm:
         """What the last layer takes."""
         dense, vectors = dense.to(self.dtype), vectors.to(self.dtype)
         for weight, bias in self.bottom:
-            dense = linear_activation(dense, weight, bias, "relu")
+            dense = self._layer(dense, weight, bias)
+        if self.branch is not None:
+            self.branch.join()  # the look-up may have run beside the layers above
         hidden, layers = self._interact(dense, vectors)
         for weight, bias in layers:
-            hidden = linear_activation(hidden, weight, bias, "relu")
+            hidden = self._layer(hidden, weight, bias)
         return hidden
+
+    def _layer(self, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if self.branch is None or not torch.is_grad_enabled():
+            return linear_activation(input, weight, bias, "relu")
+        return linear_relu(input, weight, bias, self.branch)
 
     def _interact(
         self, dense: Tensor, vectors: Tensor

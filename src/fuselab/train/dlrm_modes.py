@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from fuselab.data import Batch
 from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS
 from fuselab.errors import UnknownNameError
+from fuselab.models.branch import Branch
 from fuselab.models.dlrm import Dlrm
 from fuselab.models.dlrm_fused import FusedDlrm, dense_parameters, tables
 from fuselab.train.capturable import DenseOptimizer, TableOptimizer
@@ -134,15 +136,27 @@ class PlainStep:
 
 class FusedStep:
     """Operators of fuselab, on a GPU the whole step, optimizer and loss included, in one CUDA
-    graph: batch, learning rate and count lie in memory that it reads, and nothing waits for it."""
+    graph: batch, learning rate and count lie in memory that it reads, and nothing waits for it.
 
-    def __init__(self, model: Dlrm, optimizer: str, batch_size: int, half: bool = False) -> None:
+    With ``branches`` the look-up, the tables' update and the gradients of weights run beside the
+    chain of products, as branches of the graph.
+    """
+
+    def __init__(
+        self,
+        model: Dlrm,
+        optimizer: str,
+        batch_size: int,
+        half: bool = False,
+        branches: bool = False,
+    ) -> None:
         self.model, self.half = model, half
         device = next(model.parameters()).device
+        self.branch = Branch(device) if branches and device.type == "cuda" else None
         self.rate = torch.zeros((), device=device)
         self.count = torch.zeros((), device=device)
         self.of_tables = TableOptimizer(optimizer, tables(model), self.rate, self.count)
-        self.fused = FusedDlrm(model, half)
+        self.fused = FusedDlrm(model, half, self.branch)
         copies = self.fused.operands if half else ()
         self.of_dense = DenseOptimizer(optimizer, self.fused.leaves, self.rate, self.count, copies)
         self.steps = 0
@@ -177,20 +191,35 @@ class FusedStep:
         return self.loss
 
     def _work(self) -> None:
-        grads, of_vectors, self.loss = self._differentiate(self.batch, self.upstream)
-        self.of_tables.step(self.batch.sparse, of_vectors)
+        grads, self.loss = self._differentiate(self.batch, self.upstream, self._update_tables)
         self.of_dense.step(grads)
 
-    def _differentiate(self, batch: Batch, upstream: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        """The dense leaves' gradients in the operands' dtype, the vectors', and the loss."""
-        vectors = self.fused.vectors(batch.sparse).requires_grad_()
+    def _update_tables(self, of_vectors: Tensor) -> None:
+        with self._beside(of_vectors):
+            self.of_tables.step(self.batch.sparse, of_vectors)
+
+    def _differentiate(
+        self, batch: Batch, upstream: Tensor, with_vectors: Callable[[Tensor], None]
+    ) -> tuple[list[Tensor], Tensor]:
+        """The dense leaves' gradients in the operands' dtype, and the loss; ``with_vectors`` is
+        given the vectors' gradient as soon as it is there."""
+        with self._beside():
+            vectors = self.fused.vectors(batch.sparse)
+        vectors.requires_grad_().register_hook(with_vectors)
         loss = self.fused.loss(batch.dense, vectors, batch.labels)
-        *grads, of_vectors = torch.autograd.grad(loss, [*self.fused.operands, vectors], upstream)
-        return grads, of_vectors, loss.detach()
+        wanted = [*self.fused.operands, vectors]
+        grads = torch.autograd.grad(loss, wanted, upstream)
+        if self.branch is not None:
+            self.branch.join()
+        return list(grads[:-1]), loss.detach()
+
+    def _beside(self, *used: Tensor) -> AbstractContextManager[None]:
+        return nullcontext() if self.branch is None else self.branch.beside(*used)
 
     def gradients(self, batch: Batch) -> dict[str, Tensor]:
-        grads, of_vectors, _ = self._differentiate(batch, self.rate.new_ones(()))
-        return {**self._narrowed([grad.float() for grad in grads]), "vectors": of_vectors}
+        of_vectors: list[Tensor] = []
+        grads, _ = self._differentiate(batch, self.rate.new_ones(()), of_vectors.append)
+        return {**self._narrowed([grad.float() for grad in grads]), "vectors": of_vectors[0]}
 
     def _narrowed(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """By name, without the columns that a leaf has beyond its parameter."""

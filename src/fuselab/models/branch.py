@@ -1,0 +1,70 @@
+"""A second CUDA stream for what the next kernel does not wait for.
+
+In a step of small batches most kernels leave most of the GPU idle. The gradients of weights and
+biases, the look-up and its update are off the chain of products that forward and backward are; on
+a stream of their own they run beside it, in a CUDA graph as branches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.ops import linear_activation
+
+
+class Branch:
+    """Work beside the current stream, from ``beside`` to the next ``join``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.used: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def beside(self, *used: Tensor) -> Iterator[None]:
+        """Work of the block begins behind what is enqueued so far. ``used`` are tensors of the
+        current stream that it reads: their memory is handed out again after the join only."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        self.used.extend(used)
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """The current stream goes on behind the branch."""
+        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        self.used.clear()
+
+
+def linear_relu(input: Tensor, weight: Tensor, bias: Tensor, branch: Branch) -> Tensor:
+    """``linear_activation`` with relu, whose backward forms the gradients of weight and bias on the
+    branch; join it before they are used. The mask is applied twice, once on either stream."""
+    return _LinearRelu.apply(input, weight, bias, branch)
+
+
+class _LinearRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor, branch: Branch) -> Tensor:
+        output = linear_activation(input, weight, bias, "relu")
+        ctx.save_for_backward(output, input, weight)
+        ctx.branch = branch
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        output, input, weight = ctx.saved_tensors
+
+        def gradients(*needs: bool) -> tuple[Tensor, Tensor, Tensor]:
+            return torch.ops.fuselab.linear_activation_backward(
+                list(needs), grad, output, input, weight, None, "relu", "auto"
+            )
+
+        if not ctx.needs_input_grad[0]:  # the last of the chain: nothing is left to run beside it
+            return None, *gradients(False, True, True)[1:], None
+        with ctx.branch.beside(grad, output, input):
+            _, of_weight, of_bias = gradients(False, True, True)
+        return gradients(True, False, False)[0], of_weight, of_bias, None
