@@ -40,7 +40,6 @@ from fuselab.report.files import folder_for_results, replacing, write_json
 
 VALIDATIONS = ("auto", "day", "seventh", "none")
 _MOST_PARTS = 1024
-_LOCK = ".lock"
 _VALUES = "vocabulary-values.npy"  # all columns end to end, for the workers to map
 
 
@@ -98,10 +97,12 @@ def prepare(
             _refuse_other(root, load_manifest(root).get("plan"), plan)
             return Prepared(root)
         _begin(root, plan)
-        run = _Run(root, found, found.parts(every), processes or available_cores(), progress)
-        surveys = run.survey(skip_malformed)
+        parts = found.parts(every)
+        processes = processes or available_cores()
+        run = _Run(root, found, parts, skip_malformed, processes, progress)
+        surveys = run.survey()
         boundary = run.boundary(surveys, validation)
-        training = run.training_surveys(surveys, boundary, skip_malformed)
+        training = run.training_surveys(surveys, boundary)
         counts = _total([survey.counts for survey in training])
         if ids == "vocabulary":
             ids = run.vocabulary(training, min_frequency)
@@ -110,7 +111,7 @@ def prepare(
         assert not isinstance(ids, str)
         if not isinstance(dense, Dense):
             dense = Dense(dense, _smallest(counts) if dense == "shifted" else None)
-        run.convert(surveys, ids, dense, skip_malformed)
+        run.convert(surveys, ids, dense)
         run.finish(plan, surveys, boundary, ids, dense, counts)
         return Prepared(root)
 
@@ -176,24 +177,21 @@ def _mapped(values: Path, sizes: tuple[int, ...]) -> Vocabulary:
     return Vocabulary([mapped[start:stop] for start, stop in pairwise(ends)])
 
 
+@dataclass(frozen=True)
 class _Run:
     """The walks, each over the parts whose result is not there yet."""
 
-    def __init__(
-        self,
-        root: Path,
-        source: Source | Synthetic,
-        parts: Sequence[Part | SyntheticPart],
-        processes: int,
-        progress: Progress | None,
-    ) -> None:
-        self.root, self.source, self.parts = root, source, parts
-        self.processes, self.progress = processes, progress
+    root: Path
+    source: Source | Synthetic
+    parts: Sequence[Part | SyntheticPart]
+    skip_malformed: bool
+    processes: int
+    progress: Progress | None
 
-    def survey(self, skip_malformed: bool) -> list[Saved]:
+    def survey(self) -> list[Saved]:
         outputs = [self.root / f"survey-{number:05}.npz" for number in range(len(self.parts))]
         tasks = [
-            _SurveyTask(part, output, skip_malformed)
+            _SurveyTask(part, output, self.skip_malformed)
             for part, output in zip(self.parts, outputs, strict=True)
         ]
         self._walk("survey", _survey, tasks)
@@ -222,16 +220,15 @@ class _Run:
         ]
         return sum(kept)
 
-    def training_surveys(
-        self, surveys: Sequence[Saved], boundary: int, skip_malformed: bool
-    ) -> list[Saved]:
+    def training_surveys(self, surveys: Sequence[Saved], boundary: int) -> list[Saved]:
         """Those of the rows before ``boundary``: the part that it cuts is surveyed up to there."""
         training = []
         left = boundary
         for part, survey in zip(self.parts, surveys, strict=True):
             if 0 < left < survey.rows:
                 output = self.root / "survey-boundary.npz"
-                self._walk("survey", _survey, [_SurveyTask(part, output, skip_malformed, left)])
+                task = _SurveyTask(part, output, self.skip_malformed, left)
+                self._walk("survey", _survey, [task])
                 survey = Saved(output)
             if left > 0:
                 training.append(survey)
@@ -246,13 +243,7 @@ class _Run:
             save_vocabulary(path, Vocabulary(frequent))
         return load_vocabulary(path)
 
-    def convert(
-        self,
-        surveys: Sequence[Saved],
-        ids: Modulus | Vocabulary,
-        dense: Dense,
-        skip_malformed: bool,
-    ) -> None:
+    def convert(self, surveys: Sequence[Saved], ids: Modulus | Vocabulary, dense: Dense) -> None:
         values = self.root / _VALUES
         told: Modulus | tuple[int, ...]
         if isinstance(ids, Vocabulary):
@@ -264,7 +255,7 @@ class _Run:
         else:
             told = ids
         tasks = [
-            _ConvertTask(part, output, survey.rows, told, values, dense, skip_malformed)
+            _ConvertTask(part, output, survey.rows, told, values, dense, self.skip_malformed)
             for part, output, survey in zip(self.parts, self._shards(), surveys, strict=True)
             if survey.rows
         ]
@@ -334,21 +325,19 @@ def _check(
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Refuses a folder that another process is preparing; clears what a killed one was writing."""
-    path = root / _LOCK
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ArgumentError(
-                f"{root} is being prepared by another process; wait for it, or give another folder."
-            ) from None
-        try:
-            if (root / PLAN).exists():
-                for left in root.glob(".fuselab-*"):
-                    left.unlink(missing_ok=True)
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    folder = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (root / PLAN).exists():
+            for left in root.glob(".fuselab-*"):
+                left.unlink(missing_ok=True)
+        yield
+    except BlockingIOError:
+        raise ArgumentError(
+            f"{root} is being prepared by another process; wait for it, or give another folder."
+        ) from None
+    finally:
+        os.close(folder)  # and with it the lock
 
 
 @contextlib.contextmanager
@@ -367,8 +356,7 @@ def _begin(root: Path, plan: dict[str, Any]) -> None:
     if path.exists():
         _refuse_other(root, json.loads(path.read_text()), plan)
         return
-    others = [name for name in os.listdir(root) if name != _LOCK]
-    if others:
+    if others := os.listdir(root):
         raise ArgumentError(
             f"{root} is not empty (it holds {min(others)}) and no preparation; give a new folder."
         )

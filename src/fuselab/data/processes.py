@@ -10,8 +10,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import TypeVar
+
+from fuselab.errors import OutputError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -26,7 +29,10 @@ def each(
     work: Callable[[Task], Result], tasks: Sequence[Task], processes: int
 ) -> Iterator[tuple[Task, Result]]:
     """Yields every task with its result, as they end. The first exception ends it: tasks under way
-    are finished, no other is begun. With one process, or one task, the work is done here."""
+    are finished, no other is begun. With one process, or one task, the work is done here.
+
+    Raises OutputError where a process was killed.
+    """
     if min(processes, len(tasks)) <= 1:
         for task in tasks:
             yield task, work(task)
@@ -43,6 +49,11 @@ def each(
                 futures[pool.submit(work, task)] = task
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
+        except BrokenProcessPool as error:
+            raise OutputError(
+                "a process was killed, as the system does when memory runs out; take fewer "
+                "processes."
+            ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -137,7 +137,7 @@ class _Place:
 def _rows(text: bytes, line: int, place: _Place, rejects: Rejects) -> Iterator[Rows]:
     """The good rows of a block that ends in a line break; the block's first line is ``line``."""
     try:
-        yield _parse(text)
+        rows = _parse(text)
     except _BadLineError as bad:
         middle = text.find(b"\n", len(text) // 2) + 1
         if middle == len(text):
@@ -148,6 +148,8 @@ def _rows(text: bytes, line: int, place: _Place, rejects: Rejects) -> Iterator[R
             yield from _rows(text[middle:], line, place, rejects)
         else:
             rejects.malformed(f"{place(line + bad.line)}{bad.says}")
+    else:
+        yield rows
 
 
 def _size(path: Path) -> int:
