@@ -144,7 +144,7 @@ class Loader:
             yield _Window(first // self._window, first, size, skip, stop)
 
     def _batches(self, staged: _Staged, epoch: int) -> Iterator[Batch]:
-        """Slices of the window; at a batch of 128 and 90 us a step every microsecond here counts."""
+        """Slices of the window: at a batch of 128 and 90 us a step every microsecond counts."""
         labels, dense, sparse = as_batch(staged.words)
         known: torch.cuda.Stream | None = None
         for start in range(0, len(labels), self.batch_size):
