@@ -79,7 +79,8 @@ def sources_of(file: Path) -> Iterator[tuple[CudaSource, tuple[str, ...]]]:
     from fuselab.runtime.cuda_source import CudaSource
 
     for python_file in sorted(file.parent.glob("*.py")):
-        if file.name not in python_file.read_text():
+        text = python_file.read_text()
+        if file.name not in text or "CUDA_EXPRESSIONS" not in text:
             continue
         module = import_file(python_file)
         expressions = tuple(getattr(module, "CUDA_EXPRESSIONS", ()))

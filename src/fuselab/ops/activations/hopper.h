@@ -131,6 +131,14 @@ FUSELAB_INLINE uint64_t descriptor(uint32_t address) {
          uint64_t(1) << 62;
 }
 
+// Of a matrix that lies as (depth, columns), in boxes of 64 deep x 64 columns side by side: the
+// leading offset is from box to box, and a step of 16 in depth is 2048 bytes on.
+constexpr int box_bytes = 64 * 64 * 2;
+FUSELAB_INLINE uint64_t across_descriptor(uint32_t address) {
+  return uint64_t(address >> 4 & 0x3fff) | uint64_t(box_bytes >> 4) << 16 | uint64_t(64) << 32 |
+         uint64_t(1) << 62;
+}
+
 FUSELAB_INLINE void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FUSELAB_INLINE void multiply_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");

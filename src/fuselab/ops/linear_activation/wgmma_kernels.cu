@@ -54,15 +54,6 @@ constexpr int chunk_bytes = 64 * chunk_columns * 2;
 FUSELAB_MULTIPLY_ALL("f16", __half)
 FUSELAB_MULTIPLY_ALL("bf16", __nv_bfloat16)
 
-// Of a right operand that lies as (depth, columns), in boxes of 64 deep x 64 columns side by side, as
-// hopper.h's `descriptor`: but the leading offset is from box to box, and a step of 16 in depth is
-// 2048 bytes on.
-constexpr int box_bytes = tile_depth * 64 * 2;
-FUSELAB_INLINE uint64_t across_descriptor(uint32_t address) {
-  return uint64_t(address >> 4 & 0x3fff) | uint64_t(box_bytes >> 4) << 16 | uint64_t(64) << 32 |
-         uint64_t(1) << 62;
-}
-
 // What lies where in a block's shared memory, in bytes from its first multiple of 1024.
 // shared_bytes of wgmma_launch.py counts the same.
 template <int tile_columns, int stages>

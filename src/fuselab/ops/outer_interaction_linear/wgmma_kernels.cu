@@ -27,7 +27,6 @@ constexpr int tile_rows = 128;  // of samples, where a block owns samples
 constexpr int depth = 64;       // of a slot
 constexpr int multipliers = 2;
 constexpr int threads = 128 * (1 + multipliers);
-constexpr int box_bytes = 64 * 128;  // 64 rows of 64 elements
 
 // Places on and below the diagonal of a square of `size`.
 FUSELAB_INLINE int triangle(int size) { return size * (size + 1) / 2; }
@@ -85,13 +84,6 @@ FUSELAB_INLINE uint32_t rounded(float low, float high, __nv_bfloat16) {
 }
 FUSELAB_INLINE uint32_t word_at(const void* pointer) {
   return __ldg(static_cast<const uint32_t*>(pointer));
-}
-
-// A matrix (depth x columns) whose columns are neighbours, in boxes of 64 x 64: bits 16 to 29 are
-// the bytes from one box to the next 64 columns, and a step of 16 in depth is 2048 bytes on.
-FUSELAB_INLINE uint64_t across_descriptor(uint32_t address) {
-  return uint64_t(address >> 4 & 0x3fff) | uint64_t(box_bytes >> 4) << 16 | uint64_t(64) << 32 |
-         uint64_t(1) << 62;
 }
 
 // sum (64 x columns) += a (64 x 16) b (16 x columns). In registers, word 2 u + v of a is row
