@@ -42,7 +42,6 @@ from fuselab.data import Batch
 from fuselab.data.layout import DENSE_COLUMNS
 from fuselab.device.environment import describe
 from fuselab.measure.fresh import allocation_is_pinned, run_pinned
-from fuselab.measure.memory import peak_bytes
 from fuselab.measure.timer import timer
 from fuselab.models.dlrm import MAIN, Dlrm, DlrmConfig
 from fuselab.models.dlrm_fused import FusedDlrm, dense_parameters
@@ -173,13 +172,12 @@ def measure(
     peaks: dict[tuple[str, str], int | None] = {}
     for name in names:
         try:
-            held = _allocated(device)
+            before = _allocated(device)
             ready[name] = candidate(case, *name, largest, device)
-            held = _allocated(device) - held
             with _precision(name[1]):
                 for _ in range(3):
                     ready[name].step()
-                peaks[name] = _peak(ready[name], held, case, largest, device)
+                peaks[name] = _peak(ready[name], before, case, largest, device)
         except Exception as error:  # a compiler or a full memory may raise anything
             print(f"  {' '.join(name)}: {type(error).__name__}: {str(error).splitlines()[0]}")
             ready.pop(name, None)
@@ -189,6 +187,8 @@ def measure(
             calls[name] = _calls(each.step, device)
     times: dict[tuple[str, str], list[float]] = {name: [] for name in ready}
     order, draw = list(ready), random.Random(0)
+    if not order:
+        return []
     deadline = time.monotonic() + budget_s
     while len(times[order[0]]) < 5 or time.monotonic() < deadline:
         draw.shuffle(order)
@@ -368,9 +368,11 @@ def _cold_us(each: Candidate, device: torch.device) -> float:
     return median(clock.sample() for _ in range(5))
 
 
-def _peak(each: Candidate, held: int, case: str, largest: int, device: torch.device) -> int | None:
-    """Of a step, above parameters, batch and dense gradients; SGD keeps no state. ``held`` are the
-    bytes that the candidate holds between steps."""
+def _peak(
+    each: Candidate, before: int, case: str, largest: int, device: torch.device
+) -> int | None:
+    """Of a step, above parameters and dense gradients; SGD keeps no state. ``before`` are the bytes
+    that were allocated before the candidate was made."""
     if device.type != "cuda":
         return None
     with torch.device("meta"):
@@ -378,7 +380,10 @@ def _peak(each: Candidate, held: int, case: str, largest: int, device: torch.dev
         dense = sum(value.numel() for _, value in dense_parameters(Dlrm(config)))
     parameters = sum(config.table_sizes) * config.embedding_dim + dense
     gradients = 0 if case.startswith("forward") else dense
-    return held + peak_bytes(each.work, device) - 4 * (parameters + gradients)
+    torch.cuda.reset_peak_memory_stats(device)
+    each.work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before - 4 * (parameters + gradients)
 
 
 def _allocated(device: torch.device) -> int:
