@@ -3,6 +3,7 @@ by their modulus does to each table."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,18 @@ import numpy
 from fuselab.data.ids import Modulus
 from fuselab.data.layout import MISSING_ID, column_name
 from fuselab.data.prepared import is_prepared, load_manifest
+from fuselab.data.processes import available_cores, each
 from fuselab.data.progress import Progress
-from fuselab.data.rejects import Rejects
 from fuselab.data.source import Source
-from fuselab.data.survey import CountStatistics, Distinct, Survey
+from fuselab.data.survey import (
+    CountStatistics,
+    Distinct,
+    Saved,
+    Survey,
+    SurveyTask,
+    added_up,
+    survey_part,
+)
 from fuselab.errors import DataError
 
 
@@ -93,9 +102,11 @@ def describe(
     *,
     modulus: Modulus | None = None,
     skip_malformed: bool = False,
+    processes: int | None = None,
     progress: Progress | None = None,
 ) -> Description:
-    """Reads everything at ``path`` once, exactly; of a prepared folder, what ``prepare`` found.
+    """Reads everything at ``path`` once, exactly, in ``processes`` (default: all cores); of a
+    prepared folder, what ``prepare`` found.
 
     ``modulus`` (default: the Kaggle set's cardinalities) is what collisions are counted for; a
     prepared folder was described with its own. Memory grows with the distinct ids (12 bytes each),
@@ -103,15 +114,17 @@ def describe(
     """
     if is_prepared(path):
         return Description.from_json(load_manifest(Path(path))["description"])
-    survey = Survey(rejects=Rejects(skip_malformed))
-    parts = Source.at(path).parts()
-    if progress is not None:
-        progress.begin("read", len(parts))
-    for part in parts:
-        before = survey.rows
-        survey.read(part.read(survey.rejects))
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = [
+            SurveyTask(part, Path(folder) / f"{number}.npz", skip_malformed)
+            for number, part in enumerate(Source.at(path).parts())
+        ]
         if progress is not None:
-            progress.update(survey.rows - before)
+            progress.begin("read", len(tasks))
+        for _, rows in each(survey_part, tasks, processes or available_cores()):
+            if progress is not None:
+                progress.update(rows)
+        survey = added_up([Saved(task.output) for task in tasks])
     return describe_survey(str(path), survey, modulus or Modulus())
 
 

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from fuselab.data.dataset import Dataset, open_dataset
+from fuselab.data.processes import available_cores
 from fuselab.data.records import RECORD, WORDS, Batch, as_batch
 from fuselab.data.shuffle import permutation
 from fuselab.errors import ArgumentError, DeviceError
 
 READ_ROWS = 65_536  # one read: 10 MB
-READERS = 8  # threads that read; more than half of the H200 machine's 16 cores gain nothing
+READERS = min(8, available_cores())  # threads that read
 AHEAD = 2  # windows that are ready or under way while one is consumed
 
 

@@ -25,7 +25,6 @@ import numpy
 from fuselab.data.dense import TRANSFORMS, Dense
 from fuselab.data.description import count_columns, describe_survey
 from fuselab.data.ids import Modulus, Vocabulary
-from fuselab.data.layout import Rows
 from fuselab.data.metadata import load_vocabulary, save_vocabulary
 from fuselab.data.prepared import MANIFEST, PLAN, SCHEMA, VOCABULARY, Prepared, load_manifest
 from fuselab.data.processes import available_cores, each
@@ -33,7 +32,14 @@ from fuselab.data.progress import Progress
 from fuselab.data.records import RECORD, fill
 from fuselab.data.rejects import Rejects
 from fuselab.data.source import PART_BYTES, Part, Source
-from fuselab.data.survey import CountStatistics, Saved, Survey
+from fuselab.data.survey import (
+    CountStatistics,
+    Saved,
+    SurveyTask,
+    added_up,
+    survey_part,
+    total_counts,
+)
 from fuselab.data.synthetic import Synthetic, SyntheticPart
 from fuselab.errors import ArgumentError, DataError, OutputError, UnknownNameError
 from fuselab.report.files import folder_for_results, replacing, write_json
@@ -103,7 +109,7 @@ def prepare(
         surveys = run.survey()
         boundary = run.boundary(surveys, validation)
         training = run.training_surveys(surveys, boundary)
-        counts = _total([survey.counts for survey in training])
+        counts = total_counts(training)
         if ids == "vocabulary":
             ids = run.vocabulary(training, min_frequency)
         elif ids == "modulus":
@@ -114,25 +120,6 @@ def prepare(
         run.convert(surveys, ids, dense)
         run.finish(plan, surveys, boundary, ids, dense, counts)
         return Prepared(root)
-
-
-@dataclass(frozen=True)
-class _SurveyTask:
-    """Survey the first ``rows`` rows of a part (all, where None) into ``output``."""
-
-    part: Part | SyntheticPart
-    output: Path
-    skip_malformed: bool
-    rows: int | None = None
-
-
-def _survey(task: _SurveyTask) -> int:
-    """Returns the rows."""
-    survey = Survey(rejects=Rejects(task.skip_malformed))
-    survey.read(_first(task.part.read(survey.rejects), task.rows))
-    with replacing(task.output) as temporary:
-        survey.save(temporary)
-    return survey.rows
 
 
 @dataclass(frozen=True)
@@ -191,10 +178,10 @@ class _Run:
     def survey(self) -> list[Saved]:
         outputs = [self.root / f"survey-{number:05}.npz" for number in range(len(self.parts))]
         tasks = [
-            _SurveyTask(part, output, self.skip_malformed)
+            SurveyTask(part, output, self.skip_malformed)
             for part, output in zip(self.parts, outputs, strict=True)
         ]
-        self._walk("survey", _survey, tasks)
+        self._walk("survey", survey_part, tasks)
         return [Saved(output) for output in outputs]
 
     def boundary(self, surveys: Sequence[Saved], validation: str) -> int:
@@ -227,8 +214,8 @@ class _Run:
         for part, survey in zip(self.parts, surveys, strict=True):
             if 0 < left < survey.rows:
                 output = self.root / "survey-boundary.npz"
-                task = _SurveyTask(part, output, self.skip_malformed, left)
-                self._walk("survey", _survey, [task])
+                task = SurveyTask(part, output, self.skip_malformed, left)
+                self._walk("survey", survey_part, [task])
                 survey = Saved(output)
             if left > 0:
                 training.append(survey)
@@ -238,7 +225,7 @@ class _Run:
     def vocabulary(self, training: Sequence[Saved], min_frequency: int) -> Vocabulary:
         path = self.root / VOCABULARY
         if not path.exists():
-            counted = [distinct.counted() for distinct in _whole(training).ids]
+            counted = [distinct.counted() for distinct in added_up(training).ids]
             frequent = [ids[frequencies >= min_frequency] for ids, frequencies in counted]
             save_vocabulary(path, Vocabulary(frequent))
         return load_vocabulary(path)
@@ -271,7 +258,9 @@ class _Run:
         counts: CountStatistics,
     ) -> None:
         """The manifest, and then what it makes superfluous."""
-        description = describe_survey(self.source.path, _whole(surveys), Modulus(ids.cardinalities))
+        description = describe_survey(
+            self.source.path, added_up(surveys), Modulus(ids.cardinalities)
+        )
         manifest = {
             "schema": SCHEMA,
             "rows": description.rows,
@@ -382,33 +371,6 @@ def _name_of(ids: str | Modulus | Vocabulary) -> Any:
     for values in ids.values:
         digest.update(len(values).to_bytes(8, "little") + numpy.ascontiguousarray(values).data)
     return digest.hexdigest()
-
-
-# --- adding up -----------------------------------------------------------------------------------
-
-
-def _first(pieces: Iterator[Rows], rows: int | None) -> Iterator[Rows]:
-    """The first ``rows`` rows, all where None."""
-    for piece in pieces:
-        if rows is None:
-            yield piece
-        elif rows > 0:
-            yield piece[:rows]
-            rows -= len(piece)
-
-
-def _total(parts: Sequence[CountStatistics]) -> CountStatistics:
-    return functools.reduce(CountStatistics.plus, parts, Survey().counts)
-
-
-def _whole(surveys: Sequence[Saved]) -> Survey:
-    whole = Survey(counts=_total([survey.counts for survey in surveys]))
-    for survey in surveys:
-        whole.rows += survey.rows
-        whole.positives += survey.positives
-        whole.rejects.add(survey.rejects)
-        survey.add_ids_to(whole.ids)
-    return whole
 
 
 def _smallest(counts: CountStatistics) -> tuple[float, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import numpy.typing
 
 from fuselab.data.layout import DENSE_COLUMNS, MISSING_ID, SPARSE_COLUMNS, Counts, Rows, is_missing
 from fuselab.data.rejects import Rejects
-from fuselab.data.source import regrouped
+from fuselab.data.source import Part, regrouped
+from fuselab.data.synthetic import SyntheticPart
+from fuselab.report.files import replacing
 
 _PIECE_ROWS = 65_536
 
@@ -159,6 +162,51 @@ class Saved:
         with numpy.load(self.path) as arrays:
             for column, distinct in enumerate(columns):
                 distinct.add(arrays[f"values_{column}"], arrays[f"frequencies_{column}"])
+
+
+@dataclass(frozen=True)
+class SurveyTask:
+    """Survey the first ``rows`` rows of a part (all, where None) into ``output``."""
+
+    part: Part | SyntheticPart
+    output: Path
+    skip_malformed: bool
+    rows: int | None = None
+
+
+def survey_part(task: SurveyTask) -> int:
+    """Returns the rows."""
+    survey = Survey(rejects=Rejects(task.skip_malformed))
+    survey.read(_first(task.part.read(survey.rejects), task.rows))
+    with replacing(task.output) as temporary:
+        survey.save(temporary)
+    return survey.rows
+
+
+def added_up(surveys: Sequence[Saved]) -> Survey:
+    """Of parts, in the source's order."""
+    whole = Survey(counts=total_counts(surveys))
+    for survey in surveys:
+        whole.rows += survey.rows
+        whole.positives += survey.positives
+        whole.rejects.add(survey.rejects)
+        survey.add_ids_to(whole.ids)
+    return whole
+
+
+def total_counts(surveys: Sequence[Saved]) -> CountStatistics:
+    counts = (survey.counts for survey in surveys)
+    return functools.reduce(CountStatistics.plus, counts, Survey().counts)
+
+
+def _first(pieces: Iterator[Rows], rows: int | None) -> Iterator[Rows]:
+    """The first ``rows`` rows, all where None."""
+    for piece in pieces:
+        if rows is None:
+            yield piece
+        elif rows > 0:
+            yield piece[:rows]
+            rows -= len(piece)
 
 
 def _stacked(counts: CountStatistics) -> Floats:
