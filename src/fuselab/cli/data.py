@@ -89,7 +89,7 @@ def synthesize(
         raise ArgumentError("--largest-table is about prepared rows; add --prepared.")
     else:
         with replacing(output) as temporary:  # which keeps the suffix, and so the format
-            synthesize_file(temporary, rows, seed)
+            synthesize_file(temporary, rows, seed, Progress())
     seconds = time.perf_counter() - start
     result = {"file": str(output), "rows": rows, "seed": seed, "rows_per_s": round(rows / seconds)}
     print(f"{output}: {rows:,} rows, seed {seed}, {result['rows_per_s']:,} rows/s")

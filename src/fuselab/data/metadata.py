@@ -80,7 +80,7 @@ def save_metadata(path: str | Path, metadata: Metadata) -> None:
 
 def save_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
     """The compact form. Raises OutputError."""
-    steps = {}
+    steps: dict[str, Any] = {}
     for column, values in enumerate(vocabulary.values, 1):
         # From -1, the missing id, on no step is negative.
         apart = numpy.diff(values, prepend=-1)
@@ -88,7 +88,7 @@ def save_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
         small = numpy.min_scalar_type(highest) if lowest >= 0 else numpy.int64
         steps[f"C{column}"] = apart.astype(small)
     with replacing(path) as temporary, temporary.open("wb") as file:
-        numpy.savez_compressed(file, allow_pickle=False, **steps)
+        numpy.savez_compressed(file, **steps)
 
 
 def load_vocabulary(path: str | Path) -> Vocabulary:

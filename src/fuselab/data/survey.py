@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy
 import numpy.typing
@@ -140,11 +141,14 @@ class Survey:
     def save(self, path: Path) -> None:
         """Everything, for ``Saved``."""
         numbers = {"rows": self.rows, "positives": self.positives, "rejects": asdict(self.rejects)}
-        arrays = {"numbers": numpy.array(json.dumps(numbers)), "counts": _stacked(self.counts)}
+        arrays: dict[str, Any] = {
+            "numbers": numpy.array(json.dumps(numbers)),
+            "counts": numpy.stack([*vars(self.counts).values()]),
+        }
         for column, distinct in enumerate(self.ids):
             arrays[f"values_{column}"], arrays[f"frequencies_{column}"] = distinct.counted()
         with path.open("wb") as file:
-            numpy.savez(file, allow_pickle=False, **arrays)
+            numpy.savez(file, **arrays)
 
 
 class Saved:
@@ -207,7 +211,3 @@ def _first(pieces: Iterator[Rows], rows: int | None) -> Iterator[Rows]:
         elif rows > 0:
             yield piece[:rows]
             rows -= len(piece)
-
-
-def _stacked(counts: CountStatistics) -> Floats:
-    return numpy.stack([*vars(counts).values()])

@@ -29,6 +29,7 @@ from fuselab.data.layout import (
     SPARSE_COLUMNS,
     Rows,
 )
+from fuselab.data.progress import Progress
 from fuselab.data.rejects import Rejects
 from fuselab.data.source import regrouped
 from fuselab.errors import ArgumentError
@@ -74,7 +75,9 @@ _ID_EFFECT = (
 _PAIRS = ((5, 16, 0.6), (13, 22, 0.5))
 
 
-def synthesize(path: str | Path, rows: int, seed: int = 0) -> None:
+def synthesize(
+    path: str | Path, rows: int, seed: int = 0, progress: Progress | None = None
+) -> None:
     """Writes ``rows`` synthetic rows: parquet when the path ends in ``.parquet`` or ``.pq``, else
     Criteo TSV, gzipped when it ends in ``.gz``. Memory stays at one row group.
 
@@ -85,7 +88,7 @@ def synthesize(path: str | Path, rows: int, seed: int = 0) -> None:
     path = Path(path)
     if path.suffix in (".parquet", ".pq"):
         with pyarrow.parquet.ParquetWriter(path, parquet.SCHEMA) as writer:
-            for group in regrouped(pieces(rows, seed), PART_ROWS):
+            for group in regrouped(_shown(rows, seed, progress), PART_ROWS):
                 writer.write_table(parquet.table(group))
         return
     with contextlib.ExitStack() as closing:
@@ -94,8 +97,18 @@ def synthesize(path: str | Path, rows: int, seed: int = 0) -> None:
             # No name and no time in the header, or equal rows would not give equal bytes.
             file = cast(IO[bytes], gzip.GzipFile("", "wb", 1, file, mtime=0))
             closing.callback(file.close)
-        for piece in pieces(rows, seed):
+        for piece in _shown(rows, seed, progress):
             file.write(to_text(piece))
+
+
+def _shown(rows: int, seed: int, progress: Progress | None) -> Iterator[Rows]:
+    """``pieces``, with the progress of what is done with them."""
+    if progress is not None:
+        progress.begin("draw", -(-rows // CHUNK_ROWS))
+    for piece in pieces(rows, seed):
+        yield piece
+        if progress is not None:
+            progress.update(len(piece))
 
 
 def pieces(rows: int, seed: int = 0) -> Iterator[Rows]:
