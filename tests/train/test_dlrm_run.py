@@ -76,13 +76,10 @@ def test_the_modes_have_one_loss_curve(config: str, tmp_path: Path) -> None:
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_killed_and_resumed_ends_with_the_same_weights(
-    config: str, tmp_path: Path, optimizer: str
-) -> None:
+def test_killed_and_resumed_ends_with_the_same_weights(config: str, tmp_path: Path) -> None:
     """Over the end of the first epoch (60 batches), killed as soon as a checkpoint is there."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    more = ("--deterministic", "--steps", 90, "--optimizer", optimizer, "--decay", 1)
+    more = ("--deterministic", "--steps", 90, "--optimizer", "adam", "--decay", 1)
     try:
         assert run(_words(config, whole, *more)) == 0
         words = [sys.executable, "-m", "fuselab", *_words(config, killed, *more)]
