@@ -24,7 +24,7 @@ import numpy
 import torch
 
 from fuselab.data import KAGGLE_CARDINALITIES, Loader, open_dataset
-from fuselab.data.loader import READ_ROWS, READERS
+from fuselab.data.loader import READERS
 from fuselab.data.prepared import SCHEMA, Prepared
 from fuselab.data.records import RECORD, Batch
 from fuselab.data.shuffle import permutation
@@ -87,13 +87,12 @@ def parts(folder: Path) -> Iterator[tuple[str, float]]:
     prepared = Prepared(folder)
     rows = min(prepared.rows, WINDOW)
     records = numpy.zeros(rows, RECORD)
-    cuts = range(0, rows, READ_ROWS)
+    step = -(-rows // (2 * READERS))
+    cuts = range(0, rows, step)
     with ThreadPoolExecutor(READERS) as pool:
 
         def read() -> None:
-            list(
-                pool.map(lambda cut: prepared.read_into(records[cut : cut + READ_ROWS], cut), cuts)
-            )
+            list(pool.map(lambda cut: prepared.read_into(records[cut : cut + step], cut), cuts))
 
         yield f"read, {READERS} threads (M rows/s)", rows / seconds(read) / 1e6
     yield "read, 1 thread (M rows/s)", rows / seconds(lambda: prepared.read_into(records, 0)) / 1e6

@@ -20,13 +20,13 @@ from fuselab.data import (
     Modulus,
     Position,
     TruncatedLineWarning,
-    loader,
     open_dataset,
     pieces,
     synthesize,
 )
 from fuselab.data.layout import concatenate
 from fuselab.data.prepare import prepare
+from fuselab.data.prepared import Prepared
 from fuselab.errors import ArgumentError, DataError, DeviceError, UnknownNameError
 
 ROWS = 700
@@ -61,7 +61,7 @@ def labelled_by_number(rows: int) -> Dataset:
     """Rows whose label is their number: what a shuffle does is to be seen."""
 
     class Numbers:
-        parallel = True
+        rows_per_read = 5
 
         def read_into(self, out: numpy.ndarray, first: int) -> None:
             out[:] = 0
@@ -323,7 +323,7 @@ def test_no_cuda_device() -> None:
 def test_a_gpu_gets_the_batches_that_a_cpu_gets(
     data: Dataset, shuffle_window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "READ_ROWS", 100)
+    monkeypatch.setattr(Prepared, "rows_per_read", 10)
     here = Loader(data, 32, shuffle_window=shuffle_window, seed=1)
     there = Loader(data, 32, shuffle_window=shuffle_window, seed=1, device="cuda")
     for _ in range(3):

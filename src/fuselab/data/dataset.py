@@ -21,9 +21,12 @@ SPLITS = ("train", "validation")
 
 
 class Reader(Protocol):
-    """Gives any rows as records; ``parallel`` says whether several threads may ask at once."""
+    """Gives any rows as records."""
 
-    parallel: bool
+    @property
+    def rows_per_read(self) -> int | None:
+        """Rows that are worth a thread of their own; None where one thread must ask for all."""
+        ...
 
     def read_into(self, out: Records, first: int) -> None:
         """Fills ``out`` [n] with the rows from ``first`` on."""
@@ -116,7 +119,7 @@ def last_seventh(rows: int) -> int:
 class _Synthetic:
     """Rows drawn when they are asked for: chunk by chunk, each on its own."""
 
-    parallel = True
+    rows_per_read = CHUNK_ROWS
 
     def __init__(self, seed: int, ids: Modulus | Vocabulary, dense: Dense) -> None:
         self.seed, self.ids, self.dense = seed, ids, dense
@@ -134,7 +137,7 @@ class _Stream:
     """Rows parsed in order. Going on where the last call ended costs nothing extra; any other
     place is reached by reading the source again up to it."""
 
-    parallel = False
+    rows_per_read = None
 
     def __init__(self, source: Source, ids: Modulus | Vocabulary, dense: Dense) -> None:
         self.source, self.ids, self.dense = source, ids, dense

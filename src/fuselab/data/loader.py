@@ -26,7 +26,7 @@ from fuselab.data.records import RECORD, WORDS, Batch, as_batch
 from fuselab.data.shuffle import permutation
 from fuselab.errors import ArgumentError, DeviceError
 
-READ_ROWS = 65_536  # one read: 10 MB
+IN_ORDER_ROWS = 65_536  # of a window where nothing is shuffled
 READERS = min(8, available_cores())  # threads that read
 AHEAD = 2  # windows that are ready or under way while one is consumed
 
@@ -107,7 +107,7 @@ class Loader:
         whole = self.data.rows // world_size // batch_size * batch_size
         self.rows = whole if drop_last else self._held  # that an epoch gives
         self.shuffled = shuffle_window > 0
-        self._window = -(-(shuffle_window or READ_ROWS) // batch_size) * batch_size
+        self._window = -(-(shuffle_window or IN_ORDER_ROWS) // batch_size) * batch_size
         self.position = Position(*start)
         if min(start) < 0 or start.rows > self.rows or start.rows % batch_size:
             raise ArgumentError(
@@ -198,7 +198,9 @@ class _Stager:
         words = torch.empty_like(host, device=self.loader.device) if self.cuda else host
         records = host.numpy().view(RECORD)[:, 0]
         first = self.loader.first + window.first
-        step = READ_ROWS if self.reader.parallel else window.size
+        # Two reads a thread: while the second is read, the first is copied.
+        least = self.reader.rows_per_read
+        step = window.size if least is None else max(window.size // (2 * READERS), least)
         parts = [slice(at, min(at + step, window.size)) for at in range(0, window.size, step)]
         reads = [
             self.readers.submit(self.reader.read_into, records[part], first + part.start)

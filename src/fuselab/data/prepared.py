@@ -49,7 +49,7 @@ class Prepared:
     shard is missing or not as long as the manifest says.
     """
 
-    parallel = True
+    rows_per_read = 4096
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
