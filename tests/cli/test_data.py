@@ -7,9 +7,13 @@ import json
 import os
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from fuselab.cli.main import run
+from fuselab.data import Loader, Vocabulary, open_dataset
+from fuselab.data.metadata import Metadata, load_metadata, save_metadata, save_vocabulary
 from fuselab.data.prepared import Prepared
 
 
@@ -136,6 +140,24 @@ def test_prepare_like_another_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     one, two = (Prepared(tmp_path / name) for name in ("first", "second"))
     assert one.cardinalities == two.cardinalities
     assert one.dense() == two.dense()
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "vocabulary.npz"])
+def test_prepare_with_a_vocabulary_of_elsewhere(tmp_path: Path, name: str) -> None:
+    rows, found = tmp_path / "rows.tsv", tmp_path / "out"
+    run(["data", "synthesize", "-o", str(rows), "--rows", "50"])
+    vocabulary = Vocabulary([numpy.array([-1, 7])] * 25 + [numpy.array([], dtype=numpy.int64)])
+    if name.endswith(".json"):
+        save_metadata(tmp_path / name, Metadata(vocabulary))
+    else:
+        save_vocabulary(tmp_path / name, vocabulary)
+    told = ["--metadata", str(tmp_path / name), "--dense", "log3"]
+    assert run(["data", "prepare", str(rows), "-o", str(found), *told]) == 0
+    assert Prepared(found).cardinalities == (3,) * 25 + (1,)
+    raw = open_dataset(rows, ids=load_metadata(tmp_path / name).ids, dense="log3")
+    for batch, wanted in zip(Loader(found, 16), Loader(raw, 16), strict=True):
+        assert all(map(torch.equal, batch, wanted))
+        assert set(batch.sparse.unique().tolist()) <= {0, 2}  # missing, or unknown
 
 
 def test_synthesize_prepared_and_parquet(

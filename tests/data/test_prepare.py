@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import math
 import os
@@ -163,6 +164,38 @@ def test_few_rows(tmp_path: Path, rows: int) -> None:
         prepared = prepare(tmp_path / "a.tsv", tmp_path / ids, ids=ids, processes=1)
         assert (prepared.rows, prepared.validation_first) == (rows, rows - rows // 7)
         assert len(records(prepared)) == rows
+
+
+def test_rows_of_nothing_but_a_label(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text(("0" + 39 * "\t" + "\n") * 8)
+    found = records(prepare(tmp_path / "a.tsv", tmp_path / "out", processes=1))
+    assert not found["dense"].any()
+    assert not found["sparse"].any()
+    described = describe(tmp_path / "out")
+    assert {column.missing for column in (*described.counts, *described.ids)} == {8}
+    assert {(column.cardinality, column.top_share) for column in described.ids} == {(0, 0.0)}
+    prepared = prepare(tmp_path / "a.tsv", tmp_path / "known", ids="vocabulary", processes=1)
+    assert prepared.cardinalities == (2,) * 26  # missing, and one for all others
+    assert not records(prepared)["sparse"].any()
+
+
+def test_every_spelling_of_the_same_rows(tmp_path: Path, source: Path) -> None:
+    text = source.read_bytes()
+    spellings = {
+        "unix.tsv": text,
+        "windows.tsv": text.replace(b"\n", b"\r\n"),
+        "open.tsv": text.removesuffix(b"\n"),
+        "packed.tsv.gz": gzip.compress(text),
+    }
+    found = set()
+    for name, spelling in spellings.items():
+        (tmp_path / name).write_bytes(spelling)
+        prepared = prepare(tmp_path / name, tmp_path / f"out {name}", processes=1, part_bytes=SMALL)
+        found.add(records(prepared).tobytes())
+    assert len(found) == 1
+    (tmp_path / "cut.gz").write_bytes(spellings["packed.tsv.gz"][:-500])
+    with pytest.raises(DataError, match=r"cut\.gz is not a whole gzip file"):
+        prepare(tmp_path / "cut.gz", tmp_path / "out", processes=1)
 
 
 # --- malformed rows ------------------------------------------------------------------------------
