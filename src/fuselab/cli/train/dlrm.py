@@ -106,6 +106,8 @@ def dlrm(
     chosen = {
         name: getattr(said, name) if value is None else value for name, value in given.items()
     }
+    if epochs is not None:
+        chosen["steps"] = steps  # a file's steps give way to the command line's epochs
     known: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     plan = Plan(described.config, mode, rows=rows, half=amp, **known)
     where = select(device or said.device or "auto")
