@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import re
 from pathlib import Path
 
@@ -221,6 +222,7 @@ def parquet_with(path: Path, **changes: pyarrow.Array | None) -> Path:
         ({"SPARSE_4": pyarrow.array(["a"] * 3)}, "'SPARSE_4': found string; expected integers"),
         ({"SPARSE_4": pyarrow.array([0.5] * 3)}, "'SPARSE_4': found double; expected integers"),
         ({"DENSE_4": pyarrow.array(["a"] * 3)}, "'DENSE_4': found string; expected numbers"),
+        ({"DENSE_4": pyarrow.array([0, 1, -math.inf])}, "row 3, column 'DENSE_4': found -inf"),
     ],
 )
 def test_parquet_that_is_not_this_layout(tmp_path: Path, changes, says: str) -> None:
@@ -228,12 +230,13 @@ def test_parquet_that_is_not_this_layout(tmp_path: Path, changes, says: str) -> 
         whole(parquet_with(tmp_path / "a.parquet", **changes))
 
 
-def test_parquet_rows_with_bad_labels_can_be_skipped(tmp_path: Path) -> None:
-    path = parquet_with(tmp_path / "a.parquet", labels=pyarrow.array([0, 7, 1]))
+def test_malformed_parquet_rows_can_be_skipped(tmp_path: Path) -> None:
+    infinite = {name: pyarrow.array([0.0, math.inf, math.inf]) for name in ("DENSE_0", "DENSE_1")}
+    path = parquet_with(tmp_path / "a.parquet", labels=pyarrow.array([0, 7, 1]), **infinite)
     rejects = Rejects(skip=True)
-    assert whole(path, rejects).ids[:, 0].tolist() == [1, 3]
-    assert rejects.count == 1
-    assert "row 2" in rejects.sentences[0]
+    assert whole(path, rejects).ids[:, 0].tolist() == [1]
+    assert rejects.count == 2
+    assert ["row 2" in rejects.sentences[0], "row 3" in rejects.sentences[1]] == [True, True]
 
 
 @pytest.mark.parametrize(

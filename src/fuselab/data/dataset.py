@@ -9,7 +9,7 @@ from typing import Protocol
 
 from fuselab.data.dense import Dense
 from fuselab.data.ids import Modulus, Vocabulary
-from fuselab.data.layout import Rows
+from fuselab.data.layout import Rows, last_seventh
 from fuselab.data.prepared import Prepared, is_prepared
 from fuselab.data.records import Records, fill
 from fuselab.data.rejects import Rejects, warn_of_cut
@@ -109,11 +109,6 @@ def open_dataset(
         return _Stream(source, ids, transform)
 
     return Dataset(str(path), sum(counts), ids.cardinalities, reader, boundary)
-
-
-def last_seventh(rows: int) -> int:
-    """Where the last seventh begins: the Kaggle set spans seven days, in order, without dates."""
-    return rows - rows // 7
 
 
 class _Synthetic:

@@ -65,3 +65,8 @@ def column_name(column: int) -> str:
     if column <= DENSE_COLUMNS:
         return f"I{column}"
     return f"C{column - DENSE_COLUMNS}"
+
+
+def last_seventh(rows: int) -> int:
+    """Where the last seventh begins: the Kaggle set spans seven days, in order, without dates."""
+    return rows - rows // 7

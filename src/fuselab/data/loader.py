@@ -147,17 +147,19 @@ class Loader:
     def _batches(self, staged: _Staged, epoch: int) -> Iterator[Batch]:
         """Slices of the window: at a batch of 128 and 90 us a step every microsecond counts."""
         labels, dense, sparse = as_batch(staged.words)
-        known: torch.cuda.Stream | None = None
+        known: int | None = None
         for start in range(0, len(labels), self.batch_size):
             stop = start + self.batch_size
             done = staged.done + min(stop, len(labels))
             self.position = Position(epoch, done) if done < self.rows else Position(epoch + 1)
             if staged.ready is not None:
                 stream = torch.cuda.current_stream(self.device)
-                if stream != known:  # once for all batches of the window that it asks for
+                if (
+                    stream.cuda_stream != known
+                ):  # once for all batches of the window that it asks for
                     stream.wait_event(staged.ready)
                     staged.words.record_stream(stream)
-                    known = stream
+                    known = stream.cuda_stream
             yield Batch(labels[start:stop], dense[start:stop], sparse[start:stop])
 
 

@@ -119,6 +119,12 @@ def _rows(path: Path, batch: pyarrow.RecordBatch, first: int, rejects: Rejects) 
         where = f"{path}, row {first + row + 1}, column '{LABEL}'"
         found = "nothing" if numpy.isnan(labels[row]) else f"{labels[row]:g}"
         rejects.malformed(f"{where}: found {found}; expected 0 or 1.")
+    infinite = numpy.isinf(counts) & good[:, None]
+    for row, column in numpy.argwhere(infinite).tolist():
+        if good[row]:
+            where = f"{path}, row {first + row + 1}, column '{DENSE[column]}'"
+            rejects.malformed(f"{where}: found {counts[row, column]}; expected a finite number.")
+            good[row] = False
     return Rows(labels[good].astype(numpy.uint8), counts[good], ids[good])
 
 

@@ -25,6 +25,7 @@ import numpy
 from fuselab.data.dense import TRANSFORMS, Dense
 from fuselab.data.description import count_columns, describe_survey
 from fuselab.data.ids import Modulus, Vocabulary
+from fuselab.data.layout import last_seventh
 from fuselab.data.metadata import load_vocabulary, save_vocabulary
 from fuselab.data.prepared import MANIFEST, PLAN, SCHEMA, VOCABULARY, Prepared, load_manifest
 from fuselab.data.processes import available_cores, each
@@ -193,7 +194,7 @@ class _Run:
             return total
         days = len(self.source.files)
         if validation == "seventh" or (validation == "auto" and days == 1):
-            return total - total // 7
+            return last_seventh(total)
         if days == 1:
             raise ArgumentError(
                 f"{self.source.path} is one file: its last day is not known; take validation "

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import numpy.typing
 
-from fuselab.data.layout import DENSE_COLUMNS, MISSING_ID, SPARSE_COLUMNS, Counts, Rows, is_missing
+from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS, Counts, Rows, is_missing
 from fuselab.data.rejects import Rejects
 from fuselab.data.source import Part, regrouped
 from fuselab.data.synthetic import SyntheticPart
@@ -133,10 +133,6 @@ class Survey:
             self.counts = self.counts.plus(CountStatistics.of(piece.counts))
             for column, distinct in enumerate(self.ids):
                 distinct.add_ids(piece.ids[:, column])
-
-    def missing_ids(self, column: int) -> int:
-        values, frequencies = self.ids[column].counted()
-        return int(frequencies[values == MISSING_ID].sum())
 
     def save(self, path: Path) -> None:
         """Everything, for ``Saved``."""
