@@ -5,12 +5,13 @@ python tools/tutorials.py --figures    renew text and figures, keep what the scr
 
 A story is a script with ``STEPS``, functions that print. Comments that begin a line are the page's
 text, the code between them is shown, and what a step prints stands behind it, with the pictures
-that it wrote. Steps named ``time_...`` print measurements, which differ from run to run. In the
-text, on lines of their own:
+that it wrote. What steps named ``time_...`` or ``measure_...`` print differs from run to run. In
+the text, on lines of their own:
 
     [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
     [plot: softmax forward float32]       its bandwidth against the size
     [host: add forward float32]           host time per call of its smallest case
+    [steps: dlrm_step.json]               what benchmarks/dlrm_step.py measured
     [ranges: train_boxes.json]            what `fuselab train boxes` measured
     [modes: train_lora.json]              what `fuselab train lora` measured
     [ceiling: bf16]                       what the device can do, and the operations per byte
@@ -53,6 +54,7 @@ STORIES = (
     "giou",
     "lora",
     "dlrm_layers",
+    "dlrm_profile",
     "which_tool_when",
 )
 OUTPUT = re.compile(r"^```text( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -152,9 +154,13 @@ def page(name: str, outputs: Sequence[str], place: str) -> str:
 def output(step: str, text: str) -> list[str]:
     """A step's output and its pictures."""
     shown = WROTE.sub("", text).strip("\n")
-    measured = " measured" if step.startswith("time_") else ""
+    measured = " measured" if is_measured(step) else ""
     pictures = [f"![{Path(file).stem}](pictures/{file})" for file in WROTE.findall(text)]
     return [f"```text{measured}\n{shown}\n```", *pictures]
+
+
+def is_measured(step: str) -> bool:
+    return step.startswith(("time_", "measure_"))
 
 
 def headline(source: str) -> tuple[str, str]:
@@ -176,12 +182,12 @@ def step_names(source: str) -> list[str]:
 
 def directive(line: str) -> str:
     """``[figures: ...]`` and its kin carried out; any other line as it is."""
-    found = re.fullmatch(r"\[(figures|plot|host|ranges|modes|ceiling|file): (.+)\]", line)
+    found = re.fullmatch(r"\[(figures|plot|host|steps|ranges|modes|ceiling|file): (.+)\]", line)
     if found is None:
         return line
     if found[1] == "ceiling":
         return ceiling(found[2])
-    if found[1] in ("ranges", "modes"):
+    if found[1] in ("steps", "ranges", "modes"):
         return trained(found[1], RESULTS / found[2])
     if found[1] == "file":
         text = (RESULTS / found[2]).read_text(encoding="utf-8").rstrip()
@@ -291,47 +297,65 @@ def host_table(one: Measured) -> str:
 
 
 def trained(kind: str, file: Path) -> str:
-    """The table of a training case study."""
+    """The table of a training case study, and where it comes from."""
     if not file.exists():
         return "An H200 has not run it yet."
     payload = json.loads(file.read_text())
-    facts, settings = payload["environment"], payload["settings"]
-    if kind == "ranges":
-        first = payload["variants"][0]["ranges_us"]
-        lines = [
-            f"| loss | model | casts | {' | '.join(first)} | step | held-out loss |",
-            "|---" * (len(first) + 5) + "|",
-        ]
-        for one in payload["variants"]:
-            way = one["variant"]
-            ranges = " | ".join(map(digits, one["ranges_us"].values()))
-            lines.append(
-                f"| {way['loss']} | {way['model']} | {'float32' if way['casts'] else 'none'} "
-                f"| {ranges} | {digits(one['step_us'])} | {one['held_out']:.3f} |"
-            )
-        what = (
-            f"us per step of {settings['batch_size']} images of 256 cells, mean of "
-            f"{settings['runs']} x {settings['steps']} steps, bfloat16 autocast"
-        )
-    else:
-        lines = ["| mode | loss | 5 to 9 right | us per step | memory |", "|---" * 5 + "|"]
-        for one in payload["modes"]:
-            lines.append(
-                f"| {one['mode']} | {one['loss']:.4f} | {one['accuracy']:.1%} "
-                f"| {digits(one['step_us'])} | {byte_count(one['peak_bytes'])} |"
-            )
-        what = (
-            f"layers of {settings['hidden']}, rank {settings['rank']}, {settings['steps']} steps "
-            f"of {settings['batch_size']} rows{', bfloat16 autocast' if settings['amp'] else ''}"
-        )
+    tables = {"steps": steps_table, "ranges": ranges_table, "modes": modes_table}
+    lines, what = tables[kind](payload)
+    facts = payload["environment"]
     link = f"[{file.name}](../../benchmarks/nvidia-h200/{file.name})"
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{facts['device_name']}, torch {facts['torch']}, {facts['date'][:10]}: {what}; "
-            f"{link}.",
-        ]
+    where = f"{facts['device_name']}, torch {facts['torch']}, {facts['date'][:10]}"
+    return "\n".join([*lines, "", f"{where}: {what}; {link}."])
+
+
+def steps_table(payload: dict[str, Any]) -> tuple[list[str], str]:
+    """A row per provider and precision, a column per case."""
+    measured = payload["measured"]
+    cases = list(dict.fromkeys(one["case"] for one in measured))
+    times: dict[str, dict[str, float]] = {}
+    for one in measured:
+        name = f"{one['provider']}, {one['precision']}"
+        times.setdefault(name, {})[one["case"]] = one["loop_us"]
+    lines = [f"| us per step | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
+    for name, found in times.items():
+        cells = (digits(found[case]) if case in found else NONE for case in cases)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines, f"largest table {payload['largest_table']:,} rows"
+
+
+def ranges_table(payload: dict[str, Any]) -> tuple[list[str], str]:
+    """A row per variant, a column per range."""
+    ranges = list(payload["variants"][0]["ranges_us"])
+    lines = [
+        f"| us | model | casts | {' | '.join(ranges)} | step | held-out loss |",
+        "|---" * (len(ranges) + 5) + "|",
+    ]
+    for one in payload["variants"]:
+        way = one["variant"]
+        times = " | ".join(digits(one["ranges_us"][name]) for name in ranges)
+        lines.append(
+            f"| {way['loss']} | {way['model']} | {'float32' if way['casts'] else 'none'} "
+            f"| {times} | {digits(one['step_us'])} | {one['held_out']:.3f} |"
+        )
+    settings = payload["settings"]
+    return lines, (
+        f"us per step of {settings['batch_size']} images of 256 cells, mean of {settings['runs']} "
+        f"x {settings['steps']} steps, bfloat16 autocast"
+    )
+
+
+def modes_table(payload: dict[str, Any]) -> tuple[list[str], str]:
+    """A row per mode."""
+    rows = [
+        f"| {one['mode']} | {one['loss']:.4f} | {one['accuracy']:.1%} | {digits(one['step_us'])} "
+        f"| {byte_count(one['peak_bytes'])} |"
+        for one in payload["modes"]
+    ]
+    settings = payload["settings"]
+    return ["| mode | loss | 5 to 9 right | us per step | memory |", "|---" * 5 + "|", *rows], (
+        f"layers of {settings['hidden']}, rank {settings['rank']}, {settings['steps']} steps of "
+        f"{settings['batch_size']} rows{', bfloat16 autocast' if settings['amp'] else ''}"
     )
 
 

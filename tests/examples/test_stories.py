@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -29,7 +30,7 @@ def committed(name: str) -> str:
 
 def without_measurements(text: str) -> str:
     """Numbers as #, however many digits and spaces they take."""
-    return re.sub(r"[ -]*\d+(\.\d+)?", "#", text)
+    return re.sub(r"[ -]*\d[\d,]*(\.\d+)?", "#", text)
 
 
 def called_once(function: Callable[..., Any], *args: Any, **options: Any) -> SimpleNamespace:
@@ -52,6 +53,8 @@ def test_the_script_prints_what_the_page_shows(
     # Compilation and repeats would take a minute, for times that nothing here looks at.
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(fuselab, "time", called_once)
+    if hasattr(module, "ROWS"):
+        monkeypatch.setattr(module, "ROWS", 7_000)
     if hasattr(module, "seconds"):  # of compilers in processes of their own
         monkeypatch.setattr(
             module, "seconds", lambda tool, caches: called_once(module.COMPILERS[tool]).median_us
@@ -60,7 +63,7 @@ def test_the_script_prints_what_the_page_shows(
     for step, old, new in zip(
         module.STEPS, shown, tutorials.printed(module, tmp_path), strict=True
     ):
-        if step.__name__.startswith("time_"):
+        if tutorials.is_measured(step.__name__):
             old, new = without_measurements(old), without_measurements(new)
         assert new.strip("\n") == old.strip("\n"), f"{step.__name__}: {MEND}"
         for picture in tutorials.WROTE.findall(new):
@@ -100,3 +103,57 @@ def test_tables_show_the_digits_of_the_files() -> None:
     time = tutorials.time_of(widest.group, "cuda")
     assert time is not None and tutorials.digits(time) in tutorials.table(groups).splitlines()[-3]
     assert tutorials.directive("[figures: no_such forward float32]").startswith("No figures")
+
+
+def test_tables_of_training_runs_come_from_their_files(tmp_path: Path) -> None:
+    environment = {"device_name": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-21T10:00"}
+    ranges = {"copy": 1.5, "forward": 20.0}
+    payloads: dict[str, dict[str, Any]] = {
+        "steps": {
+            "largest_table": 1000,
+            "measured": [
+                {"case": "dot-128", "provider": "ours", "precision": "bf16", "loop_us": 90.5},
+                {"case": "dot-2048", "provider": "strong", "precision": "tf32", "loop_us": 351.0},
+            ],
+        },
+        "ranges": {
+            "settings": {"batch_size": 8, "runs": 3, "steps": 20},
+            "variants": [
+                {
+                    "variant": {"loss": "cuda", "model": "eager", "casts": False},
+                    "ranges_us": ranges,
+                    "step_us": 21.5,
+                    "held_out": 0.5,
+                }
+            ],
+        },
+        "modes": {
+            "settings": {
+                "hidden": 64,
+                "rank": 8,
+                "steps": 10,
+                "batch_size": 16,
+                "amp": True,
+            },
+            "modes": [
+                {
+                    "mode": "fused",
+                    "loss": 0.1,
+                    "accuracy": 0.975,
+                    "step_us": 50.0,
+                    "peak_bytes": 2000,
+                }
+            ],
+        },
+    }
+    rows = {
+        "steps": "| ours, bf16 | 90.50 | – |",
+        "ranges": "| cuda | eager | none | 1.500 | 20.00 | 21.50 | 0.500 |",
+        "modes": "| fused | 0.1000 | 97.5% | 50.00 | 2.000 kB |",
+    }
+    for kind, payload in payloads.items():
+        file = tmp_path / f"{kind}.json"
+        assert tutorials.trained(kind, file) == "An H200 has not run it yet."
+        file.write_text(json.dumps({"environment": environment, **payload}))
+        table = tutorials.trained(kind, file).splitlines()
+        assert rows[kind] in table and table[-1].startswith("NVIDIA H200, torch 2.11.0, 2026-11-21")
