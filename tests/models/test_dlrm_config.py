@@ -71,8 +71,8 @@ def test_the_talks_keys_mean_the_outer_product(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (found.config.interaction, found.config.ids) == ("outer", "modulus")
     assert found.settings == Settings(
-        data="day_0.parquet", metadata="meta.json", batch_size=128, steps=150, lr=0.1,
-        checkpoint="models", tensorboard="runs", device="cuda",
+        data="day_0.parquet", validation="day_1.parquet", metadata="meta.json", batch_size=128,
+        steps=150, lr=0.1, checkpoint="models", tensorboard="runs", device="cuda",
     )  # fmt: skip
     by_vocabulary = json.dumps({**TALK, "use_modulus_hash": False})
     assert describe(_written(tmp_path, "v.json", by_vocabulary)).config.ids == "vocabulary"

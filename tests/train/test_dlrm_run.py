@@ -190,3 +190,8 @@ def test_trains_on_a_file(config: str, tmp_path: Path) -> None:
     found = _trained(_words(config, None, "--data", path), tmp_path)
     assert found["steps"] == 1200 // 128
     assert found["held_out"]["rows"] == 200
+    other = tmp_path / "other.tsv"
+    synthesize(other, 50, seed=1)
+    found = _trained(_words(config, None, "--data", path, "--validation", other), tmp_path)
+    assert found["steps"] == 1400 // 128
+    assert found["held_out"]["rows"] == 50

@@ -23,6 +23,7 @@ class Settings:
     names come first."""
 
     data: str | None = None
+    validation: str | None = None
     metadata: str | None = None
     batch_size: int | None = None
     steps: int | None = None
@@ -196,6 +197,7 @@ def _talk(keys: _Keys) -> Described:
     epochs, per_epoch = keys.take("num_epochs", int), keys.take("batches_per_epoch", int)
     settings = Settings(
         data=paths.take("train", str),
+        validation=paths.take("validation", str),
         metadata=keys.take("metadata_path", str),
         batch_size=batch.take("train", int),
         epochs=epochs if per_epoch is None else None,
@@ -205,7 +207,6 @@ def _talk(keys: _Keys) -> Described:
         tensorboard=keys.take("tensorboard_dir", str),
         device=keys.take("device", str),
     )
-    paths.take("validation", str)
     batch.take("validation", int)
     config = DlrmConfig(
         dense_hidden=hidden,

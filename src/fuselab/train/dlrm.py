@@ -36,13 +36,15 @@ Ids = Modulus | Vocabulary
 class Plan:
     """What to train, on what, and how.
 
-    ``data`` None is ``rows`` synthetic rows. ``steps`` None is ``epochs`` passes. ``metadata`` is a
-    file of vocabularies or cardinalities for raw data.
+    ``data`` None is ``rows`` synthetic rows. With ``validation`` all rows of ``data`` train, and
+    those there are held out. ``steps`` None is ``epochs`` passes. ``metadata`` is a file of
+    vocabularies or cardinalities for raw data.
     """
 
     config: DlrmConfig
     mode: str = "fused"
     data: str | None = None
+    validation: str | None = None
     metadata: str | None = None
     rows: int = 1_000_000
     batch_size: int = 64
@@ -84,9 +86,15 @@ class Run:
     def __post_init__(self) -> None:
         plan = self.plan
         ids = ids_of(plan)
-        prepared = plan.data is not None and is_prepared(plan.data)
-        self.data = open_dataset(plan.data, ids=None if prepared else ids, rows=plan.rows)
-        self.training = self.data.split("train")
+        self.data = _opened(plan.data, ids, plan.rows)
+        self.training, self.held_out = self.data.split("train"), self.data.split("validation")
+        if plan.validation is not None:
+            self.training, self.held_out = self.data, _opened(plan.validation, ids)
+        if self.held_out.cardinalities != ids.cardinalities:
+            raise ArgumentError(
+                f"{plan.validation} is prepared with other tables than the rows to train on; "
+                "prepare it with their vocabulary or cardinalities (--metadata)."
+            )
         self.batches_per_epoch = self.training.rows // plan.batch_size if plan.batch_size > 0 else 0
         if self.batches_per_epoch == 0:
             raise ArgumentError(
@@ -229,12 +237,11 @@ class Run:
 
     def evaluate(self) -> Metrics | None:
         """Of the held-out rows, by the plain model."""
-        held_out = self.data.split("validation")
-        if not held_out.rows:
+        if not self.held_out.rows:
             return None
         logits, labels = [], []
         with torch.no_grad():
-            for batch in Loader(held_out, _EVALUATED, device=self.device):
+            for batch in Loader(self.held_out, _EVALUATED, device=self.device):
                 logits.append(self.model.logits_of_rows(batch.dense, batch.sparse)[:, 0])
                 labels.append(batch.labels)
         return metrics(torch.cat(logits), torch.cat(labels))
@@ -247,6 +254,11 @@ class Run:
         """Epoch after epoch, without end."""
         while True:
             yield from self.loader
+
+
+def _opened(path: str | None, ids: Ids, rows: int = 0) -> Dataset:
+    prepared = path is not None and is_prepared(path)
+    return open_dataset(path, ids=None if prepared else ids, rows=rows)
 
 
 def ids_of(plan: Plan) -> Ids:

@@ -23,6 +23,9 @@ def dlrm(
         str | None,
         typer.Option(metavar="P", help="Prepared or raw rows; synthetic ones without it."),
     ] = None,
+    validation: Annotated[
+        str | None, typer.Option(metavar="P", help="Held-out rows; else some of --data are.")
+    ] = None,
     metadata: Annotated[
         str | None, typer.Option(metavar="FILE", help="Vocabularies or cardinalities of raw rows.")
     ] = None,
@@ -93,6 +96,7 @@ def dlrm(
     said = described.settings
     given = {
         "data": data,
+        "validation": validation,
         "metadata": metadata,
         "batch_size": batch_size,
         "steps": steps,
