@@ -4,6 +4,7 @@ moves between them, and from and to plain PyTorch."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -12,9 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from fuselab.data import Batch, Rows, pieces, to_batch
+from fuselab.data.records import as_batch
 from fuselab.errors import UnknownNameError
 from fuselab.models.branch import Branch
 from fuselab.models.dlrm import Dlrm, DlrmConfig
+from fuselab.train import dlrm_modes
 from fuselab.train.dlrm_modes import FusedStep, Step, step_of
 
 TINY = DlrmConfig(
@@ -125,6 +128,42 @@ def test_a_branchs_gradients_are_the_same(interaction: str) -> None:
     assert step.branch.joined == 2
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, msg=name)
+
+
+class Replayed:
+    """``Captured`` without a GPU: the work is done again instead of replayed."""
+
+    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
+        self.work = work
+        for _ in range(4):  # three warm-ups and the capture
+            work()
+
+    def __call__(self) -> None:
+        self.work()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("half", [False, True])
+def test_capturing_changes_nothing_and_replays_read_the_batch(
+    optimizer: str, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dlrm_modes, "Captured", Replayed)
+    plain, static = _model(), _model()
+    step = FusedStep(static, optimizer, ROWS, half)
+    step._capture(ROWS, torch.device("cpu"))
+    for name, value in _model().state_dict().items():
+        assert torch.equal(static.state_dict()[name], value)
+    assert all(not value.any() for value in step.state().values())
+    batches = _batches(4, plain)
+    words = [torch.zeros(ROWS, 40, dtype=torch.int32) for _ in batches]
+    strided = [as_batch(each) for each in words]  # as a Loader gives them
+    for mine, batch in zip(strided, batches, strict=True):
+        for to, value in zip(mine, batch, strict=True):
+            to.copy_(value)
+    wanted = _train(step_of("fused", plain, optimizer, ROWS, half), batches)
+    assert _train(step, strided) == pytest.approx(wanted, rel=1e-6)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(static.state_dict()[name], value, msg=name)
 
 
 @pytest.mark.gpu

@@ -99,6 +99,25 @@ def test_killed_and_resumed_ends_with_the_same_weights(config: str, tmp_path: Pa
     assert [file for file in os.listdir(killed) if file.startswith(".")] == []
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("amp", [(), ("--amp",)])
+def test_resumed_on_a_gpu_ends_with_the_same_weights(
+    config: str, tmp_path: Path, amp: tuple[str, ...]
+) -> None:
+    def train(folder: Path, steps: int, *more: str) -> None:
+        words = [*_words(config, folder, "--deterministic", "--steps", steps, *amp), *more]
+        words[words.index("cpu")] = "cuda"
+        ended = subprocess.run([sys.executable, "-m", "fuselab", *words], capture_output=True)
+        assert ended.returncode == 0, ended.stderr.decode()
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(whole, 40)
+    train(stopped, 20)
+    train(stopped, 40, "--resume")
+    wanted, found = _weights(whole, 40), _weights(stopped, 40)
+    assert {name for name, value in wanted.items() if not torch.equal(found[name], value)} == set()
+
+
 def test_ctrl_c_writes_a_checkpoint_and_says_where_it_stopped(config: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "fuselab", *_words(config, tmp_path, "--steps", 100_000)]
     child = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
