@@ -35,7 +35,9 @@ NEEDED_DISK_BYTES = 1 << 30
 
 OPTIONAL_PACKAGES = {
     "nvidia-ml-py": "joules per call in bench",
-    "tensorboard": "profile --tensorboard",
+    "tensorboard": "profile and train --tensorboard",
+    "safetensors": "train --checkpoint, files of adapters",
+    "onnxruntime": "export (with onnx and onnxscript)",
     "liger-kernel": "a peer to time in bench",
 }
 
