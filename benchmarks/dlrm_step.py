@@ -315,7 +315,7 @@ def strong(config: DlrmConfig, batch: Batch, half: bool, forward: bool) -> Candi
         vectors.requires_grad_()
         loss = loss_of(batch.dense, vectors, batch.labels)
         *grads, of_vectors = torch.autograd.grad(loss, [*parameters, vectors])
-        flat.index_add_(0, rows, of_vectors.view(-1, width), alpha=-RATE)
+        flat.index_add_(0, rows, of_vectors.reshape(-1, width), alpha=-RATE)
         torch._foreach_add_([value.detach() for value in parameters], grads, alpha=-RATE)
 
     result = torch.empty(len(batch.labels), 1, device=device)
