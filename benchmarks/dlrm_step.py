@@ -111,7 +111,8 @@ def main() -> None:
     ]
     if options.only_build:
         for case, provider, precision in wanted:
-            candidate(case, provider, precision, 1000, device).work()
+            with _precision(precision):
+                candidate(case, provider, precision, 1000, device).work()
         return
     begin = time.monotonic()
     if on_gpu:
