@@ -103,6 +103,22 @@ def test_gradients(implementation, rule, dtype, fixed_order):
             assert float((ours.double() - exact).abs().max()) <= limit, (batch, width)
 
 
+@pytest.mark.parametrize("implementation", ["cuda", "triton", "reference"])
+@dtypes
+def test_gradients_of_empty_tables(implementation, dtype):
+    """Eager's gradient of ``F.embedding`` at width 0 is an illegal access, which shows later."""
+    for rows, width in ((3, 0), (0, 4), (0, 0)):
+        tables = [torch.randn(rows, width, device="cuda").to(dtype) for _ in range(2)]
+        leaves = [table.requires_grad_() for table in tables]
+        ids = torch.zeros(5, 2, dtype=torch.int64, device="cuda")
+        rule = "error" if rows else "ignore"
+        output = embedding_lookup(leaves, ids, rule, implementation=implementation)
+        assert output.shape == (5, 2, width) and not output.any()
+        grads = torch.autograd.grad(output, leaves, torch.ones_like(output))
+        torch.cuda.synchronize()
+        assert [grad.shape for grad in grads] == [(rows, width)] * 2
+
+
 @implementations
 @rules
 @dtypes

@@ -50,6 +50,24 @@ def test_values_are_copied_exactly(implementation, dtype):
         assert torch.equal(output.view(torch.uint8), expected.view(torch.uint8))
 
 
+def test_no_gradient_of_an_empty_table_is_left_to_pytorch():
+    """``aten::embedding_dense_backward`` of width 0 is an illegal memory access on a GPU."""
+    for rows, width in ((3, 0), (0, 4), (0, 0)):
+        tables = [torch.randn(rows, width, requires_grad=True) for _ in range(2)]
+        ids = torch.zeros(5, 2, dtype=torch.int64)
+        output = OP.reference(tables, ids, "error" if rows else "ignore", None)
+        assert output.shape == (5, 2, width)
+        nodes, names = [output.grad_fn], []
+        while nodes:
+            node = nodes.pop()
+            names.append(node.name())
+            nodes += [following for following, _ in node.next_functions if following is not None]
+        assert "SumBackward0" in names
+        assert not any("Embedding" in name for name in names)
+        grads = torch.autograd.grad(output, tables, torch.ones_like(output))
+        assert [grad.shape for grad in grads] == [(rows, width)] * 2
+
+
 @implementations
 @rules
 def test_stray_ids(implementation, rule):

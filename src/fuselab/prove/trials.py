@@ -111,11 +111,14 @@ def planned_trials(subject: Subject, check: Check) -> int:
 
 
 def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
-    """One trial; what the implementation raises is a problem, whatever it is. A CUDA stream that it
-    leaves current is put back."""
+    """One trial; what the implementation raises is a problem, whatever it is, and so is what its
+    kernels meet after it returned. A CUDA stream that it leaves current is put back."""
     stream = torch.cuda.current_stream(subject.device) if subject.device.type == "cuda" else None
     try:
-        return check.trial(subject, trial)
+        outcome = check.trial(subject, trial)
+        if stream is not None:
+            torch.cuda.synchronize(subject.device)
+        return outcome
     except FuselabError as error:
         return Outcome(f"raised {type(error).__name__}: {_first_line(error)}")
     except torch.OutOfMemoryError:
@@ -171,7 +174,7 @@ def _failure(
 
         def fails(choices: Sequence[int]) -> Sequence[int] | None:
             nonlocal smallest
-            replayed = _replay(subject, check, choices)
+            replayed = _replay(subject, check, choices) if still_answers(subject.device) else None
             if replayed is None:
                 return None
             found = attempt(subject, check, replayed)
@@ -182,7 +185,7 @@ def _failure(
             return list(replayed.draw.choices)
 
         choices = shrink(trial.draw.choices, fails, check.shrink_tries)
-        if smallest[0].draw.choices != choices:
+        if smallest[0].draw.choices != choices and still_answers(subject.device):
             replayed = _replay(subject, check, choices)
             if replayed is not None:
                 again = attempt(subject, check, replayed)

@@ -40,7 +40,8 @@ def embedding_lookup(
     vectors = []
     for place, table in enumerate(tables):
         row, inside = rows_of(ids, place, table.shape[0], out_of_range, hash)
-        if table.shape[0] == 0:
+        if table.numel() == 0:
+            # PyTorch's own gradient of rows of width 0 reads through a null pointer on a GPU.
             vector = table.new_zeros((ids.shape[0], table.shape[1])) + table.sum()
         else:
             vector = torch.nn.functional.embedding(row, table)
