@@ -32,11 +32,14 @@ _CHUNK_ROWS, _CHUNK_COLUMNS = 64, 64
 
 # ``columns`` of a tile of 128 rows, ``stages`` of 64 in depth in shared memory (as many as fit),
 # and ``cluster`` blocks that share their weights. 168 registers with every one (NVRTC 13.0); 256
-# columns spill 4 to 13 words of gelu, gelu_tanh, silu, sigmoid and tanh, none of the others.
-_CONFIGS = tuple(
-    Config(columns=columns, stages=stages, cluster=cluster)
-    for cluster in (1, 2, 4)
-    for columns, stages in ((256, 4), (128, 6), (64, 8))
+# columns spill 4 to 13 words of gelu, gelu_tanh, silu, sigmoid and tanh, none of the others. Two
+# blocks gain nothing here (65536x512->256 40.7 us for 40.8, 4096^3 184 for 186) but 13 % of
+# lora_linear's forward at 65536x512->512 (104 us for 120; H200, 2026-11-21).
+_CONFIGS = (
+    Config(columns=256, stages=4, cluster=1),
+    Config(columns=128, stages=6, cluster=1),
+    Config(columns=64, stages=8, cluster=1),
+    Config(columns=256, stages=4, cluster=2),
 )
 
 
