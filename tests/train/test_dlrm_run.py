@@ -53,6 +53,14 @@ def _weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(folder / f"step-{step:08}.safetensors")
 
 
+def _wait_for_a_checkpoint(child: subprocess.Popen[Any], folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("step-*")) and time.monotonic() < deadline:
+        if child.poll() is not None:
+            break  # what it said is in the assertions that follow
+        time.sleep(0.001)
+
+
 def test_it_learns_the_planted_signal(config: str, tmp_path: Path) -> None:
     words = _words(config, None, "--rows", 100_000, "--lr", 0.02, "--optimizer", "adagrad")
     found = _trained(words, tmp_path)
@@ -84,9 +92,7 @@ def test_killed_and_resumed_ends_with_the_same_weights(config: str, tmp_path: Pa
         assert run(_words(config, whole, *more)) == 0
         words = [sys.executable, "-m", "fuselab", *_words(config, killed, *more)]
         child = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while not list(killed.glob("step-*")) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        _wait_for_a_checkpoint(child, killed)
         child.send_signal(signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
         (killed / ".fuselab-00.safetensors").touch()  # as a kill in the middle of a write leaves it
@@ -121,12 +127,10 @@ def test_resumed_on_a_gpu_ends_with_the_same_weights(
 def test_ctrl_c_writes_a_checkpoint_and_says_where_it_stopped(config: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "fuselab", *_words(config, tmp_path, "--steps", 100_000)]
     child = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("step-*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    _wait_for_a_checkpoint(child, tmp_path)
     child.send_signal(signal.SIGINT)
     said = child.communicate()[1]
-    assert child.returncode == 130
+    assert child.returncode == 130, said
     last = max(tmp_path.glob("step-*"))
     steps = int(last.stem.removeprefix("step-"))
     assert f"stopped behind step {steps:,} of 100,000; {last} is written" in said
