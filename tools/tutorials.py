@@ -95,8 +95,9 @@ def where() -> str:
     """The line that says on what the outputs were printed."""
     facts = environment.describe()
     python = ".".join(facts["python"].split(".")[:2])
+    cores = f"{facts['threads']} core{'s' if facts['threads'] > 1 else ''}"
     return (
-        f"*Printed on {facts['threads']} cores of an {facts['cpu']}, torch {facts['torch']}, "
+        f"*Printed on {cores} of an {facts['cpu']}, torch {facts['torch']}, "
         f"Triton {facts['triton']}, Python {python}, {facts['date'][:10]}. What is measured varies "
         "from run to run.*"
     )

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,21 +44,30 @@ def test_the_page_has_the_script_and_the_figures_of_today(name: str) -> None:
     assert committed(name) == tutorials.renewed(name), MEND
 
 
+@pytest.fixture
+def without_measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], None]:
+    """Compilation and repeats would take minutes, for times that nothing here looks at."""
+
+    def hurry(module: ModuleType) -> None:
+        monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+        monkeypatch.setattr(fuselab, "time", called_once)
+        if hasattr(module, "ROWS"):
+            monkeypatch.setattr(module, "ROWS", 7_000)
+        if hasattr(module, "seconds"):  # of compilers in processes of their own
+            monkeypatch.setattr(
+                module, "seconds", lambda tool, _: called_once(module.COMPILERS[tool]).median_us
+            )
+
+    return hurry
+
+
 @stories
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages were printed on a CPU")
 def test_the_script_prints_what_the_page_shows(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, without_measuring: Callable[[ModuleType], None]
 ) -> None:
     module = tutorials.load(name)
-    # Compilation and repeats would take a minute, for times that nothing here looks at.
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(fuselab, "time", called_once)
-    if hasattr(module, "ROWS"):
-        monkeypatch.setattr(module, "ROWS", 7_000)
-    if hasattr(module, "seconds"):  # of compilers in processes of their own
-        monkeypatch.setattr(
-            module, "seconds", lambda tool, caches: called_once(module.COMPILERS[tool]).median_us
-        )
+    without_measuring(module)
     shown = tutorials.outputs_of(committed(name))
     for step, old, new in zip(
         module.STEPS, shown, tutorials.printed(module, tmp_path), strict=True
@@ -68,6 +77,19 @@ def test_the_script_prints_what_the_page_shows(
         assert new.strip("\n") == old.strip("\n"), f"{step.__name__}: {MEND}"
         for picture in tutorials.WROTE.findall(new):
             assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+@stories
+@pytest.mark.gpu
+def test_the_script_runs_on_a_gpu(
+    name: str, tmp_path: Path, without_measuring: Callable[[ModuleType], None]
+) -> None:
+    """Scripts assert what they show; a measured line on a CPU has one on a GPU too, or more."""
+    module = tutorials.load(name)
+    without_measuring(module)
+    shown = tutorials.outputs_of(committed(name))
+    for old, new in zip(shown, tutorials.printed(module, tmp_path), strict=True):
+        assert len(new.splitlines()) >= len(old.strip().splitlines())
 
 
 def test_links_and_pictures_exist() -> None:

@@ -99,7 +99,7 @@ def test_what_needs_a_gpu_is_left_out_and_said() -> None:
     "settings, error, says",
     [
         (Settings(losses=("cdua",)), UnknownNameError, "Did you mean 'cuda'"),
-        (Settings(models=("fused",)), UnknownNameError, "unknown model 'fused'"),
+        (Settings(models=("fused",)), UnknownNameError, "unknown mode 'fused'"),
         (Settings(batch_size=0), ArgumentError, "--batch-size is 0; give 1 or more"),
         (Settings(runs=-1), ArgumentError, "--runs is -1; give 1 or more"),
     ],

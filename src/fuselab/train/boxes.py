@@ -246,7 +246,7 @@ def _validate(settings: Settings) -> None:
             raise UnknownNameError("loss", loss, LOSSES)
     for model in settings.models:
         if model not in MODELS:
-            raise UnknownNameError("model", model, MODELS)
+            raise UnknownNameError("mode", model, MODELS)
 
 
 def _batch(count: int, generator: torch.Generator, device: torch.device) -> Batch:
