@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
-from fuselab.cli.main import run
+from fuselab.cli.main import build_app, run
 from fuselab.errors import ArgumentError, DeviceError, FuselabError, UnknownNameError
 from fuselab.ops.padded_generalized_box_iou_loss.op import OP
 from fuselab.train.boxes import LOSSES, RANGES, BoxesResult, Settings, losses_of, own_loss, train
@@ -121,6 +123,21 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "all losses agree" in capsys.readouterr().out
     assert run(["train", "boxes", "--steps", "0", "--device", "cpu"]) == 2
     assert capsys.readouterr().err.splitlines() == ["fuselab: --steps is 0; give 1 or more."]
+
+
+def test_the_guide_names_every_option() -> None:
+    """Of this verb and of ``train lora``."""
+    guide = Path(__file__).resolve().parents[2] / "docs" / "train_lora_and_boxes.md"
+    shown = guide.read_text(encoding="utf-8").split("## lora")[0]
+    command = typer.main.get_command(build_app())
+    for name, part in zip(("lora", "boxes"), shown.split("fuselab train boxes"), strict=True):
+        options = {
+            option
+            for parameter in command.commands["train"].commands[name].params
+            for option in parameter.opts
+            if option.startswith("--")
+        }
+        assert set(re.findall(r"--[a-z-]+", part)) == options
 
 
 @pytest.mark.gpu

@@ -32,7 +32,7 @@ class Detector(nn.Module):
     """Images (B, 1, 64, 64) to boxes (B, 256, 4), in cells.
 
     ``casts``: the last layer's numbers become float32 before they become coordinates; without it
-    the boxes are in the dtype that autocast gives, whose steps near 16 are 0.125 cells in bfloat16.
+    the boxes are in the dtype that autocast gives: bfloat16, whose steps are 1/16 cell from 8 on.
     """
 
     cell: Tensor
