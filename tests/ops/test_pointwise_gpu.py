@@ -138,12 +138,8 @@ CONFIGS = [("triton", one) for one in bias_gradient.TRITON]
 CONFIGS += [("cuda", one) for one in bias_gradient.CUDA]
 
 
-# With columns that no tile divides, and with fewer rows than a cluster has blocks.
-SHAPES_OF_CANDIDATES = [(5001, 512), (1501, 776), (5, 4096), (4099, 37), (3, 9)]
-
-
 @pytest.mark.parametrize("implementation, config", CONFIGS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES_OF_CANDIDATES, ids=str)
+@pytest.mark.parametrize("shape", [(5001, 512), (4099, 37), (3, 9)], ids=str)
 def test_every_candidate_of_tuning_is_right(implementation, config, shape):
     for dtype in (torch.float32, torch.bfloat16):
         input, update = (on_gpu(*shape, dtype=dtype, seed=seed) for seed in (0, 1))

@@ -22,35 +22,20 @@ TRITON = (
     Config(elements=2048, warps=8, programs=8, interleaved=1),
 )
 # Threads per block, blocks per multiprocessor, packs that a thread has in flight per operand (half
-# of them where a pack holds 8 elements), interleaved or not. The first was measured: 146 us, and
-# more blocks were slower (154 us with 4), but column_sums had few threads to add them up then. To
-# find out is whether the flat kernel, which reaches 98 % of the limit, owes that to its order of
-# accesses: interleaved it is the same, and with one pack in flight relu takes 31 registers, so that
-# 2048 threads of a multiprocessor run, 64 KB in flight. None of them spills in float32.
+# of them where a pack holds 8 elements). All blocks sweep the rows together, as a flat kernel's do.
+# The first takes 143.2 us at 65536 x 512 in float32, where the limit is 130, and 78.6 of 68.5 in
+# bfloat16; blocks of consecutive rows 148 and 83 at best, clusters of blocks that need no second
+# launch 162 and 85 (H200, 2026-11-21). The second is for GPUs whose multiprocessors run fewer
+# threads: 144.6 and 79.8.
 CUDA = (
-    Config(threads=256, blocks=2, in_flight=4, interleaved=0),
-    Config(threads=256, blocks=2, in_flight=4, interleaved=1),
-    Config(threads=1024, blocks=2, in_flight=1, interleaved=1),
-    Config(threads=512, blocks=4, in_flight=1, interleaved=1),
-    Config(threads=256, blocks=8, in_flight=1, interleaved=1),
-    Config(threads=256, blocks=16, in_flight=1, interleaved=1),
-    Config(threads=256, blocks=4, in_flight=2, interleaved=1),
-    Config(threads=512, blocks=2, in_flight=2, interleaved=1),
-    Config(threads=512, blocks=2, in_flight=4, interleaved=1),
-    Config(threads=1024, blocks=2, in_flight=1, interleaved=0),
-    # Not measured. A cluster of blocks owns all rows of 128 bytes of columns, so that there is no
-    # second launch: 3.8 us (ncu, 65536 x 512) and the gap before it, of 146 in all.
-    Config(threads=512, in_flight=2, cluster=16),
-    Config(threads=512, in_flight=4, cluster=16),
-    Config(threads=1024, in_flight=2, cluster=16),
-    Config(threads=1024, in_flight=4, cluster=16),
-    Config(threads=512, in_flight=4, cluster=8),
+    Config(threads=512, blocks=2, in_flight=2),
+    Config(threads=256, blocks=4, in_flight=2),
 )
 # In CUDA C++, up to SHORT_ROWS one block adds up all rows of 128 bytes of columns. There is no
 # second launch then, which takes 3 us of the device and keeps the host from holding a plan (160 us
 # against 69).
 SHORT_ROWS = 1024
-SHORT = Config(threads=1024, blocks=1, in_flight=2, interleaved=0)
+SHORT = Config(threads=1024, blocks=1, in_flight=2)
 
 
 def configs(candidates: Sequence[Config], needs: Sequence[bool]) -> Sequence[Config]:

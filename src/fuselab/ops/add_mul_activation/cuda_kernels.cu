@@ -252,25 +252,30 @@ FUSELAB_INLINE void sum_over_rows_of_threads(double (&total)[width]) {
 // A matrix (rows, columns) with the gradient of the bias. Threads are (x, y), a power of two each,
 // block_threads in all; a thread has `unroll` rows in flight, so that a tile is x * width columns of
 // unroll * y rows. Block b of rows owns tiles from row b * apart on, one every `step` rows, as far as
-// `span` rows reach; what it adds to each column's sum is left in the `total` of its first row of
-// threads. Sums are in double: one conversion and one addition per element, which a GPU that waits
-// for memory has time for. With width > 1 all matrices are row-major, aligned, and columns are a
-// multiple of width.
+// `span` rows reach, and leaves their column sums in sums[b][column], or in the bias's gradient if
+// there is one block of rows. Sums are in double: one conversion and one addition per element, which
+// a GPU that waits for memory has time for. With width > 1 all matrices are row-major, aligned, and
+// columns are a multiple of width.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
-          class Bias, class Scale, class Index, int width, int block_threads, int unroll>
-FUSELAB_INLINE void sums_of_block(
-    double (&total)[width], int64_t block, Index column, const Output* __restrict__ grad,
-    const First* __restrict__ first, const Update* __restrict__ update,
-    const Bias* __restrict__ bias, Input* __restrict__ grad_input,
-    Update* __restrict__ grad_update, Scale scale_argument, int64_t rows, int64_t columns,
-    int64_t apart, int64_t step, int64_t span, int64_t grad_row, int64_t grad_column,
-    int64_t first_row, int64_t first_column, int64_t update_row, int64_t update_column,
-    int64_t bias_column) {
+          class Bias, class Sum, class Scale, class Index, int width, int block_threads, int unroll>
+__global__ void __launch_bounds__(block_threads)
+    backward_with_bias(const Output* __restrict__ grad, const First* __restrict__ first,
+                       const Update* __restrict__ update, const Bias* __restrict__ bias,
+                       Input* __restrict__ grad_input, Update* __restrict__ grad_update,
+                       Sum* __restrict__ sums, Scale scale_argument, int64_t rows,
+                       int64_t columns, int64_t apart, int64_t step, int64_t span, int64_t grad_row,
+                       int64_t grad_column, int64_t first_row, int64_t first_column,
+                       int64_t update_row, int64_t update_column, int64_t bias_column) {
   using Real = Arithmetic<Output>;
   using Reads = Reads<Activation, Terms>;
   const Real scale = scale_of<Real>(scale_argument);
+  const int64_t tile_columns = int64_t(blockDim.x) * width;
+  const int64_t across = (columns + tile_columns - 1) / tile_columns;
+  const int64_t block = blockIdx.x / across;
+  const Index column = Index(blockIdx.x % across * tile_columns) + threadIdx.x * width;
   const Index begin = Index(block * apart);
   const Index end = Index(block * apart + span < rows ? block * apart + span : rows);
+  double total[width] = {};
   if (column < columns) {
     Pack<Bias, width> b;
     if constexpr (Reads::bias) {
@@ -317,89 +322,10 @@ FUSELAB_INLINE void sums_of_block(
     }
   }
   sum_over_rows_of_threads<block_threads>(total);
-}
-
-// Every block of rows leaves its column sums in sums[block][column], or in the bias's gradient if
-// there is one block of rows.
-template <class Activation, class Terms, class Output, class First, class Input, class Update,
-          class Bias, class Sum, class Scale, class Index, int width, int block_threads, int unroll>
-__global__ void __launch_bounds__(block_threads)
-    backward_with_bias(const Output* __restrict__ grad, const First* __restrict__ first,
-                       const Update* __restrict__ update, const Bias* __restrict__ bias,
-                       Input* __restrict__ grad_input, Update* __restrict__ grad_update,
-                       Sum* __restrict__ sums, Scale scale, int64_t rows, int64_t columns,
-                       int64_t apart, int64_t step, int64_t span, int64_t grad_row,
-                       int64_t grad_column, int64_t first_row, int64_t first_column,
-                       int64_t update_row, int64_t update_column, int64_t bias_column) {
-  const int64_t tile_columns = int64_t(blockDim.x) * width;
-  const int64_t across = (columns + tile_columns - 1) / tile_columns;
-  const int64_t block = blockIdx.x / across;
-  const Index column = Index(blockIdx.x % across * tile_columns) + threadIdx.x * width;
-  double total[width] = {};
-  sums_of_block<Activation, Terms, Output, First, Input, Update, Bias, Scale, Index, width,
-                block_threads, unroll>(total, block, column, grad, first, update, bias, grad_input,
-                                       grad_update, scale, rows, columns, apart, step, span,
-                                       grad_row, grad_column, first_row, first_column, update_row,
-                                       update_column, bias_column);
   if (threadIdx.y == 0 && column < columns) {
 #pragma unroll
     for (int i = 0; i < width; ++i) assign(sums[block * columns + column + i], total[i]);
   }
-}
-
-#if __CUDA_ARCH__ >= 900
-#define FUSELAB_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
-#else
-#define FUSELAB_CLUSTER(blocks)
-#endif
-
-// The same where a cluster of blocks (sm_90) owns all rows of up to 8 packs of columns: its first
-// block adds up what lies in the others' shared memory, and no second launch is needed.
-template <class Activation, class Terms, class Output, class First, class Input, class Update,
-          class Bias, class Scale, class Index, int width, int block_threads, int unroll,
-          int cluster>
-__global__ void __launch_bounds__(block_threads) FUSELAB_CLUSTER(cluster)
-    backward_with_bias_clustered(
-        const Output* __restrict__ grad, const First* __restrict__ first,
-        const Update* __restrict__ update, const Bias* __restrict__ bias,
-        Input* __restrict__ grad_input, Update* __restrict__ grad_update,
-        Bias* __restrict__ grad_bias, Scale scale, int64_t rows, int64_t columns, int64_t apart,
-        int64_t step, int64_t span, int64_t grad_row, int64_t grad_column, int64_t first_row,
-        int64_t first_column, int64_t update_row, int64_t update_column, int64_t bias_column) {
-#if __CUDA_ARCH__ >= 900
-  const int64_t block = blockIdx.x % cluster;
-  const Index column = Index((blockIdx.x / cluster * blockDim.x + threadIdx.x) * width);
-  double total[width] = {};
-  sums_of_block<Activation, Terms, Output, First, Input, Update, Bias, Scale, Index, width,
-                block_threads, unroll>(total, block, column, grad, first, update, bias, grad_input,
-                                       grad_update, scale, rows, columns, apart, step, span,
-                                       grad_row, grad_column, first_row, first_column, update_row,
-                                       update_column, bias_column);
-  __shared__ double of_block[8 * width];
-  if (threadIdx.y == 0) {
-#pragma unroll
-    for (int i = 0; i < width; ++i) of_block[threadIdx.x * width + i] = total[i];
-  }
-  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-  if (block == 0 && threadIdx.y == 0 && column < columns) {
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      const double* own = of_block + threadIdx.x * width + i;
-      for (int rank = 1; rank < cluster; ++rank) {
-        unsigned theirs;
-        double value;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                     : "=r"(theirs)
-                     : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-        asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(theirs) : "memory");
-        total[i] += value;
-      }
-      assign(grad_bias[column + i], total[i]);
-    }
-  }
-  // No block ends while its sums are read.
-  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-#endif
 }
 
 // grad_bias[column] = the sum of sums[block][column]; 8 columns per block of 8 x 128 threads, so that

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -570,8 +570,7 @@ def backward_cuda(
     config: Config | None = None,
 ) -> Gradients:
     """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
-    ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows; or of
-    ``backward_with_bias_clustered`` alone, where ``config`` has a cluster.
+    ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
 
     The workspace and the copies are those of ``backward_triton``, with ``blocks`` per
     multiprocessor; ``config`` is one of bias_gradient.CUDA, by default what tuning chose.
@@ -618,11 +617,6 @@ def _launch_with_bias(
         width = 1
     if not is_aligned(*read, *matrices.written[:2]):
         width = 1
-    if config is not None and "cluster" in config:
-        matrix = (source, types, scale_type, scale, width, matrices, bias)
-        if _launch_by_clusters(*matrix, config):
-            return
-        config = bias_gradient.CUDA[0]
     how = config or bias_gradient.SHORT
     most_across = (64 if width > 1 else 128) if config else (8 if width > 1 else 32)
     across = min(power_of_two(ceil_div(columns, width)), most_across)
@@ -630,9 +624,7 @@ def _launch_with_bias(
     unroll = bias_gradient.rows_in_flight(how, width)
     column_tiles = ceil_div(columns, across * width)
     programs = multiprocessors(matrices.grad_bias.device) * how.blocks if config else 1
-    spread = bias_gradient.spread(
-        rows, unroll * down, programs // column_tiles, how.interleaved == 1
-    )
+    spread = bias_gradient.spread(rows, unroll * down, programs // column_tiles, interleaved=True)
     blocks = spread.blocks
     sums = matrices.empty_sums(blocks)
     index = index_type(matrices.needs_64_bit_offsets())
@@ -657,58 +649,6 @@ def _launch_with_bias(
             block=(8, 128, 1),
             args=(sums, matrices.grad_bias, i64(blocks), i64(columns)),
         )
-
-
-def _launch_by_clusters(
-    source: CudaSource,
-    types: str,
-    scale_type: str,
-    scale: Tensor | Scalar,
-    width: int,
-    matrices: _Matrices,
-    bias: Tensor | None,
-    how: Config,
-) -> bool:
-    """One launch where a cluster owns all rows of 8 packs of columns; False, and nothing is done,
-    where clusters do not run, packs are one element, or there are columns for less than three
-    quarters of the multiprocessors."""
-    rows, columns, device = matrices.rows, matrices.columns, matrices.grad_bias.device
-    across = min(power_of_two(ceil_div(columns, width)), 8)
-    blocks = ceil_div(columns, across * width) * how.cluster
-    if width == 1 or 4 * blocks < 3 * multiprocessors(device):
-        return False
-    unroll = bias_gradient.rows_in_flight(how, width)
-    down = how.threads // across
-    expression = (
-        f"backward_with_bias_clustered<{types}, {scale_type}, "
-        f"{index_type(matrices.needs_64_bit_offsets())}, {width}, {how.threads}, {unroll}, "
-        f"{how.cluster}>"
-    )
-    if not _runs_in_clusters(source, expression, how, device):
-        return False
-    numbers_of_rows = (unroll * down, how.cluster * unroll * down, rows)  # apart, step, span
-    source.launch(
-        expression,
-        grid=(blocks, 1, 1),
-        block=(across, down, 1),
-        args=(
-            *matrices.operands,
-            bias,
-            *matrices.written[:2],
-            matrices.grad_bias,
-            scale,
-            *numbers((rows, columns, *numbers_of_rows), matrices.strides),
-        ),
-    )
-    return True
-
-
-@cache
-def _runs_in_clusters(
-    source: CudaSource, expression: str, how: Config, device: torch.device
-) -> bool:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return source.active_clusters(expression, index, how.threads, 0, how.cluster) > 0
 
 
 def cuda_expressions(has_update: bool) -> tuple[str, ...]:
@@ -742,8 +682,6 @@ def cuda_expressions(has_update: bool) -> tuple[str, ...]:
             f"backward_with_bias<{kind}, {five}, double, {scale}, int32_t, {spread(width)}>",
             f"backward_with_bias<{kind}, {five}, {name}, {scale}, int64_t, {spread(1)}>",
             f"backward_with_bias<{kind}, {five}, {name}, {scale}, int32_t, {spread(width, short)}>",
-            f"backward_with_bias_clustered<{kind}, {five}, {scale}, int32_t, "
-            f"{spread(width, bias_gradient.CUDA[-1])}, {bias_gradient.CUDA[-1].cluster}>",
             f"column_sums<{name}>",
         ]
     return tuple(found)
