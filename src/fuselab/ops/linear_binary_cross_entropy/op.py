@@ -149,8 +149,10 @@ def prefer(
     return logit.order(input, weight, bias)
 
 
-def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
-    return ("reference",)
+def prefer_backward(
+    needs: Sequence[bool], grad_output: Tensor, input: Tensor, *rest: Any
+) -> Sequence[str]:
+    return logit.order_on_gpu(input)
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]

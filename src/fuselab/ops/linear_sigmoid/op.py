@@ -82,8 +82,10 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None) -> Sequence[str]:
     return logit.order(input, weight, bias)
 
 
-def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
-    return ("reference",)
+def prefer_backward(
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
+) -> Sequence[str]:
+    return logit.order_on_gpu(input)
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]

@@ -137,12 +137,10 @@ def cost_backward(input: Tensor) -> Cost:
     return Cost(size + bytes_behind(input), size, 2 * input.numel(), unit)
 
 
-ORDER = ("reference",)  # what ``auto`` asks, forward and backward
-
-
 def prefer(*args: Any) -> Sequence[str]:
-    """torch.square runs at the limit of memory. On GPUs ours await their measurement."""
-    return ORDER
+    """65536 x 512 float32 takes torch.square 68 us and with its backward 296; CUDA takes 68 and
+    164, Triton 68 and 164 (H200). On the CPU the reference."""
+    return ("cuda", "triton")
 
 
 _SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))
