@@ -11,13 +11,13 @@ from lora_cases import ALL, check, operands, upstream_of
 
 from fuselab.ops import lora_linear
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.lora_linear import launch, one_pass, tiles, wgmma_launch
+from fuselab.ops.lora_linear import launch, one_pass, wgmma_launch
 from fuselab.ops.lora_linear.op import save
 from fuselab.ops.lora_linear.reference import gradient, reference
 from fuselab.runtime.fallback import strict
 from fuselab.runtime.tuning import forced
 
-FORWARD = partial(launch.forward, launch.fused_product)
+KERNELS = (launch.forward, one_pass.backward)
 on_gpu = partial(operands, device="cuda", dtype=torch.bfloat16)
 
 
@@ -32,20 +32,26 @@ def test_a_cluster_owns_whole_rows(sizes, blocks):
     assert one_pass._cluster(*sizes) == blocks
 
 
-def test_every_ring_offered_fits_a_block_of_hopper(monkeypatch):
-    monkeypatch.setattr(one_pass, "shared_bytes", lambda device: 227 * 1024)
-    candidates, device = one_pass._candidates.__wrapped__, torch.device("cuda")
-    offered = {
-        case: [config.stages for config in candidates(*case, False, device)]
-        for case in product((1, 2, 4, 8), (1, 2), ("relu", "identity"))
-    }
-    assert offered.pop((8, 2, "relu")) == [3, 2]
-    assert set(map(tuple, offered.values())) == {(4, 3, 2)}
-    found = candidates(8, 2, "relu", True, device)
-    assert [(config.stages, config.columns, config.cluster) for config in found] == [
-        *((3, 0, 0), (2, 0, 0)),
-        *((3, 256, 1), (3, 128, 1), (3, 256, 2)),
-    ]
+def test_every_block_fits_hopper():
+    for case in product((1, 2, 4, 8), (1, 2), ("relu", "identity")):
+        assert one_pass._block_bytes(*case) <= 227 * 1024
+
+
+def test_wgmma_multiplies_from_one_round_of_its_tiles_on(monkeypatch):
+    monkeypatch.setattr(one_pass, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(wgmma_launch.wgmma, "is_hopper", lambda device: True)
+
+    def kernels(rows, inner, columns, rank=16, needs=ALL):
+        shapes = ((rows, columns), (rows, inner), (columns, inner), (rank, inner))
+        grad, x, weight, a = (torch.empty(shape).bfloat16() for shape in shapes)
+        return [
+            config.product for config in one_pass.configs(needs, grad, None, x, weight, None, a)
+        ]
+
+    assert kernels(4096, 1024, 64) == ["triton", "wgmma"]  # 128 tiles
+    assert kernels(33 * 128, 1024, 64) == kernels(4097, 1024, 64) == ["wgmma", "triton"]
+    assert kernels(33 * 128, 1024, 64, 12) == ["triton"]
+    assert kernels(33 * 128, 1024, 64, needs=(False, *ALL[1:])) == ["triton"]
 
 
 def test_what_it_does_not_take():
@@ -83,11 +89,11 @@ def on_a_gpu(test):
 
 
 def check_all(args, upstream=None):
-    """Every ring, and every tile of the input's gradient."""
+    """Both kernels of the input's gradient."""
     saved = save(upstream_of(args[0].new_empty(args[0].shape[0], args[1].shape[0])), *args)
     for config in one_pass.configs(ALL, args[0], *saved):
-        with forced(tiles.OP_NAME, "cuda_backward", config) as asked:
-            check(FORWARD, one_pass.backward, args, upstream)
+        with forced(one_pass.OP_NAME, "cuda_backward", config) as asked:
+            check(*KERNELS, args, upstream)
             assert asked.keys
 
 
@@ -117,24 +123,29 @@ def test_the_inputs_gradient_alone(rank):
         grad, grad_projection = upstream_of(args[0].new_empty(rows, columns)), args[0] @ args[3].t()
         operands = (grad, args[1], grad_projection, args[3])
         exact = grad.double() @ args[1].double() + grad_projection.double() @ args[3].double()
-        for tile in wgmma_launch.PULL_TILES:
-            ours = wgmma_launch.pull_through(*operands, tile)
-            assert ((ours.double() - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-12).all(), tile
+        ours = wgmma_launch.pull_through(*operands)
+        assert ((ours.double() - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-12).all()
 
 
 @on_a_gpu
 @pytest.mark.parametrize("rank", [1, 2, 3, 7, 8, 9, 15, 16])
 def test_ranks(rank):
     for dtype in (torch.bfloat16, torch.float16):
-        check(FORWARD, one_pass.backward, on_gpu(517, 136, 648, rank, "tanh", dtype))
+        check(*KERNELS, on_gpu(517, 136, 648, rank, "tanh", dtype=dtype))
 
 
 @on_a_gpu
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation):
     for dtype in (torch.bfloat16, torch.float16):
-        check(FORWARD, one_pass.backward, on_gpu(1031, 264, 520, 16, activation, dtype))
-        check(FORWARD, one_pass.backward, on_gpu(1031, 264, 520, 8, activation, dtype, scale=-1.7))
+        check(
+            launch.forward, one_pass.backward, on_gpu(1031, 264, 520, 16, activation, dtype=dtype)
+        )
+        check(
+            launch.forward,
+            one_pass.backward,
+            on_gpu(1031, 264, 520, 8, activation, dtype=dtype, scale=-1.7),
+        )
 
 
 @on_a_gpu
@@ -147,7 +158,7 @@ def test_rows_apart_and_factors_of_any_layout():
     args[4] = args[4].repeat_interleave(2, 1)[:, ::2]
     upstream = torch.randn(1031, 272, device="cuda").bfloat16()[:, :264]
     assert one_pass.supports_backward(ALL, upstream, *save(reference(*args), *args)) is None
-    check(FORWARD, one_pass.backward, args, upstream)
+    check(*KERNELS, args, upstream)
     expanded = upstream[:1].expand(1031, 264)
     assert "overlap" in one_pass.supports_backward(ALL, expanded, *save(reference(*args), *args))
 
@@ -172,7 +183,7 @@ def test_infinity_stays_where_eager_has_it(rows):
 def test_without_the_inputs_gradient_and_with_a_scale_behind_a_pointer():
     for activation in ("relu", "identity"):
         args = on_gpu(2048, 512, 1024, 16, activation)
-        output = FORWARD(*args)
+        output = launch.forward(*args)
         upstream, saved = upstream_of(output), save(output, *args)
         everything = one_pass.backward(ALL, upstream, *saved)
         needs = (False, False, False, True, True)
@@ -189,7 +200,7 @@ def test_without_the_inputs_gradient_and_with_a_scale_behind_a_pointer():
 def test_results_repeat_to_the_bit(sizes):
     """Where a late message or an early one of the next tile would show."""
     args = on_gpu(*sizes, 16)
-    output = FORWARD(*args)
+    output = launch.forward(*args)
     upstream, saved = upstream_of(output), save(output, *args)
     needs = (False, False, False, True, True)
     first = one_pass.backward(needs, upstream, *saved)
@@ -219,7 +230,7 @@ def test_more_than_2_to_the_31_elements():
     x = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
     x[-1] = torch.randn(width, device="cuda")
     args = (x, weight, bias, a, b, scale, "relu")
-    output = FORWARD(*args)
+    output = launch.forward(*args)
     upstream = torch.zeros_like(output)
     upstream[-1] = 1
     grads = one_pass.backward(ALL, upstream, *save(output, *args))

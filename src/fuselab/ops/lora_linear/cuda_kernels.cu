@@ -24,6 +24,10 @@
 // As in one_pass.py.
 constexpr int warps = 8, threads = 32 * warps;
 constexpr int tile_rows = 16, strip_columns = 64;
+// Tiles of a warp in shared memory at a time. us of the backward with 2 / 3 / 4 (H200, bfloat16,
+// 2026-11-21): 8192 x 4096 -> 4096 454.6 / 455.1 / no room, 65536 x 512 -> 512 156.2 / 156.8 /
+// 157.3, 4096 x 1024 -> 1024 44.5 / 44.9 / 47.3.
+constexpr int stages = 2;
 constexpr int tile_bytes = tile_rows * strip_columns * 2;
 constexpr int steps = strip_columns / 16;  // of a product along a strip
 
@@ -165,7 +169,7 @@ FUSELAB_INLINE void add(float4& total, float4 part) {
 // inner) and lora_b (columns, rank) any strides. saved: what the activation's derivative is of, not
 // read for identity. grad: dZ, or null where nobody asks for it. parts: float32 (clusters, columns +
 // inner, rank), of each cluster dB / scale and dAᵀ. Grid: as many clusters as run at a time.
-template <class Activation, class Element, class Scale, int cluster, int rank_blocks, int stages>
+template <class Activation, class Element, class Scale, int cluster, int rank_blocks>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     pull_back_and_reduce(const Element* __restrict__ upstream, const Element* __restrict__ saved,
                          const Element* __restrict__ input, const Element* __restrict__ lora_a,

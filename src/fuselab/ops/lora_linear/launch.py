@@ -1,16 +1,10 @@
-"""Launching the kernels: S, the product on top of its update, and the sums of the backward.
-
-Two implementations share all but the large product. ``fused_product`` is one Triton kernel with one
-accumulator; ``fused_forward`` makes S in it too, where tuning says so. ``library_product`` leaves
-x Wᵀ to cuBLAS and adds the update in one pass over the output: together with the activation, which
-eager's pass over the output would be there for, or as what cuBLAS accumulates onto.
-"""
+"""Launching the Triton kernels: S, the product on top of its update, and the sums of the
+backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +19,6 @@ from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
-# (step, input, weight, bias, projection, up, scale, activation), all matrices, to the output; step
-# is "" in the forward and "_backward" in the backward, whose tiles are tuned apart.
-Product = Callable[..., Tensor]
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -46,53 +37,6 @@ def _map_layout(matrix: Tensor) -> str:
     return "none"
 
 
-def _combine(
-    input: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    projection: Tensor,
-    up: Tensor,
-    scale: float | Tensor,
-    activation: str,
-    output: Tensor,
-    config: Config,
-    adds: bool = False,
-) -> None:
-    from fuselab.ops.lora_linear import triton_kernels as kernels
-
-    (rows, columns), rank = output.shape, up.shape[1]
-    inner, maps = 0, "none"
-    strides: tuple[int, ...] = (0, 0, 0, 0)
-    operands: tuple[Any, Any] = (input, weight)
-    if input is not None and weight is not None:
-        inner, strides = input.shape[1], (*input.stride(), *weight.stride())
-        if config.maps and inner and _map_layout(input) == "rows":
-            maps = _map_layout(weight)
-        if maps != "none":
-            operands = _tensor_maps(input, weight, maps, config)
-    block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
-    launch(
-        kernels.combine,
-        (ceil_div(rows, config.rows) * ceil_div(columns, config.columns),),
-        *operands,
-        *(bias, projection, up, output, *_scale_arguments(scale)),
-        *(rows, columns, inner, rank, *strides, 0 if bias is None else bias.stride(0)),
-        *(*projection.stride(), *up.stride()),
-        ACTIVATION=activation,
-        PRECISION=input_precision(output.dtype),
-        ADDS=adds,
-        MAPS=maps,
-        RANK_BLOCKS=ceil_div(rank, block_rank),
-        BLOCK_RANK=block_rank,
-        BLOCK_ROWS=config.rows,
-        BLOCK_COLUMNS=config.columns,
-        BLOCK_INNER=16 if input is None else config.inner,
-        GROUP=8 if input is None else config.group,
-        num_warps=config.warps,
-        num_stages=None if input is None else config.stages,
-    )
-
-
 def _tensor_maps(input: Tensor, weight: Tensor, layout: str, config: Config) -> tuple[Any, Any]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -102,8 +46,7 @@ def _tensor_maps(input: Tensor, weight: Tensor, layout: str, config: Config) -> 
     return of_input, TensorDescriptor.from_tensor(weight.t(), [config.inner, config.columns])
 
 
-def fused_product(
-    step: str,
+def product(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -114,104 +57,39 @@ def fused_product(
     config: Config | None = None,
 ) -> Tensor:
     """act(input weightᵀ + scale projection upᵀ + bias) in one launch."""
-    rows, columns = input.shape[0], weight.shape[0]
-    if rows * columns == 0:
-        return input.new_empty((rows, columns))
-    config = config or tiles.product_tile(f"triton{step}", input, weight, up.shape[1])
-    if config.programs and _map_layout(input) == "rows" and _map_layout(weight) != "none":
-        return _adapt(input, weight, bias, projection, up, scale, activation, config)
-    output = input.new_empty((rows, columns))
-    _combine(input, weight, bias, projection, up, scale, activation, output, config)
-    return output
-
-
-def fused_forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
-) -> Tensor:
-    """One launch and no workspace where the tile is one of ``adapt`` and tensor maps can read the
-    operands, else ``forward`` of ``fused_product``."""
-    x = as_rows(input)
-    product: Product = fused_product
-    if x.shape[0] * weight.shape[0]:
-        config = tiles.product_tile("triton", x, weight, lora_a.shape[0])
-        maps = (_map_layout(operand) for operand in (x, weight, lora_a))
-        if config.programs and all(layout == "rows" for layout in maps):
-            operands = (x, weight, bias, None, lora_b, scale, activation, config)
-            return _adapt(*operands, factor=lora_a).view(*input.shape[:-1], weight.shape[0])
-        product = partial(fused_product, config=config)
-    return forward(product, input, weight, bias, lora_a, lora_b, scale, activation)
-
-
-def _adapt(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    projection: Tensor | None,
-    up: Tensor,
-    scale: float | Tensor,
-    activation: str,
-    config: Config,
-    factor: Tensor | None = None,
-) -> Tensor:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
     (rows, inner), (columns, rank) = input.shape, up.shape
     output = input.new_empty((rows, columns))
-    layout, block_rank = _map_layout(weight), power_of_two(rank, 16, tiles.FUSED_RANK)
-    map_of_factor = None
-    if factor is not None:
-        map_of_factor = TensorDescriptor.from_tensor(factor, [block_rank, config.inner])
-    count = ceil_div(rows, config.rows) * ceil_div(columns, config.columns)
+    if output.numel() == 0:
+        return output
+    config = config or tiles.product_tile(input, weight, rank)
+    maps, operands = "none", (input, weight)
+    if config.maps and inner and _map_layout(input) == "rows":
+        maps = _map_layout(weight)
+    if maps != "none":
+        operands = _tensor_maps(input, weight, maps, config)
+    block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
     launch(
-        kernels.adapt,
-        (min(count, multiprocessors(input.device) * config.programs),),
-        *(*_tensor_maps(input, weight, layout, config), map_of_factor),
-        *(projection, bias, up, output, *_scale_arguments(scale)),
-        *(rows, columns, inner, rank, 0 if bias is None else bias.stride(0), *up.stride()),
+        kernels.combine,
+        (ceil_div(rows, config.rows) * ceil_div(columns, config.columns),),
+        *operands,
+        *(bias, projection, up, output, *_scale_arguments(scale)),
+        *(rows, columns, inner, rank, *input.stride(), *weight.stride()),
+        *(0 if bias is None else bias.stride(0), *projection.stride(), *up.stride()),
         ACTIVATION=activation,
-        MAPS=layout,
+        PRECISION=input_precision(output.dtype),
+        MAPS=maps,
+        RANK_BLOCKS=ceil_div(rank, block_rank),
         BLOCK_RANK=block_rank,
         BLOCK_ROWS=config.rows,
         BLOCK_COLUMNS=config.columns,
         BLOCK_INNER=config.inner,
-        GROUP=config.group,
+        GROUP=tiles.GROUP,
         num_warps=config.warps,
         num_stages=config.stages,
     )
     return output
-
-
-def library_product(
-    step: str,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    projection: Tensor,
-    up: Tensor,
-    scale: float | Tensor,
-    activation: str,
-) -> Tensor:
-    """The same through cuBLAS: without an activation it accumulates onto the update, which costs
-    one write and one hidden read of the output; with one, the update goes with the activation."""
-    accumulates = activation == "identity"
-    if accumulates:
-        output = input.new_empty((input.shape[0], weight.shape[0]))
-    else:
-        multiply = torch.mm if bias is None else partial(torch.addmm, bias)
-        output, bias = multiply(input, weight.t()), None
-    if output.numel():
-        config = tiles.update_tile(output)
-        operands = (bias, projection, up, scale, activation, output, config)
-        _combine(None, None, *operands, adds=not accumulates)
-    return output.addmm_(input, weight.t()) if accumulates else output
 
 
 def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tensor:
@@ -309,7 +187,7 @@ def _column_parts(matrix: Tensor, projection: Tensor | None) -> Tensor:
     """Parts of matrixᵀ projection, none where the matrix has no column."""
     if matrix.shape[1] == 0:
         return matrix.new_empty((0, 0), dtype=torch.float32)
-    config = tiles.default_reduction(matrix, "identity")
+    config = tiles.reduction(matrix, "identity")
     parts = _reduce(matrix, None, "identity", None, projection, False, config).column_parts
     assert parts is not None
     return parts
@@ -334,7 +212,6 @@ def _sum(parts: Tensor, output: Tensor, scale: float | Tensor = 1.0) -> Tensor:
 
 
 def forward(
-    product: Product,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -343,17 +220,16 @@ def forward(
     scale: float,
     activation: str,
 ) -> Tensor:
-    """S, then ``product``. The workspace is S: rows * r."""
+    """Two launches; the workspace is S: rows * r."""
     if input.shape[:-1].numel() * weight.shape[0] == 0:
         return empty_output(input, weight)
     x = as_rows(input)
     projection = project(x, lora_a)
-    output = product("", x, weight, bias, projection, lora_b, scale, activation)
+    output = product(x, weight, bias, projection, lora_b, scale, activation)
     return output.view(*input.shape[:-1], weight.shape[0])
 
 
 def backward(
-    product: Product,
     needs: Sequence[bool],
     grad_output: Tensor,
     output: Tensor | None,
@@ -383,7 +259,8 @@ def backward(
     projection = project(x, lora_a) if needs_b or of_preactivation else None
     saved = None if output is None else as_rows(output)
     if of_preactivation:
-        saved = product("", x, weight, bias, projection, lora_b, scale, "identity")
+        assert projection is not None
+        saved = product(x, weight, bias, projection, lora_b, scale, "identity")
     if upstream.numel() == 0:  # without columns there is nothing to pull back
         saved = None
 
@@ -397,7 +274,7 @@ def backward(
             lora_b if fused and needs_projection else None,
             projection if fused and needs_b else None,
             needs_input or not fused,
-            tiles.reduction(upstream, activation, lora_a.shape[0]),
+            tiles.reduction(upstream, activation),
         )
     if needs_b:
         parts = reduced.column_parts
@@ -413,7 +290,7 @@ def backward(
             )
         if needs_input:
             operands = (reduced.grad, weight.t(), None, grad_projection, lora_a.t())
-            grad_input = product("_backward", *operands, 1.0, "identity").view(input.shape)
+            grad_input = product(*operands, 1.0, "identity").view(input.shape)
         if needs_a:
             grad_a = lora_a.new_empty(lora_a.shape)
             _sum(_column_parts(x, grad_projection), grad_a.t())

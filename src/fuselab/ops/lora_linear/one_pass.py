@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,30 @@ from torch import Tensor
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation.product import as_rows
-from fuselab.ops.lora_linear import launch, tiles, wgmma_launch
+from fuselab.ops.lora_linear import launch, wgmma_launch
 from fuselab.runtime.cuda_source import CudaSource, f32, i32, i64
-from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
+from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.parameters import Scalar
 from fuselab.runtime.tensor_map import why_not
 from fuselab.runtime.tuning import Config, chosen
 
+OP_NAME = "fuselab::lora_linear"
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"), architectures=("sm_90", "sm_100"))
 _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 # As in cuda_kernels.cu.
 _WARPS, _TILE_ROWS, _STRIP_COLUMNS = 8, 16, 64
 _THREADS, _BLOCK_COLUMNS = 32 * _WARPS, _WARPS * _STRIP_COLUMNS
+_STAGES = 2
 _FINISHED = 32  # elements of a block of `finish`
 # Parts of dA and dB are 4 accumulator registers for every 16 columns and 8 of the rank.
 MOST_RANK = 16
 MOST_CLUSTER = 8  # blocks, of every GPU with clusters
-_STAGES = (4, 3, 2)
+# Of the input's gradient. us of the whole backward with Triton's / with wgmma's (H200, bfloat16,
+# 2026-11-21): 8192 x 4096 -> 4096 455.1 / 450.5, 65536 x 512 -> 512 157.3 / 153.8, 4096 x 1024 ->
+# 1024 44.9 / 46.9, where 128 x 256 tiles are less than one round and Triton's 128 x 128 two.
+_WGMMA, _TRITON = Config(product="wgmma"), Config(product="triton")
 
 
 def _cluster(columns: int, inner: int) -> int:
@@ -44,45 +50,33 @@ def _cluster(columns: int, inner: int) -> int:
     return power_of_two(ceil_div(max(columns, inner), _BLOCK_COLUMNS))
 
 
-def _block_bytes(stages: int, cluster: int, rank_blocks: int, activation: str) -> int:
+def _block_bytes(cluster: int, rank_blocks: int, activation: str) -> int:
     """Dynamic shared memory: the ring, the parts of the warps and twice those of the blocks, S and
     dS in 16 bits, two barriers."""
     matrices = 2 if activation == "identity" else 3
-    ring = stages * _WARPS * matrices * _TILE_ROWS * _STRIP_COLUMNS * 2
+    ring = _STAGES * _WARPS * matrices * _TILE_ROWS * _STRIP_COLUMNS * 2
     sums = 2 * _TILE_ROWS * 8 * rank_blocks
     parts = (_WARPS + (2 * cluster if cluster > 1 else 0)) * sums * 4
     return ring + parts + sums * 2 + 16
 
 
-@cache
-def _candidates(
-    cluster: int, rank_blocks: int, activation: str, pulls: bool, device: torch.device
+def configs(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    *rest: Any,
 ) -> Sequence[Config]:
-    """The deepest ring that fits first, and the input's gradient by Triton (0 columns); the others,
-    and the tiles of ``wgmma_launch.pull_through``."""
-    rings = [
-        count
-        for count in _STAGES
-        if _block_bytes(count, cluster, rank_blocks, activation) <= shared_bytes(device)
-    ]
-    return (
-        *(Config(stages=count, columns=0, cluster=0) for count in rings),
-        *(
-            Config(stages=rings[0], columns=tile.columns, cluster=tile.cluster)
-            for tile in wgmma_launch.PULL_TILES
-            if pulls and rings
-        ),
-    )
-
-
-def configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[Config]:
-    """How many tiles of 16 rows of dY, Y and x a warp has in shared memory, and the tile of the
-    input's gradient."""
-    _, _, weight, _, lora_a, _, _, activation = saved
-    rank_blocks = ceil_div(lora_a.shape[0], 8)
-    pulls = needs[0] and wgmma_launch.pulls(weight, lora_a)
-    cluster = _cluster(*weight.shape)
-    return _candidates(cluster, rank_blocks, activation, pulls, grad_output.device)
+    """Which kernel multiplies for the input's gradient: wgmma's from one round of its tiles on."""
+    if not (needs[0] and wgmma_launch.pulls(weight, lora_a)):
+        return (_TRITON,)
+    down = ceil_div(input.shape[:-1].numel(), wgmma_launch.ROWS)
+    count = down * ceil_div(weight.shape[1], wgmma_launch.TILE.columns)
+    wide = count >= multiprocessors(input.device)
+    return (_WGMMA, _TRITON) if wide else (_TRITON, _WGMMA)
 
 
 def supports(
@@ -112,8 +106,6 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
     for name, tensor in (("grad_output", grad_output), ("input", input), ("output", output)):
         if tensor is not None and (reason := why_not(as_rows(tensor))) is not None:
             return f"it cannot copy '{name}': {reason}"
-    if not configs(needs, grad_output, *saved):
-        return "a block has too little shared memory"
     return None
 
 
@@ -148,18 +140,16 @@ def backward(
     saved = (output, input, *layer, activation)
     x, upstream = as_rows(input), as_rows(grad_output)
     if x.shape[0] == 0:
-        return launch.backward(launch.fused_product, needs, grad_output, *saved)
+        return launch.backward(needs, grad_output, *saved)
     (rows, inner), (columns, rank) = x.shape, lora_b.shape
     of_saved = None if output is None else as_rows(output)
     if activation_named(activation).derivative_of == "preactivation":
-        of_saved = as_rows(launch.forward(launch.fused_product, input, *layer, "identity"))
+        of_saved = as_rows(wgmma_launch.forward(input, *layer, "identity"))
     cluster, rank_blocks = _cluster(columns, inner), ceil_div(rank, 8)
-    key = (x.dtype, columns, inner, activation, rank_blocks)
-    config = chosen(tiles.OP_NAME, "cuda_backward", key, configs(needs, grad_output, *saved))
-    block_bytes = _block_bytes(config.stages, cluster, rank_blocks, activation)
+    block_bytes = _block_bytes(cluster, rank_blocks, activation)
     element = _TYPES[x.dtype]
     scale_type, scale_argument = _scale(scale)
-    expression = _expression(activation, element, scale_type, cluster, rank_blocks, config.stages)
+    expression = _expression(activation, element, scale_type, cluster, rank_blocks)
     clusters = min(
         ceil_div(rows, _TILE_ROWS),
         max(1, _clusters_at_a_time(expression, block_bytes, cluster, x.device)),
@@ -196,17 +186,13 @@ def backward(
     grad_input = None
     if needs[0]:
         grad = upstream if pulled is None else pulled
-        if config.columns:
-            tile = next(
-                tile
-                for tile in wgmma_launch.PULL_TILES
-                if (tile.columns, tile.cluster) == (config.columns, config.cluster)
-            )
-            product = wgmma_launch.pull_through(grad, weight, grad_projection, lora_a, tile)
+        key = (x.dtype, power_of_two(rows), columns, inner)
+        if chosen(OP_NAME, "cuda_backward", key, configs(needs, grad_output, *saved)) == _WGMMA:
+            multiplied = wgmma_launch.pull_through(grad, weight, grad_projection, lora_a)
         else:
             operands = (grad, weight.t(), None, grad_projection, lora_a.t())
-            product = launch.fused_product("_backward", *operands, 1.0, "identity")
-        grad_input = product.view(input.shape)
+            multiplied = launch.product(*operands, 1.0, "identity")
+        grad_input = multiplied.view(input.shape)
     return grad_input, None, None, grad_a, grad_b
 
 
@@ -215,26 +201,22 @@ def _scale(scale: float | Tensor) -> tuple[str, Tensor | Scalar]:
     return ("const float*", scale) if isinstance(scale, Tensor) else ("float", f32(scale))
 
 
-def _expression(
-    activation: str, element: str, scale: str, cluster: int, rank_blocks: int, stages: int
-) -> str:
+def _expression(activation: str, element: str, scale: str, cluster: int, rank_blocks: int) -> str:
     functor = activation_named(activation).functor
-    return (
-        f"pull_back_and_reduce<{functor}, {element}, {scale}, {cluster}, {rank_blocks}, {stages}>"
-    )
+    return f"pull_back_and_reduce<{functor}, {element}, {scale}, {cluster}, {rank_blocks}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every activation, cluster, width of the rank and ring; both elements, and the scale by value
-    and through a pointer."""
+    """Every activation, cluster and width of the rank; both elements, and the scale by value and
+    through a pointer."""
     bfloat, half = _TYPES[torch.bfloat16], _TYPES[torch.float16]
-    rings = [(1, 1, 4), (1, 2, 2), (2, 1, 3), (2, 2, 4), (4, 1, 2), (4, 2, 3), (8, 1, 4), (8, 2, 3)]
+    sizes = product((1, 2, 4, 8), (1, 2))
     return (
         *(
-            _expression(name, bfloat, "float", *ring)
-            for name, ring in zip(ACTIVATIONS, rings, strict=True)
+            _expression(name, bfloat, "float", *size)
+            for name, size in zip(ACTIVATIONS, sizes, strict=True)
         ),
-        _expression("relu", half, "const float*", 2, 2, 3),
+        _expression("relu", half, "const float*", 2, 2),
         f"finish<{bfloat}, float>",
         f"finish<{half}, const float*>",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +13,10 @@ from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inpu
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
-from fuselab.ops.linear_activation.product import DTYPES, as_rows, empty_output, unit
+from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
 from fuselab.ops.lora_linear import launch, one_pass, tiles, wgmma_launch
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
 from fuselab.ops.lora_linear.rewrites import rewrites
-from fuselab.runtime.tuning import Config
 
 
 def validate(
@@ -144,32 +142,9 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
     return supports(grad_output)
 
 
-def product_configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
-    """Tiles of the forward's product."""
-    return tiles.forward_tiles(as_rows(input), weight, rest[1].shape[0])
-
-
-def product_configs_backward(
-    needs: Sequence[bool], grad_output: Tensor, *saved: Any
-) -> Sequence[Config]:
-    """Tiles of the input's gradient."""
-    return tiles.backward_tiles(as_rows(grad_output), saved[2].t(), saved[4].shape[0])
-
-
-def update_configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
-    """Tiles of the stream that adds the update, in the forward and in the backward."""
-    return tiles.update_tiles(weight.shape[0])
-
-
-def reduction_configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[Config]:
-    """Tiles of the pass that pulls back, in both implementations."""
-    return tiles.reductions(as_rows(grad_output), saved[-1])
-
-
-# The least that was measured: 4096 x 1024 -> 1024 multiplies so many pairs.
-_MEASURED_PRODUCTS = 2**32
-_ORDER = ("triton", "triton_library")
-_BACKWARD_ORDER = ("triton", "triton_library")
+# The least that was measured: 4096 x 1024 -> 1024 multiplies so many pairs. Outputs of the
+# products of ``cuda``, and either side of the weight there.
+_MEASURED_PRODUCTS, _MEASURED_OUTPUT, _MEASURED_SIDE = 2**32, 2**22, 512
 
 
 def prefer(
@@ -181,13 +156,16 @@ def prefer(
     scale: float,
     activation: str,
 ) -> Sequence[str]:
-    """On a GPU Triton for 16-bit layers of 4096 x 1024 -> 1024 or more, K and N in multiples of 16,
-    of a rank up to 32; PyTorch's own products for all else, which is not measured.
+    """On a GPU our kernels for 16-bit layers of 4096 x 1024 -> 1024 or more, K and N in multiples
+    of 16, of a rank up to 32; PyTorch's own products for all else, which is not measured. Of ours
+    CUDA first, which takes K and N up to 4096 and ranks up to 16, with outputs as large as there
+    and K and N from 512.
 
-    us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / in_place / triton_library /
-    triton: 4096x1024 -> 1024 47 / 36 / 30 / 30, with the backward 114 / 125 / 97 / 93; 8192x4096 ->
-    4096 511 / 451 / 406 / 396, 1075 / 1148 / 923 / 894; 8192x4096 -> 11008 1311 / 1181 / 1052 /
-    999, 2605 / 2796 / 2257 / 2183; 65536x512 -> 512 235 / none / 128 / 126, forward alone.
+    us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / in_place / triton / cuda: 4096 x
+    1024 -> 1024 49.1 / 37.3 / 26.9 / 27.5, with the backward 114 / 124 / 79.3 / 67.5; 8192 x 4096
+    -> 4096 522 / 461 / 403 / 395, 1075 / 1146 / 891 / 853; 8192 x 4096 -> 11008 1338 / 1209 / 1023
+    / none, 2607 / 2802 / 2193 / none; 65536 x 512 -> 512 245 / 181 / 107 / 105, 523 / 591 / 323 /
+    258.
 
     Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again: another
     forward, longer than what ours gains.
@@ -197,7 +175,7 @@ def prefer(
     )
     if wants_gradient and activation_named(activation).derivative_of == "preactivation":
         return ("reference",)
-    return _ORDER if _is_measured(input, weight, lora_a) else ("reference",)
+    return _order(input, weight, lora_a)
 
 
 def prefer_backward(
@@ -211,18 +189,23 @@ def prefer_backward(
     *rest: Any,
 ) -> Sequence[str]:
     """As the forward."""
-    return _BACKWARD_ORDER if _is_measured(input, weight, lora_a) else ("reference",)
+    return _order(input, weight, lora_a)
 
 
-def _is_measured(input: Tensor, weight: Tensor, lora_a: Tensor) -> bool:
+def _order(input: Tensor, weight: Tensor, lora_a: Tensor) -> Sequence[str]:
     # Asked before the shapes are validated.
-    return (
+    rows = input.shape[:-1].numel()
+    if not (
         input.is_cuda
         and input.element_size() == 2
-        and input.shape[:-1].numel() * weight.numel() >= _MEASURED_PRODUCTS
+        and rows * weight.numel() >= _MEASURED_PRODUCTS
         and lora_a.shape[:1].numel() <= tiles.FUSED_RANK
         and all(size % 16 == 0 for size in weight.shape)
-    )
+    ):
+        return ("reference",)
+    side = min(weight.shape)
+    wide = side >= _MEASURED_SIDE and rows * side >= _MEASURED_OUTPUT
+    return ("cuda", "triton") if wide else ("triton",)
 
 
 def cost(
@@ -371,23 +354,11 @@ def draw(source: Draw) -> Inputs:
 _INSTEAD = "detach it, or spell the layer in plain PyTorch to train it"
 
 OP = FusedOp(
-    name=tiles.OP_NAME,
+    name=one_pass.OP_NAME,
     reference=reference,
     implementations={
-        # cuBLAS for the large product, Triton for the rest.
-        "triton_library": Implementation(
-            "cuda",
-            partial(launch.forward, launch.library_product),
-            partial(launch.backward, launch.library_product),
-            supports,
-            supports_backward,
-        ),
         "triton": Implementation(
-            "cuda",
-            launch.fused_forward,
-            partial(launch.backward, launch.fused_product),
-            supports,
-            supports_backward,
+            "cuda", launch.forward, launch.backward, supports, supports_backward
         ),
         # Hopper's matrix unit for the products, and one pass for all other gradients.
         "cuda": Implementation(
@@ -398,14 +369,7 @@ OP = FusedOp(
             one_pass.supports_backward,
         ),
     },
-    configs={
-        "triton": product_configs,
-        "triton_backward": product_configs_backward,
-        "triton_library": update_configs,
-        "triton_library_backward": reduction_configs,
-        "cuda": wgmma_launch.configs,
-        "cuda_backward": one_pass.configs,
-    },
+    configs={"cuda_backward": one_pass.configs},
     cost=cost,
     cost_backward=cost_backward,
     cases=tuple(_cases()),

@@ -40,11 +40,9 @@ def reference(
 
     Returns:
         ``(..., N)``, contiguous, in the dtype of ``input``. Both products are accumulated in one
-        float32 accumulator, rounded once (``triton``, ``cuda``), or the larger one or the update is
-        rounded before they are added (``triton_library``); eager PyTorch rounds both. ``input
-        lora_aᵀ`` is rounded to the dtype by all (``cuda``: its multiple by ``scale``). Float32
-        products are as exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
-        ``torch.set_float32_matmul_precision``) says.
+        float32 accumulator, rounded once; eager PyTorch rounds both. ``input lora_aᵀ`` is rounded
+        to the dtype by all (``cuda``: its multiple by ``scale``). Float32 products are as exact as
+        ``torch.backends.cuda.matmul.allow_tf32`` (or ``torch.set_float32_matmul_precision``) says.
 
     Differentiable twice in input, lora_a and lora_b. The backward keeps the operands and, for relu,
     leaky_relu, sigmoid and tanh, the output; it computes ``input lora_aᵀ`` again, and for gelu,

@@ -1,8 +1,7 @@
 """act(x Wᵀ + bias + scale S Bᵀ), S = x Aᵀ, and its gradients, in Triton.
 
-Five kernels make the operator, cut at S as in LoRAFusion (Zhu et al., arXiv:2510.00206):
+Four kernels make the operator, cut at S as in LoRAFusion (Zhu et al., arXiv:2510.00206):
 ``project`` gives S; ``combine`` the output, and with other operands the input's gradient;
-``adapt`` S and the output at once, where the output is narrow;
 ``pull_back_and_reduce`` what is summed over columns (S's gradient) and over rows (those of A and B)
 in one read of the upstream gradient; ``sum_parts`` adds up what its programs leave.
 
@@ -72,14 +71,14 @@ def project(
 
 @triton.jit
 def combine(
-    input, weight,  # (rows, inner), (columns, inner): pointers, tensor maps, or None
+    input, weight,  # (rows, inner), (columns, inner): pointers or tensor maps
     bias, projection, up,  # (columns,) or None, (rows, rank), (columns, rank)
-    output,  # (rows, columns); the product itself where ADDS
+    output,  # (rows, columns)
     scale_pointer, scale,
     rows, columns, inner, rank,
     input_row, input_column, weight_row, weight_column, bias_stride,
     projection_row, projection_column, up_row, up_column,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, ADDS: tl.constexpr, MAPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, MAPS: tl.constexpr,
     RANK_BLOCKS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
     GROUP: tl.constexpr,
@@ -93,8 +92,7 @@ def combine(
     rows / BLOCK_ROWS times, mostly from there; the output is written once.
 
     MAPS: "none"; else input and weight are tensor maps (TMA), that of weight laid out as "rows"
-    (columns, inner) or as "columns" (inner, columns). Without input there is no product to compute:
-    with ADDS the update is added to what output holds, a stream of the output.
+    (columns, inner) or as "columns" (inner, columns).
     """
     down, across = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
     scale = _scale_of(scale_pointer, scale)
@@ -130,108 +128,30 @@ def combine(
         of_bias = bias + column.to(tl.int64) * bias_stride
         total += tl.load(of_bias, column < columns, 0.0).to(tl.float32)[None, :]
 
-    if input is not None:
-        if MAPS == "none":
-            of_input = input + _offset(row, place, input_row, input_column)
-            of_weight = weight + _offset(place, column, weight_column, weight_row)
-        for start in range(0, inner, BLOCK_INNER):
-            if MAPS == "rows":
-                x = input.load([first_row, start])
-                w = weight.load([first_column, start]).T
-            elif MAPS == "columns":
-                x = input.load([first_row, start])
-                w = weight.load([start, first_column])
-            else:
-                inside = place < inner - start
-                x = tl.load(of_input, has_row & inside[None, :], 0.0)
-                w = tl.load(of_weight, has_column & inside[:, None], 0.0)
-                of_input += step * input_column
-                of_weight += step * weight_column
-            total = add_product(total, x, w, PRECISION)
-
-    of_output = output + _offset(row, column, columns, 1)
-    if ADDS:
-        total += tl.load(of_output, has_row & has_column, 0.0).to(tl.float32)
-    total = activate(total, ACTIVATION)
-    tl.store(of_output, total.to(output.dtype.element_ty), has_row & has_column)
-
-
-@triton.jit
-def adapt(
-    input, weight, factor,  # tensor maps of (rows, inner), (columns, inner) and (rank, inner)
-    projection,  # S, (rows, rank) and row-major; None where factor is there to make it
-    bias, up, output,  # (columns,) or None, (columns, rank), (rows, columns)
-    scale_pointer, scale,
-    rows, columns, inner, rank, bias_stride, up_row, up_column,
-    ACTIVATION: tl.constexpr, MAPS: tl.constexpr, BLOCK_RANK: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
-    GROUP: tl.constexpr,
-):  # fmt: skip
-    """output = act(input weightᵀ + scale S upᵀ + bias), where S may be made in the same launch.
-
-    A program owns BLOCK_ROWS x BLOCK_COLUMNS tiles of the output in turn, in ``combine``'s order.
-    With ``factor`` it computes their rows of S = input factorᵀ beside them from the same tile of
-    input: columns / BLOCK_COLUMNS times as many products for S as ``project`` makes, for which S is
-    never written and input comes from memory once. The update is the last product on the one
-    accumulator; ``scale`` goes into ``up``, as two addends that hold 16 of the product's bits.
-    MAPS: as in ``combine``. Flattened, the two loops are one to the compiler: the loads of a
-    program's next tile start before this one's end.
-    """
-    down, across = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
-    scale = _scale_of(scale_pointer, scale)
-    component = tl.arange(0, BLOCK_RANK)
-    for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
-        in_group = GROUP * across
-        first = tile // in_group * GROUP
-        height = tl.minimum(down - first, GROUP)
-        first_row = (first + tile % in_group % height) * BLOCK_ROWS
-        first_column = tile % in_group // height * BLOCK_COLUMNS
-
-        total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
-        s = tl.zeros((BLOCK_ROWS, BLOCK_RANK), tl.float32)
-        for start in range(0, inner, BLOCK_INNER):
+    if MAPS == "none":
+        of_input = input + _offset(row, place, input_row, input_column)
+        of_weight = weight + _offset(place, column, weight_column, weight_row)
+    for start in range(0, inner, BLOCK_INNER):
+        if MAPS == "rows":
             x = input.load([first_row, start])
-            if MAPS == "rows":
-                w = weight.load([first_column, start]).T
-            else:
-                w = weight.load([start, first_column])
-            total = tl.dot(x, w, total)
-            if factor is not None:
-                s = tl.dot(x, factor.load([0, start]).T, s)
-
-        row = first_row + tl.arange(0, BLOCK_ROWS)
-        column = first_column + tl.arange(0, BLOCK_COLUMNS)
-        b = tl.load(
-            up + _offset(component, column, up_column, up_row),
-            (component < rank)[:, None] & (column < columns)[None, :],
-            0.0,
-        )
-        b = b.to(tl.float32) * scale
-        high = b.to(output.dtype.element_ty)
-        held = high.to(tl.float32)
-        rest = tl.where(tl.abs(held) < float("inf"), b - held, 0.0)  # of inf and NaN there is none
-        if projection is not None:
-            rounded = tl.load(
-                projection + _offset(row, component, rank, 1),
-                (row < rows)[:, None] & (component < rank)[None, :],
-                0.0,
-            )
+            w = weight.load([first_column, start]).T
+        elif MAPS == "columns":
+            x = input.load([first_row, start])
+            w = weight.load([start, first_column])
         else:
-            # An infinite input times the zeros past the rank is NaN.
-            rounded = tl.where((component < rank)[None, :], s, 0.0).to(output.dtype.element_ty)
-        total = tl.dot(rounded, high, total)
-        wide = rounded.to(tl.float32)
-        finite = tl.where(tl.abs(wide) < float("inf"), wide, 0.0).to(output.dtype.element_ty)
-        total = tl.dot(finite, rest.to(output.dtype.element_ty), total)
-        if bias is not None:
-            of_bias = bias + column.to(tl.int64) * bias_stride
-            total += tl.load(of_bias, column < columns, 0.0).to(tl.float32)[None, :]
-        total = activate(total, ACTIVATION)
-        tl.store(
-            output + _offset(row, column, columns, 1),
-            total.to(output.dtype.element_ty),
-            (row < rows)[:, None] & (column < columns)[None, :],
-        )
+            inside = place < inner - start
+            x = tl.load(of_input, has_row & inside[None, :], 0.0)
+            w = tl.load(of_weight, has_column & inside[:, None], 0.0)
+            of_input += step * input_column
+            of_weight += step * weight_column
+        total = add_product(total, x, w, PRECISION)
+
+    total = activate(total, ACTIVATION)
+    tl.store(
+        output + _offset(row, column, columns, 1),
+        total.to(output.dtype.element_ty),
+        has_row & has_column,
+    )
 
 
 @triton.jit
