@@ -153,13 +153,11 @@ def test_the_experts_spelling_is_the_same():
         torch.testing.assert_close(OP.peers["index_select"](*inputs, padding), expected)
 
 
-def test_a_row_that_is_wider_than_a_grid_is_refused_forward_and_backward():
+def test_a_row_that_is_wider_than_a_grid_is_refused():
     for columns, fits in ((65535 * 512, True), (65535 * 512 + 2, False)):
         half = columns // 2
         args = torch.empty(1, half, device="meta"), torch.empty(1, 1, half, device="meta")
-        grad = torch.empty(1, columns, device="meta")
         assert (cat_triton.supports(*args) is None) == fits
-        assert (cat_triton.supports_backward((True, True), grad, 1, half) is None) == fits
     assert "33553922 columns" in str(cat_triton.supports(*args))
 
 
@@ -214,12 +212,27 @@ def test_what_the_gpu_kernels_hold():
         assert (triton_launch.supports(large[:, 0], large[:, 1:], 0) is None) == fits
 
 
-def test_cat_is_a_copy_both_ways():
-    for shape in ((0, 3, 4), (3, 0, 5), (7, 26, 16)):
+def test_cat_copies_and_its_gradients_are_views():
+    for shape in ((0, 3, 4), (3, 0, 5), (3, 2, 0), (7, 26, 16)):
         dense, embeddings = (tensor.requires_grad_() for tensor in vectors(*shape))
         output = cat_interaction(dense, embeddings)
         assert torch.equal(output, torch.cat([dense, embeddings.flatten(1)], 1))
-        upstream = normal(*output.shape, seed=5)
-        ours = torch.autograd.grad(output, (dense, embeddings), upstream)
-        assert torch.equal(ours[0], upstream[:, : shape[2]])
-        assert torch.equal(ours[1].flatten(1), upstream[:, shape[2] :])
+        for upstream in (
+            normal(*output.shape, seed=5),
+            normal(*output.shape[::-1], seed=5).t(),
+            torch.ones(()).expand(output.shape),
+        ):
+            grads = torch.autograd.grad(output, (dense, embeddings), upstream, retain_graph=True)
+            assert [grad.shape for grad in grads] == [dense.shape, embeddings.shape]
+            assert torch.equal(grads[0], upstream[:, : shape[2]])
+            assert torch.equal(grads[1].flatten(1), upstream[:, shape[2] :])
+            memory = upstream.untyped_storage().data_ptr()
+            assert all(grad.untyped_storage().data_ptr() == memory for grad in grads)
+
+
+def test_gradients_of_cat_are_copies_in_a_graph():
+    for grad_output in (normal(7, 16, seed=5), normal(16, 7, seed=5).t()):
+        grads = torch.ops.fuselab.cat_interaction_backward((True, True), grad_output, 3, 4, "auto")
+        memory = grad_output.untyped_storage().data_ptr()
+        assert all(grad.untyped_storage().data_ptr() != memory for grad in grads)
+        assert torch.equal(torch.cat([grads[0], grads[1].flatten(1)], 1), grad_output)

@@ -137,7 +137,6 @@ def test_dot_upstream_gradients_of_any_stride(launcher):
 def test_each_gradient_alone(launcher):
     inputs = on_gpu(*vectors(9, 3, 8))
     check_alone(DOT, launcher.forward, launcher.backward, *inputs)
-    check_alone(CAT, cat_triton.forward, cat_triton.backward, *inputs)
     check_alone(*outer.args, *on_gpu(*layer(70, 3, 8, 33)), "relu")
 
 
@@ -193,7 +192,7 @@ def test_dot_more_than_2_to_the_31_elements(implementation):
 def test_cat(dtype):
     for shape in ((1, 0, 1), (9, 3, 5), (8, 3, 129), (70_000, 26, 16)):
         inputs = on_gpu(*vectors(*shape, dtype))
-        check(CAT, cat_triton.forward, cat_triton.backward, *inputs)
+        check_output(CAT, cat_triton.forward, *inputs)
     ours = cat_interaction(*inputs, implementation="triton")
     assert torch.equal(ours, torch.cat([inputs[0], inputs[1].flatten(1)], 1))
 
@@ -230,16 +229,38 @@ def test_outer_activations(activation, dtype):
     outer(*on_gpu(*layer(40, 2, 5, 9, dtype)), activation)
 
 
-@pytest.mark.parametrize("shape", [(3, 0, 16, 2), (129, 2, 16, 255), (64, 26, 16, 32)], ids=str)
-def test_outer_tf32(shape):
-    """Against TF32 of cuBLAS, whose operands have 11 bits: 2^-11 of each product, and no more."""
-    inputs = on_gpu(*layer(*shape))
+@pytest.fixture
+def tf32():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    try:
-        outer(*inputs, "identity")
-    finally:
-        torch.set_float32_matmul_precision(before)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 16, 8), (129, 2, 16, 252), (64, 26, 16, 32)], ids=str)
+def test_outer_tf32(shape, tf32):
+    """Against TF32 of cuBLAS, whose operands have 11 bits: 2^-11 of each product, and no more.
+    Outputs are multiples of 4: of 255 cuBLAS takes the weight's gradient in float32."""
+    outer(*on_gpu(*layer(*shape)), "identity")
+
+
+def test_outer_tf32_rounds_to_nearest(tf32):
+    """Of positive terms every sum would be off to one side, by about 2^-10 of it, were bits cut off
+    two operands."""
+    args = tuple(tensor.abs() for tensor in on_gpu(*layer(130, 2, 16, 255)))
+    upstream = normal(130, 255, seed=9).abs().cuda()
+
+    def step(forward, backward, *inputs, upstream):
+        output = forward(*inputs, "identity")
+        saved = OUTER.gradient.save(output, *inputs, "identity")
+        return output, *backward((True,) * 4, upstream, *saved)
+
+    ours = step(outer_triton.forward, outer_triton.backward, *args, upstream=upstream)
+    exact = [value.double() for value in args]
+    true = step(OUTER.reference, OUTER.gradient.reference, *exact, upstream=upstream.double())
+    for mine, expected in zip(ours, true, strict=True):
+        bias = ((mine.double() - expected) / expected).mean().abs()
+        assert bias < 2**-13, f"{tuple(mine.shape)} {bias:.2e}"
 
 
 @outer_dtypes

@@ -12,7 +12,7 @@ from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inpu
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.cat_interaction import triton_launch
 from fuselab.ops.cat_interaction.reference import gradient, reference
-from fuselab.ops.cat_interaction.triton_launch import empty_gradients, empty_output
+from fuselab.ops.cat_interaction.triton_launch import empty_output
 
 __all__ = ["OP"]
 
@@ -59,26 +59,15 @@ def save(output: Tensor, dense: Tensor, embeddings: Tensor) -> tuple[int, int]:
 
 
 def prefer(dense: Tensor, embeddings: Tensor) -> Sequence[str]:
-    # torch.cat, until the Triton kernel is measured to be faster.
-    return ("reference", "triton")
-
-
-def prefer_backward(
-    needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
-) -> Sequence[str]:
-    return ("reference", "triton")
+    """65536 x 26 x 16: Triton 60.2 us in float32 and 32.6 in bfloat16, torch.cat 64.3 and 35.0
+    (H200, 2026-11-21)."""
+    return ("triton",)
 
 
 def cost(dense: Tensor, embeddings: Tensor) -> Cost:
     """Every element read once and written once."""
     written = (dense.numel() + embeddings.numel()) * dense.element_size()
     return Cost(bytes_behind(dense) + bytes_behind(embeddings), written, 0)
-
-
-def cost_backward(dense: Tensor, embeddings: Tensor) -> Cost:
-    """Every element of the upstream gradient read once and written once."""
-    written = (dense.numel() + embeddings.numel()) * dense.element_size()
-    return Cost(written, written, 0)
 
 
 def _case(batch: int, tables: int, width: int, *tags: str) -> Case:
@@ -117,18 +106,13 @@ OP = FusedOp(
     name="fuselab::cat_interaction",
     reference=reference,
     implementations={
-        "triton": Implementation(
-            "cuda",
-            triton_launch.forward,
-            triton_launch.backward,
-            triton_launch.supports,
-            triton_launch.supports_backward,
-        ),
+        # No backward: what copies the gradients takes 58 us more than the views (65536 x 26 x 16,
+        # float32, H200, 2026-11-21).
+        "triton": Implementation("cuda", triton_launch.forward, supports=triton_launch.supports),
     },
     cost=cost,
-    cost_backward=cost_backward,
     cases=CASES,
-    gradient=Gradient(save, gradient, empty_gradients, prefer_backward),
+    gradient=Gradient(save, gradient),
     draw=draw,
     validate=validate,
     fake=fake,

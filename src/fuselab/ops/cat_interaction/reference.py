@@ -18,9 +18,8 @@ def reference(dense: Tensor, embeddings: Tensor) -> Tensor:
     Returns:
         ``(B, (T + 1) D)``, contiguous. The values are the inputs', bit for bit.
 
-    ``torch.cat`` alone is as good, and its gradients are views of the upstream gradient, where an
-    operator's are copies. This one is there for the shape of the call, the same as that of
-    ``dot_interaction``.
+    Gradients are views of the upstream gradient, as those of ``torch.cat``; in a compiled graph
+    they are copies. The call has the shape of ``dot_interaction``'s.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (implementation), DeviceError, UnsupportedError (an
@@ -32,12 +31,9 @@ def reference(dense: Tensor, embeddings: Tensor) -> Tensor:
 def gradient(
     needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
 ) -> tuple[Tensor | None, ...]:
-    """The upstream gradient's columns, copied."""
+    """The upstream gradient's columns."""
     dense, embeddings = grad_output.split((width, tables * width), dim=1)
-    kept = torch.contiguous_format
     return (
-        dense.clone(memory_format=kept) if needs[0] else None,
-        embeddings.clone(memory_format=kept).view(len(grad_output), tables, width)
-        if needs[1]
-        else None,
+        dense if needs[0] else None,
+        embeddings.unflatten(1, (tables, width)) if needs[1] else None,
     )

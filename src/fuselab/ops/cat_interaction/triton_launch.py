@@ -1,8 +1,6 @@
-"""Launching the Triton kernels."""
+"""Launching the Triton kernel."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -18,20 +16,6 @@ def empty_output(dense: Tensor, embeddings: Tensor) -> Tensor:
     return dense.new_empty(dense.shape[0], (embeddings.shape[1] + 1) * dense.shape[1])
 
 
-def empty_gradients(
-    needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
-) -> tuple[Tensor | None, Tensor | None]:
-    batch = grad_output.shape[0]
-    return (
-        grad_output.new_empty(batch, width) if needs[0] else None,
-        grad_output.new_empty(batch, tables, width) if needs[1] else None,
-    )
-
-
-def _grid(rows: int, columns: int) -> tuple[int, int]:
-    return ceil_div(rows, _ROWS), ceil_div(columns, _COLUMNS)
-
-
 def forward(dense: Tensor, embeddings: Tensor) -> Tensor:
     output = empty_output(dense, embeddings)
     if output.numel() == 0:
@@ -39,7 +23,7 @@ def forward(dense: Tensor, embeddings: Tensor) -> Tensor:
     dense, embeddings = readable(dense), readable(embeddings)
     launch(
         triton_kernels.forward,
-        _grid(*output.shape),
+        (ceil_div(output.shape[0], _ROWS), ceil_div(output.shape[1], _COLUMNS)),
         dense,
         embeddings,
         output,
@@ -55,39 +39,9 @@ def forward(dense: Tensor, embeddings: Tensor) -> Tensor:
     return output
 
 
-def backward(
-    needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
-) -> tuple[Tensor | None, ...]:
-    grads = empty_gradients(needs, grad_output, tables, width)
-    if grad_output.numel():
-        launch(
-            triton_kernels.backward,
-            _grid(*grad_output.shape),
-            grad_output,
-            *grads,
-            grad_output.shape[0],
-            width,
-            grad_output.shape[1],
-            *grad_output.stride(),
-            ROWS=_ROWS,
-            COLUMNS=_COLUMNS,
-            num_warps=4,
-        )
-    return grads
-
-
 def supports(dense: Tensor, embeddings: Tensor) -> str | None:
     """The second number of a grid ends at 65535."""
     if embeddings.dim() != 3:
         return None  # which `validate` refuses
-    return _too_wide((embeddings.shape[1] + 1) * embeddings.shape[2])
-
-
-def supports_backward(
-    needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
-) -> str | None:
-    return _too_wide(grad_output.shape[1])
-
-
-def _too_wide(columns: int) -> str | None:
+    columns = (embeddings.shape[1] + 1) * embeddings.shape[2]
     return None if columns <= 65535 * _COLUMNS else f"a row has {columns} columns"
