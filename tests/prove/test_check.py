@@ -159,6 +159,7 @@ def test_command_fails_with_the_case_and_what_repeats_it(
         (["{spec}", "--dtype", "float23"], "unknown dtype 'float23'"),
         (["{spec}", "--device", "gpu"], "'gpu' is no device"),
         (["{spec}", "--case", "shape@1"], "unknown check 'shape'"),
+        (["{spec}", "--case", "values@3x257"], "'values@3x257' names no trial of 'values'"),
         (["{spec}", "--json", "{folder}/no/where.json", "--case", "cases@8x8"], "where.json"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fuselab.device.select import select
-from fuselab.errors import UnknownNameError
+from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.op import FusedOp
 from fuselab.prove import (
     check_build,
@@ -182,7 +183,12 @@ def _run(subject: Subject, known: Check, case: str | None, until: float) -> Resu
 
 def _find(case: str) -> Check:
     names = {known.name.replace(" ", "-"): known for known in CHECKS}
-    wanted = case.partition("@")[0]
+    wanted, _, choices = case.partition("@")
     if wanted not in names:
         raise UnknownNameError("check", wanted, names)
+    if names[wanted].source == "draws" and not re.fullmatch(r"\d+(\.\d+)*", choices):
+        raise ArgumentError(
+            f"the case '{case}' names no trial of '{wanted}', whose inputs are drawn: behind the @ "
+            "stand the numbers of a failure's own command, such as 3.1.4."
+        )
     return names[wanted]
