@@ -70,6 +70,12 @@ def layouts(batch: int, tables: int, width: int) -> dict[str, tuple[Tensor, Tens
     }
 
 
+def moved(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """On the GPU, and in ``dtype``, with the same strides and offset."""
+    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to("cuda", dtype)
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def special_vectors(dtype: torch.dtype, tables: int = 4, width: int = 6) -> tuple[Tensor, Tensor]:
     """A sample per kind of value."""
     dense, embeddings = vectors(8, tables, width, dtype)
@@ -92,6 +98,24 @@ def check_output(op: FusedOp, forward: Callable[..., Tensor], *args: Any) -> Non
     assert judgement.problem is None, judgement.problem
 
 
+def random_upstream(op: FusedOp, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """Normal, but 0 where float64's pre-activation is within 2 eps of the kink of relu or
+    leaky_relu, 0.2 % of outputs in float16 and 1.2 % in bfloat16.
+
+    Pre-activations of ``layer`` are as large as 1. Eager rounds products and the sum: it is off by
+    0.29 eps (root of the mean square, 140 x 3 x 16 -> 136). The kernels round products and
+    W[i, j] + W[j, i]: 0.31 eps. On which side of the kink that leaves a sum is chance, the gradient
+    of its whole sample hangs on it, and no bar on roundings can judge it.
+    """
+    upstream = normal(*output.shape, dtype=output.dtype, seed=9).to(output.device)
+    values = dict(zip(op.signature.parameters, args, strict=True))
+    if values.get("activation") in ("relu", "leaky_relu"):
+        exact = (arg.double() if isinstance(arg, Tensor) else arg for arg in args[:-1])
+        near = op.reference(*exact, "identity").abs() < 2 * torch.finfo(output.dtype).eps
+        upstream[near] = 0.0
+    return upstream
+
+
 def check(
     op: FusedOp,
     forward: Callable[..., Tensor],
@@ -107,7 +131,7 @@ def check(
     assert op.fake is not None and op.gradient is not None
     assert output.is_contiguous() and output.shape == op.fake(*args).shape
     if upstream is None:
-        upstream = normal(*output.shape, dtype=output.dtype, seed=9).to(output.device)
+        upstream = random_upstream(op, args, output)
     parameters = [
         value
         for name, value in zip(op.signature.parameters, args, strict=True)

@@ -9,10 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from interaction_cases import check, check_alone, check_output, layer, normal, special_vectors
+from interaction_cases import (
+    check,
+    check_alone,
+    check_output,
+    layer,
+    layouts,
+    moved,
+    normal,
+    special_vectors,
+)
 
 from fuselab.errors import UnsupportedError
 from fuselab.ops import outer_interaction_linear
+from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.outer_interaction_linear import triton_launch, wgmma_launch
 from fuselab.ops.outer_interaction_linear.op import OP
 from fuselab.runtime.fallback import strict
@@ -126,7 +136,7 @@ def test_shapes(hopper, shape, dtype):
 
 @pytest.mark.gpu
 @halves
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "sigmoid", "tanh", "silu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(hopper, activation, dtype):
     dense, embeddings, weight, bias = on_gpu(*layer(140, 3, 16, 136, dtype))
     run(dense, embeddings, weight, bias, activation)
@@ -136,11 +146,13 @@ def test_activations(hopper, activation, dtype):
 @pytest.mark.gpu
 @halves
 def test_in_pieces(hopper, dtype, monkeypatch):
-    """Three rows of tiles, a piece each: later ones add to the first one's shares."""
+    """Three rows of tiles, a piece each: later ones add to the first one's shares. With gelu in the
+    memory of the pre-activation's, too."""
     inputs = on_gpu(*layer(200, 9, 16, 264, dtype))
     whole = wgmma_launch.forward(*inputs, "identity")
     monkeypatch.setattr(triton_launch, "PIECE_BYTES", 1)
     run(*inputs, "identity")
+    run(*inputs, "gelu")
     ours = wgmma_launch.forward(*inputs, "identity")
     torch.testing.assert_close(ours, whole, rtol=0.01, atol=0.01)
 
@@ -170,7 +182,16 @@ def test_upstream_gradients_and_weights_of_any_stride(hopper):
     ):
         run(dense, embeddings, weight, bias, "identity", upstream=upstream)
     room = normal(40, 48 * 48 + 3, dtype=torch.bfloat16).cuda() / 48
-    run(dense, embeddings, room[:, 1 : 48 * 48 + 1], bias, "relu")
+    run(dense, embeddings, room[:, 1 : 48 * 48 + 1], bias, "identity")
+    run(dense, embeddings, weight.t().contiguous().t(), bias[:1].expand(40), "identity")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", layouts(70, 2, 16))
+def test_vectors_of_any_stride(hopper, layout):
+    vectors = (moved(tensor, torch.bfloat16) for tensor in layouts(70, 2, 16)[layout])
+    _, _, weight, bias = layer(1, 2, 16, 40, torch.bfloat16)
+    run(*vectors, *on_gpu(weight, bias), "identity")
 
 
 @pytest.mark.gpu

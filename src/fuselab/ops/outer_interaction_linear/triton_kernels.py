@@ -62,6 +62,17 @@ def load_elements(z, row, column, rows, width):
 
 
 @triton.jit
+def as_operand(value, PRECISION: tl.constexpr):
+    """What a matrix product takes for ``value``: the nearest TF32 number where PRECISION is that,
+    as in cuBLAS. Of float32 the matrix unit just cuts 13 bits off: twice the error, to one side."""
+    if PRECISION == "tf32":
+        bits = value.to(tl.int32, bitcast=True)
+        nearest = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        value = tl.where(value == value, nearest, value)  # a NaN's bits may carry into its sign
+    return value
+
+
+@triton.jit
 def transpose(
     z,  # (rows, width)
     transposed,  # (width, rows), rows `pitch` apart
@@ -90,6 +101,7 @@ def fold(
     pairs,
     first_tile,
     first_pair,
+    PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,  # a multiple of BLOCK
 ):
@@ -117,6 +129,7 @@ def fold(
     total = own.to(tl.float32) + tl.trans(mirrored).to(tl.float32)
     i, j = i[:, None], j[None, :]
     value = tl.where(i < j, total, tl.where(i == j, own.to(tl.float32), 0.0))
+    value = as_operand(value, PRECISION)
     block = j // BLOCK
     place = (block.to(tl.int64) * (block + 1) // 2 * BLOCK + i) * BLOCK + j % BLOCK - first_pair
     mask = (i < (block + 1) * BLOCK) & (j < tl.cdiv(width, BLOCK) * BLOCK)
@@ -166,7 +179,7 @@ def forward(
         j = block * BLOCK + tl.arange(0, BLOCK)
         left = load_elements(z, row, i, rows, width)
         right = load_elements(z, row, j, rows, width)
-        products = left[:, :, None] * right[:, None, :]
+        products = as_operand(left[:, :, None] * right[:, None, :], PRECISION)
         weights = tl.load(
             folded + column[None, :] * pairs + (step * depth + inside[:, None]),
             mask=column[None, :] < columns,
@@ -269,13 +282,14 @@ def weight_gradient(
         row = first + tl.arange(0, BLOCK_ROWS).to(tl.int64)
         left = load_elements(z, row, i, rows, width)
         right = load_elements(z, row, j, rows, width)
-        upstream = load_elements(grad, row, column, rows, columns)
+        upstream = as_operand(load_elements(grad, row, column, rows, columns), PRECISION)
         if PAIRS_FIRST:
             products = tl.trans(left)[:, None, :] * tl.trans(right)[None, :, :]
+            products = as_operand(products, PRECISION)
             products = tl.reshape(products.to(z.dtype.element_ty), [depth, BLOCK_ROWS])
             total = tl.dot(products, upstream, total, input_precision=PRECISION)
         else:
-            products = left[:, :, None] * right[:, None, :]
+            products = as_operand(left[:, :, None] * right[:, None, :], PRECISION)
             products = tl.reshape(products.to(z.dtype.element_ty), [BLOCK_ROWS, depth])
             total = tl.dot(tl.trans(upstream), products, total, input_precision=PRECISION)
     if PAIRS_FIRST:
@@ -326,7 +340,7 @@ def input_gradient(
         total = tl.zeros([BLOCK_ROWS, BLOCK * BLOCK], tl.float32)
         for start in range(0, columns, BLOCK_COLUMNS):
             column = start + tl.arange(0, BLOCK_COLUMNS).to(tl.int64)
-            upstream = load_elements(grad, row, column, rows, columns)
+            upstream = as_operand(load_elements(grad, row, column, rows, columns), PRECISION)
             weights = tl.load(
                 folded + column[:, None] * pairs + (step * (BLOCK * BLOCK) + inside[None, :]),
                 mask=column[:, None] < columns,

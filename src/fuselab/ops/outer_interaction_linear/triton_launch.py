@@ -199,14 +199,18 @@ def triangle(side: int) -> int:
     return side * (side + 1) // 2
 
 
-def folded_pieces(weight: Tensor, width: int) -> Iterator[tuple[Piece, Tensor]]:
+def folded_pieces(
+    weight: Tensor, width: int, scratch: Tensor | None = None
+) -> Iterator[tuple[Piece, Tensor]]:
     """Each pair's two weights added up, piece after piece in the same memory: ``(columns,
-    pairs)``."""
+    pairs)``. That is ``scratch``'s, if it is large enough."""
     columns = weight.shape[0]
     found = pieces(width, columns, weight.element_size())
-    memory = weight.new_empty(columns * max(piece.pairs for piece in found))
+    numel = columns * max(piece.pairs for piece in found)
+    if scratch is None or scratch.numel() < numel:
+        scratch = weight.new_empty(numel)
     for piece in found:
-        folded = memory[: columns * piece.pairs].view(columns, piece.pairs)
+        folded = scratch.view(-1)[: columns * piece.pairs].view(columns, piece.pairs)
         launch(
             triton_kernels.fold,
             (columns * piece.tiles,),
@@ -218,6 +222,7 @@ def folded_pieces(weight: Tensor, width: int) -> Iterator[tuple[Piece, Tensor]]:
             piece.pairs,
             piece.first_tile,
             piece.first * BLOCK * BLOCK,
+            PRECISION=input_precision(weight.dtype),
             BLOCK=BLOCK,
             TILE=FOLD_TILE,
             num_warps=4,
@@ -231,7 +236,9 @@ def forward(
     weight: Tensor,
     bias: Tensor | None,
     activation: str,
+    scratch: Tensor | None = None,
 ) -> Tensor:
+    """``scratch``, of the weight's dtype, may be written over."""
     output = empty_output(dense, weight)
     if output.numel() == 0:
         return output
@@ -242,7 +249,7 @@ def forward(
     square_steps = BLOCK // tile.pairs_i
     splits = shares(tiles, pair_count(width) // (tile.pairs_i * BLOCK), 8, z.device, tile.programs)
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
-    for piece, folded in folded_pieces(weight, width):
+    for piece, folded in folded_pieces(weight, width, scratch):
         steps = piece.squares * square_steps
         launch(
             triton_kernels.forward,
@@ -329,19 +336,22 @@ def backward(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Tensor | None, ...]:
-    recompute = functools.partial(forward, dense, embeddings, weight, bias, "identity")
-    total, grad_bias = preactivation_gradient(needs, grad_output, output, activation, recompute)
+    """The folded weight lies in its gradient, which is written last."""
     grad_dense, grad_embeddings, grad_weight, _ = empty_gradients(
         (*needs[:3], False), dense, embeddings, weight, bias
     )
+    recompute = functools.partial(forward, dense, embeddings, weight, bias, "identity", grad_weight)
+    total, grad_bias = preactivation_gradient(needs, grad_output, output, activation, recompute)
     z = joined(dense, embeddings)
     candidates = configs_backward(needs, grad_output)
     tile = tuning.chosen(_NAME, "triton_backward", _key(z, weight.shape[0]), candidates)
+    if needs[0] or needs[1]:
+        _input_gradient(
+            *(z, total, contiguous_rows(weight), grad_weight, dense.shape[1]),
+            *(grad_dense, grad_embeddings, tile),
+        )
     if grad_weight is not None and grad_weight.numel():
         _weight_gradient(z, total, grad_weight, tile)
-    if needs[0] or needs[1]:
-        first = dense.shape[1]
-        _input_gradient(z, total, contiguous_rows(weight), first, grad_dense, grad_embeddings, tile)
     return grad_dense, grad_embeddings, grad_weight, grad_bias
 
 
@@ -402,6 +412,7 @@ def _input_gradient(
     z: Tensor,
     total: Tensor,
     weight: Tensor,
+    scratch: Tensor | None,
     dense_width: int,
     grad_dense: Tensor | None,
     grad_embeddings: Tensor | None,
@@ -413,7 +424,7 @@ def _input_gradient(
     tiles = ceil_div(rows, tile.input_rows)
     splits = shares(tiles, pair_count(width) // (BLOCK * BLOCK), 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
-    for piece, folded in folded_pieces(weight, width):
+    for piece, folded in folded_pieces(weight, width, scratch):
         launch(
             triton_kernels.input_gradient,
             (tiles, splits),

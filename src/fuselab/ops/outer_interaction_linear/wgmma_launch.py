@@ -90,7 +90,9 @@ def forward(
     weight: Tensor,
     bias: Tensor | None,
     activation: str,
+    scratch: Tensor | None = None,
 ) -> Tensor:
+    """``scratch``, of the weight's dtype, may be written over."""
     output = empty_output(dense, weight)
     if output.numel() == 0:
         return output
@@ -103,7 +105,7 @@ def forward(
         pieces(width, columns, weight.element_size())[0].squares,
     )
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
-    for piece, folded in folded_pieces(weight, width):
+    for piece, folded in folded_pieces(weight, width, scratch):
         WGMMA.launch(
             f"forward<{_TYPES[z.dtype]}>",
             (tiles, splits, 1),
@@ -129,11 +131,12 @@ def backward(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Tensor | None, ...]:
-    recompute = functools.partial(forward, dense, embeddings, weight, bias, "identity")
-    total, grad_bias = preactivation_gradient(needs, grad_output, output, activation, recompute)
+    """The folded weight lies in its gradient, which is written last."""
     grad_dense, grad_embeddings, grad_weight, _ = empty_gradients(
         (*needs[:3], False), dense, embeddings, weight, bias
     )
+    recompute = functools.partial(forward, dense, embeddings, weight, bias, "identity", grad_weight)
+    total, grad_bias = preactivation_gradient(needs, grad_output, output, activation, recompute)
     if total.numel() == 0:
         for empty in (grad_dense, grad_embeddings, grad_weight):
             if empty is not None:
@@ -142,11 +145,13 @@ def backward(
     if why_not(total) is not None:  # an upstream gradient that begins within 16 bytes
         total = total.clone()
     z = joined(dense, embeddings)
+    if grad_dense is not None or grad_embeddings is not None:
+        _input_gradient(
+            *(z, total, contiguous_rows(weight), grad_weight, dense.shape[1]),
+            *(grad_dense, grad_embeddings),
+        )
     if grad_weight is not None:
         _weight_gradient(z, total, grad_weight)
-    if grad_dense is not None or grad_embeddings is not None:
-        weight = contiguous_rows(weight)
-        _input_gradient(z, total, weight, dense.shape[1], grad_dense, grad_embeddings)
     return grad_dense, grad_embeddings, grad_weight, grad_bias
 
 
@@ -171,6 +176,7 @@ def _input_gradient(
     z: Tensor,
     total: Tensor,
     weight: Tensor,
+    scratch: Tensor | None,
     dense_width: int,
     grad_dense: Tensor | None,
     grad_embeddings: Tensor | None,
@@ -179,7 +185,7 @@ def _input_gradient(
     tiles = ceil_div(rows, _ROWS)
     splits = shares(tiles, triangle(width // BLOCK), 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
-    for piece, folded in folded_pieces(weight, width):
+    for piece, folded in folded_pieces(weight, width, scratch):
         WGMMA.launch(
             f"input_gradient<{_TYPES[z.dtype]}>",
             (tiles, splits, 1),
