@@ -42,12 +42,12 @@ def nothing_left_changed() -> Iterator[None]:
 
 def run(exhibit: Exhibit, device: str, monkeypatch: pytest.MonkeyPatch, seed: int) -> CheckReport:
     # How failures shrink is tested elsewhere; here a short search and few copies save a minute.
+    # That no check breaks on a wrong operator is seen on the CPU; a GPU takes 5 s for all of them.
     monkeypatch.setattr(accuracy, "COPIES", 4)
-    wanted = [
-        replace(known, shrink_tries=4)
-        for known in checking.CHECKS
-        if known.name not in SLOW or known.name == exhibit.caught_by
-    ]
+    asked = {"cases", exhibit.caught_by}
+    if device == "cpu":
+        asked |= {known.name for known in checking.CHECKS} - SLOW
+    wanted = [replace(known, shrink_tries=4) for known in checking.CHECKS if known.name in asked]
     monkeypatch.setattr(checking, "CHECKS", tuple(wanted))
     op = exhibit.build(device)
     return check(op, dtype=exhibit.dtype, quick=True, seed=seed, device=device)
@@ -82,7 +82,12 @@ def test_honest_operator_passes(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", OTHERS)
-def test_honest_operators_of_other_arguments_pass(kind: str, device: str) -> None:
+def test_honest_operators_of_other_arguments_pass(
+    kind: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda":  # what torch.compile makes there, the operator of the test above shows
+        quick = [known for known in checking.CHECKS if known.name not in SLOW]
+        monkeypatch.setattr(checking, "CHECKS", tuple(quick))
     op = OTHERS[kind](f"honest_{kind}_{device}", device)
     report = check(op, quick=True, device=device)
     assert report.passed, [failure for group in report.groups for failure in group.failures]
