@@ -4,9 +4,9 @@
 
 Ids are uniform, the upstream gradient is given. On a GPU each step is replayed from a CUDA graph
 where it can be captured (sparse gradients cannot), with cold caches. Rows that name a configuration
-are the candidates of tuning, the default first: a look-up and the operator's update, or either
-alone. A fixed order is asked of PyTorch, which then fills fresh memory with NaN, so the look-up's
-output is written twice.
+are the candidates of tuning, the default first: the operator's update, alone or after a look-up. A
+fixed order is asked of PyTorch, which then fills fresh memory with NaN, so the look-up's output is
+written twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from fuselab.op import FusedOp
 from fuselab.ops import embedding_lookup
 from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
-from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime import tuning
@@ -79,8 +78,6 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
         found[f"look-up: {kind}"] = look_up(kind), True
     keys = (ids + torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)).flatten().int()
     found["of a fixed order: torch.sort"] = lambda: torch.sort(keys, stable=True), True
-    for config, step in candidates(LOOK_UP, (held, ids, "error", None)):
-        found[f"look-up: cuda, {config}"] = step, True
     found["step: nn.Embedding(sparse=True), SGD"] = embeddings(sizes, ids, grad), False
     found["step: one table, index_add_"] = one_table(flat, sizes, ids, grad), True
     for kind in kinds:

@@ -128,33 +128,32 @@ def test_version_counters_rise_and_autograd_notices():
     assert all(table._version > old for table, old in zip(tables, versions, strict=True))
 
 
-def kernels(op, *args):
-    return {config.kernel for config in op.configs["cuda"](*args, "error", None)}
+def ways(op, *args):
+    return [str(config) for config in op.configs["cuda"](*args, "error", None)]
 
 
-def test_tiles_take_whole_aligned_rows_of_a_contiguous_gradient_alone():
-    tables, ids, grad = made(40, 16, sizes=(3, 5000) * 8)
-    assert kernels(SGD, tables, ids, grad, 0.1) == {"scatter", "tiles"}
-    strided = grad.transpose(0, 1).contiguous().transpose(0, 1)
-    assert kernels(SGD, tables, ids, strided, 0.1) == {"scatter"}
-    odd = torch.randn(5000 * 16 + 1)[1:].view(5000, 16)
-    assert kernels(SGD, [*tables[:-1], odd], ids, grad, 0.1) == {"scatter"}
-    narrow = [table[:, :15] for table in tables]
-    assert kernels(SGD, narrow, ids, grad[..., :15].contiguous(), 0.1) == {"scatter"}
-    assert kernels(SGD, tables[:15], ids[:, :15], grad[:, :15].contiguous(), 0.1) == {"scatter"}
-
-
-def test_a_block_per_table_takes_few_samples_of_narrow_rows():
+def test_few_samples_of_narrow_rows_go_by_table_and_short_runs_before_long():
+    """The CPU counts as one multiprocessor: runs of 32 make two blocks of 820 samples x 5, of 4
+    lanes each, and not of 819."""
+    short, table = ["kernel=sorted run=8", "kernel=sorted run=32"], "kernel=table"
     for batch, width, expected in (
-        *((1, 16, {"sorted", "table"}), (4096, 16, {"sorted", "table"}), (4097, 16, {"sorted"})),
-        *((8, 32, {"sorted", "table"}), (8, 33, {"sorted"}), (8, 64, {"sorted"})),
+        *((1, 16, [table, *short]), (819, 16, [table, *short]), (820, 16, [table, *short[::-1]])),
+        *((4096, 16, [table, *short[::-1]]), (4097, 16, short[::-1])),
+        *((8, 32, [table, *short]), (8, 33, short), (8, 64, short)),
     ):
         tables, ids, grad = made(batch, width)
         states = fresh_states(tables)
-        assert kernels(ADAGRAD, tables, states, ids, grad, 0.1, 1e-8) == expected
+        assert ways(ADAGRAD, tables, states, ids, grad, 0.1, 1e-8) == expected
         torch.use_deterministic_algorithms(True)
-        assert kernels(SGD, tables, ids, grad, 0.1) == expected
+        assert ways(SGD, tables, ids, grad, 0.1) == expected
         torch.use_deterministic_algorithms(False)
+
+
+def test_blocks_of_most_samples_where_every_multiprocessor_gets_two():
+    few, many = "kernel=scatter samples=256", "kernel=scatter samples=1024"
+    for count, expected in ((1, [few, many]), (2, [many, few])):
+        tables, ids, grad = made(40, 16, sizes=(3,) * count)
+        assert ways(SGD, tables, ids, grad, 0.1) == expected
 
 
 def test_refusals():

@@ -4,16 +4,12 @@
 // bytes each where addresses allow, and every thread has several rows in flight: a gather waits for
 // memory, not for bandwidth, until enough of them are under way.
 //
-// look_up: a block owns 256 / lanes * items consecutive positions, so ids are read and vectors
+// look_up: a block owns 256 / lanes * kItems consecutive positions, so ids are read and vectors
 //   written coalesced. Each id is read once, each row once per position, each vector written once.
 // scatter: adds gradients to rows by atomics. A block owns `samples` samples of one table; where the
 //   table is small, it first sorts them by row in shared memory, so that equal rows become
 //   neighbours and most are added up in registers: 1024 samples of a table of 3 rows take 66
 //   atomics instead of 1024.
-// scatter_tiles: the same for whole float rows and a contiguous upstream gradient. A block owns
-//   `samples` samples of all tables, so that ids and gradient are one piece of memory each, copied
-//   to shared memory while ids become rows and tiny tables' samples are sorted by row: DRAM sees
-//   pieces of 1664 bytes a sample for Criteo's 26 tables x 16, where scatter reads 64 at a time.
 // key_positions, reduce_runs, join_runs: the same in a fixed order, and what Adagrad needs, a row's
 //   whole gradient. Positions are sorted by row (between the first two); a group of lanes adds up
 //   `run` sorted positions and writes every row that lies within them. The rest, runs of one row that
@@ -31,9 +27,8 @@
 #include "tables.h"
 
 constexpr int kThreads = 256;
-constexpr int kSmall = 1024; // a table of fewer rows is sorted in shared memory by scatter,
-constexpr int kTiny = 128;   // and by scatter_tiles
-constexpr int kTileThreads = 128;
+constexpr int kItems = 4;     // rows that a thread of look_up has in flight
+constexpr int kSmall = 1024;  // scatter sorts a table of fewer rows in shared memory
 
 enum class Update { gradient, sgd, rowwise_adagrad };
 
@@ -86,7 +81,7 @@ __device__ __forceinline__ int64_t checked_row_of(int64_t id, int64_t rows) {
 
 // ---------------------------------------------------------------------------- look-up
 
-template <class Chunk, class Id, Rule rule, int lanes, int items, int capacity, class Index>
+template <class Chunk, class Id, Rule rule, int lanes, int capacity, class Index>
 __global__ void __launch_bounds__(kThreads)
     look_up(const Id* __restrict__ ids, Chunk* __restrict__ output, int64_t positions, int tables,
             int chunks, int64_t id_sample_stride, int64_t id_table_stride,
@@ -98,12 +93,12 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   constexpr int groups = kThreads / lanes;
   const int lane = threadIdx.x % lanes;
-  const Index first = static_cast<Index>(blockIdx.x) * (groups * items) + threadIdx.x / lanes;
-  int64_t id[items];
-  int table[items];
-  Chunk* target[items];
+  const Index first = static_cast<Index>(blockIdx.x) * (groups * kItems) + threadIdx.x / lanes;
+  int64_t id[kItems];
+  int table[kItems];
+  Chunk* target[kItems];
 #pragma unroll
-  for (int item = 0; item < items; ++item) {
+  for (int item = 0; item < kItems; ++item) {
     const Index position = first + item * groups;
     target[item] = nullptr;
     id[item] = table[item] = 0;
@@ -115,9 +110,9 @@ __global__ void __launch_bounds__(kThreads)
                      static_cast<int64_t>(table[item]) * chunks;
     }
   }
-  const Chunk* source[items];
+  const Chunk* source[kItems];
 #pragma unroll
-  for (int item = 0; item < items; ++item) {
+  for (int item = 0; item < kItems; ++item) {
     source[item] = nullptr;
     if (target[item] != nullptr) {
       const int64_t row = checked_row_of<rule>(id[item], rows[table[item]]);
@@ -129,13 +124,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll 1
   for (int chunk = lane; chunk < chunks; chunk += lanes) {
-    Chunk value[items];
+    Chunk value[kItems];
 #pragma unroll
-    for (int item = 0; item < items; ++item) {
+    for (int item = 0; item < kItems; ++item) {
       value[item] = source[item] != nullptr ? __ldg(source[item] + chunk) : Chunk{};
     }
 #pragma unroll
-    for (int item = 0; item < items; ++item) {
+    for (int item = 0; item < kItems; ++item) {
       if (target[item] != nullptr) target[item][chunk] = value[item];
     }
   }
@@ -405,95 +400,6 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t target = description.address[table] + row * description.pitch[table];
         sum.add_to(reinterpret_cast<Element*>(target), width, factor);
       });
-}
-
-// Sixteen bytes from global to shared memory, not through registers. They are read once: L2 may
-// drop them before the rows that the atomics change.
-__device__ __forceinline__ void copy_ahead(float4* to, const float4* from, uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<unsigned>(__cvta_generic_to_shared(to))),
-               "l"(from), "l"(policy)
-               : "memory");
-}
-
-template <class Id, Rule rule, Update update, int lanes, int samples, int capacity>
-__global__ void __launch_bounds__(kTileThreads)
-    scatter_tiles(const Id* __restrict__ ids, const float* __restrict__ grad_output, int64_t batch,
-                  int tables, int64_t id_sample_stride, int64_t id_table_stride,
-                  const float* learning_rate_tensor, float learning_rate,
-                  const __grid_constant__ Tables<capacity> description) {
-  static_assert(samples <= 32);
-  constexpr int pitch = samples + 1;  // of `places`: groups read one column of it, from 32 banks
-  extern __shared__ float4 tile[];    // (samples, tables, lanes)
-  auto* address = reinterpret_cast<int64_t*>(tile + samples * tables * lanes);
-  int64_t* row_bytes = address + tables;
-  int* rows = reinterpret_cast<int*>(row_bytes + tables);
-  int* places = rows + tables;  // (tables, pitch): the row of each sample; of tiny tables, sorted keys
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * samples;
-  const int count = batch - first < samples ? static_cast<int>(batch - first) : samples;
-
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  const float4* grads = reinterpret_cast<const float4*>(grad_output) + first * tables * lanes;
-  for (int i = threadIdx.x; i < count * tables * lanes; i += kTileThreads) {
-    copy_ahead(tile + i, grads + i, policy);
-  }
-  for (int table = threadIdx.x; table < tables; table += kTileThreads) {
-    address[table] = description.address[table];
-    row_bytes[table] = description.pitch[table];
-    rows[table] = static_cast<int>(description.rows[table]);
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < samples * tables; i += kTileThreads) {
-    const int sample = i / tables, table = i - sample * tables;
-    int64_t row = -1;
-    if (sample < count && address[table] != 0) {
-      row = checked_row_of<rule>(ids[(first + sample) * id_sample_stride + table * id_table_stride],
-                                 rows[table]);
-    }
-    places[table * pitch + sample] = static_cast<int>(row);
-  }
-  __syncthreads();
-  const int warp_lane = threadIdx.x % 32;
-  for (int table = threadIdx.x / 32; table < tables; table += kTileThreads / 32) {
-    if (rows[table] >= kTiny) continue;
-    int* of_table = places + table * pitch;
-    const int key =
-        warp_lane < samples ? of_table[warp_lane] * 32 + warp_lane : 32 * kTiny;
-    int rank = 0;  // keys are distinct
-    for (int other = 0; other < samples; ++other) {
-      rank += __shfl_sync(0xffffffffu, key, other) < key;
-    }
-    __syncwarp();
-    if (warp_lane < samples) of_table[rank] = key;
-  }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
-
-  const Step<float> step{learning_rate_tensor, learning_rate, nullptr, 0};
-  const float factor = update == Update::gradient ? 1.0f : -step.rate();
-  constexpr int width = 4 * lanes;
-  using Values = Row<float, 4, lanes, 1>;
-  for (int table = threadIdx.x / lanes; table < tables; table += kTileThreads / lanes) {
-    const int* of_table = places + table * pitch;
-    const bool tiny = rows[table] < kTiny;
-    add_runs<Values, 8>(
-        samples,
-        [&](int place, Values& value) {
-          const int found = of_table[place];
-          const int sample = tiny ? found & 31 : place;
-          const int64_t row = tiny ? found >> 5 : found;
-          if (row >= 0) {
-            value.load(reinterpret_cast<const float*>(tile + (sample * tables + table) * lanes),
-                       width);
-          }
-          return row;
-        },
-        [&](const Values& sum, int64_t row) {
-          sum.add_to(reinterpret_cast<float*>(address[table] + row * row_bytes[table]), width,
-                     factor);
-        });
-  }
 }
 
 // ---------------------------------------------------------------------------- sorted runs

@@ -26,8 +26,7 @@ _TYPES = {
     torch.float64: "double",
 }
 _CHUNKS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
-_THREADS = 256  # kThreads of cuda_kernels.cu
-_TILE_THREADS = 128  # kTileThreads
+_ITEMS = 4  # kItems of cuda_kernels.cu
 WIDEST_UPDATE = 1024  # columns that a warp's registers hold
 
 
@@ -37,18 +36,17 @@ def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str 
     output = tables[0].new_empty((*ids.shape, width))
     if output.numel() == 0:
         return output
-    items = configs.chosen_look_up(tables, ids).ahead
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
         step = alignment(*group.addresses, *group.pitches, width * itemsize)
         chunks = width * itemsize // step
         lanes = min(power_of_two(chunks), 32)
-        per_block = _THREADS // lanes * items
+        per_block = configs.THREADS // lanes * _ITEMS
         CUDA.launch(
             f"look_up<{_CHUNKS[step]}, {CPP_IDS[ids.dtype]}, Rule::{rule(out_of_range, hash)}, "
-            f"{lanes}, {items}, {group.capacity}, {index_type(part.numel())}>",
+            f"{lanes}, {group.capacity}, {index_type(part.numel())}>",
             (ceil_div(part.numel(), per_block), 1, 1),
-            (_THREADS, 1, 1),
+            (configs.THREADS, 1, 1),
             (
                 part,
                 output[:, group.columns],
@@ -114,7 +112,7 @@ def change(
     if grad_output.stride(2) != 1:
         grad_output = grad_output.contiguous()
     spread = Spread.of_change(tables, grad_output)
-    config = configs.chosen_change(how.update, spread, rows, ids, grad_output)
+    config = configs.chosen_change(how.update, spread, ids, grad_output)
     for group in groups(tables, rows, states):
         if any(table is not None for table in group.tables):
             part = ids[:, group.columns], grad_output[:, group.columns]
@@ -130,7 +128,7 @@ def _scatter(
         f"scatter<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
         f"Update::{how.update}, {spread}, {samples}, {group.capacity}>",
         (tables * ceil_div(batch, samples), 1, 1),
-        (_THREADS, 1, 1),
+        (configs.THREADS, 1, 1),
         (
             ids,
             grad_output,
@@ -142,28 +140,6 @@ def _scatter(
             *how.numbers(grad_output.dtype)[:2],
             group.description(),
         ),
-    )
-
-
-def _scatter_tiles(
-    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
-) -> None:
-    batch, tables, width = grad_output.shape
-    CUDA.launch(
-        f"scatter_tiles<{CPP_IDS[ids.dtype]}, {how.rule}, Update::{how.update}, {width // 4}, "
-        f"{config.samples}, {group.capacity}>",
-        (ceil_div(batch, config.samples), 1, 1),
-        (_TILE_THREADS, 1, 1),
-        (
-            ids,
-            grad_output,
-            i64(batch),
-            i32(tables),
-            *map(i64, ids.stride()),
-            *how.numbers(grad_output.dtype)[:2],
-            group.description(),
-        ),
-        shared_bytes=configs.tile_bytes(tables, width, config.samples),
     )
 
 
@@ -180,8 +156,8 @@ def _sort_and_reduce(
     description = group.description()
     CUDA.launch(
         f"key_positions<{CPP_IDS[ids.dtype]}, {key}, {how.rule}, {group.capacity}>",
-        (ceil_div(positions, _THREADS), 1, 1),
-        (_THREADS, 1, 1),
+        (ceil_div(positions, configs.THREADS), 1, 1),
+        (configs.THREADS, 1, 1),
         (
             ids,
             keys,
@@ -202,14 +178,14 @@ def _sort_and_reduce(
     numbers = (*how.numbers(dtype), description)
     CUDA.launch(
         f"reduce_runs<{arguments}{group.capacity}>",
-        (ceil_div(pieces * spread.lanes, _THREADS), 1, 1),
-        (_THREADS, 1, 1),
+        (ceil_div(pieces * spread.lanes, configs.THREADS), 1, 1),
+        (configs.THREADS, 1, 1),
         (keys, order, grad_output, heads, tails, *sizes, *_strides(grad_output), *numbers),
     )
     CUDA.launch(
         f"join_runs<{arguments}{group.capacity}>",
-        (ceil_div(pieces * 32, _THREADS), 1, 1),
-        (_THREADS, 1, 1),
+        (ceil_div(pieces * 32, configs.THREADS), 1, 1),
+        (configs.THREADS, 1, 1),
         (keys, order, heads, tails, *sizes, *numbers),
     )
 
@@ -238,12 +214,7 @@ def _update_tables(
     )
 
 
-_KERNELS = {
-    "scatter": _scatter,
-    "tiles": _scatter_tiles,
-    "sorted": _sort_and_reduce,
-    "table": _update_tables,
-}
+_KERNELS = {"scatter": _scatter, "sorted": _sort_and_reduce, "table": _update_tables}
 
 
 def _strides(grad_output: Tensor) -> list[i64]:
@@ -270,21 +241,15 @@ def _representative_expressions() -> Iterator[str]:
                 )
     for meaning in ("error", "clamp", "ignore", "modulus"):
         yield f"key_positions<int64_t, int32_t, Rule::{meaning}, 32>"
-        for samples in configs.TILE_SAMPLES:
-            yield f"scatter_tiles<int64_t, Rule::{meaning}, Update::sgd, 4, {samples}, 32>"
-        for ahead in configs.LOOK_UP_AHEAD:
-            yield f"look_up<uint4, int64_t, Rule::{meaning}, 4, {ahead}, 32, int32_t>"
+        yield f"look_up<uint4, int64_t, Rule::{meaning}, 4, 32, int32_t>"
     for size in (64, 2048):
         for update in ("gradient", "sgd", "rowwise_adagrad"):
             yield f"update_tables<float, int64_t, Rule::error, Update::{update}, 4, 4, {size}, 32>"
     yield "update_tables<__half, int32_t, Rule::ignore, Update::sgd, 8, 2, 4096, 256>"
     yield "update_tables<__nv_bfloat16, int32_t, Rule::clamp, Update::sgd, 1, 8, 512, 256>"
     yield "update_tables<double, int64_t, Rule::modulus, Update::rowwise_adagrad, 2, 8, 1024, 32>"
-    for lanes in (1, 32):
-        yield f"scatter_tiles<int32_t, Rule::error, Update::gradient, {lanes}, 16, 256>"
     for chunk in _CHUNKS.values():
-        ahead = configs.LOOK_UP_AHEAD[0]
-        yield f"look_up<{chunk}, int32_t, Rule::modulus, 4, {ahead}, 256, int64_t>"
+        yield f"look_up<{chunk}, int32_t, Rule::modulus, 4, 256, int64_t>"
 
 
 CUDA_EXPRESSIONS = tuple(_representative_expressions())

@@ -91,7 +91,7 @@ def configs_backward(
 ) -> Sequence[Config]:
     # A fresh tensor is aligned as the gradients will be.
     spread = Spread.of_change([grad_output.new_empty((1, grad_output.shape[2]))], grad_output)
-    return configs.change("gradient", spread, rows, ids, grad_output)
+    return configs.change("gradient", spread, ids, grad_output)
 
 
 def cost(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Cost:
@@ -168,6 +168,6 @@ OP = FusedOp(
     rewrites=tuple(rewrites()),
     peers={"per_table": reference.per_table},
     dtypes=DTYPES,
-    configs={"cuda": configs.look_up, "cuda_backward": configs_backward},
+    configs={"cuda_backward": configs_backward},
     nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",
 )
