@@ -86,12 +86,12 @@ class FusedDlrm:
 
     def _hidden(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """What the last layer takes."""
-        dense, vectors = dense.to(self.dtype), vectors.to(self.dtype)
+        dense = dense.to(self.dtype)
         for weight, bias in self.bottom:
             dense = self._layer(dense, weight, bias)
         if self.branch is not None:
             self.branch.join()  # the look-up may have run beside the layers above
-        hidden, layers = self._interact(dense, vectors)
+        hidden, layers = self._interact(dense, vectors.to(self.dtype))
         for weight, bias in layers:
             hidden = self._layer(hidden, weight, bias)
         return hidden
