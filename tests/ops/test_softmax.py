@@ -18,14 +18,12 @@ from softmax_cases import (
 
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.ops import softmax
-from fuselab.ops.softmax import cpu_launch, cuda_launch, gpu_launch
+from fuselab.ops.softmax import cpu_launch, cuda_launch
 from fuselab.ops.softmax.declaration import CASES
 from fuselab.ops.softmax.layout import Rows, rows_of, vector_length
 from fuselab.ops.softmax.op import OP, _order_on_cuda
-from fuselab.runtime import tuning
 from fuselab.runtime.dispatch import choose
 from fuselab.runtime.fallback import strict
-from fuselab.runtime.tuning import Config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
@@ -330,46 +328,87 @@ def test_tables_hold_what_they_say():
 @pytest.mark.parametrize("step", ["forward", "backward"])
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 def test_candidates_hold_the_width_and_begin_with_the_default(step, itemsize):
-    for clusters in (True, False):
+    for largest in (1, 8, 16):
         for width in (1, 512, 513, 4096, 100_000, 262_144, 1_000_000):
-            candidates = cuda_launch.cuda_candidates(step, itemsize, width, clusters)
+            candidates = cuda_launch.cuda_candidates(step, itemsize, width, largest)
             assert len(candidates) == len(set(candidates))
             for candidate in candidates:
                 if "cluster" in candidate:
                     held = candidate.threads * candidate.elements * candidate.cluster
-                    assert held >= width and (clusters or candidate.cluster == 1)
+                    assert held >= width and candidate.cluster <= largest
                     assert max(candidate.threads, 128) * candidate.blocks <= 2048
-            table = cuda_launch.CUDA_ROWS[step, itemsize][not clusters]
+            table = cuda_launch.CUDA_ROWS[step, itemsize][largest == 1]
             assert candidates[0] in table or "piece" in candidates[0]
-    # What was measured on an H200 stays the default there.
-    config = cuda_launch.cuda_candidates("forward", 4, 16_384, True)[0]
-    assert (config.threads, config.elements, config.blocks) == (1024, 16, 2)
-    assert "piece" in cuda_launch.cuda_candidates("forward", 4, 1_000_000, True)[0]
 
 
-def test_pairs_of_columns_are_offered_for_16_bits_and_kept_apart_from_rows():
-    device = torch.device("cuda", 0)
-    pair = Config(across=2)
-    for step in ("forward", "backward"):
-        for width in (1, 19, 32):
-            assert cuda_launch._configs(step, 2, width, device, True) == (Config(across=1), pair)
-        for itemsize, width in ((2, 33), (4, 19), (8, 19)):
-            assert cuda_launch._configs(step, itemsize, width, device, True) == (Config(across=1),)
-    tensor = torch.empty(3, 19, 8, dtype=torch.bfloat16)
-    rows = rows_of(tensor, 1)
-    with tuning.forced("fuselab::softmax", "cuda", pair) as forced:
-        for _ in range(2):
-            chosen = gpu_launch.chosen(
-                "cuda", cuda_launch._configs, "forward", "softmax", rows, (tensor, tensor)
-            )
-    assert chosen == pair and set(forced.keys) == {"bfloat16 bfloat16 32 columns"}
+@pytest.mark.parametrize(
+    "step, itemsize, width, largest, expected",
+    [
+        ("forward", 4, 16_384, 16, "threads=1024 elements=16 blocks=2 cluster=1"),
+        ("forward", 2, 65_536, 16, "threads=256 elements=32 blocks=4 cluster=8"),
+        ("forward", 2, 131_072, 16, "threads=512 elements=32 blocks=2 cluster=8"),
+        ("forward", 2, 200_000, 16, "threads=1024 elements=32 blocks=1 cluster=8 streamed=1"),
+        ("forward", 2, 262_144, 8, "threads=1024 elements=32 blocks=1 cluster=8 streamed=1"),
+        ("forward", 2, 262_145, 16, "threads=1024 elements=32 blocks=1 cluster=16 streamed=1"),
+        ("forward", 2, 524_289, 16, "piece=16384 threads=512 vectors=2"),
+        ("forward", 4, 65_536, 16, "threads=512 elements=32 blocks=2 cluster=4"),
+        ("forward", 4, 131_072, 16, "threads=512 elements=32 blocks=2 cluster=8"),
+        ("forward", 4, 200_000, 16, "threads=1024 elements=16 blocks=2 cluster=16"),
+        ("forward", 4, 200_000, 8, "threads=1024 elements=32 blocks=1 cluster=8"),
+        ("forward", 4, 524_288, 16, "threads=1024 elements=32 blocks=1 cluster=16"),
+        ("forward", 4, 1_000_000, 16, "piece=16384 threads=512 vectors=2"),
+        ("backward", 2, 131_073, 16, "threads=512 elements=32 blocks=2 cluster=16"),
+        ("backward", 2, 262_144, 8, "threads=1024 elements=32 blocks=1 cluster=8"),
+        ("backward", 4, 131_072, 16, "threads=1024 elements=16 blocks=1 cluster=8"),
+        ("backward", 4, 262_144, 16, "threads=1024 elements=16 blocks=1 cluster=16"),
+        ("backward", 4, 262_144, 8, "piece=16384 threads=512 vectors=2"),
+        ("backward", 4, 131_072, 1, "piece=16384 threads=512 vectors=2"),
+    ],
+)
+def test_the_default_follows_from_the_bytes_of_a_row(step, itemsize, width, largest, expected):
+    """As measured on an H200, and what follows from it beside."""
+    assert str(cuda_launch.cuda_candidates(step, itemsize, width, largest)[0]) == expected
+
+
+def test_only_half_precision_forwards_wider_than_131072_are_streamed():
+    for step, itemsize in (("forward", 2), ("forward", 4), ("backward", 2), ("backward", 4)):
+        for width in (65_536, 131_072, 131_073, 262_144, 524_288, 524_289):
+            for largest in (1, 8, 16):
+                found = cuda_launch.cuda_candidates(step, itemsize, width, largest)
+                expected = (step, itemsize) == (
+                    "forward",
+                    2,
+                ) and 131_072 < width <= largest * 32_768
+                assert ["streamed" in config for config in found] == [
+                    expected and place == 0 for place in range(len(found))
+                ]
+                if expected:  # rows that are not whole vectors stay on chip too
+                    assert found[1].threads == 1024 and found[1].cluster == found[0].cluster
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_only_whole_vectors_are_streamed(dtype):
+    vector = 16 // dtype.itemsize
+    for width, whole in ((8 * vector, True), (8 * vector + 2, False)):
+        tensors = (torch.empty(3, width, dtype=dtype), torch.empty(3, width, dtype=dtype))
+        rows = rows_of(tensors[0], -1)
+        found = cuda_launch._vectors("forward", rows, tensors)
+        assert cuda_launch._are_whole_vectors(found, tensors) is whole
+    mixed = (torch.empty(3, 64, dtype=torch.float16), torch.empty(3, 64))
+    assert not cuda_launch._are_whole_vectors((4,), mixed)
+
+
+def test_columns_leave_nothing_to_choose():
+    columns = torch.empty(3, 19, 8, dtype=torch.bfloat16)
+    assert cuda_launch.configs(columns, 1, None) == ()
+    assert cuda_launch.configs_backward((True,), columns, columns, 1, columns.dtype) == ()
 
 
 def test_columns_move_in_pairs_only_where_both_begin_and_step_by_pairs():
-    def pairs(input: torch.Tensor) -> bool:
+    def pairs(input: torch.Tensor, output: torch.dtype = torch.bfloat16) -> bool:
         rows = rows_of(input, 1)
         assert rows is not None and rows.columns
-        return cuda_launch._are_side_by_side(rows, (input, torch.empty(input.shape)), 2)
+        return cuda_launch._move_in_pairs(rows, (input, torch.empty(input.shape, dtype=output)))
 
     base = torch.empty(6, 10, 24, dtype=torch.bfloat16)
     assert pairs(base) and pairs(base[:, 1:8]) and pairs(base[:, :, :22])
@@ -377,7 +416,9 @@ def test_columns_move_in_pairs_only_where_both_begin_and_step_by_pairs():
     assert not pairs(base[:, :, :21])  # the last column of a slice has no neighbour
     assert not pairs(base[:, :, 1:21])  # begins within a pair
     assert not pairs(base[..., ::2])  # neighbours are not side by side
-    assert not pairs(torch.empty(6, 10, 23)[:, :, :22])  # every second element of a column
+    odd = torch.empty(6, 10, 23, dtype=torch.bfloat16)[:, :, :22]
+    assert not pairs(odd)  # every second element of a column
+    assert not pairs(base.float(), torch.float32) and not pairs(base, torch.float32)
 
 
 @pytest.mark.parametrize("inner", [2, 3, 8, 31, 1000])
@@ -386,5 +427,6 @@ def test_columns_in_registers_hold_the_width(width, inner):
     rows = Rows(inner, width, inner, 0, 1, inner, columns=True)
     elements, lanes, warps = cuda_launch.cuda_columns(rows)
     assert 32 % lanes == 0
+    assert warps or lanes == 32  # else kernels that differ in nothing would be compiled apart
     assert elements == 0 or elements * max(1, warps * 32 // lanes) >= width
     assert elements > 0 or width > 512

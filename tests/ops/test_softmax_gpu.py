@@ -22,7 +22,6 @@ from fuselab.ops.softmax import cuda_launch, triton_launch
 from fuselab.ops.softmax.declaration import CASES
 from fuselab.runtime import tuning
 from fuselab.runtime.fallback import strict
-from fuselab.runtime.tuning import Config
 
 pytestmark = pytest.mark.gpu
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -31,12 +30,28 @@ launchers = pytest.mark.parametrize(
     "launcher", [cuda_launch, triton_launch], ids=lambda module: module.__name__.split(".")[-1]
 )
 forms = pytest.mark.parametrize("form", ["softmax", "log_softmax"])
+# Compiling takes nearly all of the time here. Form and dtype enter a kernel where an element is
+# widened, its term taken and its result finished, and nothing of how rows are spread depends on
+# them; but float64, which has tables of its own. So every place is seen by the SWEPT kinds, and
+# every other kind sees a place of each path.
+SWEPT = {("softmax", torch.float32), ("log_softmax", torch.bfloat16)}
 # Both sides of every table line for blocks and clusters, and beyond the last.
 WIDE = tuple(
     width
-    for line in (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+    for line in (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288)
     for width in (line, line + 1)
 )
+
+
+def kinds(name: str, places, few, swept=SWEPT, dtypes=DTYPES):
+    """All of ``places`` for the swept kinds, a ``few`` for the others."""
+    cases = [
+        pytest.param(form, dtype, place, id=f"{form}-{str(dtype)[6:]}-{place}")
+        for form in ("softmax", "log_softmax")
+        for dtype in dtypes
+        for place in (places if (form, dtype) in swept else few)
+    ]
+    return pytest.mark.parametrize(f"form, dtype, {name}", cases)
 
 
 @pytest.fixture(autouse=True)
@@ -53,75 +68,74 @@ def check(launcher, form: str, input: torch.Tensor, dim: int = -1) -> None:
     assert_backward(partial(launcher.backward, form=form), output, grad, dim, form=form)
 
 
-@forms
 @launchers
-@dtypes
-def test_narrow_rows(launcher, dtype, form):
-    for width in BOUNDARY_WIDTHS:
+@kinds(
+    "widths",
+    [BOUNDARY_WIDTHS[:15], BOUNDARY_WIDTHS[15:]],
+    [(1, 7, 33, 128, 500, 1025)],
+    {*SWEPT, ("softmax", torch.float64)},
+)
+def test_narrow_rows(launcher, form, dtype, widths):
+    for width in widths:
         check(launcher, form, normal(131, width, dtype=dtype, seed=width).cuda())
 
 
-@forms
 @launchers
-@dtypes
-@pytest.mark.parametrize("width", [*WIDE, 1_000_000, 1_000_001])
-def test_wide_rows(launcher, dtype, width, form):
+@kinds("width", [*WIDE, 1_000_000, 1_000_001], [4096, 8193, 65_536, 131_073, 262_144, 1_000_001])
+def test_wide_rows(launcher, form, dtype, width):
     check(launcher, form, normal(3, width, dtype=dtype).cuda())
 
 
-@forms
 @launchers
-@dtypes
-@pytest.mark.parametrize(
-    "shape, dim",
+@kinds(
+    "shape",
     [
-        *(((3, width, 40), 1) for width in (2, 31, 32, 33, 63, 64, 65, 128, 129, 511, 513)),
+        *((3, width, 40) for width in (2, 31, 32, 33, 63, 64, 65, 128, 129, 511, 513)),
         # Both sides of what one thread holds of a column.
-        *(((3, width, 40), 1) for width in (8, 9, 12, 13, 16, 17, 19, 20, 21, 24, 25)),
-        *(((2, width, 40), 1) for width in (1025, 2047, 2048, 2049, 5000)),
-        *(((3, 100, inner), 1) for inner in (2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 1000)),
-        ((700, 33), 0),
-        ((5000, 2, 3), 1),
-        ((2, 3000, 3), 1),
-        ((4, 19, 64, 64), 1),
+        *((3, width, 40) for width in (8, 9, 12, 13, 16, 17, 19, 20, 21, 24, 25)),
+        *((2, width, 40) for width in (1025, 2047, 2048, 2049, 5000)),
+        *((3, 100, inner) for inner in (2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 1000)),
+        (1, 700, 33),
+        (5000, 2, 3),
+        (2, 3000, 3),
+        (4, 19, 64 * 64),
     ],
+    [(3, 19, 40), (3, 100, 7), (3, 513, 40), (2, 2048, 40), (2, 2049, 40), (1, 700, 33)],
 )
-def test_columns(launcher, dtype, shape, dim, form):
-    check(launcher, form, normal(*shape, dtype=dtype).cuda(), dim)
+def test_columns(launcher, form, dtype, shape):
+    check(launcher, form, normal(*shape, dtype=dtype).cuda(), 1)
 
 
-@forms
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("width", [1, 2, 8, 9, 12, 13, 16, 17, 19, 20, 21, 24, 25, 31, 32])
-def test_columns_in_pairs(width, dtype, form):
+@kinds(
+    "width",
+    [1, 2, 8, 9, 12, 13, 16, 17, 19, 20, 21, 24, 25, 31, 32],
+    [1, 19, 32],
+    {("softmax", torch.float16), ("log_softmax", torch.bfloat16)},
+    (torch.float16, torch.bfloat16),
+)
+def test_columns_in_pairs(form, dtype, width):
     """Every number of elements a thread holds; where columns have no neighbour, one by one."""
     base = normal(5, width, 1026, dtype=dtype).cuda()
     special = special_rows(dtype, max(width, 10))[:, -width:].t().contiguous().cuda()
-    with tuning.forced(f"fuselab::{form}", "cuda", Config(across=2)):
-        for input in (
-            base,
-            base[:, :, :1022],
-            base[:, :, 8:30],
-            base[:, :, 1:1025],
-            base[:, :, :1021],
-            base[:1].expand(3, -1, -1),
-            special.unsqueeze(0),
-        ):
-            assert_forward(partial(cuda_launch.forward, form=form), input, 1, form=form)
-        written = base.clone()
-        cuda_launch.forward_in_place(written, 1, form)
-        assert torch.equal(written, cuda_launch.forward(base, 1, None, form))
-    with tuning.forced(f"fuselab::{form}", "cuda_backward", Config(across=2)):
-        for shape in ((5, width, 1026), (1, width, 2), (3, width, 21)):
-            output = getattr(torch, form)(normal(*shape, dtype=dtype).cuda(), 1)
-            for grad in (normal(*shape, dtype=dtype, seed=1), normal(1, width, shape[2], seed=2)):
-                assert_backward(
-                    partial(cuda_launch.backward, form=form),
-                    output,
-                    grad.to("cuda", dtype).expand(shape),
-                    1,
-                    form=form,
-                )
+    for input in (
+        base,
+        base[:, :, :1022],
+        base[:, :, 8:30],
+        base[:, :, 1:1025],
+        base[:, :, :1021],
+        base[:1].expand(3, -1, -1),
+        special.unsqueeze(0),
+    ):
+        assert_forward(partial(cuda_launch.forward, form=form), input, 1, form=form)
+    written = base.clone()
+    cuda_launch.forward_in_place(written, 1, form)
+    assert torch.equal(written, cuda_launch.forward(base, 1, None, form))
+    for shape in ((5, width, 1026), (1, width, 2), (3, width, 21)):
+        output = getattr(torch, form)(normal(*shape, dtype=dtype).cuda(), 1)
+        for grad in (normal(*shape, dtype=dtype, seed=1), normal(1, width, shape[2], seed=2)):
+            expanded = grad.to("cuda", dtype).expand(shape)
+            backward = partial(cuda_launch.backward, form=form)
+            assert_backward(backward, output, expanded, 1, form=form)
 
 
 @forms
@@ -172,16 +186,16 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @launchers
-def test_casting_dtypes(launcher):
-    for source in (*DTYPES, torch.int32):
-        for dtype in DTYPES:
-            for width in (20, 4096):
-                input = (normal(3, width) * 4).to(source).cuda()
-                assert_forward(launcher.forward, input, -1, dtype)
-                if source.is_floating_point:
-                    output = torch.softmax(input, -1, dtype=dtype)
-                    grad = normal(3, width, dtype=dtype, seed=1).cuda()
-                    assert_backward(launcher.backward, output, grad, -1, source)
+@dtypes
+def test_casting_dtypes(launcher, dtype):
+    """Every pair, by one vector length or the other: a cast is of elements."""
+    for place, source in enumerate((*DTYPES, torch.int32)):
+        input = (normal(3, (20, 4096)[(place + DTYPES.index(dtype)) % 2]) * 4).to(source).cuda()
+        assert_forward(launcher.forward, input, -1, dtype)
+        if source.is_floating_point:
+            output = torch.softmax(input, -1, dtype=dtype)
+            grad = normal(*input.shape, dtype=dtype, seed=1).cuda()
+            assert_backward(launcher.backward, output, grad, -1, source)
 
 
 @launchers
@@ -196,13 +210,14 @@ def test_expanded_upstream_gradients(launcher, dtype):
                 )
 
 
-@forms
 @launchers
-@pytest.mark.parametrize(
-    "width", [100, 128, 512, 1000, 4096, 16384, 32768, 65536, 131072, 262144, 1_000_000]
+@kinds(
+    "width",
+    [100, 128, 512, 1000, 4096, 16384, 32768, 65536, 131072, 262144, 1_000_000],
+    [4096, 262144],
+    dtypes=(torch.float32, torch.bfloat16),
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_every_candidate_of_tuning_is_right(launcher, width, dtype, form):
+def test_every_candidate_of_tuning_is_right(launcher, form, dtype, width):
     implementation = launcher.__name__.split(".")[-1].removesuffix("_launch")
     input = normal(9, width, dtype=dtype).cuda()
     output = getattr(torch, form)(input, -1)

@@ -1,13 +1,12 @@
 // Softmax and log_softmax over one dimension and their gradients, in CUDA C++.
 //
-// A "row" is one softmax: `width` elements. Four ways to own a row, chosen by the launcher:
+// A "row" is one softmax: `width` elements. Three ways to own a row, chosen by the launcher:
 //   *_resident  rows along the last dimension that fit on chip (*_cluster: on several blocks): each
 //               element is read once, its exp is computed once, kept in registers, scaled and
 //               written once. A row belongs to 1 to 32 lanes of a warp, to a block, or to a cluster
-//               of blocks (sm_90 and newer).
-//   *_streamed  as *_cluster, by blocks that stay and take row after row: while a row's sums are
-//               exchanged and the row is written, the next one is on its way into shared memory.
-//   *_ringed    the same through a ring of parts of rows that bulk copies fill, further ahead.
+//               of blocks (sm_90 and newer); in forward_streamed the blocks stay and take row after
+//               row: while one's sums are exchanged and it is written, the next one is on its way
+//               into shared memory.
 //   *_pieces    rows of any width, cut into pieces of one block each: one launch reads every piece
 //               for its maximum and sum (backward: sum), and *_apply, the next launch, merges those
 //               of a row in a fixed order, reads the elements again and writes. So a single row
@@ -424,15 +423,8 @@ struct AddSums {
 // `turn` counts the rows from 0, and a box is filled again two rows later: whoever sends then has
 // everyone's message of the row between, which a block sends behind a barrier that its warps reach
 // only after they have read this row's, and after it expects the messages that come next.
-//
-// `meanwhile` runs while the messages travel, when all of the block's warps have given their results.
-struct Nothing {
-  __device__ void operator()() const {}
-};
-template <int kWarps, int kCluster, typename Merge, int kBoxes = 1, typename Accumulator,
-          typename Meanwhile = Nothing>
-__device__ Partial<Accumulator> exchange(Partial<Accumulator> own, unsigned turn = 0,
-                                         Meanwhile meanwhile = {}) {
+template <int kWarps, int kCluster, typename Merge, int kBoxes = 1, typename Accumulator>
+__device__ Partial<Accumulator> exchange(Partial<Accumulator> own, unsigned turn = 0) {
   auto& box = mailbox<kWarps, kCluster, kBoxes, Partial<Accumulator>>(turn);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (lane == 0) box.of_warp[warp] = own;
@@ -448,7 +440,6 @@ __device__ Partial<Accumulator> exchange(Partial<Accumulator> own, unsigned turn
       memcpy(&message, &of_block, 8);
       if (lane < kCluster) send(box.of_block + cluster_rank(), &box.arrived, lane, message);
     }
-    meanwhile();
     wait_until_filled(&box.arrived, turn / 2 % 2);
     if (kBoxes > 1 && threadIdx.x == 0) expect_messages(&box.arrived, kCluster * sizeof(own));
     return Merge::template of<kCluster>(box.of_block);
@@ -465,92 +456,6 @@ __device__ __forceinline__ void copy_asynchronously(uint4* to, const void* from)
 __device__ __forceinline__ void wait_for_own_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
-
-// The same by the copy engine, `bytes` of them (a multiple of 16), counted on the mbarrier `arrived`:
-// no thread waits to issue it, and shuffles and messages do not queue behind it.
-__device__ __forceinline__ void copy_in_bulk(uint4* to, const void* from, int bytes,
-                                             const void* arrived) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
-      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(arrived))
-      : "memory");
-#endif
-}
-
-// The rows of a block of a *_ringed kernel: clusters take row after row, and a block of one takes a
-// contiguous share of kTensors tensors, whole 128-byte lines of it. Shares come in kParts parts of 32
-// KB, part n of all rows into stage n % kStages. A thread reads the vectors own(k), k below kVectors,
-// kPartVectors of each part.
-template <typename T, int kTensors, int kVectors, int kThreads, int kStages, int kCluster>
-struct Ring {
-  static constexpr int kVector = 16 / sizeof(T);
-  static constexpr int kPartBytes = 32 * 1024;
-  static constexpr int kParts = kTensors * kVectors * kThreads * 16 / kPartBytes;
-  static constexpr int kPartVectors = kVectors / kParts;
-  static constexpr int kPartElements = kPartVectors * kThreads * kVector;
-  static_assert(kPartVectors * kTensors * kThreads * 16 == kPartBytes, "a share is whole parts");
-  int32_t rows;          // of more than 2^15 elements, so far fewer than 2^31
-  int32_t begin, count;  // of the share, in elements
-
-  __device__ Ring(int64_t rows, int32_t width) : rows(static_cast<int32_t>(rows)) {
-    constexpr int kLine = 128 / sizeof(T);
-    const int32_t share = (width + kLine * kCluster - 1) / (kLine * kCluster) * kLine;
-    begin = cluster_rank() * share;
-    count = min(max(width - begin, 0), share);
-  }
-  static __device__ int32_t first_row() { return blockIdx.x / kCluster; }
-  static __device__ int32_t clusters() { return gridDim.x / kCluster; }
-  static __device__ uint64_t* landed(unsigned n) {  // mbarrier: a phase ends when part n is there
-    __shared__ uint64_t of_stage[kStages];
-    return of_stage + n % kStages;
-  }
-  static __device__ uint4* stage(unsigned n) {
-    extern __shared__ uint4 slots[];
-    return slots + n % kStages * (kPartBytes / 16);
-  }
-  static __device__ int32_t own(int k) { return (k * kThreads + threadIdx.x) * kVector; }
-
-  // By one thread, before open_mailbox, whose fence makes it known.
-  static __device__ void open() {
-#if __CUDA_ARCH__ >= 900
-    for (int n = 0; n < kStages; ++n)
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(landed(n)))
-                   : "memory");
-#endif
-  }
-  // By all threads, before a barrier that lets stages go while values read from them may be unused: a
-  // barrier alone waits for no such read (BAR.SYNC has no scoreboard to wait for in SASS).
-  static __device__ void have_read() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-  }
-  // Asks for `parts` parts from part `first` on, when all threads have read what their stages hold:
-  // one lane for each, of the last warp, since the first one merges and sends.
-  // `from(tensor, row)` is where a row begins.
-  template <typename From>
-  __device__ void request(unsigned first, int parts, From from) const {
-    const int lane = int(threadIdx.x) - (kThreads - 32);
-    const unsigned n = first + lane;
-    const int32_t row = first_row() + int32_t(n / kParts) * clusters();
-    if (lane < 0 || lane >= parts || row >= rows) return;
-    const int32_t skipped = n % kParts * kPartElements;
-    const int bytes = min(max(count - skipped, 0), kPartElements) * int(sizeof(T));
-    expect_messages(landed(n), kTensors * bytes);
-    if (bytes == 0) return;
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor)
-      copy_in_bulk(stage(n) + tensor * kPartVectors * kThreads, from(tensor, row) + begin + skipped,
-                   bytes, landed(n));
-  }
-  // All threads; then vector own(part * kPartVectors + i) of a tensor is at `slot`.
-  static __device__ void wait_for(unsigned n) { wait_until_filled(landed(n), n / kStages % 2); }
-  static __device__ uint4 slot(unsigned n, int tensor, int i) {
-    return stage(n)[(tensor * kPartVectors + i) * kThreads + threadIdx.x];
-  }
-};
 
 // What a thread owns of a resident row: vectors `first + i * kStep`, for i below kVectors.
 template <int kThreads, int kCluster>
@@ -745,44 +650,13 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
 }
 
-// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), of log_softmax
-// grad_output - exp(output) * sum(grad_output); each read once.
-//
-// Parameters as above; output and grad_input are contiguous, grad_output has the strides given and
-// is read kGradVector (kVector, or 1: by stride) elements at a time. Both operands stay in registers
-// as they came (16-bit types packed in pairs).
-template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
-          int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlocks)
-    backward_resident(const Grad* grad_output, const Grad* output,
-                      GradInput* grad_input, int64_t rows, int32_t width,
-                      int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
-                      int64_t dim_stride) {
-  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, 1>(
-      grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
-      dim_stride);
-}
-
-template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
-          int kThreads, int kBlocks, int kCluster>
-__global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
-    backward_cluster(const Grad* grad_output, const Grad* output,
-                     GradInput* grad_input, int64_t rows, int32_t width,
-                     int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
-                     int64_t dim_stride) {
-  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, kCluster>(
-      grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
-      dim_stride);
-}
-
-// The same for rows of 16-byte vectors (kVector of them, aligned, dim_stride 1), by at most as many
-// clusters as run at a time: cluster c takes rows c, c + clusters, ... As soon as a row is in
-// registers, its thread asks for its own vectors of the next one, into the very slots of shared memory
-// that it alone has just read: no barrier, no mbarrier, and the copy is issued behind a shuffle of
-// what was read. So an SM has its share of a row in flight while it exchanges, scales and writes: 64
-// KB of a bfloat16 row of 262144 on 8 blocks, where 40 KB hold an H200's 4.3 TB/s at 1 us of latency.
-// Dynamic shared memory: 16 bytes * kVectors * kThreads, in the backward twice. Grid: clusters *
-// kCluster, at most rows * kCluster.
+// The forward for rows of 16-byte vectors (aligned, dim_stride 1), by at most as many clusters as run
+// at a time: cluster c takes rows c, c + clusters, ... As soon as a row is in registers, its thread
+// asks for its own vectors of the next one, into the very slots of shared memory that it alone has
+// just read: no barrier, no mbarrier, and the copy is issued behind a shuffle of what was read. So an
+// SM has its share of a row in flight while it exchanges, scales and writes: 64 KB of a bfloat16 row
+// of 262144 on 8 blocks, where 40 KB hold an H200's 4.3 TB/s at 1 us of latency. Dynamic shared
+// memory: 16 bytes * kVectors * kThreads. Grid: clusters * kCluster, at most rows * kCluster.
 template <Form kForm, typename T, int kVectors, int kThreads, int kBlocks, int kCluster>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
     forward_streamed(const T* input, T* output, int64_t rows, int32_t width, int64_t inner_count,
@@ -848,223 +722,34 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-template <Form kForm, typename T, int kVectors, int kThreads, int kBlocks, int kCluster>
-__global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
-    backward_streamed(const T* grad_output, const T* output, T* grad_input, int64_t rows,
-                      int32_t width, int64_t inner_count, int64_t outer_stride,
-                      int64_t inner_stride, int64_t) {
-  using Accumulator = typename AccumulatorOf<T>::type;
-  using Where = Place<kThreads, kCluster>;
-  constexpr int kVector = 16 / sizeof(T);
-  extern __shared__ uint4 slots[];
-  uint4* const own_slots = slots + threadIdx.x;
-  open_mailbox<Where::kWarps, kCluster, 2, Partial<Accumulator>>();
-  const Where place;
-  const auto request = [&](int64_t row) {
-    const T* grad_row = grad_output + row_offset(row, inner_count, outer_stride, inner_stride);
-    const T* output_row = output + row * width;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t element = (place.first + i * Where::kStep) * kVector;
-      if (element < width) {
-        copy_asynchronously(own_slots + 2 * i * kThreads, grad_row + element);
-        copy_asynchronously(own_slots + (2 * i + 1) * kThreads, output_row + element);
-      }
-    }
-  };
-  request(place.row);
-  unsigned turn = 0;
-  for (int64_t row = place.row; row < rows; ++turn) {
-    wait_for_own_copies();
-    Pack<T, kVector> grad[kVectors], y[kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t element = (place.first + i * Where::kStep) * kVector;
-      grad[i].fill(Convert<T>::from(0.0f));
-      y[i].fill(Convert<T>::from(0.0f));
-      if (element < width) {
-        grad[i].word[0] = own_slots[2 * i * kThreads];
-        y[i].word[0] = own_slots[(2 * i + 1) * kThreads];
-      }
-    }
-    Accumulator sum = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors * kVector; ++i)
-      sum += summand<kForm>(widened<T>(grad[i / kVector], i % kVector),
-                            widened<T>(y[i / kVector], i % kVector));
-    sum = lanes_sum<1, 16>(sum);
-    T* to = grad_input + row * width;
-    row += gridDim.x / kCluster;
-    if (row < rows) request(row);
-
-    sum = exchange<Where::kWarps, kCluster, AddSums, 2>(Partial<Accumulator>{0, sum}, turn).sum;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t element = (place.first + i * Where::kStep) * kVector;
-      Pack<T, kVector> result;
-#pragma unroll
-      for (int j = 0; j < kVector; ++j)
-        result.element[j] = Convert<T>::from(
-            gradient<kForm, T>(widened<T>(grad[i].element[j]), widened<T>(y[i].element[j]), sum));
-      if (element < width) result.store(to + element);
-    }
-  }
+// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), of log_softmax
+// grad_output - exp(output) * sum(grad_output); each read once.
+//
+// Parameters as above; output and grad_input are contiguous, grad_output has the strides given and
+// is read kGradVector (kVector, or 1: by stride) elements at a time. Both operands stay in registers
+// as they came (16-bit types packed in pairs).
+template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
+          int kThreads, int kBlocks>
+__global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlocks)
+    backward_resident(const Grad* grad_output, const Grad* output,
+                      GradInput* grad_input, int64_t rows, int32_t width,
+                      int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
+                      int64_t dim_stride) {
+  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, 1>(
+      grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
+      dim_stride);
 }
 
-// The same, further ahead: kStages parts of 32 KB of rows to come are in flight or wait in shared
-// memory while a row is in registers, and a part is asked for again as soon as the row's sums are on
-// their way. At an H200's ceiling 64 KB are read and 64 KB written per multiprocessor in 4 us, and a
-// row's sums, exchange and stores take 2 to 4 us (estimated), so one row ahead leaves memory idle; and
-// threads that copy wait for their turn (float32 backward, streamed: mio_throttle 9.9, lg_throttle
-// 9.5, benchmarks/nvidia-h200/counters.txt), which delays the exchange behind them.
-// Dynamic shared memory: 32 KB * kStages. Grid: clusters * kCluster, at most rows * kCluster.
-template <Form kForm, typename T, int kVectors, int kThreads, int kBlocks, int kStages, int kCluster>
+template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
+          int kThreads, int kBlocks, int kCluster>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
-    forward_ringed(const T* input, T* output, int64_t rows, int32_t width, int64_t inner_count,
-                   int64_t outer_stride, int64_t inner_stride, int64_t) {
-  using Accumulator = typename AccumulatorOf<T>::type;
-  using Parts = Ring<T, 1, kVectors, kThreads, kStages, kCluster>;
-  constexpr int kVector = Parts::kVector;
-  if (threadIdx.x == 0) Parts::open();
-  open_mailbox<kThreads / 32, kCluster, 2, Partial<Accumulator>>();
-  __syncthreads();
-  const Parts ring(rows, width);
-  const auto from = [&](int, int64_t row) {
-    return input + row_offset(row, inner_count, outer_stride, inner_stride);
-  };
-  ring.request(0, kStages, from);
-  unsigned part = 0;
-  for (int32_t row = Parts::first_row(); row < ring.rows;
-       row += Parts::clusters(), part += Parts::kParts) {
-    Pack<T, kVector> raw[kVectors];
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const unsigned n = part + k / Parts::kPartVectors;
-      if (k % Parts::kPartVectors == 0) Parts::wait_for(n);
-      raw[k].fill(Convert<T>::from(negative_infinity<float>()));
-      if (Parts::own(k) < ring.count) raw[k].word[0] = Parts::slot(n, 0, k % Parts::kPartVectors);
-    }
-    Accumulator term[kVectors * kVector];
-    Accumulator maximum = negative_infinity<Accumulator>();
-#pragma unroll
-    for (int i = 0; i < kVectors * kVector; ++i) {
-      term[i] = widened<T>(raw[i / kVector], i % kVector);
-      maximum = larger(maximum, term[i]);
-    }
-    maximum = lanes_maximum<1, 16>(maximum);
-    const Accumulator shift = shift_for(maximum);
-    Accumulator sum = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors * kVector; ++i) {
-      term[i] = exponential_term<kForm, T>(term[i] - shift);
-      sum += term[i];
-    }
-    const auto of_row = exchange<kThreads / 32, kCluster, MergePartials, 2>(
-        Partial<Accumulator>{maximum, lanes_sum<1, 16>(sum)}, part / Parts::kParts,
-        [&] { ring.request(part + kStages, Parts::kParts, from); });
-    const Finish<kForm, Accumulator> finish(of_row, exponential(maximum - of_row.maximum));
-    T* to = output + int64_t(row) * width + ring.begin;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      Pack<T, kVector> result;
-#pragma unroll
-      for (int j = 0; j < kVector; ++j)
-        result.element[j] = Convert<T>::from(finish(
-            kForm == kSoftmax ? term[k * kVector + j] : widened<T>(raw[k].element[j])));
-      if (Parts::own(k) < ring.count) result.store(to + Parts::own(k));
-    }
-  }
-}
-
-// Of the backward's share, kHeld vectors of each tensor stay in shared memory until they are written,
-// where registers do not hold it: a float32 row of 262144 on 8 blocks is 256 KB for each. (Read from
-// L2 a second time it would be 5 MB of L2's traffic for 3 of memory's: 7.2 TB/s at the ceiling.)
-template <Form kForm, typename T, int kVectors, int kHeld, int kThreads, int kBlocks, int kStages,
-          int kCluster>
-__global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
-    backward_ringed(const T* grad_output, const T* output, T* grad_input, int64_t rows,
-                    int32_t width, int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
-                    int64_t) {
-  using Accumulator = typename AccumulatorOf<T>::type;
-  using Parts = Ring<T, 2, kVectors + kHeld, kThreads, kStages, kCluster>;
-  constexpr int kVector = Parts::kVector;
-  constexpr int kKeptParts = kVectors / Parts::kPartVectors;
-  if (threadIdx.x == 0) Parts::open();
-  open_mailbox<kThreads / 32, kCluster, 2, Partial<Accumulator>>();
-  __syncthreads();
-  const Parts ring(rows, width);
-  const auto from = [&](int tensor, int64_t row) {
-    return tensor == 0 ? grad_output + row_offset(row, inner_count, outer_stride, inner_stride)
-                       : output + row * width;
-  };
-  ring.request(0, kStages, from);
-  unsigned part = 0;
-  for (int32_t row = Parts::first_row(); row < ring.rows;
-       row += Parts::clusters(), part += Parts::kParts) {
-    Pack<T, kVector> grad[kVectors], y[kVectors];
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const unsigned n = part + k / Parts::kPartVectors;
-      if (k % Parts::kPartVectors == 0) Parts::wait_for(n);
-      grad[k].fill(Convert<T>::from(0.0f));
-      y[k].fill(Convert<T>::from(0.0f));
-      if (Parts::own(k) < ring.count) {
-        grad[k].word[0] = Parts::slot(n, 0, k % Parts::kPartVectors);
-        y[k].word[0] = Parts::slot(n, 1, k % Parts::kPartVectors);
-      }
-    }
-    Accumulator sum = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors * kVector; ++i)
-      sum += summand<kForm>(widened<T>(grad[i / kVector], i % kVector),
-                            widened<T>(y[i / kVector], i % kVector));
-    if constexpr (kHeld > 0) {
-      Parts::have_read();
-      __syncthreads();
-      ring.request(part + kStages, kKeptParts, from);
-#pragma unroll
-      for (int k = kVectors; k < kVectors + kHeld; ++k) {
-        const unsigned n = part + k / Parts::kPartVectors;
-        if (k % Parts::kPartVectors == 0) Parts::wait_for(n);
-        if (Parts::own(k) >= ring.count) continue;
-        Pack<T, kVector> held_grad, held_y;
-        held_grad.word[0] = Parts::slot(n, 0, k % Parts::kPartVectors);
-        held_y.word[0] = Parts::slot(n, 1, k % Parts::kPartVectors);
-#pragma unroll
-        for (int j = 0; j < kVector; ++j)
-          sum += summand<kForm>(widened<T>(held_grad, j), widened<T>(held_y, j));
-      }
-    }
-    if constexpr (kHeld == 0 && kForm == kLogSoftmax) Parts::have_read();  // y is not summed
-    sum = exchange<kThreads / 32, kCluster, AddSums, 2>(
-              Partial<Accumulator>{0, lanes_sum<1, 16>(sum)}, part / Parts::kParts,
-              [&] { if (kHeld == 0) ring.request(part + kStages, Parts::kParts, from); })
-              .sum;
-    T* to = grad_input + int64_t(row) * width + ring.begin;
-#pragma unroll
-    for (int k = 0; k < kVectors + kHeld; ++k) {
-      if (Parts::own(k) >= ring.count) continue;
-      Pack<T, kVector> own_grad, own_y, result;
-      if (k < kVectors) {
-        own_grad = grad[k];
-        own_y = y[k];
-      } else {
-        const unsigned n = part + k / Parts::kPartVectors;
-        own_grad.word[0] = Parts::slot(n, 0, k % Parts::kPartVectors);
-        own_y.word[0] = Parts::slot(n, 1, k % Parts::kPartVectors);
-      }
-#pragma unroll
-      for (int j = 0; j < kVector; ++j)
-        result.element[j] = Convert<T>::from(gradient<kForm, T>(
-            widened<T>(own_grad.element[j]), widened<T>(own_y.element[j]), sum));
-      result.store(to + Parts::own(k));
-    }
-    if constexpr (kHeld > 0) {
-      Parts::have_read();
-      __syncthreads();
-      ring.request(part + kStages + kKeptParts, Parts::kParts - kKeptParts, from);
-    }
-  }
+    backward_cluster(const Grad* grad_output, const Grad* output,
+                     GradInput* grad_input, int64_t rows, int32_t width,
+                     int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
+                     int64_t dim_stride) {
+  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, kCluster>(
+      grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
+      dim_stride);
 }
 
 // Rows of any width, each in `pieces` pieces of `piece` elements (a multiple of

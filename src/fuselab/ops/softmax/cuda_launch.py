@@ -15,7 +15,6 @@ from torch import Tensor
 from fuselab.ops.softmax import gpu_launch
 from fuselab.ops.softmax.layout import Rows, vector_length
 from fuselab.ops.softmax.tensors import FORMS, Form
-from fuselab.runtime import gpu_limits
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
@@ -40,20 +39,12 @@ def _row(threads: int, elements: int, blocks: int = 1, cluster: int = 1) -> Conf
 
 def _stream(threads: int, elements: int, blocks: int, cluster: int) -> Config:
     """A ``_row`` of blocks that stay and take row after row, the next one on its way into shared
-    memory meanwhile; for rows of 16-byte vectors."""
+    memory meanwhile; in the forward, for rows of 16-byte vectors."""
     return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster, streamed=1)
 
 
-def _ring(threads: int, elements: int, blocks: int, cluster: int, held: int = 0) -> Config:
-    """A ``_stream`` further ahead: ``stages`` parts of rows to come are in flight, by bulk copies,
-    as many as ``blocks`` blocks of an SM of 228 KB have room for. In the backward ``held`` of the
-    ``elements`` stay in shared memory, the others go to registers."""
-    stream = _stream(threads, elements, blocks, cluster)
-    return Config(**stream, stages=(228 // blocks - 3) // _RING_PART_KB, held=held)
-
-
 def _width(config: Config) -> int:
-    """The widest row that a ``_row``, a ``_stream`` or a ``_ring`` holds."""
+    """The widest row that a ``_row`` or a ``_stream`` holds."""
     return int(config.threads * config.elements * config.cluster)
 
 
@@ -73,8 +64,9 @@ def _pieces(piece: int, threads: int, vectors: int) -> Config:
 # Above them they spill: 26 to 48 words for 32 elements forward at 2048 threads. So do, within them,
 # float16's backward with 32 elements (11 words) and rows read element by element, of odd widths (2
 # to 6 words; bfloat16's backward with 32 elements 58). Loads and stores are LDG.E.128 and STG.E.128
-# where vector_length allows, loads all issued before the first use. Streamed, with most elements:
-# 56 to 64 registers, nothing spilt; 64 to 128 KB of LDGSTS.128 in flight per SM.
+# where vector_length allows, loads all issued before the first use. Streamed, 16-bit types: 56
+# to 64 registers, nothing spilt; 64 KB of LDGSTS.128 in flight per SM. With 64 elements a 16-bit
+# forward spills 16 to 46 words at 1024 threads of an SM, and up to 26 at 768.
 _FITTING_THREADS = {
     ("forward", 2): {8: 2048, 16: 2048, 32: 1024},
     ("forward", 4): {8: 2048, 16: 2048, 32: 1024},
@@ -84,14 +76,21 @@ _FITTING_THREADS = {
     ("backward", 8): {8: 512},
 }
 # The first line that is wide enough is taken; clusters only on sm_90 and newer, those of 16 where
-# the device has room for one (_fits). A cluster's blocks exchange by st.async, so that nothing
-# waits for a memory fence. Where a streamed line stands before one as wide, the latter takes the
-# rows that are not whole vectors.
+# the device has room for one. A cluster's blocks exchange by st.async, so that nothing waits for a
+# memory fence. Behind a streamed line comes one as wide, for rows that are not whole vectors.
 #
-# us on an H200 (2026-11-21), a row per cluster / streamed / the limit: forward, bfloat16,
-# 2048x65536 148 / 163 / 130 (two blocks per SM overlap by themselves), 1024x262144 351 / 301 / 255
-# (one block of 1024 threads per SM); backward, 1024x262144, in pieces / streamed / the limit:
-# bfloat16 607 / 483 / 370, float32 1208 / 1054 / 735.
+# Clusters grow with the bytes that a row keeps on chip (backward: of two tensors), so that a block
+# has 64 KB at most and an SM two or more: one loads while another exchanges and writes. Clusters of
+# 8 run on 120 of an H200's 132 SMs, of 16 on 112, so 8 come first; past 16 a block takes 128 KB.
+# A line serves down to half its width, with half the bytes in flight. H200, 2026-11-21, us (share
+# of the limit), chosen against the next best:
+#   forward   bfloat16  2048x65536   4 blocks of 16 KB, by 8   142 (92 %)   2 of 32 KB, by 4   148
+#             bfloat16  1024x262144  streamed, 1 of 64 KB      304 (84 %)   2 of 32 KB, by 16  325
+#             float32   1024x262144  2 of 64 KB, by 16         530 (95 %)   1 of 128 KB, by 8  537
+#   backward  bfloat16  1024x262144  2 of 64 KB, by 16         380 (98 %)   1 of 128 KB, by 8  380
+#             float32   1024x262144  1 of 128 KB, by 16        816 (91 %)   in pieces         1220
+# From these follow, not timed themselves, float16 (the bytes of bfloat16), log_softmax (softmax's),
+# 131072 (half the cluster of 262144) and 524288 (twice the largest).
 _NARROW = tuple(_row(threads, 8, 16) for threads in (1, 2, 4, 8, 16, 32))
 _FORWARD = (
     *_NARROW,
@@ -101,22 +100,26 @@ _FORWARD = (
     _row(256, 16, 8),
     _row(512, 16, 4),
     _row(1024, 16, 2),
+)
+_FORWARD_ONE_BLOCK = (*_FORWARD, _row(1024, 32))
+_FORWARD_FLOAT = (
+    *_FORWARD,
     _row(512, 32, 2, cluster=2),
     _row(512, 32, 2, cluster=4),
     _row(512, 32, 2, cluster=8),
+    _row(1024, 16, 2, cluster=16),
     _row(1024, 32, 1, cluster=8),
+    _row(1024, 32, 1, cluster=16),
 )
-_FORWARD_ONE_BLOCK = (*_FORWARD[:12], _row(1024, 32))
-_FORWARD_FLOAT = (*_FORWARD, _stream(1024, 32, 1, cluster=16))
 _FORWARD_HALF = (
-    *_FORWARD[:13],
-    _FORWARD[13],
-    _stream(512, 32, 2, cluster=4),
-    _FORWARD[14],
-    _stream(512, 32, 2, cluster=8),
+    *_FORWARD,
+    _row(512, 32, 2, cluster=2),
+    _row(256, 32, 4, cluster=8),
+    _row(512, 32, 2, cluster=8),
     _stream(1024, 32, 1, cluster=8),
-    _FORWARD[15],
+    _row(1024, 32, 1, cluster=8),
     _stream(1024, 32, 1, cluster=16),
+    _row(1024, 32, 1, cluster=16),
 )
 _BACKWARD_FLOAT = (
     *_NARROW,
@@ -129,7 +132,7 @@ _BACKWARD_FLOAT = (
     _row(256, 16, 4, cluster=8),
     _row(512, 16, 2, cluster=8),
     _row(1024, 16, 1, cluster=8),
-    _stream(1024, 16, 1, cluster=16),
+    _row(1024, 16, 1, cluster=16),
 )
 _BACKWARD_FLOAT_ONE_BLOCK = (*_BACKWARD_FLOAT[:11], _row(1024, 16))
 _BACKWARD_HALF = (
@@ -143,8 +146,9 @@ _BACKWARD_HALF = (
     _row(512, 32, 2, cluster=2),
     _row(512, 32, 2, cluster=4),
     _row(512, 32, 2, cluster=8),
-    _stream(1024, 32, 1, cluster=8),
-    _stream(1024, 32, 1, cluster=16),
+    _row(512, 32, 2, cluster=16),
+    _row(1024, 32, 1, cluster=8),
+    _row(1024, 32, 1, cluster=16),
 )
 _DOUBLE = tuple(_row(threads, 8) for threads in (1, 2, 4, 8, 16, 32, 256, 512, 1024))
 CUDA_ROWS = {
@@ -180,16 +184,13 @@ CUDA_COLUMNS = (
     *((16, warps) for warps in (4, 8, 16, 32)),
 )
 _COLUMN_LANES = (32, 16, 8)
-# Neighbouring 16-bit columns of a thread that owns them alone, the default first. One by one they
-# are 64 bytes per warp and access, and bound by issuing: log_softmax at 19 elements takes 952 + 984
-# instructions per column (sm_90, forward + backward), in pairs 628 + 620: for 32x19x128x128, 34 or
-# 22 us of an H200's issue slots at 1.75 GHz, where memory takes about 39 (estimated, not timed).
-_ACROSS = (1, 2)
-_MOST_ALONE = max(elements for elements, warps in CUDA_COLUMNS if not warps)
+# Threads that own 16-bit columns alone take two neighbours where they can (_move_in_pairs). One by
+# one they are 64 bytes per warp and access, and bound by issuing: log_softmax at 19 elements takes
+# 952 + 984 instructions per column (sm_90, forward + backward), in pairs 628 + 620; 32x19x128x128
+# in bfloat16 24.5 and 30.5 us, in pairs 20.4 and 26.3 (H200, 2026-11-21).
 
 _NARROW_BLOCK = 128  # kNarrowBlock of cuda_kernels.cu
-_RING_PART_KB = 32  # kPartBytes of cuda_kernels.cu
-_STATIC_SHARED_BYTES = 1024  # at least those of a streamed kernel's mailboxes and mbarriers: 848
+_ASKS_FOR_16 = 65536  # rows as wide make do with clusters of 8
 
 
 @functools.cache
@@ -199,41 +200,42 @@ def _has_clusters(device: torch.device) -> bool:
 
 @functools.cache
 def _has_clusters_of_16(device: torch.device) -> bool:
-    """Whether a GPC of the device has room for 16 of the largest blocks that any kernel here has:
-    1024 threads of 64 registers, 128 KB of shared memory."""
-    config = _stream(1024, 16, 1, cluster=16)
-    return _active_clusters("backward", ("kSoftmax", "float"), 4, config, device) > 0
+    """Whether a GPC of the device has room for 16 of the largest blocks that any kernel here has,
+    of 1024 threads."""
+    config = _row(1024, 16, cluster=16)
+    expression = _resident("backward", ("kSoftmax", "float", "float"), (4, 4), config)
+    return _active_clusters(expression, config, 0, device) > 0
 
 
 @functools.cache
 def _active_clusters(
-    step: str, types: tuple[str, ...], vector: int, config: Config, device: torch.device
+    expression: str, config: Config, shared_bytes: int, device: torch.device
 ) -> int:
-    """Clusters of a streamed kernel that run at a time."""
-    expression = _streamed(step, types, vector, config)
-    shared_bytes = _shared_bytes(step, 16 // vector, config)
+    """Clusters of a kernel that run at a time."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return CUDA.active_clusters(expression, index, config.threads, shared_bytes, config.cluster)
 
 
-def _shared_bytes(step: str, itemsize: int, config: Config) -> int:
-    """Dynamic shared memory of a block of a streamed kernel: its share of the next row, or the
-    ring."""
-    if "stages" in config:
-        return int(config.stages * _RING_PART_KB * 1024)
-    tensors = 1 if step == "forward" else 2
-    return int(config.threads * config.elements * itemsize * tensors)
+def _largest_cluster(width: int, device: torch.device) -> int:
+    """In blocks. The question about 16 compiles a kernel: rows that need fewer do not ask."""
+    if not _has_clusters(device):
+        return 1
+    return 16 if width > _ASKS_FOR_16 and _has_clusters_of_16(device) else 8
 
 
-def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tuple[Config, ...]:
+def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple[Config, ...]:
     """What tuning may choose from for rows of ``width``, the tables' choice first, then their
     choice for rows that are not whole vectors: spreads of all kinds that hold it without spilling,
-    at full and half occupancy, streamed, ringed where one row ahead misses the target, and pieces.
+    at full occupancy, and in one block at half; and pieces.
 
-    ``itemsize`` is that of the widest dtype.
+    ``itemsize`` is that of the widest dtype, ``largest`` the blocks of the largest cluster.
     """
     with_clusters, one_block = CUDA_ROWS[step, itemsize]
-    lines = [line for line in (with_clusters if clusters else one_block) if _width(line) >= width]
+    lines = [
+        line
+        for line in (with_clusters if largest > 1 else one_block)
+        if _width(line) >= width and line.cluster <= largest
+    ]
     lines.append(_CUDA_PIECES[0])
     defaults = lines[0], next(line for line in lines if "streamed" not in line)
     bucket = power_of_two(width)
@@ -246,57 +248,22 @@ def cuda_candidates(step: str, itemsize: int, width: int, clusters: bool) -> tup
             if threads * elements == bucket and 16 <= elements * itemsize <= 64 and itemsize < 8
         ]
         return tuple(dict.fromkeys((*defaults, *narrow)))
-    sizes = (1, 2, 4, 8, *((16,) if width > 65536 else ())) if clusters and itemsize < 8 else (1,)
     spreads = [
         _row(threads, elements, most // threads // share, cluster)
         for elements, most in fitting.items()
         for threads in (128, 256, 512, 1024)
-        for cluster in sizes
-        for share in (1, 2)
+        for cluster in (1, 2, 4, 8, 16)
+        if cluster <= (largest if itemsize < 8 else 1)
+        for share in ((1, 2) if cluster == 1 else (1,))
         if threads * elements * cluster == bucket and threads * share <= most
     ]
-    elements = max(fitting)
-    streams = [
-        _stream(threads, elements, 1024 // threads, cluster)
-        for threads in (256, 512, 1024)
-        for cluster in sizes[1:]
-        if width > 16384 and threads * elements * cluster == bucket
-    ]
-    rings = [
-        _ring(threads, elements, 1024 // threads, cluster)
-        for threads in (512, 1024)
-        for cluster in sizes[1:]
-        if width > 32768 and (step, itemsize) != ("forward", 4)
-        if threads * elements * cluster == bucket
-    ]
-    if step == "backward":  # twice as much on each block: fewer blocks exchange, and find room
-        rings += [
-            _ring(1024, 2 * elements, 1, cluster, held=elements)
-            for cluster in sizes[1:]
-            if width > 131072 and 1024 * 2 * elements * cluster == bucket
-        ]
     pieces = _CUDA_PIECES if width > 16384 else ()
-    return tuple(dict.fromkeys((*defaults, *rings, *streams, *spreads, *pieces)))
+    return tuple(dict.fromkeys((*defaults, *spreads, *pieces)))
 
 
 @functools.lru_cache(1024)
-def _configs(
-    step: str, itemsize: int, width: int, device: torch.device, columns: bool = False
-) -> tuple[Config, ...]:
-    """``cuda_candidates`` without what the device has no room for; of columns, ``_ACROSS``."""
-    if columns:
-        alone = itemsize == 2 and width <= _MOST_ALONE
-        return tuple(Config(across=across) for across in (_ACROSS if alone else _ACROSS[:1]))
-    found = cuda_candidates(step, itemsize, width, _has_clusters(device))
-    return tuple(config for config in found if _fits(step, itemsize, config, device))
-
-
-def _fits(step: str, itemsize: int, config: Config, device: torch.device) -> bool:
-    if "streamed" in config:
-        needed = _shared_bytes(step, itemsize, config) + _STATIC_SHARED_BYTES
-        if needed > gpu_limits.shared_bytes(device):
-            return False
-    return config.get("cluster") != 16 or _has_clusters_of_16(device)
+def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tuple[Config, ...]:
+    return cuda_candidates(step, itemsize, width, _largest_cluster(width, device))
 
 
 def _launch(
@@ -312,9 +279,7 @@ def _launch(
     places = (i64(rows.inner_count), *strides)
     if rows.columns:
         elements, lanes, warps = cuda_columns(rows)
-        across = gpu_launch.chosen("cuda", _configs, step, form, rows, tensors).across
-        if not _are_side_by_side(rows, tensors, across):
-            across = 1
+        across = 2 if not warps and _move_in_pairs(rows, tensors) else 1
         index = "int64_t" if rows.widest_offset >= 2**30 else "int32_t"
         expression = _instance(f"{step}_columns", *types, elements, lanes, warps, across, index)
         block, per_block = (warps * 32, lanes) if warps else (_NARROW_BLOCK, _NARROW_BLOCK * across)
@@ -328,19 +293,20 @@ def _launch(
         return
     config = gpu_launch.chosen("cuda", _configs, step, form, rows, tensors)
     if "streamed" in config:
-        of_stream, vector = (FORMS[form], types[-1]), vectors[0]
+        expression = _streamed(types, config)
+        shared_bytes = config.threads * config.elements * 2
         clusters = 0
         if _are_whole_vectors(vectors, tensors):
-            clusters = _active_clusters(step, of_stream, vector, config, tensors[0].device)
+            clusters = _active_clusters(expression, config, shared_bytes, tensors[0].device)
         if clusters:
             # No more than finish in as many turns: 64 of 66 for 2048 rows, in 32 turns.
             clusters = ceil_div(rows.rows, ceil_div(rows.rows, clusters))
             CUDA.launch(
-                _streamed(step, of_stream, vector, config),
+                expression,
                 (clusters * config.cluster, 1, 1),
                 (config.threads, 1, 1),
                 (*tensors, i64(rows.rows), i32(rows.width), *places),
-                _shared_bytes(step, 16 // vector, config),
+                shared_bytes,
             )
             return
         config = _not_streamed(step, rows, tensors)
@@ -374,11 +340,11 @@ def _launch(
         )
 
 
-def _are_side_by_side(rows: Rows, tensors: tuple[Tensor, ...], across: int) -> bool:
-    """Whether one access moves an element of ``across`` neighbouring columns, in every tensor."""
+def _move_in_pairs(rows: Rows, tensors: tuple[Tensor, ...]) -> bool:
+    """Whether one access moves an element of two neighbouring 16-bit columns, in every tensor."""
     steps = rows.inner_count, rows.outer_stride, rows.dim_stride
-    aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
-    return rows.inner_stride == 1 and aligned and not any(step % across for step in steps)
+    pairs = all(tensor.element_size() == 2 and not tensor.data_ptr() % 16 for tensor in tensors)
+    return pairs and rows.inner_stride == 1 and not any(step % 2 for step in steps)
 
 
 def _are_whole_vectors(vectors: tuple[int, ...], tensors: tuple[Tensor, ...]) -> bool:
@@ -422,14 +388,10 @@ def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config:
     return _instance(f"{step}_cluster", *arguments, config.cluster)
 
 
-def _streamed(step: str, types: Sequence[str], vector: int, config: Config) -> str:
-    sizes = config.threads, config.blocks
-    if "stages" in config:
-        held = (config.held // vector,) if step == "backward" else ()
-        vectors = (config.elements - config.held) // vector, *held
-        return _instance(f"{step}_ringed", *types, *vectors, *sizes, config.stages, config.cluster)
-    vectors = (config.elements // vector,)
-    return _instance(f"{step}_streamed", *types, *vectors, *sizes, config.cluster)
+def _streamed(types: Sequence[str], config: Config) -> str:
+    """``types`` as of ``_resident``: a form first, and one 16-bit type, 8 to a vector."""
+    sizes = config.elements // 8, config.threads, config.blocks, config.cluster
+    return _instance("forward_streamed", types[0], types[-1], *sizes)
 
 
 def _in_pieces(
@@ -451,7 +413,7 @@ def cuda_columns(rows: Rows) -> tuple[int, int, int]:
     neighbours = power_of_two(rows.inner_count)
     for elements, warps in CUDA_COLUMNS:
         for lanes in _COLUMN_LANES:
-            lanes = min(lanes, neighbours)
+            lanes = min(lanes, neighbours) if warps else lanes  # alone, a lane has no part in it
             if elements * (warps * (32 // lanes) or 1) >= rows.width:
                 return elements, lanes, warps
     return 0, min(_COLUMN_LANES[0], neighbours), CUDA_COLUMNS[-1][1]
@@ -465,28 +427,26 @@ configs_backward = functools.partial(gpu_launch.backward_configs, _configs)
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every line of the tables, the widest candidates, and every kernel at other types and vector
-    lengths; both forms where they differ."""
+    """Every line of the tables, and every kernel at other types and vector lengths; both forms
+    where they differ."""
     found: list[str] = []
     for dtype, vector in ((torch.float32, 4), (torch.bfloat16, 8), (torch.float64, 2)):
         types = (_TYPES[dtype],) * 2
         for step, form, lengths in _steps(vector):
-            lines = CUDA_ROWS[step, dtype.itemsize][0][3 if form[0] == "kSoftmax" else -3 :]
-            candidates = cuda_candidates(step, dtype.itemsize, 2**18, clusters=True)
-            rings = [config for config in candidates if "stages" in config]
+            lines = CUDA_ROWS[step, dtype.itemsize][0][3 if form[0] == "kSoftmax" else -4 :]
             found += [
-                _streamed(step, (form[0], types[0]), vector, line)
+                _streamed((*form, *types), line)
                 if "streamed" in line
                 else _resident(step, (*form, *types), lengths, line)
-                for line in (*lines, *rings)
+                for line in lines
             ]
             found += _in_pieces(step, (*form, *types), lengths, 2**20, _CUDA_PIECES[0])
     for types in (("__half", "__half"), ("__half", "float"), ("double", "__nv_bfloat16")):
         for step, form, lengths in _steps(1):
             found.append(_resident(step, (*form, *types), lengths, _row(4, 8)))
             found += _in_pieces(step, (*form, *types), lengths, 2**31, _CUDA_PIECES[0])
-            for elements, warps, across in ((0, 32, 1), (16, 0, 1), (20, 0, 1), (16, 8, 1)):
-                arguments = (*form, *types, elements, 8, warps, across, "int32_t")
+            for elements, lanes, warps in ((0, 8, 32), (16, 32, 0), (20, 32, 0), (16, 8, 8)):
+                arguments = (*form, *types, elements, lanes, warps, 1, "int32_t")
                 found.append(_instance(f"{step}_columns", *arguments))
     for step, form, _ in _steps(1):
         for elements in (16, 20, 32):

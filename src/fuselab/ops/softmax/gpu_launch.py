@@ -16,9 +16,9 @@ from fuselab.runtime.tuning import Config
 # (step, form, rows, tensors): "forward" of (input, output), or "backward" of (grad_output, output,
 # grad_input). ``rows`` says where the first tensor's rows lie, the others are contiguous.
 Launch = Callable[[str, Form, Rows, tuple[Tensor, ...]], None]
-# (step, bytes of the widest dtype, width, device, whether they are columns of the output): what
-# tuning may choose from for such rows.
-Candidates = Callable[[str, int, int, torch.device, bool], Sequence[Config]]
+# (step, bytes of the widest dtype, width, device): what tuning may choose from for rows that are
+# contiguous in the output; of its columns there is nothing to choose.
+Candidates = Callable[[str, int, int, torch.device], Sequence[Config]]
 
 
 def forward(
@@ -79,8 +79,8 @@ def chosen(
     return tuning.chosen(
         f"fuselab::{form}",
         implementation if step == "forward" else f"{implementation}_backward",
-        (*dtypes, power_of_two(rows.width), *(("columns",) if rows.columns else ())),
-        candidates(step, itemsize, rows.width, tensors[0].device, rows.columns),
+        (*dtypes, power_of_two(rows.width)),
+        candidates(step, itemsize, rows.width, tensors[0].device),
     )
 
 
@@ -106,8 +106,8 @@ def backward_configs(
 def _configs(
     candidates: Candidates, step: str, tensor: Tensor, dim: int, dtype: torch.dtype
 ) -> Sequence[Config]:
-    if not tensor.numel():
+    if not tensor.numel() or neighbours(tensor, dim) > 1:
         return ()
     width = tensor.shape[positive(dim, tensor)] if tensor.dim() else 1
     itemsize = max(tensor.element_size(), dtype.itemsize)
-    return candidates(step, itemsize, width, tensor.device, neighbours(tensor, dim) > 1)
+    return candidates(step, itemsize, width, tensor.device)

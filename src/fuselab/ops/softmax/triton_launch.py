@@ -84,10 +84,8 @@ def triton_candidates(step: str, width: int) -> tuple[Config, ...]:
     return tuple(dict.fromkeys((default, *spreads)))
 
 
-def _configs(
-    step: str, itemsize: int, width: int, device: torch.device, columns: bool
-) -> tuple[Config, ...]:
-    return () if columns else triton_candidates(step, width)
+def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tuple[Config, ...]:
+    return triton_candidates(step, width)
 
 
 def _launch(
