@@ -48,12 +48,6 @@ def _width(config: Config) -> int:
     return int(config.threads * config.elements * config.cluster)
 
 
-def _pieces(piece: int, threads: int, vectors: int) -> Config:
-    """How a row too wide for registers is cut: pieces of ``piece`` elements, one block each, with
-    ``vectors`` vectors per thread in flight."""
-    return Config(piece=piece, threads=threads, vectors=vectors)
-
-
 # Threads of an SM that can run without spilling, by elements per thread (sm_90, both forms, CUDA
 # 13.0): 32 registers each at 2048, 64 at 1024. Keyed by step and bytes of the widest dtype.
 # Registers, softmax / log_softmax, at these bounds:
@@ -88,7 +82,7 @@ _FITTING_THREADS = {
 #             bfloat16  1024x262144  streamed, 1 of 64 KB      304 (84 %)   2 of 32 KB, by 16  325
 #             float32   1024x262144  2 of 64 KB, by 16         530 (95 %)   1 of 128 KB, by 8  537
 #   backward  bfloat16  1024x262144  2 of 64 KB, by 16         380 (98 %)   1 of 128 KB, by 8  380
-#             float32   1024x262144  1 of 128 KB, by 16        816 (91 %)   in pieces         1220
+#             float32   1024x262144  1 of 128 KB, by 16        816 (91 %)   in pieces         1228
 # From these follow, not timed themselves, float16 (the bytes of bfloat16), log_softmax (softmax's),
 # 131072 (half the cluster of 262144) and 524288 (twice the largest).
 _NARROW = tuple(_row(threads, 8, 16) for threads in (1, 2, 4, 8, 16, 32))
@@ -162,13 +156,10 @@ CUDA_ROWS = {
 
 # Rows wider than the tables: 62 blocks for a row of 1,000,000. Two more passes over memory than on
 # chip, less what L2 still holds: at least 2/3 of the floor forward, 3/5 backward (log_softmax 3/4).
-_CUDA_PIECES = (
-    _pieces(16384, 512, 2),
-    _pieces(16384, 512, 4),
-    _pieces(16384, 256, 4),
-    _pieces(8192, 256, 2),
-    _pieces(32768, 512, 4),
-)
+# Pieces of ``piece`` elements, one block each, with ``vectors`` vectors per thread in flight; half
+# and twice as long, or with 4 in flight, they took 0.98 to 1.07 of the time (262144 wide, H200,
+# 2026-11-21).
+_PIECES = Config(piece=16384, threads=512, vectors=2)
 _MOST_PIECES = 1024  # of a row: every block of the second launch reads all of the first's results
 
 # (elements per thread, warps): columns held in registers. 0 warps: one thread owns a column.
@@ -236,7 +227,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
         for line in (with_clusters if largest > 1 else one_block)
         if _width(line) >= width and line.cluster <= largest
     ]
-    lines.append(_CUDA_PIECES[0])
+    lines.append(_PIECES)
     defaults = lines[0], next(line for line in lines if "streamed" not in line)
     bucket = power_of_two(width)
     fitting = _FITTING_THREADS[step, itemsize]
@@ -257,7 +248,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
         for share in ((1, 2) if cluster == 1 else (1,))
         if threads * elements * cluster == bucket and threads * share <= most
     ]
-    pieces = _CUDA_PIECES if width > 16384 else ()
+    pieces = (_PIECES,) if width > 16384 else ()
     return tuple(dict.fromkeys((*defaults, *spreads, *pieces)))
 
 
@@ -440,11 +431,11 @@ def _representative_expressions() -> tuple[str, ...]:
                 else _resident(step, (*form, *types), lengths, line)
                 for line in lines
             ]
-            found += _in_pieces(step, (*form, *types), lengths, 2**20, _CUDA_PIECES[0])
+            found += _in_pieces(step, (*form, *types), lengths, 2**20, _PIECES)
     for types in (("__half", "__half"), ("__half", "float"), ("double", "__nv_bfloat16")):
         for step, form, lengths in _steps(1):
             found.append(_resident(step, (*form, *types), lengths, _row(4, 8)))
-            found += _in_pieces(step, (*form, *types), lengths, 2**31, _CUDA_PIECES[0])
+            found += _in_pieces(step, (*form, *types), lengths, 2**31, _PIECES)
             for elements, lanes, warps in ((0, 8, 32), (16, 32, 0), (20, 32, 0), (16, 8, 8)):
                 arguments = (*form, *types, elements, lanes, warps, 1, "int32_t")
                 found.append(_instance(f"{step}_columns", *arguments))

@@ -52,7 +52,8 @@ def _order_on_cuda(tensor: Tensor, dim: int, dtype: torch.dtype) -> Sequence[str
                             4096x16384 float32   2048x65536 float32   1024x262144 bfloat16
         forward             133.7 / 134.5        423.8 / 259.5        545 / 304
         with backward       323.4 / 323.1        1039 / 629           1209 / 684
-    (684: forward and backward timed apart) and (32, 19, 128, 128) over dim 1, float32: 87.8 / 41.2 and 137.6 / 88.4.
+    (684: forward and backward timed apart) and (32, 19, 128, 128) over dim 1, float32: 87.8 / 41.2
+    and 137.6 / 88.4.
     """
     rows = tensor.dim() > 0 and neighbours(tensor, dim) == 1
     triton = rows and dtype == torch.float32 and 8192 < tensor.shape[dim] <= 16384
