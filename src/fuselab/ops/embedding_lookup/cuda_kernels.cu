@@ -657,6 +657,52 @@ __global__ void __launch_bounds__(kThreads)
       Step<Compute<Element>>{learning_rate_tensor, learning_rate, eps_tensor, eps});
 }
 
+// One step of a bitonic sort, with the key `stride` places on, which is another lane's.
+__device__ __forceinline__ void compare_lanes(uint64_t& key, int place, int stride, int length) {
+  const uint64_t other = __shfl_xor_sync(0xffffffffu, key, stride);
+  const bool keeps_less = ((place & stride) == 0) == ((place & length) == 0);
+  if ((other < key) == keeps_less) key = other;
+}
+
+// Bitonic: with a stride of up to 32 a warp stays within 64 keys, two in the registers of each lane.
+template <int size, int threads>
+__device__ __forceinline__ void sort_keys(uint64_t* keys) {
+  static_assert(size >= 64 && threads % 32 == 0);
+#pragma unroll 1
+  for (int most = 64; most <= size; most *= 2) {
+#pragma unroll 1
+    for (int stride = most / 2; stride > 32; stride /= 2) {
+      for (int i = threadIdx.x; i < size / 2; i += threads) {
+        const int low = 2 * i - (i & (stride - 1)), high = low + stride;
+        const uint64_t a = keys[low], b = keys[high];
+        if ((a > b) == ((low & most) == 0)) {
+          keys[low] = b;
+          keys[high] = a;
+        }
+      }
+      __syncthreads();
+    }
+    for (int begin = threadIdx.x / 32 * 64; begin < size; begin += 2 * threads) {
+      const int low = begin + threadIdx.x % 32, high = low + 32;
+      uint64_t a = keys[low], b = keys[high];
+      for (int length = most == 64 ? 2 : most; length <= most; length *= 2) {
+        if (length > 32 && (a > b) == ((low & length) == 0)) {
+          const uint64_t less = b;
+          b = a;
+          a = less;
+        }
+        for (int stride = length / 2 < 16 ? length / 2 : 16; stride > 0; stride /= 2) {
+          compare_lanes(a, low, stride, length);
+          compare_lanes(b, high, stride, length);
+        }
+      }
+      keys[low] = a;
+      keys[high] = b;
+    }
+    __syncthreads();
+  }
+}
+
 template <class Element, class Id, Rule rule, Update update, int vector, int lanes, int size,
           int capacity>
 __global__ void __launch_bounds__(size / 2 < 1024 ? size / 2 : 1024)
@@ -684,24 +730,7 @@ __global__ void __launch_bounds__(size / 2 < 1024 ? size / 2 : 1024)
     keys[sample] = row < 0 ? ~uint64_t(0) : row * uint64_t(kMostSamples) + sample;
   }
   __syncthreads();
-  // Bitonic: with a stride of up to 32 a warp stays within 64 keys of its own.
-  for (int length = 2; length <= size; length *= 2) {
-    for (int stride = length / 2; stride > 0; stride /= 2) {
-      for (int i = threadIdx.x; i < size / 2; i += threads) {
-        const int low = 2 * i - (i & (stride - 1)), high = low + stride;
-        const uint64_t a = keys[low], b = keys[high];
-        if ((a > b) == ((low & length) == 0)) {
-          keys[low] = b;
-          keys[high] = a;
-        }
-      }
-      if (stride > 32 || (stride == 1 && length > 32)) {
-        __syncthreads();
-      } else {
-        __syncwarp();
-      }
-    }
-  }
+  sort_keys<size, threads>(keys);
 
   const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
   const SharedRuns<Element, capacity> runs{keys,  grad_output + table * grad_table_stride,
