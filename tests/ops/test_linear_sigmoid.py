@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from logit_cases import LAYOUTS, SHAPES, assert_each_loss, check, operands
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuselab.errors import DifferentiationError, DtypeError, ShapeError, UnknownNameError
 from fuselab.fusion.expression import Expression
@@ -18,6 +19,7 @@ from fuselab.ops import linear_binary_cross_entropy, linear_sigmoid
 from fuselab.ops.linear_binary_cross_entropy.op import OP as LOSS
 from fuselab.ops.linear_sigmoid.cpu_launch import backward, forward
 from fuselab.ops.linear_sigmoid.op import OP as SIGMOID
+from fuselab.runtime.dispatch import choose
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
@@ -195,3 +197,19 @@ def test_errors_name_the_argument():
         linear_binary_cross_entropy(input, weight, bias, target, "men")
     with pytest.raises(DifferentiationError, match="'target' has no gradient; detach it"):
         linear_binary_cross_entropy(input, weight, bias, target.requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "depth", "wanted"),
+    [
+        (torch.float32, 256, "triton"),
+        (torch.bfloat16, 256, "cuda"),
+        (torch.bfloat16, 1025, "triton"),  # the CUDA kernels end at 1024
+        (torch.float64, 256, "reference"),
+    ],
+)
+def test_what_auto_takes_on_a_gpu(dtype, depth, wanted):
+    with FakeTensorMode():
+        input, weight = (torch.empty(rows, depth, dtype=dtype, device="cuda") for rows in (8, 1))
+        assert choose(SIGMOID, (input, weight, None)) == wanted
+        assert choose(LOSS, (input, weight, None, input[:, :1], "mean")) == wanted
