@@ -26,7 +26,7 @@ from fuselab.ops.cat_interaction.op import OP as CAT
 from fuselab.ops.dot_interaction.op import OP as DOT
 from fuselab.ops.outer_interaction_linear import triton_launch as outer_triton
 from fuselab.ops.outer_interaction_linear.op import OP as OUTER
-from fuselab.runtime import interpreter, tuning
+from fuselab.runtime import interpreter
 
 dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.float64], ids=lambda dtype: str(dtype)[6:]
@@ -108,8 +108,10 @@ def test_outer_activations(activation):
 
 
 def test_outer_tiles():
-    """More samples and outputs than a tile has: 64 x 64 in float32, pieces of 16 in backward."""
+    """More samples and outputs than a tile has: 64 x 64 in float32, pieces of 16 in backward; in
+    float16 64 x 128 of the weight's gradient, with squares of 16 of 17 elements."""
     outer(*layer(67, 1, 3, 66), "identity")
+    outer(*layer(65, 0, 17, 129, torch.float16), "identity")
 
 
 @outer_dtypes
@@ -200,29 +202,6 @@ def test_outer_transposed():
         name = "fuselab.ops.outer_interaction_linear.triton_launch:transposed"
         ours = interpreter.run(name, z)
         assert torch.equal(ours, z.t()) and ours.stride(0) % 8 == 0
-
-
-def by_candidate(place: int, *args: Any) -> tuple[torch.Tensor | None, ...]:
-    """In the interpreter's process: the backward by one of tuning's candidates."""
-    config = outer_triton.configs_backward(*args)[place]
-    with tuning.forced(OUTER.name, "triton_backward", config):
-        return outer_triton.backward(*args)
-
-
-def test_outer_weight_gradient_with_pairs_first():
-    """Squares of 8 and 16 of 17 elements; rows and columns past a tile's."""
-    upstream = torch.empty(1, dtype=torch.float16)
-    candidates = outer_triton.configs_backward((True,) * 4, upstream)
-    places = {
-        config.weight_block: place
-        for place, config in enumerate(candidates)
-        if config.weight_pairs_first
-    }
-    assert places.keys() == {8, 16}
-    for place in places.values():
-        backward = partial(interpreter.run, f"{__name__}:by_candidate", place)
-        run = partial(check, OUTER, outer.args[1], backward)
-        run(*layer(65, 0, 17, 129, torch.float16), "identity")
 
 
 def test_outer_layouts():

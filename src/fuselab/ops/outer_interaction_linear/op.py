@@ -273,8 +273,4 @@ OP = FusedOp(
     autocast=autocast,
     peers={"bmm": plain},
     dtypes=(torch.float32, torch.float16, torch.bfloat16),  # float64 is the reference's
-    configs={
-        "triton": triton_launch.configs,
-        "triton_backward": triton_launch.configs_backward,
-    },
 )

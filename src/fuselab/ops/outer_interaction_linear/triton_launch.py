@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +14,12 @@ from fuselab.ops.add_mul_activation.launch import Saved, backward_triton
 from fuselab.ops.cat_interaction.triton_launch import forward as joined
 from fuselab.ops.outer_interaction_linear import triton_kernels
 from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output
-from fuselab.runtime import tuning
 from fuselab.runtime.gpu_limits import multiprocessors
-from fuselab.runtime.grid import ceil_div, power_of_two
+from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.matmul_precision import allows_tf32, input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
-_NAME = "fuselab::outer_interaction_linear"
 BLOCK = 16  # of j: what a matrix instruction takes of it, and DLRM's embedding width
 FOLD_TILE = 64
 # The weight is folded a piece at a time, which stays in an H200's L2 (60 MB) until multiplied. Of
@@ -32,103 +29,35 @@ _FINISH_ROWS, _FINISH_COLUMNS = 16, 128
 _MOST_ELEMENTS = 32768  # of z: pairs and places in a row of the weight count in 32 bits
 
 
-# What a program of a matrix kernel owns, the default rule's first: ``rows`` are samples and
-# ``columns`` outputs (weight_gradient sums over the rows, input_gradient over the columns),
-# ``pairs_i`` the i's of a step of the forward, ``block`` the side of weight_gradient's squares;
-# ``programs`` share a multiprocessor, ``pairs_first`` is a constant of weight_gradient.
+# What a program of a matrix kernel owns: ``rows`` are samples and ``columns`` outputs
+# (weight_gradient sums over the rows, input_gradient over the columns), ``pairs_i`` the i's of a
+# step of the forward, ``block`` the side of weight_gradient's squares, ``pairs_first`` a constant
+# of it.
 #
-# sm_90, 16-bit ("bf16", float16 too), registers and KB of shared memory of the default: forward 212
-# and 131, weight_gradient 122 and 111, input_gradient 255 and 147, of which 4 words spill; HGMMA in
-# all three. A tile's other side is as wide as accumulators allow: 256 sums for each product formed.
-# For 2048 x 432 -> 512 a step of the forward is 1024 cycles of HGMMA beside 296 of instructions;
-# tiles of 128 rows read `folded` 16 times, 1.6 GB out of L2, those of 256 rows 0.8.
-# weight_gradient reads the upstream gradient once per square: 3.1 GB with squares of 8, 0.9 with
-# 16, whose products (pairs_first) take 242 instructions a step, 453 through shared memory. Exact
+# sm_90, 16-bit ("bf16", float16 too), registers and KB of shared memory: forward 212 and 131,
+# weight_gradient 122 and 111, input_gradient 255 and 147, of which 4 words spill; HGMMA in all
+# three. A tile's other side is as wide as accumulators allow: 256 sums for each product formed. For
+# 2048 x 432 -> 512 a step of the forward is 1024 cycles of HGMMA beside 296 of instructions; tiles
+# of 128 rows read `folded` 16 times, 1.6 GB out of L2. weight_gradient reads the upstream gradient
+# once per square: 0.9 GB with squares of 16, whose products take 242 instructions by pairs_first.
+# There, on an H200 (2026-11-21), 8 other tiles of the forward took 471 to 832 us for 472, and 9
+# other pairs of the gradients' 1220 to 1878 for 1182. tf32 and fp32 have not been timed; exact
 # float32 has no matrix instruction, and tiles are smaller.
 _FORWARD = {
-    "bf16": (
-        Config(rows=128, columns=256, pairs_i=4, warps=8, stages=3, programs=1),
-        Config(rows=128, columns=256, pairs_i=4, warps=8, stages=4, programs=1),
-        Config(rows=256, columns=128, pairs_i=4, warps=8, stages=3, programs=1),
-        Config(rows=128, columns=128, pairs_i=4, warps=4, stages=3, programs=1),
-        Config(rows=128, columns=128, pairs_i=4, warps=8, stages=4, programs=1),
-        Config(rows=128, columns=128, pairs_i=4, warps=4, stages=3, programs=2),
-        Config(rows=256, columns=128, pairs_i=4, warps=8, stages=4, programs=1),
-        Config(rows=128, columns=256, pairs_i=2, warps=8, stages=4, programs=1),
-        Config(rows=64, columns=256, pairs_i=4, warps=4, stages=3, programs=1),
-    ),
-    "tf32": (
-        Config(rows=128, columns=128, pairs_i=2, warps=8, stages=3, programs=1),
-        Config(rows=128, columns=256, pairs_i=2, warps=8, stages=3, programs=1),
-        Config(rows=64, columns=128, pairs_i=2, warps=4, stages=3, programs=1),
-    ),
-    "fp32": (
-        Config(rows=64, columns=64, pairs_i=1, warps=4, stages=2, programs=1),
-        Config(rows=128, columns=64, pairs_i=1, warps=8, stages=2, programs=1),
-        Config(rows=128, columns=128, pairs_i=1, warps=8, stages=2, programs=1),
-    ),
+    "bf16": Config(rows=128, columns=256, pairs_i=4, warps=8, stages=3),
+    "tf32": Config(rows=128, columns=128, pairs_i=2, warps=8, stages=3),
+    "fp32": Config(rows=64, columns=64, pairs_i=1, warps=4, stages=2),
 }
 _WEIGHT_GRADIENT = {
-    "bf16": (
-        Config(rows=64, columns=128, block=16, warps=8, stages=4, pairs_first=1),
-        Config(rows=64, columns=256, block=8, warps=8, stages=3, pairs_first=0),
-        Config(rows=32, columns=256, block=8, warps=8, stages=4, pairs_first=0),
-        Config(rows=32, columns=512, block=8, warps=8, stages=3, pairs_first=0),
-        Config(rows=64, columns=128, block=8, warps=4, stages=3, pairs_first=0),
-        Config(rows=64, columns=128, block=16, warps=8, stages=3, pairs_first=0),
-        Config(rows=64, columns=128, block=16, warps=8, stages=3, pairs_first=1),
-        Config(rows=64, columns=256, block=8, warps=8, stages=3, pairs_first=1),
-    ),
-    "tf32": (
-        Config(rows=32, columns=64, block=16, warps=8, stages=3, pairs_first=0),
-        Config(rows=32, columns=128, block=8, warps=4, stages=3, pairs_first=0),
-    ),
-    "fp32": (
-        Config(rows=16, columns=64, block=8, warps=8, stages=2, pairs_first=0),
-        Config(rows=16, columns=128, block=8, warps=8, stages=2, pairs_first=0),
-    ),
+    "bf16": Config(rows=64, columns=128, block=16, warps=8, stages=4, pairs_first=1),
+    "tf32": Config(rows=32, columns=64, block=16, warps=8, stages=3, pairs_first=0),
+    "fp32": Config(rows=16, columns=64, block=8, warps=8, stages=2, pairs_first=0),
 }
 _INPUT_GRADIENT = {
-    "bf16": (
-        Config(rows=128, columns=64, warps=8, stages=3),
-        Config(rows=128, columns=32, warps=8, stages=4),
-        Config(rows=64, columns=64, warps=8, stages=4),
-    ),
-    "tf32": (
-        Config(rows=64, columns=32, warps=8, stages=3),
-        Config(rows=128, columns=32, warps=8, stages=2),
-    ),
-    "fp32": (
-        Config(rows=16, columns=16, warps=8, stages=2),
-        Config(rows=32, columns=16, warps=8, stages=2),
-    ),
+    "bf16": Config(rows=128, columns=64, warps=8, stages=3),
+    "tf32": Config(rows=64, columns=32, warps=8, stages=3),
+    "fp32": Config(rows=16, columns=16, warps=8, stages=2),
 }
-
-
-def configs(dense: Tensor, *rest: Any) -> tuple[Config, ...]:
-    return _FORWARD[_arithmetic(dense.dtype)]
-
-
-def configs_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> tuple[Config, ...]:
-    """The default of both kernels, then another of each."""
-    arithmetic = _arithmetic(grad_output.dtype)
-    weights, inputs = _WEIGHT_GRADIENT[arithmetic], _INPUT_GRADIENT[arithmetic]
-    pairs = [(weights[0], inputs[0])]
-    pairs += [(other, inputs[0]) for other in weights[1:]]
-    pairs += [(weights[0], other) for other in inputs[1:]]
-    return tuple(
-        Config(
-            **{f"weight_{name}": value for name, value in of_weight.items()},
-            **{f"input_{name}": value for name, value in of_input.items()},
-        )
-        for of_weight, of_input in pairs
-    )
-
-
-def _key(z: Tensor, columns: int) -> tuple[Any, ...]:
-    """Batches up to 64, 128, 256, ... are of a kind."""
-    rows = power_of_two(z.shape[0], 64)
-    return _arithmetic(z.dtype), min(rows, 4096), z.shape[1], columns
 
 
 def _arithmetic(dtype: torch.dtype) -> str:
@@ -144,14 +73,10 @@ def pair_count(width: int) -> int:
     return BLOCK * BLOCK * blocks * (blocks + 1) // 2
 
 
-def shares(
-    tiles: int, steps: int, least_steps: int, device: torch.device, programs: int = 1
-) -> int:
-    """Programs per tile that fill the device's multiprocessors with ``programs`` each, and have
-    ``least_steps`` each, if they can."""
-    most = max(
-        2, programs * multiprocessors(device)
-    )  # 2 under the interpreter: sums are split there too
+def shares(tiles: int, steps: int, least_steps: int, device: torch.device) -> int:
+    """Programs per tile that fill the device's multiprocessors, and have ``least_steps`` each, if
+    they can."""
+    most = max(2, multiprocessors(device))  # 2 under the interpreter: sums are split there too
     return max(1, min(most // tiles, steps // least_steps))
 
 
@@ -244,10 +169,10 @@ def forward(
         return output
     z, weight = joined(dense, embeddings), contiguous_rows(weight)
     (rows, width), columns = z.shape, weight.shape[0]
-    tile = tuning.chosen(_NAME, "triton", _key(z, columns), configs(dense))
+    tile = _FORWARD[_arithmetic(z.dtype)]
     tiles = ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns)
     square_steps = BLOCK // tile.pairs_i
-    splits = shares(tiles, pair_count(width) // (tile.pairs_i * BLOCK), 8, z.device, tile.programs)
+    splits = shares(tiles, pair_count(width) // (tile.pairs_i * BLOCK), 8, z.device)
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
     for piece, folded in folded_pieces(weight, width, scratch):
         steps = piece.squares * square_steps
@@ -343,15 +268,13 @@ def backward(
     recompute = functools.partial(forward, dense, embeddings, weight, bias, "identity", grad_weight)
     total, grad_bias = preactivation_gradient(needs, grad_output, output, activation, recompute)
     z = joined(dense, embeddings)
-    candidates = configs_backward(needs, grad_output)
-    tile = tuning.chosen(_NAME, "triton_backward", _key(z, weight.shape[0]), candidates)
     if needs[0] or needs[1]:
         _input_gradient(
             *(z, total, contiguous_rows(weight), grad_weight, dense.shape[1]),
-            *(grad_dense, grad_embeddings, tile),
+            *(grad_dense, grad_embeddings),
         )
     if grad_weight is not None and grad_weight.numel():
-        _weight_gradient(z, total, grad_weight, tile)
+        _weight_gradient(z, total, grad_weight)
     return grad_dense, grad_embeddings, grad_weight, grad_bias
 
 
@@ -386,12 +309,13 @@ def preactivation_gradient(
     return total.contiguous(), grad_bias
 
 
-def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor, tile: Config) -> None:
+def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
     (rows, width), columns = z.shape, total.shape[1]
-    blocks = ceil_div(width, tile.weight_block)
+    tile = _WEIGHT_GRADIENT[_arithmetic(z.dtype)]
+    blocks = ceil_div(width, tile.block)
     launch(
         triton_kernels.weight_gradient,
-        (ceil_div(columns, tile.weight_columns) * blocks * (blocks + 1) // 2,),
+        (ceil_div(columns, tile.columns) * blocks * (blocks + 1) // 2,),
         z,
         total,
         grad_weight,
@@ -399,12 +323,12 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor, tile: Config
         width,
         columns,
         PRECISION=input_precision(z.dtype),
-        BLOCK_ROWS=tile.weight_rows,
-        BLOCK_COLUMNS=tile.weight_columns,
-        BLOCK=tile.weight_block,
-        PAIRS_FIRST=bool(tile.weight_pairs_first),
-        num_warps=tile.weight_warps,
-        num_stages=tile.weight_stages,
+        BLOCK_ROWS=tile.rows,
+        BLOCK_COLUMNS=tile.columns,
+        BLOCK=tile.block,
+        PAIRS_FIRST=bool(tile.pairs_first),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
 
 
@@ -416,12 +340,12 @@ def _input_gradient(
     dense_width: int,
     grad_dense: Tensor | None,
     grad_embeddings: Tensor | None,
-    tile: Config,
 ) -> None:
     (rows, width), columns = z.shape, total.shape[1]
     if z.numel() == 0:
         return
-    tiles = ceil_div(rows, tile.input_rows)
+    tile = _INPUT_GRADIENT[_arithmetic(z.dtype)]
+    tiles = ceil_div(rows, tile.rows)
     splits = shares(tiles, pair_count(width) // (BLOCK * BLOCK), 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
     for piece, folded in folded_pieces(weight, width, scratch):
@@ -440,11 +364,11 @@ def _input_gradient(
             piece.squares,
             ceil_div(piece.squares, splits),
             PRECISION=input_precision(z.dtype),
-            BLOCK_ROWS=tile.input_rows,
-            BLOCK_COLUMNS=tile.input_columns,
+            BLOCK_ROWS=tile.rows,
+            BLOCK_COLUMNS=tile.columns,
             BLOCK=BLOCK,
-            num_warps=tile.input_warps,
-            num_stages=tile.input_stages,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
         )
     finish_input(partial, z, total, weight, dense_width, grad_dense, grad_embeddings)
 
