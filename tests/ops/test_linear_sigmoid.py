@@ -210,6 +210,9 @@ def test_errors_name_the_argument():
 )
 def test_what_auto_takes_on_a_gpu(dtype, depth, wanted):
     with FakeTensorMode():
-        input, weight = (torch.empty(rows, depth, dtype=dtype, device="cuda") for rows in (8, 1))
+        input, weight, target = (
+            torch.empty(shape, dtype=dtype, device="cuda")
+            for shape in ((8, depth), (1, depth), (8, 1))
+        )
         assert choose(SIGMOID, (input, weight, None)) == wanted
-        assert choose(LOSS, (input, weight, None, input[:, :1], "mean")) == wanted
+        assert choose(LOSS, (input, weight, None, target, "mean")) == wanted
