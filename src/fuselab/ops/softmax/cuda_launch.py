@@ -84,7 +84,7 @@ _FITTING_THREADS = {
 #   backward  bfloat16  1024x262144  2 of 64 KB, by 16         380 (98 %)   1 of 128 KB, by 8  380
 #             float32   1024x262144  1 of 128 KB, by 16        816 (91 %)   in pieces         1228
 # From these follow, not timed themselves, float16 (the bytes of bfloat16), log_softmax (softmax's),
-# 131072 (half the cluster of 262144) and 524288 (twice the largest).
+# 131072 (by 8, with 262144's bytes per SM) and 524288 (twice 262144's largest cluster).
 _NARROW = tuple(_row(threads, 8, 16) for threads in (1, 2, 4, 8, 16, 32))
 _FORWARD = (
     *_NARROW,
