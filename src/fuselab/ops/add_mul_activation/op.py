@@ -182,8 +182,8 @@ def prefer(
 
 
 def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
-    """As ``prefer``. With the gradient of the bias CUDA C++ takes 146 us and Triton 152 (H200,
-    65536 x 512 float32), 551 and 560 at 131072 x 1024."""
+    """As ``prefer``. With the gradient of the bias CUDA C++ takes 143 us and Triton 152 (H200,
+    65536 x 512 float32)."""
     alike = all(tensor.is_contiguous() for tensor in tensors_in((grad_output, *saved)))
     return ("cuda", "triton", "cpp") if alike else ("triton", "cuda", "cpp")
 
