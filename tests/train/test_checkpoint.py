@@ -16,7 +16,7 @@ from fuselab.train.checkpoint import (
     Checkpoint,
     latest,
     load,
-    open_folder,
+    own_folder,
     random_state,
     save,
     set_random_state,
@@ -94,25 +94,46 @@ def test_a_full_disk_leaves_the_last_one_whole(tmp_path: Path) -> None:
     assert load(tmp_path, "dlrm").step == 1
 
 
-def test_the_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import safetensors
-
-    def full(*_: object) -> None:
-        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OutputError, match="the disk is full"):
-        save(tmp_path, _checkpoint())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_killed_runs_unfinished_file_goes(tmp_path: Path) -> None:
     (tmp_path / ".fuselab-0123.safetensors").touch()
-    open_folder(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(OutputError, match="is a file"):
-        (tmp_path / "file").touch()
-        open_folder(tmp_path / "file")
+    with own_folder(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="is a file"), own_folder(tmp_path / "file"):
+        pass
+
+
+def test_a_folder_is_one_runs(tmp_path: Path) -> None:
+    with own_folder(tmp_path):
+        unfinished = tmp_path / ".fuselab-0123.safetensors"
+        unfinished.touch()
+        with pytest.raises(CheckpointError, match="another process trains into"):  # noqa: SIM117
+            with own_folder(tmp_path):
+                pass
+        assert unfinished.exists()
+    with own_folder(tmp_path):
+        pass
+
+
+def test_every_dtype_layout_and_size(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    tensors = {
+        "transposed": whole.t(),
+        "columns": whole[:, ::2],
+        "number": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+        "odd": torch.tensor([1, 2, 3], dtype=torch.uint8),
+        "long": torch.tensor([2**40]),
+        "half": torch.tensor([0.1, -0.0, torch.inf]).bfloat16(),
+        "bool": torch.tensor([True, False]),
+    }
+    path = save(tmp_path, Checkpoint("dlrm", 1, tensors, {}))
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_random_state(tmp_path: Path) -> None:

@@ -10,13 +10,18 @@ from fuselab.report.text_table import table
 
 def train_text(facts: Mapping[str, Any]) -> str:
     """Of ``Run.describe``."""
+    done = facts["steps"] - facts["resumed_from"]
     lines = [
-        f"{facts['mode']}: {facts['steps']:,} steps of {facts['batch_size']:,} rows in "
+        f"{facts['mode']}: {done:,} steps of {facts['batch_size']:,} rows in "
         f"{facts['seconds']:.1f} s, {facts['rows_per_s']:,.0f} rows/s"
     ]
+    if not done:
+        lines = [f"all {facts['planned_steps']:,} steps were done before"]
     curve = facts["curve"]
-    if curve:
+    if len(curve) > 1:
         lines.append(f"training loss  {curve[0][1]:.4f} at first, {curve[-1][1]:.4f} at last")
+    elif curve:
+        lines.append(f"training loss  {curve[0][1]:.4f}")
     held_out = facts["held_out"]
     if held_out is not None:
         lines.append(

@@ -8,9 +8,10 @@ Any safetensors reader opens it.
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from fuselab.report import files
 
 FORMAT, VERSION = "fuselab-checkpoint", 1
 _KEPT = 2  # of the newest: the last good one, and the one before it
+_NAMES = {
+    torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32",
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,6 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     Raises:
         OutputError: the disk is full, or the folder cannot be written; older ones stay as they are.
     """
-    safetensors = _safetensors()
-    from safetensors.torch import save_file
-
     facts = {
         "format": FORMAT,
         "version": VERSION,
@@ -59,13 +61,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         "facts": checkpoint.facts,
     }
     path = folder / f"step-{checkpoint.step:08}.safetensors"
-    # A copy of whatever is not all of its storage: safetensors takes no memory twice.
-    tensors = {name: _alone(tensor) for name, tensor in checkpoint.tensors.items()}
     with files.replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary, {"fuselab": json.dumps(facts)})
-        except safetensors.SafetensorError as error:
-            raise OSError(_errno_of(str(error)), str(error)) from error
+        _write(temporary, checkpoint.tensors, {"fuselab": json.dumps(facts)})
     for old in _files(folder)[:-_KEPT]:
         old.unlink(missing_ok=True)
     return path
@@ -105,13 +102,21 @@ def latest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def open_folder(folder: Path) -> None:
-    """Make the folder ready for a run: there, writable, without a killed run's unfinished file.
+@contextlib.contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Make the folder ready for one run: there, writable, without a killed run's unfinished file,
+    and this process's alone while the block runs.
 
-    Raises OutputError."""
+    Raises OutputError, CheckpointError where another process trains into it."""
     with files.folder_for_results(folder):
-        for unfinished in folder.glob(".fuselab-*.safetensors"):
-            unfinished.unlink(missing_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            _lock(folder, descriptor)
+            for unfinished in folder.glob(".fuselab-*.safetensors"):
+                unfinished.unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def random_state() -> dict[str, Tensor]:
@@ -150,16 +155,38 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.safetensors"))
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().contiguous()
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole else tensor.clone()
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """As safetensors (format of version 0.4): the header's length, the header, the tensors, widest
+    elements first, which aligns all. safetensors' own writer has all of a GPU's tensors on the host
+    at once, and leaves a file under a name of its own when it is killed."""
+    order = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in order:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in order:
+            file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def _errno_of(sentence: str) -> int:
-    """safetensors' errors carry the number of the system's in their text alone."""
-    known = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG)
-    return next((number for number in known if f"os error {number})" in sentence), errno.EIO)
+def _lock(folder: Path, descriptor: int) -> None:
+    """Until the descriptor is closed, which a kill does too."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise CheckpointError(
+            f"another process trains into {folder}; wait for it, or give another folder."
+        ) from error
+    except OSError:
+        pass  # a file system without locks
 
 
 def _safetensors() -> Any:

@@ -10,12 +10,13 @@ from fuselab.errors import MissingDependencyError, OutputError
 
 
 class Events:
-    """Writes scalars into ``folder`` (made where missing); without one it writes nothing.
+    """Writes scalars into ``folder`` (made where missing); without one it writes nothing. What an
+    earlier run wrote there behind step ``begin`` is no longer shown.
 
     Raises MissingDependencyError without tensorboard, OutputError where the folder cannot be made.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, begin: int = 0) -> None:
         self.writer: Any = None
         if folder is None:
             return
@@ -26,7 +27,7 @@ class Events:
                 "--tensorboard needs tensorboard: pip install tensorboard."
             ) from error
         try:
-            self.writer = SummaryWriter(str(folder))
+            self.writer = SummaryWriter(str(folder), purge_step=begin + 1)
         except OSError as error:
             raise OutputError(
                 f"cannot write to {folder}: {(error.strerror or str(error)).lower()}; choose "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,7 +88,7 @@ def dlrm(
     from fuselab.report.result import result
     from fuselab.report.train_text import gradients_text, train_text
     from fuselab.train.allocation import keep_freed_memory
-    from fuselab.train.checkpoint import latest, open_folder
+    from fuselab.train.checkpoint import latest, own_folder
     from fuselab.train.dlrm import Plan, Run
     from fuselab.train.dlrm_gradients import compare
     from fuselab.train.events import Events
@@ -119,14 +120,8 @@ def dlrm(
     scalars = tensorboard or (None if said.tensorboard is None else Path(said.tensorboard))
     if folder is None and resume:
         raise ArgumentError("--resume goes on from a checkpoint; say where with --checkpoint DIR.")
-    if folder is not None:
-        open_folder(folder)
-        newest = latest(folder)
-        if newest is not None and not resume:
-            raise CheckpointError(
-                f"{newest} is there already; add --resume to go on from it, or keep this run in "
-                "another folder."
-            )
+    if checkpoint_every < 0:
+        raise ArgumentError(f"--checkpoint-every is {checkpoint_every}; give 0 or more.")
     if deterministic:
         torch.use_deterministic_algorithms(True)
     if where.type == "cuda":
@@ -134,32 +129,42 @@ def dlrm(
     else:
         keep_freed_memory()
 
-    run = Run(plan, where, folder)
-    facts: dict[str, Any] = {}
-    if check_gradients:
-        compared = compare(run)
-        print(gradients_text(compared))
-        facts["gradients"] = compared
-        if not all(each["right"] for each in compared):
-            raise typer.Exit(1)
-    if resume:
-        run.resume()
-        if run.begin:
-            print(f"going on from step {run.begin:,} of {run.last}", file=sys.stderr)
-    events = Events(scalars)
-    try:
-        if profile:
-            from fuselab.inspect.profile import profile as recorder
-            from fuselab.report.profile_text import profile_text
+    with nullcontext() if folder is None else own_folder(folder):
+        newest = None if folder is None else latest(folder)
+        if newest is not None and not resume:
+            raise CheckpointError(
+                f"{newest} is there already; add --resume to go on from it, or keep this run in "
+                "another folder."
+            )
+        run = Run(plan, where, folder)
+        facts: dict[str, Any] = {}
+        if check_gradients:
+            compared = compare(run)
+            print(gradients_text(compared))
+            facts["gradients"] = compared
+            if not all(each["right"] for each in compared):
+                raise typer.Exit(1)
+        if resume:
+            run.resume()
+            if run.begin:
+                print(f"going on from step {run.begin:,} of {run.last}", file=sys.stderr)
+        events = Events(scalars, run.begin)
+        try:
+            if profile:
+                from fuselab.inspect.profile import profile as recorder
+                from fuselab.report.profile_text import profile_text
 
-            with recorder((5, 1, 3, 1), name="train dlrm") as recording:
-                trained = run.train(checkpoint_every, events, recording.step)
-            facts["profile"] = recording.result.describe()
-            print(profile_text(facts["profile"]))
-        else:
-            trained = run.train(checkpoint_every, events)
-    finally:
-        events.close()
+                with recorder((5, 1, 3, 1), name="train dlrm") as recording:
+                    trained = run.train(checkpoint_every, events, recording.step)
+                if recording.recorded:
+                    facts["profile"] = recording.result.describe()
+                    print(profile_text(facts["profile"]))
+                else:
+                    print("fuselab: too few steps to profile: it takes 7.", file=sys.stderr)
+            else:
+                trained = run.train(checkpoint_every, events)
+        finally:
+            events.close()
     facts |= run.describe(trained)
     print(train_text(facts))
     if json is not None:
