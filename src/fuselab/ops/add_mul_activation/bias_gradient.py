@@ -11,15 +11,11 @@ from torch import Tensor
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config, chosen
 
-# elements and warps of a program's tile, programs per multiprocessor, interleaved or not. The first
-# was measured: 152 us at 65536 x 512 float32, where the limit is 128 (H200).
+# Elements and warps of a program's tile, programs per multiprocessor, interleaved or not. The first
+# takes 152 us at 65536 x 512 float32 (H200); that the second is 2.5 % faster is CUDA C++'s figure.
 TRITON = (
     Config(elements=2048, warps=4, programs=4, interleaved=0),
     Config(elements=2048, warps=4, programs=4, interleaved=1),
-    Config(elements=1024, warps=4, programs=8, interleaved=1),
-    Config(elements=4096, warps=8, programs=4, interleaved=1),
-    Config(elements=4096, warps=16, programs=4, interleaved=1),
-    Config(elements=2048, warps=8, programs=8, interleaved=1),
 )
 # Threads per block, blocks per multiprocessor, packs that a thread has in flight per operand (half
 # of them where a pack holds 8 elements). All blocks sweep the rows together, as a flat kernel's do.
