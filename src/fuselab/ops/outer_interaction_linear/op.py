@@ -215,10 +215,12 @@ CASES = (
             (5, 1, 8, 3, "gelu"),
             (6, 0, 17, 5, "sigmoid"),
             (3, 1, 16, 3, "identity"),
-            (3, 10, 3, 7, "tanh"),
-            (65, 2, 4, 65, "leaky_relu"),
+            (3, 10, 3, 7, "leaky_relu"),
+            # No kink where outputs are many: of 42250 pre-activations in bfloat16, about 34 are
+            # so near 0 that their rounding decides the side.
+            (65, 2, 4, 65, "tanh"),
             (1, 0, 16, 8, "identity"),
-            (66, 2, 16, 72, "relu"),
+            (66, 2, 16, 72, "silu"),
         )
     ),
 )
