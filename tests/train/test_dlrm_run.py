@@ -175,6 +175,8 @@ def test_wrong_calls_are_one_sentence(
     assert run(_words(config, kept, "--steps", 2)) == 0
     other = tmp_path / "other.safetensors"
     save_file({"a": torch.zeros(1)}, other)
+    rows = tmp_path / "rows.tsv"
+    synthesize(rows, 300)
     capsys.readouterr()
     for words, expected in (
         (_words(config, kept, "--steps", 2), "is there already; add --resume"),
@@ -186,6 +188,12 @@ def test_wrong_calls_are_one_sentence(
         (_words(config, None, "--batch-size", 0), "--batch-size is 0"),
         (_words(config, None, "--steps", 0), "steps, epochs and rows are 1 or more"),
         (_words(config, None, "--lr", 0), "the learning rate is 0.0"),
+        (_words(config, None, "--lr", "inf"), "the learning rate is inf"),
+        (_words(config, None, "--checkpoint-every", -1), "--checkpoint-every is -1"),
+        (
+            _words(config, None, "--data", rows, "--validation", tmp_path / "*.tsv"),
+            "has rows of --data",
+        ),
         (_words(config, None, "--mode", "fussed"), "Did you mean 'fused'?"),
         (_words(config, None, "--optimizer", "lion"), "unknown optimizer 'lion'"),
         (_words(config, None, "--data", tmp_path / "none"), "none"),

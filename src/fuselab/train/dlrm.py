@@ -14,6 +14,7 @@ from torch import Tensor
 from fuselab.data import Batch, Dataset, Dense, Loader, Modulus, Position, Vocabulary, open_dataset
 from fuselab.data.metadata import load_metadata
 from fuselab.data.prepared import Prepared, is_prepared
+from fuselab.data.source import Source
 from fuselab.errors import ArgumentError, CheckpointError, DivergenceError
 from fuselab.models.dlrm import Dlrm, DlrmConfig
 from fuselab.ops.vocabulary_indices.reference import Vocabulary as VocabularyTensors
@@ -86,15 +87,10 @@ class Run:
     def __post_init__(self) -> None:
         plan = self.plan
         ids = ids_of(plan)
-        self.data = _opened(plan.data, ids, plan.rows)
+        self.data = _opened(plan.data, ids, dense_of(plan.data), plan.rows)
         self.training, self.held_out = self.data.split("train"), self.data.split("validation")
         if plan.validation is not None:
-            self.training, self.held_out = self.data, _opened(plan.validation, ids)
-        if self.held_out.cardinalities != ids.cardinalities:
-            raise ArgumentError(
-                f"{plan.validation} is prepared with other tables than the rows to train on; "
-                "prepare it with their vocabulary or cardinalities (--metadata)."
-            )
+            self.training, self.held_out = self.data, _held_out(plan, plan.validation, ids)
         self.batches_per_epoch = self.training.rows // plan.batch_size if plan.batch_size > 0 else 0
         if self.batches_per_epoch == 0:
             raise ArgumentError(
@@ -256,9 +252,34 @@ class Run:
             yield from self.loader
 
 
-def _opened(path: str | None, ids: Ids, rows: int = 0) -> Dataset:
-    prepared = path is not None and is_prepared(path)
-    return open_dataset(path, ids=None if prepared else ids, rows=rows)
+def _opened(path: str | None, ids: Ids, dense: Dense, rows: int = 0) -> Dataset:
+    if path is not None and is_prepared(path):
+        return open_dataset(path)
+    return open_dataset(path, ids=ids, dense=dense, rows=rows)
+
+
+def _held_out(plan: Plan, path: str, ids: Ids) -> Dataset:
+    """The rows at ``path``, which are to be none of the plan's, but to come as they do."""
+    if plan.data is not None and _files(plan.data) & _files(path):
+        raise ArgumentError(
+            f"--validation {path} has rows of --data {plan.data}, which all train; give other "
+            "rows, or leave it out: then some of --data are held out."
+        )
+    dense = dense_of(plan.data)
+    found = _opened(path, ids, dense)
+    if found.cardinalities != ids.cardinalities or (is_prepared(path) and dense_of(path) != dense):
+        raise ArgumentError(
+            f"{path} is prepared with other tables or another dense transform than the rows to "
+            "train on; prepare it as they were, with their vocabulary or cardinalities."
+        )
+    return found
+
+
+def _files(path: str) -> set[Path]:
+    """That hold the rows; prepared ones' folder."""
+    return {
+        each.resolve() for each in ([Path(path)] if is_prepared(path) else Source.at(path).files)
+    }
 
 
 def ids_of(plan: Plan) -> Ids:

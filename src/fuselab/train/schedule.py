@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fuselab.errors import ArgumentError
@@ -22,7 +23,7 @@ class Schedule:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.peak > 0:
+        if not 0 < self.peak < math.inf:
             raise ArgumentError(f"the learning rate is {self.peak}; give a number above 0.")
         if self.warmup < 0 or self.decay < 0:
             raise ArgumentError(
