@@ -26,15 +26,18 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 
 
-def depths(implementation: str) -> tuple[int, ...]:
-    return (13, 31) if implementation == "cuda" else (13, 31, 200, 256)
+def depths(implementation: str, activation: str, dtype: torch.dtype) -> tuple[int, ...]:
+    """Every kernel with every activation, and whole blocks of the depth with one; float16 differs
+    from bfloat16 in the casts alone, which one kernel shows."""
+    shallow, deep = ((13, 31), (200, 256)) if activation == "gelu" else ((13,), (200,))
+    return shallow if implementation == "cuda" or dtype == torch.float16 else shallow + deep
 
 
 @implementations
 @dtypes
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_and_dtypes(implementation, activation, dtype):
-    for depth in depths(implementation):
+    for depth in depths(implementation, activation, dtype):
         args = operands(1031, depth, 136, dtype, "cuda")
         check(*KERNELS[implementation], *args, activation)
 
@@ -47,7 +50,7 @@ def test_activations_and_dtypes(implementation, activation, dtype):
 def test_shapes(implementation, dtype, shape):
     if implementation == "cuda" and shape[1] > 32:
         pytest.skip("the CUDA kernels end at a depth of 32")
-    for bias in (True, False):
+    for bias in (True, False) if dtype == torch.bfloat16 else (True,):
         check(*KERNELS[implementation], *operands(*shape, dtype, "cuda", bias=bias))
 
 
@@ -62,15 +65,19 @@ def test_large_products(dtype, shape):
 @implementations
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(implementation, layout):
-    for size in (24, 32) if implementation == "cuda" else (24, 130):
-        for dtype in (torch.float32, torch.bfloat16):
-            input, weight, bias = operands(size, size, size, dtype, "cuda")
-            upstream = LAYOUTS[layout](operands(size, size, size, dtype, "cuda")[1])
-            input, weight = LAYOUTS[layout](input), LAYOUTS[layout](weight)
-            bias = bias.repeat_interleave(2)[::2]
-            args = (*KERNELS[implementation], input, weight, bias)
-            for activation in ("relu", "gelu"):
-                check(*args, activation, upstreams=(upstream,))
+    large = 32 if implementation == "cuda" else 130
+    for size, dtype, activation in (
+        (24, torch.float32, "gelu"),
+        (24, torch.bfloat16, "relu"),
+        (large, torch.float32, "relu"),
+        (large, torch.bfloat16, "gelu"),
+    ):
+        input, weight, bias = operands(size, size, size, dtype, "cuda")
+        upstream = LAYOUTS[layout](operands(size, size, size, dtype, "cuda")[1])
+        input, weight = LAYOUTS[layout](input), LAYOUTS[layout](weight)
+        bias = bias.repeat_interleave(2)[::2]
+        args = (*KERNELS[implementation], input, weight, bias)
+        check(*args, activation, upstreams=(upstream,))
 
 
 @implementations
@@ -84,8 +91,9 @@ def test_unaligned_operands(implementation):
 
 
 @pytest.mark.parametrize("depth", [13, 32, 128])
-@dtypes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_every_candidate_of_tuning_is_right(dtype, depth):
+    """Every tile; the order of tiles with ``group`` rows of them, once each."""
     args = (*operands(1031, depth, 520, dtype, "cuda"), "relu")
     exact = reference(*(value.double() for value in args[:3]))
     eager = (reference(*args).double() - exact).abs().max()
@@ -93,13 +101,20 @@ def test_every_candidate_of_tuning_is_right(dtype, depth):
     for implementation, launcher in (("triton", triton_launch), ("cuda", cuda_launch)):
         if implementation == "cuda" and depth > 32:
             continue
+        grouped = set()
         for config in OP.configs[implementation](*args):
+            group = config.get("group", 8)
+            if group != 8 and group in grouped:
+                continue
+            grouped.add(group)
             error = (launcher.forward(*args, config).double() - exact).abs().max()
             assert error <= 4 * eager + 2 * ulp, config
 
 
 def test_every_candidate_of_the_backward_is_right():
-    for dtype in DTYPES:
+    """Kernel after kernel, each in the next dtype; ``programs`` is the grid's alone."""
+    kernels: dict[tuple[int, int, int], int] = {}
+    for place, dtype in enumerate(DTYPES):
         args = operands(1031, 13, 520, dtype, "cuda")
         output = reference(*args)
         saved = (*args[:2], None, "relu")
@@ -109,6 +124,9 @@ def test_every_candidate_of_the_backward_is_right():
         )
         eager = gradient(needs, upstream, output, *saved)
         for config in OP.configs["triton_backward"](needs, upstream, output, *saved):
+            kernel = (config.rows, config.columns, config.warps)
+            if kernels.setdefault(kernel, len(kernels)) % len(DTYPES) != place:
+                continue
             with forced(OP.name, "triton_backward", config):
                 ours = triton_launch.backward(needs, upstream, output, *saved)
             for one, other, exact in zip(ours, eager, theirs, strict=True):

@@ -38,9 +38,16 @@ def test_activations_and_dtypes(dtype, activation):
     check(*KERNELS, on_gpu(1031, 264, 520, 16, activation, dtype))
 
 
-@dtypes
-@pytest.mark.parametrize("rank", [*RANKS, 128, 200])
-def test_ranks(dtype, rank):
+@pytest.mark.parametrize(
+    ("rank", "dtype"),
+    [
+        *((rank, torch.bfloat16) for rank in (*RANKS, 128, 200)),
+        *((rank, torch.float32) for rank in (1, 3, 16, 33, 128)),
+        *((rank, torch.float16) for rank in (3, 33)),
+    ],
+    ids=str,
+)
+def test_ranks(rank, dtype):
     check(*KERNELS, on_gpu(517, 136, 264, rank, "tanh", dtype))
 
 
