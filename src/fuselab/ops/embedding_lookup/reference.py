@@ -41,7 +41,7 @@ def embedding_lookup(
     for place, table in enumerate(tables):
         row, inside = rows_of(ids, place, table.shape[0], out_of_range, hash)
         if table.numel() == 0:
-            # PyTorch's own gradient of rows of width 0 reads through a null pointer on a GPU.
+            # On a GPU F.embedding's gradient at width 0 reads address 0: pytorch/pytorch#189668.
             vector = table.new_zeros((ids.shape[0], table.shape[1])) + table.sum()
         else:
             vector = torch.nn.functional.embedding(row, table)
