@@ -33,13 +33,12 @@ _CHUNK_ROWS, _CHUNK_COLUMNS = 64, 64
 # ``columns`` of a tile of 128 rows, ``stages`` of 64 in depth in shared memory (as many as fit),
 # and ``cluster`` blocks that share their weights. 168 registers with every one (NVRTC 13.0); 256
 # columns spill 4 to 13 words of gelu, gelu_tanh, silu, sigmoid and tanh, none of the others. Two
-# blocks gain nothing here (65536x512->256 40.7 us for 40.8, 4096^3 184 for 186) but 13 % of
-# lora_linear's forward at 65536x512->512 (104 us for 120; H200, 2026-11-21).
+# blocks gain nothing here (65536x512->256 40.7 us for 40.8, 4096^3 184 for 186; H200, 2026-11-21);
+# lora_linear has a tile of such.
 _CONFIGS = (
     Config(columns=256, stages=4, cluster=1),
     Config(columns=128, stages=6, cluster=1),
     Config(columns=64, stages=8, cluster=1),
-    Config(columns=256, stages=4, cluster=2),
 )
 
 
@@ -56,18 +55,13 @@ def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[C
     """What tuning may choose from; first the widest tile, not wider than it must be, that gives
     every multiprocessor one, else the narrowest."""
     widest = power_of_two(columns, 64, 256)
-    fitting = [
-        config
-        for config in _CONFIGS
-        if config.columns <= widest and config.cluster <= ceil_div(rows, _ROWS)
-    ]
+    fitting = [config for config in _CONFIGS if config.columns <= widest]
 
     def fills(config: Config) -> bool:
         tiles = ceil_div(rows, _ROWS) * ceil_div(columns, config.columns)
         return tiles >= multiprocessor_count
 
-    single = [config for config in fitting if config.cluster == 1]
-    first = next(filter(fills, single), single[-1])
+    first = next(filter(fills, fitting), fitting[-1])
     return tuple(dict.fromkeys((first, *fitting)))
 
 
@@ -184,13 +178,11 @@ def _representative_expressions() -> tuple[str, ...]:
     found = [
         _expression(entry.functor, "__nv_bfloat16", widest, True) for entry in ACTIVATIONS.values()
     ]
-    found += [_expression("Relu", "__nv_bfloat16", config, True) for config in _CONFIGS]
     found += [
         _expression("Relu", element, config, bulk)
         for element in TYPES.values()
         for config in _CONFIGS
         for bulk in (True, False)
-        if config.cluster == 1
     ]
     return tuple(dict.fromkeys(found))
 
