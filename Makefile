@@ -1,7 +1,7 @@
 # The commands of a clone. All need only Python 3.11 or newer, a C++ compiler and a package index.
 #
 #   make install       .venv with pinned versions and the fuselab command in it
-#   make demo          the whole loop on the small DLRM; DATA=path takes your own Criteo file
+#   make demo          the small DLRM studied, trained and scored; DATA=path takes your Criteo file
 #   make test          everything that can run on this machine
 #   make lint types compile-check
 #   make extension     an operator as a C++ extension: load_inline, a wheel, CMake and Ninja
@@ -27,7 +27,12 @@ install:
 
 demo: install
 	@.venv/bin/python -m fuselab study dlrm -o $(REPORT) $${DATA:+--data "$$DATA"}
-	@echo "The report lies in $(CURDIR)/$(REPORT)/report.html"
+	@rm -rf $(REPORT)/trained
+	@.venv/bin/python -m fuselab train dlrm --steps 800 --rows 60000 --optimizer adagrad --lr 0.02 \
+		--checkpoint $(REPORT)/trained $${DATA:+--data "$$DATA"}
+	@.venv/bin/python -m fuselab predict $(REPORT)/trained --latency
+	@.venv/bin/python -m fuselab export dlrm $(REPORT)/trained --graph $(REPORT)/dlrm.svg
+	@echo "The report lies in $(CURDIR)/$(REPORT)/report.html, the trained model beside it"
 
 test: install
 	@.venv/bin/python -m pytest -n 2 $(PYTEST_ARGS)
