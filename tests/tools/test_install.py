@@ -167,9 +167,11 @@ def test_demo_passes_a_path_with_spaces_and_quotes(installer: ModuleType, clone:
     python.chmod(0o755)
     pinned = f"PYTHON={sys.executable}"
     done = make(clone, "demo", pinned, 'DATA=/data/it\'s "day" 0.tsv')
-    assert done.stdout.splitlines() == [
-        *["<-m>", "<fuselab>", "<study>", "<dlrm>", "<-o>", "<fuselab-study>"],
-        *["<--data>", '</data/it\'s "day" 0.tsv>'],
-        f"The report lies in {clone}/fuselab-study/report.html",
-    ]
+    lines = done.stdout.splitlines()
+    data = ["<--data>", '</data/it\'s "day" 0.tsv>']
+    assert lines[:6] == ["<-m>", "<fuselab>", "<study>", "<dlrm>", "<-o>", "<fuselab-study>"]
+    assert lines[6:11] == [*data, "<-m>", "<fuselab>", "<train>"]
+    trained = [*data, "<-m>", "<fuselab>", "<predict>", "<fuselab-study/trained>"]
+    assert trained in [lines[at : at + len(trained)] for at in range(len(lines))]
+    assert lines[-1].startswith(f"The report lies in {clone}/fuselab-study/report.html")
     assert "<--data>" not in make(clone, "demo", pinned).stdout
