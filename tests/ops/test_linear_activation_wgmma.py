@@ -63,17 +63,17 @@ def test_the_default_is_the_widest_tile_that_fills_the_gpu(rows, columns, expect
     assert len(set(found)) == len(found)
 
 
-def test_cublaslt_refuses_its_gelu_tanh_beyond_16_bits():
-    for dtype, refuses in (
-        *((torch.float32, True), (torch.float64, True)),
-        *((torch.float16, False), (torch.bfloat16, False)),
-    ):
-        args = operands(3, 8, 8, dtype)
-        reason = cublaslt_launch.supports(*args, "gelu_tanh")
-        assert (reason is not None) == refuses
-        # Without a bias, as in any other activation but relu, the epilogue is not asked.
-        assert cublaslt_launch.supports(*args[:2], None, "gelu_tanh") is None
-        assert cublaslt_launch.supports(*args, "gelu") is None
+@pytest.mark.parametrize("dtype", (*HALF, torch.float32, torch.float64))
+def test_cublaslts_epilogue_serves_16_bits_alone(dtype, monkeypatch):
+    called = []
+    library, ours = torch._addmm_activation, cublaslt_launch.forward_cuda
+    monkeypatch.setattr(
+        torch, "_addmm_activation", lambda *args, **how: called.append(library) or library(*args)
+    )
+    monkeypatch.setattr(cublaslt_launch, "forward_cuda", lambda *args, **how: called.append(ours))
+    for activation in ("relu", "gelu_tanh"):
+        cublaslt_launch.forward(*operands(3, 8, 8, dtype), activation)
+    assert called == [library if dtype in HALF else ours] * 2
 
 
 def test_a_source_for_one_chip_is_compiled_for_it_alone():
@@ -197,14 +197,9 @@ def test_other_depths_of_padded_rows(hopper, rows):
 def test_activations_and_gradients(hopper, implementation, dtype, activation):
     if implementation != "cublaslt" and dtype == torch.float32:
         pytest.skip("wgmma takes float16 and bfloat16")
-    coarse = ("cublaslt", torch.float32, "gelu_tanh")
     for shape, bias in (((1031, 200, 136), True), ((130, 64, 257), False), ((1, 16, 8), True)):
         args = operands(*shape, dtype, "cuda", bias=bias)
-        if bias and (implementation, dtype, activation) == coarse:
-            with pytest.raises(UnsupportedError, match="computes gelu_tanh too coarsely"):
-                linear_activation(*args, activation, implementation=implementation)
-        else:
-            check(*KERNELS[implementation], *args, activation)
+        check(*KERNELS[implementation], *args, activation)
 
 
 @pytest.mark.gpu

@@ -324,9 +324,7 @@ OP = FusedOp(
         "wgmma": Implementation(
             "cuda", wgmma_launch.forward, wgmma_launch.backward, wgmma_launch.supports
         ),
-        "cublaslt": Implementation(
-            "cuda", cublaslt_launch.forward, cublaslt_launch.backward, cublaslt_launch.supports
-        ),
+        "cublaslt": Implementation("cuda", cublaslt_launch.forward, cublaslt_launch.backward),
     },
     cost=cost,
     cost_backward=cost_backward,
