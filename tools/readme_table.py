@@ -23,11 +23,14 @@ H200_ROWS = (
     ("softmax", "4096x4096", "float32", "forward"),
     ("softmax", "4096x16384", "bfloat16", "forward"),
     ("softmax", "2048x65536", "float32", "forward"),
-    ("softmax", "2048x65536", "float32", "backward"),
+    ("softmax", "1024x262144", "float32", "backward"),
+    ("log_softmax", "32x19x128x128 dim 1", "bfloat16", "forward+backward"),
+    ("generalized_box_iou_loss", "65536x256", "float32", "forward+backward"),
+    ("linear_activation", "65536x512->256", "bfloat16", "forward+backward"),
     ("dot_interaction", "2048x26x16", "float32", "forward+backward"),
     ("dot_interaction", "65536x26x16", "float32", "forward+backward"),
     ("dot_interaction", "65536x26x16", "bfloat16", "forward+backward"),
-    ("outer_interaction_linear", "2048x26x16->512 relu", "bfloat16", "forward"),
+    ("outer_interaction_linear", "2048x26x16->512 relu", "bfloat16", "forward+backward"),
 )
 CPU_ROWS = (
     ("add_mul_activation", "4x4", "float32", "forward"),
@@ -51,10 +54,18 @@ def fastest(records: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
     return min(timed, key=lambda record: record[key], default=None)
 
 
+def implementation(record: dict[str, Any]) -> str | None:
+    """The implementation of ours that a record timed, also where ``auto`` took it."""
+    if record["kind"] == "auto":
+        return str(record["note"] or "").partition("auto takes ")[2] or None
+    return str(record["provider"]) if record["kind"] == "implementation" else None
+
+
 def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
     """One row, from the newest file of its operator that has it."""
     files = [*(RESULTS / folder).glob(f"{operator}.json")]
-    files += (RESULTS / folder).glob(f"{operator}.*.json")
+    if case != "4x4":  # the further files were taken beside other work, which host time feels
+        files += (RESULTS / folder).glob(f"{operator}.*.json")
     results = [json.loads(file.read_text()) for file in files]
     results.sort(key=lambda result: result["environment"]["date"], reverse=True)
     group = next(
@@ -69,13 +80,13 @@ def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
     compiled = fastest([r for r in records if r["provider"].startswith("compile")], key)
     scripted = fastest([r for r in records if r["provider"] == "torchscript"], key)
     eager = fastest([r for r in records if r["provider"] == "eager"], key)
-    ours = fastest([r for r in records if r["kind"] == "implementation"], key)
+    ours = fastest([r for r in records if implementation(r)], key)
     assert ours is not None
     limit = "host time" if tiny else f"{100 * ours['ceiling_share']:.0f} %"
     return (
         f"| `{operator}` {phase} | {case} {dtype} | {microseconds(eager, key)} "
         f"| {microseconds(scripted, key)} | {microseconds(compiled, key)} "
-        f"| **{microseconds(ours, key)}** ({ours['provider']}) | {limit} |"
+        f"| **{microseconds(ours, key)}** ({implementation(ours)}) | {limit} |"
     )
 
 

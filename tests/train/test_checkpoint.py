@@ -68,9 +68,10 @@ def test_another_model_version_or_file(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, path, {"fuselab": json.dumps(later)})
     with pytest.raises(CheckpointError, match="version 2, and this fuselab reads version 1"):
         load(path, "dlrm")
-    save_file({"a": torch.zeros(1)}, path)
-    with pytest.raises(CheckpointError, match="no checkpoint of fuselab"):
-        load(path, "dlrm")
+    for metadata in ({}, {"fuselab": "[1]"}):
+        save_file({"a": torch.zeros(1)}, path, metadata)
+        with pytest.raises(CheckpointError, match="no checkpoint of fuselab"):
+            load(path, "dlrm")
     with pytest.raises(CheckpointError, match="does not exist"):
         load(tmp_path / "step-1.safetensors", "dlrm")
     path.unlink()

@@ -22,9 +22,9 @@ import numpy
 
 from fuselab.data.dense import Dense
 from fuselab.data.ids import Modulus, Vocabulary
-from fuselab.data.layout import SPARSE_COLUMNS
+from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS
 from fuselab.data.metadata import load_vocabulary
-from fuselab.data.records import RECORD, Records
+from fuselab.data.records import RECORD, WORDS, Records
 from fuselab.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -67,6 +67,10 @@ class Prepared:
                 f"{self.folder / MANIFEST} has {len(self.cardinalities)} cardinalities; expected "
                 f"{SPARSE_COLUMNS}; prepare the data again."
             )
+        self._largest = numpy.full(
+            WORDS, 2**32 - 1, dtype=numpy.uint32
+        )  # of every word of a record
+        self._largest[-SPARSE_COLUMNS:] = numpy.array(self.cardinalities, dtype=numpy.uint32) - 1
         self.shards = [_open_shard(self.folder / name, rows) for name, rows in listed]
         self._ends = list(itertools.accumulate(shard.rows for shard in self.shards))
 
@@ -89,7 +93,8 @@ class Prepared:
         """Fills ``out`` [n] with the rows from ``first`` on, straight from the files.
 
         No memory map: a read into pinned memory copies once, faults no pages, and a file that was
-        cut meanwhile is an error instead of a bus error. Raises DataError then.
+        cut meanwhile is an error instead of a bus error. Raises DataError then, and for an id
+        beyond its table.
         """
         done = 0
         while done < len(out):
@@ -98,7 +103,22 @@ class Prepared:
             start = first + done - (self._ends[number] - shard.rows)
             count = min(len(out) - done, shard.rows - start)
             _read(shard, out[done : done + count], start)
+            self._check(shard, out[done : done + count], start)
             done += count
+
+    def _check(self, shard: Shard, out: Records, first: int) -> None:
+        """Raises DataError for an id beyond its table, which a damaged file has: 12 ns a row, where
+        an embedding of PyTorch's would end in a traceback, on a GPU in the loss of the device."""
+        words = out.view(numpy.uint32).reshape(len(out), WORDS)  # below 0 is above 2^31
+        beyond = words > self._largest
+        if not beyond.any():
+            return
+        row, word = numpy.argwhere(beyond)[0].tolist()
+        column = word - DENSE_COLUMNS - 1
+        raise DataError(
+            f"{shard.path}, row {first + row}: C{column + 1} has {out['sparse'][row, column]}, and "
+            f"its table {self.cardinalities[column]} rows; prepare the data again."
+        )
 
 
 def is_prepared(path: str | Path) -> bool:

@@ -91,7 +91,7 @@ def load(path: Path, kind: str) -> Checkpoint:
         raise CheckpointError(f"{file} does not exist; name a checkpoint.") from error
     except (safetensors.SafetensorError, json.JSONDecodeError, OSError) as error:
         raise CheckpointError(
-            f"{file} is truncated or no checkpoint ({error}); use the one before it."
+            f"{file} is truncated or no checkpoint ({error}); remove it, and use the one before it."
         ) from error
     return Checkpoint(facts["kind"], facts["step"], tensors, facts["facts"])
 
@@ -137,8 +137,8 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
             torch.cuda.set_rng_state(states[f"cuda{place}"], place)
 
 
-def _check(file: Path, facts: Mapping[str, Any], kind: str) -> None:
-    if facts.get("format") != FORMAT:
+def _check(file: Path, facts: Any, kind: str) -> None:
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise CheckpointError(
             f"{file} is a safetensors file, but no checkpoint of fuselab; load it as a state_dict."
         )
