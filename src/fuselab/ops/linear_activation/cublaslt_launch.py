@@ -27,8 +27,8 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str)
     """
     rows = as_rows(input)
     shape = (*input.shape[:-1], weight.shape[0])
-    has_epilogue = bias is not None and activation in EPILOGUES and input.element_size() == 2
-    if has_epilogue and rows.numel() and weight.numel():
+    has_work = rows.numel() > 0 and weight.numel() > 0
+    if bias is not None and activation in EPILOGUES and input.element_size() == 2 and has_work:
         return torch._addmm_activation(bias, rows, weight.t(), use_gelu=EPILOGUES[activation]).view(
             shape
         )
