@@ -1,4 +1,4 @@
-"""The progress line: rate over the last updates, time left, one line on a terminal."""
+"""The progress lines: rate over the last updates, time left, one line on a terminal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from fuselab.data.progress import Progress as Walks
 from fuselab.train import progress as module
 from fuselab.train.progress import Progress, clock
 
@@ -43,8 +44,22 @@ def test_a_terminal_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         progress.update(step, 1.0)
     assert shown.getvalue().count("\r") == 2
     assert "\n" not in shown.getvalue()
-    progress.say("kept")
-    assert shown.getvalue().endswith("left\nkept\n")
+    progress.close()
+    progress.close()
+    assert shown.getvalue().endswith("left\n")
+
+
+def test_parts_of_a_walk_over_rows() -> None:
+    for shown, rewritten in ((io.StringIO(), 0), (Terminal(), 2)):
+        walks = Walks(shown)
+        for what in ("survey", "write"):
+            walks.begin(what, 1)
+            walks.update(50)
+        lines = shown.getvalue().replace("\r", "").split("\n")
+        assert [line.partition(" rows")[0] for line in lines] == [
+            "survey: 1 of 1 parts, 50", "write: 1 of 1 parts, 50", "",
+        ]  # fmt: skip
+        assert shown.getvalue().count("\r") == rewritten
 
 
 def test_clock() -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TextIO
 
+from fuselab.report.progress_line import ProgressLine
+
 
 class Progress:
-    """One line that is written over on a terminal, and a new one every 10 s elsewhere."""
+    """Of walks one after another; ``stream`` is standard error by default."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._rewrites = self._stream.isatty()
-        self._pause_s = 0.2 if self._rewrites else 10.0
-        self._shown_at = self._began_at = time.monotonic()
-        self._width = 0
+        self._line = ProgressLine(stream)
 
     def begin(self, what: str, parts: int) -> None:
         """Another walk, of ``parts`` parts that are still to do."""
@@ -26,20 +23,14 @@ class Progress:
         """Another part is done."""
         self._done += 1
         self._rows += rows
-        now = time.monotonic()
         last = self._done == self._parts
-        if not last and now - self._shown_at < self._pause_s:
+        if not last and not self._line.due:
             return
-        self._shown_at = now
-        seconds = max(now - self._began_at, 1e-9)
+        seconds = max(time.monotonic() - self._began_at, 1e-9)
         left = seconds / self._done * (self._parts - self._done)
-        text = (
+        self._line.show(
             f"{self._what}: {self._done:,} of {self._parts:,} parts, {self._rows:,} rows, "
             f"{self._rows / seconds:,.0f} rows/s" + ("" if last else f", {left:,.0f} s left")
         )
-        if not self._rewrites:
-            print(text, file=self._stream, flush=True)
-            return
-        end = "\n" if last else ""
-        print("\r" + text.ljust(self._width), end=end, file=self._stream, flush=True)
-        self._width = 0 if last else len(text)
+        if last:
+            self._line.end()

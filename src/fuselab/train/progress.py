@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from typing import TextIO
+
+from fuselab.report.progress_line import ProgressLine
 
 _WINDOW = 50  # updates that the rate is taken over
 
 
 class Progress:
-    """One line that is written over on a terminal, and a new one every 10 s elsewhere.
+    """Of one run.
 
     Args:
         steps: of the whole run.
@@ -21,12 +22,8 @@ class Progress:
 
     def __init__(self, steps: int, rows_per_step: int, stream: TextIO | None = None) -> None:
         self.steps, self.rows_per_step = steps, rows_per_step
-        self.stream = stream or sys.stderr
-        self.rewrites = self.stream.isatty()
-        self.pause_s = 0.2 if self.rewrites else 10.0
         self.seen: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
-        self.shown_at = time.monotonic()
-        self.width = 0
+        self._shown = ProgressLine(stream)
 
     def begin(self, step: int) -> None:
         """The rate counts from here."""
@@ -35,11 +32,9 @@ class Progress:
 
     def update(self, step: int, loss: float) -> None:
         """``step`` steps are done; ``loss`` is the mean of the last of them."""
-        now = time.monotonic()
-        self.seen.append((now, step))
-        if now - self.shown_at >= self.pause_s or step == self.steps:
-            self.shown_at = now
-            self._show(self.line(step, loss))
+        self.seen.append((time.monotonic(), step))
+        if self._shown.due or step == self.steps:
+            self._shown.show(self.line(step, loss))
 
     def line(self, step: int, loss: float) -> str:
         text = f"step {step:,} of {self.steps:,}  loss {loss:.4f}"
@@ -57,23 +52,9 @@ class Progress:
         (begin, first), (end, last) = self.seen[0], self.seen[-1]
         return (last - first) / (end - begin) if end > begin and last > first else None
 
-    def say(self, sentence: str) -> None:
-        """A line of its own."""
-        self.close()
-        print(sentence, file=self.stream, flush=True)
-
     def close(self) -> None:
-        """End the line that is written over."""
-        if self.width:
-            print(file=self.stream, flush=True)
-            self.width = 0
-
-    def _show(self, text: str) -> None:
-        if not self.rewrites:
-            print(text, file=self.stream, flush=True)
-            return
-        print("\r" + text.ljust(self.width), end="", file=self.stream, flush=True)
-        self.width = len(text)
+        """End the line."""
+        self._shown.end()
 
 
 def clock(seconds: float) -> str:
