@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fuselab.errors import CheckpointError, OutputError
+from fuselab.train import checkpoint as module
 from fuselab.train.checkpoint import (
     Checkpoint,
     latest,
@@ -20,6 +22,7 @@ from fuselab.train.checkpoint import (
     random_state,
     save,
     set_random_state,
+    whole,
 )
 
 
@@ -135,6 +138,35 @@ def test_every_dtype_layout_and_size(tmp_path: Path) -> None:
         assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
     (tmp_path / "plain").touch()
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_damaged_facts_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000001.safetensors"
+    lacking = {"format": "fuselab-checkpoint", "version": 1, "kind": "dlrm", "step": 0}
+    save_file({"a": torch.zeros(1)}, path, {"fuselab": json.dumps(lacking)})
+    with pytest.raises(CheckpointError, match=r"step-00000001.* damaged: it lacks 'facts'; use"):
+        load(path, "dlrm")
+    with pytest.raises(CheckpointError, match=r"damaged: .*size mismatch for weight"), whole(path):
+        torch.nn.Linear(2, 2).load_state_dict({"weight": torch.zeros(3), "bias": torch.zeros(2)})
+    with pytest.raises(torch.OutOfMemoryError), whole(path):
+        raise torch.OutOfMemoryError
+
+
+def test_without_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``open`` refuses in place of the system, which refuses root nothing."""
+    path = save(tmp_path, _checkpoint())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CheckpointError, match=r"step-00000007.* may not be read"):
+        load(path, "dlrm")
+    monkeypatch.undo()
+    monkeypatch.setattr(module.files, "folder_for_results", lambda folder: nullcontext(folder))
+    monkeypatch.setattr(module.os, "open", refuse)
+    with pytest.raises(OutputError, match="cannot read in"), own_folder(tmp_path):
+        pass
 
 
 def test_random_state(tmp_path: Path) -> None:

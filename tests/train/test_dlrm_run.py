@@ -194,6 +194,10 @@ def test_wrong_calls_are_one_sentence(
         (_words(config, kept, "--resume", "--batch-size", 64), "with batch size 128, and this one"),
         (_words(config, kept, "--resume", "--optimizer", "adam"), "with optimizer sgd, and this"),
         (_words(str(outer), kept, "--resume"), "of a run with config"),
+        (
+            _words(config, kept, "--resume", "--data", rows, "--batch-size", 128),
+            "with data synthetic, and this one has rows.tsv of",
+        ),
         (_words(config, None, "--resume"), "say where with --checkpoint"),
         (_words(config, None, "--batch-size", 100_000), "7715 rows to train on"),
         (_words(config, None, "--batch-size", 0), "--batch-size is 0"),
@@ -214,6 +218,16 @@ def test_wrong_calls_are_one_sentence(
         said = capsys.readouterr().err.strip()
         assert expected in said
         assert "\n" not in said and "Traceback" not in said, said
+    facts = {"format": "fuselab-checkpoint", "version": 1, "kind": "dlrm", "step": 2, "facts": {}}
+    hand_made = {"fuselab": json.dumps(facts)}
+    save_file({"a": torch.zeros(1)}, kept / "step-00000002.safetensors", hand_made)
+    for words, lacking in (
+        (_words(config, kept, "--resume"), "identity"),
+        (["predict", str(kept), str(rows), "-o", str(tmp_path / "p.txt")], "plan"),
+        (["export", "dlrm", str(kept), "--graph", str(tmp_path / "g.svg")], "plan"),
+    ):
+        assert run(words) == 2, words
+        assert f"is damaged: it lacks '{lacking}'" in capsys.readouterr().err
     (kept / "step-00000002.safetensors").write_bytes(b"half")
     assert run(_words(config, kept, "--resume")) == 2
     assert "truncated or no checkpoint" in capsys.readouterr().err
@@ -226,10 +240,12 @@ def test_gradients_are_checked_first(config: str, capsys: pytest.CaptureFixture[
     assert "WRONG" not in said
 
 
-def test_trains_on_a_file(config: str, tmp_path: Path) -> None:
+def test_trains_on_a_file(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.tsv"
     synthesize(path, 1400)
+    capsys.readouterr()
     found = _trained(_words(config, None, "--data", path), tmp_path)
+    assert "9 steps of 128 rows on cpu, 9 an epoch" in capsys.readouterr().err.splitlines()[0]
     assert found["steps"] == 1200 // 128
     assert found["held_out"]["rows"] == 200
     other = tmp_path / "other.tsv"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import numpy.typing
@@ -36,6 +38,12 @@ class Dense:
                 "the dense transform 'shifted' needs the smallest value of each of the "
                 f"{DENSE_COLUMNS} columns; prepare the data, which counts them, or name another."
             )
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Dense:
+        """Of ``asdict``, as JSON gives it back."""
+        smallest = facts["smallest"]
+        return cls(facts["name"], None if smallest is None else tuple(smallest))
 
     def __call__(self, counts: Counts) -> Floats:
         """float32, of the shape of ``counts`` [n, 13]."""

@@ -82,8 +82,7 @@ class Prepared:
 
     def dense(self) -> Dense:
         """How counts were transformed."""
-        smallest = self.manifest["dense"]["smallest"]
-        return Dense(self.manifest["dense"]["name"], None if smallest is None else tuple(smallest))
+        return Dense.of(self.manifest["dense"])
 
     @property
     def rows(self) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import CheckpointError, MissingDependencyError
+from fuselab.errors import CheckpointError, FuselabError, MissingDependencyError, OutputError
 from fuselab.report import files
 
 FORMAT, VERSION = "fuselab-checkpoint", 1
@@ -72,28 +73,54 @@ def load(path: Path, kind: str) -> Checkpoint:
     """Read ``path``: a file, or a folder of them, of which the newest.
 
     Raises:
-        CheckpointError: there is none, it is truncated or no checkpoint at all, or of another
-            ``kind`` or version.
+        CheckpointError: there is none, it is truncated, damaged or no checkpoint at all, of another
+            ``kind`` or version, or may not be read.
     """
     safetensors = _safetensors()
     file = path
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises where a folder above may not be entered
         newest = latest(path)
         if newest is None:
-            raise CheckpointError(f"{path} holds no checkpoint; give a folder of --checkpoint.")
+            raise CheckpointError(
+                f"{path} holds no checkpoint, or may not be read; give a folder of --checkpoint."
+            )
         file = newest
     try:
-        with safetensors.safe_open(file, "pt") as opened:
+        with file.open("rb"):  # of a file without rights, safetensors says that there is none
+            pass
+        with whole(file), safetensors.safe_open(file, "pt") as opened:
             facts = json.loads((opened.metadata() or {}).get("fuselab", "{}"))
             _check(file, facts, kind)
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            return Checkpoint(facts["kind"], facts["step"], tensors, facts["facts"])
     except FileNotFoundError as error:
         raise CheckpointError(f"{file} does not exist; name a checkpoint.") from error
+    except PermissionError as error:
+        raise CheckpointError(
+            f"{file} may not be read; ask its owner, or name another checkpoint."
+        ) from error
     except (safetensors.SafetensorError, json.JSONDecodeError, OSError) as error:
         raise CheckpointError(
             f"{file} is truncated or no checkpoint ({error}); remove it, and use the one before it."
         ) from error
-    return Checkpoint(facts["kind"], facts["step"], tensors, facts["facts"])
+
+
+@contextlib.contextmanager
+def whole(file: Path | str) -> Iterator[None]:
+    """For a block that takes from checkpoint ``file`` what every checkpoint has.
+
+    Raises CheckpointError where it is not there, or of another type or shape."""
+    try:
+        yield
+    except (FuselabError, json.JSONDecodeError, torch.OutOfMemoryError):
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # the last: load_state_dict
+        found = (
+            f"it lacks {error}"
+            if isinstance(error, KeyError)
+            else textwrap.shorten(str(error), 200)
+        )
+        raise CheckpointError(f"{file} is damaged: {found}; use the one before it.") from error
 
 
 def latest(folder: Path) -> Path | None:
@@ -109,7 +136,12 @@ def own_folder(folder: Path) -> Iterator[None]:
 
     Raises OutputError, CheckpointError where another process trains into it."""
     with files.folder_for_results(folder):
-        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except PermissionError as error:
+            raise OutputError(
+                f"cannot read in {folder}: no permission; choose another folder."
+            ) from error
         try:
             _lock(folder, descriptor)
             for unfinished in folder.glob(".fuselab-*.safetensors"):

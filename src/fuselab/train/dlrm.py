@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fuselab.data import Batch, Dataset, Dense, Loader, Modulus, Position, Vocabulary, open_dataset
 from fuselab.data.metadata import load_metadata
-from fuselab.data.prepared import Prepared, is_prepared
+from fuselab.data.prepared import MANIFEST, Prepared, is_prepared
 from fuselab.data.source import Source
 from fuselab.errors import ArgumentError, CheckpointError, DivergenceError
 from fuselab.models.dlrm import Dlrm, DlrmConfig
@@ -127,6 +128,7 @@ class Run:
             "optimizer": self.plan.optimizer,
             "batch size": self.plan.batch_size,
             "seed": self.plan.seed,
+            "data": _identity(self.plan.data),
             "rows to train on": self.training.rows,
         }
 
@@ -139,16 +141,18 @@ class Run:
         if file is None:
             return
         found = checkpoint.load(file, KIND)
-        for name, value in self.identity.items():
-            if found.facts["identity"].get(name) != value:
-                raise CheckpointError(
-                    f"{file} is of a run with {name} {_shown(found.facts['identity'].get(name))}, "
-                    f"and this one has {_shown(value)}; use the same, or another folder."
-                )
-        self.model.load_state_dict(found.part("model"))
-        self.step.load_state(found.part("optimizer"))
-        checkpoint.set_random_state(found.part("random"))
-        self.loader = self._loader(Position(*found.facts["position"]))
+        with checkpoint.whole(file):
+            for name, value in self.identity.items():
+                kept = found.facts["identity"].get(name)
+                if kept != value:
+                    raise CheckpointError(
+                        f"{file} is of a run with {name} {_shown(kept)}, and this one has "
+                        f"{_shown(value)}; use the same, or another folder."
+                    )
+            self.model.load_state_dict(found.part("model"))
+            self.step.load_state(found.part("optimizer"))
+            checkpoint.set_random_state(found.part("random"))
+            self.loader = self._loader(Position(*found.facts["position"]))
         self.begin, self.last = found.step, file
 
     def keep(self, steps: int) -> None:
@@ -282,6 +286,18 @@ def _files(path: str) -> set[Path]:
     }
 
 
+def _identity(path: str | None) -> str:
+    """What tells the rows at ``path`` from others: of prepared ones the manifest, of raw ones their
+    files' names and sizes; nothing is read for it, and a copy elsewhere is the same."""
+    if path is None:
+        return "synthetic"
+    if is_prepared(path):
+        digest = hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()
+        return f"prepared as {digest[:16]}"
+    files = Source.at(path).files
+    return ", ".join(f"{file.name} of {file.stat().st_size} bytes" for file in files)
+
+
 def ids_of(plan: Plan) -> Ids:
     """How raw ids become rows: as the prepared data has it, else by the metadata, else by modulus.
 
@@ -327,12 +343,13 @@ def load_model(path: Path) -> tuple[Dlrm, Checkpoint]:
     """The model of a checkpoint, on the CPU. Raises CheckpointError."""
     found = checkpoint.load(path, KIND)
     state = found.part("model")
-    config = _config(found.facts["plan"]["config"])
-    kept = None
-    if config.ids == "vocabulary":
-        kept = VocabularyTensors(state["sorted_keys"], state["slots"], state["offsets"])
-    model = Dlrm(config, kept)
-    model.load_state_dict(state)
+    with checkpoint.whole(path):
+        config = _config(found.facts["plan"]["config"])
+        kept = None
+        if config.ids == "vocabulary":
+            kept = VocabularyTensors(state["sorted_keys"], state["slots"], state["offsets"])
+        model = Dlrm(config, kept)
+        model.load_state_dict(state)
     return model.eval(), found
 
 

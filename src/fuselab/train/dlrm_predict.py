@@ -20,7 +20,7 @@ from fuselab.models.dlrm import Dlrm
 from fuselab.models.dlrm_fused import FusedDlrm
 from fuselab.report.files import replacing
 from fuselab.train.captured import Captured
-from fuselab.train.checkpoint import Checkpoint
+from fuselab.train.checkpoint import Checkpoint, whole
 
 _ROWS = 16_384  # at once
 LATENCY_BATCHES = (1, 16, 128, 2048)
@@ -30,9 +30,10 @@ def dataset(path: str, model: Dlrm, found: Checkpoint) -> Dataset:
     """The rows at ``path``, raw or prepared, as the model of checkpoint ``found`` takes them.
 
     Raises ArgumentError for rows that were prepared in another way than those it was trained on,
-    DataError.
+    DataError, CheckpointError where ``found`` does not say how they were transformed.
     """
-    dense = _dense(found)
+    with whole("the checkpoint"):
+        dense = Dense.of(found.facts["dense"])
     if not is_prepared(path):
         return open_dataset(path, ids=ids(model), dense=dense)
     prepared = Prepared(path)
@@ -101,12 +102,6 @@ def _batch(model: Dlrm, size: int, device: torch.device) -> Batch:
     return Batch(
         torch.zeros(size, device=device), dense.to(device), (uniform * sizes).int().to(device)
     )
-
-
-def _dense(found: Checkpoint) -> Dense:
-    facts = found.facts["dense"]
-    smallest = facts["smallest"]
-    return Dense(facts["name"], None if smallest is None else tuple(smallest))
 
 
 def write(path: Path, probabilities: Iterator[Tensor]) -> int:

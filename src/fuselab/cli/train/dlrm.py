@@ -148,6 +148,12 @@ def dlrm(
             run.resume()
             if run.begin:
                 print(f"going on from step {run.begin:,} of {run.last}", file=sys.stderr)
+        if run.begin < run.steps:
+            print(
+                f"{run.steps - run.begin:,} steps of {plan.batch_size:,} rows on {where.type}, "
+                f"{run.batches_per_epoch:,} an epoch; --steps N takes fewer",
+                file=sys.stderr,
+            )
         events = Events(scalars, run.begin)
         try:
             if profile:
