@@ -186,3 +186,20 @@ def test_a_destination_is_refused_before_the_work(tmp_path: Path) -> None:
         files.check_destination(tmp_path / "nowhere" / "result.json")
     with pytest.raises(OutputError, match="is a folder"):
         files.check_destination(tmp_path)
+
+
+def test_a_folder_below_one_that_may_not_be_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system refuses root nothing, so Path does here, in all that asks it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name in ("exists", "is_dir", "mkdir"):
+        monkeypatch.setattr(Path, name, refuse)
+    with (
+        pytest.raises(OutputError, match="no permission to write in"),
+        files.folder_for_results(tmp_path / "sealed" / "a"),
+    ):
+        pass

@@ -98,7 +98,7 @@ def folder_for_results(path: str | os.PathLike[str]) -> Iterator[Path]:
     after. When the block raises, the folders made here go again if they are empty. Raises
     OutputError."""
     folder = Path(path)
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    made = [each for each in (folder, *folder.parents) if not os.path.exists(each)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
