@@ -289,3 +289,10 @@ def test_rows_are_counted_as_they_are_read(tmp_path: Path) -> None:
         assert Source.at(path).count_rows(counting) == (len(whole(path, reading)),)
         assert counting.cut == reading.cut
         assert len(reading.cut) == text.endswith("\t1")
+
+
+def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses root nothing, so what asks it is made to say so."""
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(DataError, match="may not be read"):
+        Source.at(tmp_path)

@@ -26,11 +26,11 @@ from fuselab.data.prepared import Prepared, is_prepared
 from fuselab.data.progress import Progress
 from fuselab.data.synthetic import Synthetic
 from fuselab.data.synthetic import synthesize as synthesize_file
-from fuselab.device import environment
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.report.data_plots import description_plot
 from fuselab.report.files import replacing, write_json
 from fuselab.report.plots import check_suffix
+from fuselab.report.result import result as payload
 
 _SHOWN = 10  # sentences on the screen about rows left out; the JSON has a hundred
 
@@ -299,5 +299,4 @@ def _table(first: str, *headings: str) -> Table:
 
 def _write(path: Path | None, verb: str, result: dict[str, Any]) -> None:
     if path is not None:
-        payload = {"schema": 1, "verb": verb, "environment": environment.describe(), **result}
-        write_json(path, payload)
+        write_json(path, payload(verb, result))

@@ -122,8 +122,8 @@ class Prepared:
 
 def is_prepared(path: str | Path) -> bool:
     """Whether ``path`` is a folder with a manifest, or with what an unfinished preparation left."""
-    folder = Path(path)
-    return folder.is_dir() and ((folder / MANIFEST).exists() or (folder / PLAN).exists())
+    # Path's own is_dir and exists raise where a folder may not be entered.
+    return any(os.path.exists(Path(path) / name) for name in (MANIFEST, PLAN))
 
 
 def load_manifest(folder: Path) -> Mapping[str, Any]:

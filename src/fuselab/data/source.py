@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -66,14 +67,16 @@ class Source:
         root = Path(path)
         if is_prepared(root):
             raise DataError(f"'{path}' is prepared already; give the source it was made from.")
-        if root.is_dir():
+        if os.path.isdir(root):  # Path.is_dir raises where a folder above may not be entered
+            if not os.access(root, os.R_OK | os.X_OK):
+                raise DataError(f"the folder '{path}' may not be read; give one that may.")
             files = [file for file in root.iterdir() if file.is_file() and _is_data(file)]
             if not files:
                 raise DataError(
                     f"'{path}' is a folder without data files; expected Criteo's text (plain or "
                     ".gz), .parquet or .npz in it."
                 )
-        elif root.exists():
+        elif os.path.exists(root):
             files = [root]
         elif not glob.has_magic(str(path)):
             raise DataError(f"no file '{path}'; give the path of a Criteo file.")
