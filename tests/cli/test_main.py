@@ -22,3 +22,14 @@ def test_a_wrong_call_is_one_sentence(
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith("fuselab: ")
     assert said == sentence or sentence is None
+
+
+@pytest.mark.parametrize("words", [[], ["data"], ["train"], ["export"]])
+def test_help_names_every_verb_in_a_whole_sentence(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*words, "--help"]) == 0
+    _, commands = capsys.readouterr().out.split("Commands:\n")
+    assert commands.count("\n") == commands.count(".\n"), commands
+    assert "..." not in commands, commands

@@ -61,10 +61,10 @@ def bench(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> None:
-    """Time every provider of an operator, interleaved and verified, against eager and the limit.
+    """Time an operator's providers against eager and the limit.
 
-    Exit status 1: one of our implementations, or with --tune one of its configurations, is wrong or
-    failed, or something became slower.
+    Interleaved, and verified before they are timed. Exit status 1: one of our implementations, or
+    with --tune one of its configurations, is wrong or failed, or something became slower.
     """
     from fuselab.device.select import select
     from fuselab.measure.fresh import allocation_is_pinned, run_pinned

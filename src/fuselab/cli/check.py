@@ -56,7 +56,10 @@ def check(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Prove an operator right: values, gradients, memory, PyTorch; exit status 1 if it is not."""
+    """Prove an operator right: values, gradients, memory, PyTorch.
+
+    Exit status 1 if it is not.
+    """
     if dtype is not None and dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
     place = select(device)

@@ -59,7 +59,7 @@ def add(app: typer.Typer) -> None:
     verbs.command()(synthesize)
     verbs.command()(prepare)
     verbs.command()(describe)
-    summary = "Criteo's layout: synthesize rows, prepare them for training, describe them."
+    summary = "Criteo's rows: synthesize, prepare for training, describe."
     app.add_typer(verbs, name="data", help=summary)
 
 
@@ -79,7 +79,7 @@ def synthesize(
     largest_table: LargestTable = None,
     json: JsonFile = None,
 ) -> None:  # fmt: skip
-    """Write synthetic rows in Criteo's layout, with a signal that a model can learn."""
+    """Write synthetic rows, with a signal that a model can learn."""
     start = time.perf_counter()
     if prepared:
         ids = _modulus(largest_table)
@@ -126,7 +126,10 @@ def prepare(
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Write rows as records that train without parsing; run again, it goes on where it stopped."""
+    """Write rows as records that train without parsing.
+
+    Run again, it goes on where it stopped.
+    """
     start = time.perf_counter()
     told, transform = _told(ids, largest_table, metadata, dense)
     with _to_go_on_from():
@@ -180,7 +183,7 @@ def describe(
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Say what rows hold: positives, missing fields, ranges, cardinalities, collisions."""
+    """Say what rows hold: missing fields, ranges, ids, collisions."""
     if plot is not None:
         check_suffix(plot)
     if largest_table is not None and is_prepared(source):

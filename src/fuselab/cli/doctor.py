@@ -75,7 +75,7 @@ def doctor(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> None:
-    """Say what works here, what is missing and how to get it; measured ceilings."""
+    """Say what works, what is missing, how to get it; show ceilings."""
     from fuselab.device.select import select
     from fuselab.report import files
     from fuselab.report.result import result

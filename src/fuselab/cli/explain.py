@@ -38,7 +38,7 @@ def explain(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> None:
-    """Show graph breaks, recompiles, compile time, and every kernel that torch.compile wrote."""
+    """Show graph breaks, recompiles, compile time, the kernels written."""
     from fuselab.device.select import select
     from fuselab.inspect import targets
     from fuselab.inspect.explain import explain_target

@@ -33,8 +33,10 @@ def dlrm(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> None:
-    """Write a DLRM as ONNX: counts and raw ids to probabilities, any batch size, checked against
-    onnxruntime."""
+    """Write a DLRM as ONNX, checked against onnxruntime.
+
+    Counts and raw ids to probabilities, for any batch size.
+    """
     from fuselab.errors import ArgumentError
     from fuselab.report import files
     from fuselab.report.model_graph import model_graph

@@ -69,7 +69,7 @@ def list_library(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> None:
-    """List operators, their implementations, what runs here, and built-in models."""
+    """List operators, implementations, what runs here, built-in models."""
     from fuselab import ops
     from fuselab.device.select import select
     from fuselab.report import files

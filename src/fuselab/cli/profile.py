@@ -56,7 +56,7 @@ def profile(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> None:
-    """Show where the time goes: split, findings with source lines, tables, memory.
+    """Show where the time goes: split, findings, tables, memory.
 
     A script is started behind two dashes: fuselab profile -- python train.py --epochs 1. Its
     optimizer steps are the steps; a script without an optimizer is one step as a whole.

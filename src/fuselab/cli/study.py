@@ -38,9 +38,10 @@ def study(
         typer.Option("--json", metavar="FILE", help="Write the result there too, as JSON."),
     ] = None,
 ) -> None:
-    """Profile, explain, fuse, check and bench a TARGET; leave DIR/report.html and report.json.
+    """Profile, explain, fuse, check and bench a TARGET.
 
-    Exit status 1: an operator that was tried in the target fails its check.
+    Leaves DIR/report.html and report.json. Exit status 1: an operator that was tried in the target
+    fails its check.
     """
     from fuselab.device.select import select
     from fuselab.measure.fresh import allocation_is_pinned, run_pinned

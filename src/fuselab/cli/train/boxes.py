@@ -40,10 +40,11 @@ def boxes(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> int:
-    """Train a detector on synthetic padded boxes under bfloat16 autocast, and time its ranges.
+    """Train a detector by every spelling of its GIoU loss.
 
-    Every loss, with the model eager and compiled, with and without casts of the boxes to float32.
-    Status 1 where spellings of the loss train to different ends.
+    On synthetic padded boxes under bfloat16 autocast, with the time of a step's ranges: every loss,
+    with the model eager and compiled, with and without casts of the boxes to float32. Status 1
+    where spellings of the loss train to different ends.
     """
     from fuselab.device.select import select
     from fuselab.report import files

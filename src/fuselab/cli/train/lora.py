@@ -41,10 +41,10 @@ def lora(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> int:
-    """Train adapters on a frozen MLP: it knows the digits 0 to 4, they learn 5 to 9.
+    """Train adapters on a frozen MLP, in every mode.
 
-    Every mode begins with the same weights and sees the same batches. Status 1 where modes come to
-    different accuracies.
+    It knows the digits 0 to 4, they learn 5 to 9. Every mode begins with the same weights and sees
+    the same batches. Status 1 where modes come to different accuracies.
     """
     from fuselab.device.select import select
     from fuselab.report import files
