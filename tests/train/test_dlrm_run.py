@@ -204,6 +204,9 @@ def test_wrong_calls_are_one_sentence(
         (_words(config, None, "--steps", 0), "steps, epochs and rows are 1 or more"),
         (_words(config, None, "--lr", 0), "the learning rate is 0.0"),
         (_words(config, None, "--lr", "inf"), "the learning rate is inf"),
+        (_words(config, None, "--seed", -1), "--seed is -1; give 0 to 2^63 - 1"),
+        (["train", "boxes", "--seed", str(2**63)], "--seed is 9223372036854775808"),
+        (["train", "lora", "--seed", str(2**63)], "--seed is 9223372036854775808"),
         (_words(config, None, "--checkpoint-every", -1), "--checkpoint-every is -1"),
         (
             _words(config, None, "--data", rows, "--validation", tmp_path / "*.tsv"),

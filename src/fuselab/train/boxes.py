@@ -21,6 +21,7 @@ from fuselab.runtime import fallback
 from fuselab.train.boxes_task import Detector, images_and_boxes
 from fuselab.train.interruption import interruptible
 from fuselab.train.optimizers import dense_optimizer
+from fuselab.train.seed import check_seed
 
 LOSSES = ("eager", "compile", "cuda", "triton", "compile(triton)", "cpp")
 MODELS = ("eager", "compile")
@@ -237,6 +238,7 @@ def _why_not(needed: str) -> str:
 
 
 def _validate(settings: Settings) -> None:
+    check_seed(settings.seed)
     for name in ("batch_size", "steps", "runs"):
         if getattr(settings, name) < 1:
             option = name.replace("_", "-")

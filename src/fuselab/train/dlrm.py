@@ -27,6 +27,7 @@ from fuselab.train.events import Events
 from fuselab.train.loop import Course, Loop
 from fuselab.train.metrics import Metrics, metrics
 from fuselab.train.schedule import Schedule
+from fuselab.train.seed import check_seed
 
 KIND = "dlrm"
 _SHUFFLED = 262_144  # rows of a window: 42 MB
@@ -87,6 +88,7 @@ class Run:
 
     def __post_init__(self) -> None:
         plan = self.plan
+        check_seed(plan.seed)
         ids = ids_of(plan)
         self.data = _opened(plan.data, ids, dense_of(plan.data), plan.rows)
         self.training, self.held_out = self.data.split("train"), self.data.split("validation")

@@ -26,6 +26,7 @@ from fuselab.train.lora_modes import MODES, Batch, Step, adapted, base_model, st
 from fuselab.train.lora_task import Rows, Task, digits
 from fuselab.train.optimizers import dense_optimizer
 from fuselab.train.schedule import Schedule
+from fuselab.train.seed import check_seed
 
 TOLERANCE = 0.02  # of accuracy, between modes: 4 of the 180 rows held out
 _BASE_STEPS, _BASE_RATE, _BASE_BATCH = 300, 1e-3, 64
@@ -153,6 +154,7 @@ def train(
 
 
 def _validate(settings: Settings, rows: int) -> None:
+    check_seed(settings.seed)
     for mode in settings.modes:
         if mode not in MODES:
             raise UnknownNameError("mode", mode, MODES)
