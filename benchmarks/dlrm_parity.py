@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from fuselab.device.environment import describe as environment
 from fuselab.device.select import select
 from fuselab.models.dlrm_config import describe
-from fuselab.report.files import replacing
+from fuselab.report.files import replacing, write_json
 from fuselab.report.plots import COLORS, check_suffix
 from fuselab.train.allocation import keep_freed_memory
 from fuselab.train.dlrm import Plan, Run
@@ -48,6 +47,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("--seeds is 2 or more: their spread is what a mode is held against")
     device = select(options.device)
     if options.plot is not None:
         check_suffix(options.plot)
@@ -82,8 +83,11 @@ def main() -> int:
             )
     agree = judge(found)
     if options.json is not None:
-        facts = {"environment": environment(device), "runs": found}
-        options.json.write_text(json.dumps(facts, indent=1, default=str) + "\n")
+        runs = {
+            mode: {str(seed): facts for seed, facts in of_mode.items()}
+            for mode, of_mode in found.items()
+        }
+        write_json(options.json, {"environment": environment(device), "runs": runs})
     if options.plot is not None:
         plot(found, options.plot)
     return 0 if agree else 1
@@ -121,7 +125,7 @@ def plot(found: Found, path: Path) -> None:
             steps, losses = zip(*facts["curve"], strict=True)
             label = mode if seed == 0 else None
             axis.plot(steps, losses, styles[mode], color=color, label=label, linewidth=1.2)
-    axis.set(xlabel="step", ylabel="training loss, mean of 50 steps", ylim=(None, None))
+    axis.set(xlabel="step", ylabel="training loss, mean of 50 steps")
     axis.legend()
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150)

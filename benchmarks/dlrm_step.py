@@ -23,14 +23,13 @@ import argparse
 import contextlib
 import gc
 import itertools
-import json
 import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -45,6 +44,7 @@ from fuselab.measure.fresh import allocation_is_pinned, run_pinned
 from fuselab.measure.timer import timer
 from fuselab.models.dlrm import MAIN, Dlrm, DlrmConfig
 from fuselab.models.dlrm_fused import FusedDlrm, dense_parameters
+from fuselab.report.files import write_json
 from fuselab.train.captured import Captured
 from fuselab.train.dlrm_modes import FusedStep, PlainStep
 
@@ -128,8 +128,7 @@ def main() -> None:
     print(f"{time.monotonic() - begin:.0f} s in all")
     if options.json is not None:
         facts = {"environment": describe(device), "largest_table": largest}
-        facts["measured"] = [asdict(each) for each in found]
-        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+        write_json(options.json, {**facts, "measured": found})
 
 
 def _again_pinned() -> int:
