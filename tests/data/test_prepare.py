@@ -442,6 +442,19 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, source: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_manifest_made_by_hand(tmp_path: Path, source: Path) -> None:
+    """Rows alone can be read; what it does not say of ids and counts is one sentence."""
+    folder = prepare(source, tmp_path / "out").folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["ids"], manifest["dense"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    prepared = Prepared(folder)
+    assert prepared.rows == ROWS
+    for asked, lacking in ((prepared.ids, "ids"), (prepared.dense, "dense")):
+        with pytest.raises(DataError, match=rf"manifest\.json lacks '{lacking}'; prepare"):
+            asked()
+
+
 def test_the_manifest_is_json_with_a_schema(tmp_path: Path, source: Path) -> None:
     prepare(source, tmp_path / "out", processes=1)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())

@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,35 +55,32 @@ class Prepared:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.manifest = load_manifest(self.folder)
-        try:
+        with _told_by(self.folder / MANIFEST):
             self.cardinalities = tuple(int(size) for size in self.manifest["cardinalities"])
             self.validation_first = int(self.manifest["validation_first"])
             listed = [(str(shard["file"]), int(shard["rows"])) for shard in self.manifest["shards"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{self.folder / MANIFEST} lacks {error}; prepare the data again."
-            ) from error
         if len(self.cardinalities) != SPARSE_COLUMNS:
             raise DataError(
                 f"{self.folder / MANIFEST} has {len(self.cardinalities)} cardinalities; expected "
                 f"{SPARSE_COLUMNS}; prepare the data again."
             )
-        self._largest = numpy.full(
-            WORDS, 2**32 - 1, dtype=numpy.uint32
-        )  # of every word of a record
+        self._largest = numpy.full(WORDS, 2**32 - 1, dtype=numpy.uint32)  # a record's words
         self._largest[-SPARSE_COLUMNS:] = numpy.array(self.cardinalities, dtype=numpy.uint32) - 1
         self.shards = [_open_shard(self.folder / name, rows) for name, rows in listed]
         self._ends = list(itertools.accumulate(shard.rows for shard in self.shards))
 
     def ids(self) -> Modulus | Vocabulary:
         """How ids became indices: what other rows need for the same model."""
-        if self.manifest["ids"] == "vocabulary":
+        with _told_by(self.folder / MANIFEST):
+            kind = self.manifest["ids"]
+        if kind == "vocabulary":
             return load_vocabulary(self.folder / VOCABULARY)
         return Modulus(self.cardinalities)
 
     def dense(self) -> Dense:
         """How counts were transformed."""
-        return Dense.of(self.manifest["dense"])
+        with _told_by(self.folder / MANIFEST):
+            return Dense.of(self.manifest["dense"])
 
     @property
     def rows(self) -> int:
@@ -118,6 +116,15 @@ class Prepared:
             f"{shard.path}, row {first + row}: C{column + 1} has {out['sparse'][row, column]}, and "
             f"its table {self.cardinalities[column]} rows; prepare the data again."
         )
+
+
+@contextlib.contextmanager
+def _told_by(manifest: Path) -> Iterator[None]:
+    """Raises DataError where the block finds that it does not say what it should."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{manifest} lacks {error}; prepare the data again.") from error
 
 
 def is_prepared(path: str | Path) -> bool:
