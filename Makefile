@@ -28,7 +28,7 @@ install:
 demo: install
 	@.venv/bin/python -m fuselab study dlrm -o $(REPORT) $${DATA:+--data "$$DATA"}
 	@rm -rf $(REPORT)/trained
-	@.venv/bin/python -m fuselab train dlrm --steps 800 --rows 60000 --optimizer adagrad --lr 0.02 \
+	@.venv/bin/python -m fuselab train dlrm --steps 800 --epochs 1 --rows 60000 --optimizer adagrad --lr 0.02 \
 		--checkpoint $(REPORT)/trained $${DATA:+--data "$$DATA"}
 	@.venv/bin/python -m fuselab predict $(REPORT)/trained --latency
 	@.venv/bin/python -m fuselab export dlrm $(REPORT)/trained --graph $(REPORT)/dlrm.svg

@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from fuselab.cli.main import run
 from fuselab.data import synthesize
+from fuselab.models.dlrm_config import describe
+from fuselab.train.dlrm import Plan, Run
 
 TINY = """
 dense_mlp = "13-24-4"
@@ -52,6 +54,23 @@ def _trained(words: list[str], folder: Path) -> dict[str, Any]:
 
 def _weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(folder / f"step-{step:08}.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"),
+    [
+        ({}, 60),  # 7715 rows train of 9000, in batches of 128
+        ({"steps": 70}, 70),
+        ({"epochs": 2}, 120),
+        ({"epochs": 2, "steps": 70}, 70),
+        ({"epochs": 1, "steps": 70}, 60),
+    ],
+)
+def test_the_first_of_steps_and_epochs_ends_it(
+    asked: dict[str, int], steps: int, config: str
+) -> None:
+    plan = Plan(describe(config).config, "eager", rows=9000, batch_size=128, **asked)
+    assert Run(plan, torch.device("cpu")).steps == steps
 
 
 def _wait_for_a_checkpoint(child: subprocess.Popen[Any], folder: Path) -> None:

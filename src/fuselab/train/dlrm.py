@@ -40,8 +40,9 @@ class Plan:
     """What to train, on what, and how.
 
     ``data`` None is ``rows`` synthetic rows. With ``validation`` all rows of ``data`` train, and
-    those there are held out. ``steps`` None is ``epochs`` passes. ``metadata`` is a file of
-    vocabularies or cardinalities for raw data.
+    those there are held out. Training ends after ``steps`` or ``epochs`` passes, whichever comes
+    first; with neither after one pass. ``metadata`` is a file of vocabularies or cardinalities for
+    raw data.
     """
 
     config: DlrmConfig
@@ -52,7 +53,7 @@ class Plan:
     rows: int = 1_000_000
     batch_size: int = 64
     steps: int | None = None
-    epochs: int = 1
+    epochs: int | None = None
     optimizer: str = "sgd"
     lr: float = 0.1
     warmup: int = 0
@@ -100,9 +101,12 @@ class Run:
                 f"{self.data.name} has {self.training.rows} rows to train on, and --batch-size is "
                 f"{plan.batch_size}; it must be from 1 to the number of rows."
             )
-        if min(plan.epochs, 1 if plan.steps is None else plan.steps, plan.rows) < 1:
+        if min(each for each in (plan.steps, plan.epochs, plan.rows) if each is not None) < 1:
             raise ArgumentError("steps, epochs and rows are 1 or more.")
-        self.steps = plan.epochs * self.batches_per_epoch if plan.steps is None else plan.steps
+        ends = [] if plan.steps is None else [plan.steps]
+        if plan.epochs is not None or not ends:
+            ends.append((plan.epochs or 1) * self.batches_per_epoch)
+        self.steps = min(ends)
         torch.manual_seed(plan.seed)
         self.model = model_of(plan.config, ids).to(self.device)
         self.step = step_of(plan.mode, self.model, plan.optimizer, plan.batch_size, plan.half)
