@@ -36,7 +36,7 @@ def dlrm(
     mode: Annotated[str, typer.Option(help="eager, compile or fused.")] = "fused",
     batch_size: Annotated[int | None, typer.Option(help="Rows of a batch.")] = None,
     steps: Annotated[int | None, typer.Option(help="At most so many steps.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most so many passes; 1 without --steps.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="At most so many passes; else 1.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adagrad (row-wise), adam.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; 0.1.")] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps up to the learning rate; 0.")] = None,
