@@ -68,12 +68,13 @@ def _peak_bytes_cuda(call: Call, device: torch.device) -> int:
 def poison(outputs: Sequence[Tensor]) -> None:
     """Fills free memory that a call's outputs will probably get with values no kernel returns.
 
-    Two tensors like each output are filled (NaN, or the least integer) and released: an allocator
-    hands a block of the same size out again, so an output left unwritten shows.
+    Tensors like each output are filled (NaN, or the least integer) and released: an allocator hands
+    a block of the same size out again, so an output left unwritten shows. Of small ones there are
+    more: malloc keeps several free places that fit, an earlier call's right output in one of them.
     """
     filled = []
     for output in outputs:
-        for _ in range(2):
+        for _ in range(16 if output.nbytes <= 1 << 20 else 2):
             tensor = torch.empty_like(output)
             if tensor.is_floating_point() or tensor.is_complex():
                 tensor.fill_(float("nan"))
