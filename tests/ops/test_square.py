@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from pointwise_cases import LAYOUTS, normal
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuselab.errors import DtypeError
 from fuselab.ops import square
@@ -130,3 +131,13 @@ def test_more_than_2_to_the_31_elements(kernels):
     assert torch.equal(output[-3:], 3 * input[-3:]) and not output[:-3].any()
     (ours,) = kernels[1]((True,), torch.ones_like(input), input)
     assert torch.equal(ours[-3:], 2 * input[-3:]) and not ours[:-3].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_autocast_widens_16_bits_on_a_gpu_alone(dtype):
+    with FakeTensorMode():
+        on_gpu = torch.empty(2, dtype=dtype, device="cuda")
+        (seen,) = OP.autocast(torch.bfloat16, on_gpu)
+    assert seen.dtype == (torch.float32 if dtype.itemsize == 2 else dtype)
+    on_cpu = torch.ones(2, dtype=dtype)
+    assert OP.autocast(torch.bfloat16, on_cpu)[0] is on_cpu

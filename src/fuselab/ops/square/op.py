@@ -47,7 +47,8 @@ def validate(input: Tensor) -> None:
 
 
 def autocast(autocast_dtype: torch.dtype, input: Tensor) -> tuple[Tensor]:
-    """As for torch.square, which is torch.pow: in float32 on a GPU, as it is on a CPU."""
+    """As for torch.square, which is torch.pow: 16 bits become float32 on a GPU, and stay what they
+    are on a CPU."""
     return (input.float() if input.is_cuda and input.element_size() == 2 else input,)
 
 
