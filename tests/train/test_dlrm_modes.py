@@ -229,14 +229,22 @@ def test_branches_change_nothing(optimizer: str, half: bool) -> None:
         for table in model.embeddings:
             table.weight.data *= 4
     batches = [Batch(*(each.cuda() for each in batch)) for batch in _batches(6, _model())]
-    wanted = _train(step_of("fused", plain, optimizer, ROWS, half), batches)
-    step = FusedStep(branched, optimizer, ROWS, half, branches=True)
+    wanted = _train(FusedStep(plain, optimizer, ROWS, half, branches=False), batches)
+    step = FusedStep(branched, optimizer, ROWS, half)
+    assert step.branch is not None
     found = _train(step, batches)
     assert found[0] == pytest.approx(wanted[0], rel=1e-6)
     assert found == pytest.approx(wanted, rel=1e-3 if half else 1e-5)
     bar = {"rtol": 2**-8, "atol": 1e-3} if half else {"rtol": 1e-4, "atol": 1e-5}
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(branched.state_dict()[name], value, **bar)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "taken"), [(8192, True), (8193, False)])
+def test_branches_are_for_small_batches(rows: int, taken: bool) -> None:
+    assert (FusedStep(_model().cuda(), "sgd", rows).branch is not None) == taken
+    assert FusedStep(_model().cuda(), "sgd", rows, branches=False).branch is None
 
 
 @pytest.mark.gpu
