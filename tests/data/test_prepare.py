@@ -419,18 +419,20 @@ def test_a_shard_cut_while_it_is_read(tmp_path: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [2**30, -7])
-def test_an_id_beyond_its_table(tmp_path: Path, source: Path, index: int) -> None:
-    prepare(source, tmp_path / "out")
+@pytest.mark.parametrize("row", [5, 63, 64, 66])  # rows are checked 32 at a time, then the rest
+def test_an_id_beyond_its_table(tmp_path: Path, source: Path, index: int, row: int) -> None:
+    prepare(source, tmp_path / "out", processes=1)
     shard = tmp_path / "out" / "rows-00000.npy"
     records = numpy.load(shard)
-    records["sparse"][5, 25] = index
+    records["sparse"][row, 25] = index
     numpy.save(shard, records)
     prepared = Prepared(tmp_path / "out")
-    out = numpy.empty(4, dtype=RECORD)
-    prepared.read_into(out, 6)
+    out = numpy.empty(67, dtype=RECORD)
+    prepared.read_into(out[:row], 0)
+    prepared.read_into(out[:4], row + 1)
     size = prepared.cardinalities[25]
-    with pytest.raises(DataError, match=f"row 5: C26 has {index}, and its table {size} rows"):
-        prepared.read_into(out, 4)
+    with pytest.raises(DataError, match=f"row {row}: C26 has {index}, and its table {size} rows"):
+        prepared.read_into(out, 0)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, source: Path) -> None:

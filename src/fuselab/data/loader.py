@@ -27,7 +27,7 @@ from fuselab.data.shuffle import permutation
 from fuselab.errors import ArgumentError, DeviceError
 
 IN_ORDER_ROWS = 65_536  # of a window where nothing is shuffled
-READERS = min(8, available_cores())  # threads that read
+READERS = min(12, available_cores())  # threads that read
 AHEAD = 2  # windows that are ready or under way while one is consumed
 
 
