@@ -43,6 +43,14 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert set(load_file(path)) == {"model/a", "model/b", "optimizer/a"}  # by any reader
 
 
+def test_equal_checkpoints_are_equal_files(tmp_path: Path) -> None:
+    """Whatever order a mode names its tensors in; sets have another one in every process."""
+    one = _checkpoint()
+    other = Checkpoint("dlrm", 8, dict(reversed(one.tensors.items())), one.facts)
+    first, second = (save(tmp_path, each).read_bytes() for each in (one, other))
+    assert first.replace(b'\\"step\\": 7', b'\\"step\\": 8') == second
+
+
 def test_the_newest_two_are_kept(tmp_path: Path) -> None:
     for step in (5, 100_000_000, 10):
         save(tmp_path, _checkpoint(step))

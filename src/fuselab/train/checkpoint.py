@@ -190,9 +190,10 @@ def _files(folder: Path) -> list[Path]:
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """As safetensors (format of version 0.4): the header's length, the header, the tensors, widest
-    elements first, which aligns all. safetensors' own writer has all of a GPU's tensors on the host
-    at once, and leaves a file under a name of its own when it is killed."""
-    order = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    elements first, which aligns all, then by name: equal checkpoints are equal files. safetensors'
+    own writer has all of a GPU's tensors on the host at once, and leaves a file under a name of its
+    own when it is killed."""
+    order = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, tensor in order:
