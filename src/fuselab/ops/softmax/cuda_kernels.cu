@@ -62,6 +62,10 @@ template <typename T>
 constexpr bool IsBfloat16 = false;
 template <>
 constexpr bool IsBfloat16<__nv_bfloat16> = true;
+template <typename First, typename Second>
+constexpr bool IsSame = false;
+template <typename T>
+constexpr bool IsSame<T, T> = true;
 
 template <typename To>
 struct Convert {  // float, double
@@ -485,8 +489,41 @@ __device__ Partial<Accumulator> merge_lanes(Accumulator maximum, Accumulator sum
   return {all, lanes_sum<1, 16>(sum * exponential(maximum - shift_for(all)))};
 }
 
+// Whether a thread's share of the registers holds its 16-bit elements, but not a float32 term of each
+// and 16 registers for the rest: then terms are computed once for the sum and again for the output.
+// `resident` threads shall fit one SM.
+template <typename Output>
+__device__ constexpr bool has_terms_twice(int elements, int resident) {
+  return sizeof(Output) == 2 && 65536 / resident < elements + 16;
+}
+
+// The larger elements of two pairs, and the larger element of a pair.
+__device__ __forceinline__ unsigned larger_pair(unsigned first, unsigned second, __half) {
+  const __half2 result =
+      __hmax2(reinterpret_cast<__half2&>(first), reinterpret_cast<__half2&>(second));
+  return reinterpret_cast<const unsigned&>(result);
+}
+__device__ __forceinline__ unsigned larger_pair(unsigned first, unsigned second, __nv_bfloat16) {
+  const __nv_bfloat162 result = __hmax2(reinterpret_cast<__nv_bfloat162&>(first),
+                                        reinterpret_cast<__nv_bfloat162&>(second));
+  return reinterpret_cast<const unsigned&>(result);
+}
+
+// The maximum of vectors of pairs, none of them widened: ptxas would keep the floats for the terms,
+// and spill. A pair of NaN gives NaN, which no maximum over threads takes.
+template <typename T, int kCount, int kVectors>
+__device__ float maximum_of_pairs(const Pack<T, kCount> (&packs)[kVectors]) {
+  Pack<T, 2> largest;
+  largest.pair[0] = packs[0].pair[0];
+#pragma unroll
+  for (int i = 1; i < kVectors * kCount / 2; ++i)
+    largest.pair[0] =
+        larger_pair(largest.pair[0], packs[2 * i / kCount].pair[i % (kCount / 2)], T{});
+  return larger(widened<T>(largest, 0), widened<T>(largest, 1));
+}
+
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector,
-          int kVectors, int kThreads, int kCluster>
+          int kVectors, int kThreads, int kCluster, bool kTwice>
 __device__ __forceinline__ void forward_on_chip(
     const Input* input, Output* output, int64_t rows, int32_t width,
     int64_t inner_count, int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
@@ -510,16 +547,21 @@ __device__ __forceinline__ void forward_on_chip(
   }
   Accumulator term[kVectors * kVector];
   Accumulator maximum = negative_infinity<Accumulator>();
+  if constexpr (kTwice && kVector > 1 && IsSame<Input, Output>) {
+    maximum = maximum_of_pairs(raw);
+  } else {
 #pragma unroll
-  for (int i = 0; i < kVectors * kVector; ++i) {
-    term[i] = widened<Output>(raw[i / kVector], i % kVector);
-    maximum = larger(maximum, term[i]);
+    for (int i = 0; i < kVectors * kVector; ++i) {
+      term[i] = widened<Output>(raw[i / kVector], i % kVector);
+      maximum = larger(maximum, term[i]);
+    }
   }
   maximum = lanes_maximum<1, Where::kLanes / 2>(maximum);
   const Accumulator shift = shift_for(maximum);
   Accumulator sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors * kVector; ++i) {
+    if constexpr (kTwice) term[i] = widened<Output>(raw[i / kVector], i % kVector);
     term[i] = exponential_term<kForm, Output>(term[i] - shift);
     sum += term[i];
   }
@@ -528,7 +570,7 @@ __device__ __forceinline__ void forward_on_chip(
   Accumulator own = 1;
   if constexpr (kThreads > 32) {
     of_row = exchange<Where::kWarps, kCluster, MergePartials>(of_row);
-    own = exponential(maximum - of_row.maximum);
+    if constexpr (!kTwice) own = exponential(maximum - of_row.maximum);
   }
   const Finish<kForm, Accumulator> finish(of_row, own);
   Output* to = output + place.row * width;
@@ -537,9 +579,13 @@ __device__ __forceinline__ void forward_on_chip(
     const int32_t element = (place.first + i * Where::kStep) * kVector;
     Pack<Output, kVector> result;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j)
-      result.element[j] = Convert<Output>::from(finish(
-          kForm == kSoftmax ? term[i * kVector + j] : widened<Output>(raw[i].element[j])));
+    for (int j = 0; j < kVector; ++j) {
+      Accumulator kept = term[i * kVector + j];
+      if constexpr (kTwice || kForm == kLogSoftmax) kept = widened<Output>(raw[i].element[j]);
+      if constexpr (kTwice && kForm == kSoftmax)
+        kept = exponential_term<kForm, Output>(kept - of_row.maximum);
+      result.element[j] = Convert<Output>::from(finish(kept));
+    }
     if (element < end) result.store(to + element);
   }
 }
@@ -636,7 +682,9 @@ __global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlo
     forward_resident(const Input* input, Output* output, int64_t rows,
                      int32_t width, int64_t inner_count, int64_t outer_stride,
                      int64_t inner_stride, int64_t dim_stride) {
-  forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, 1>(
+  constexpr int kResident = kBlocks * (kThreads <= 32 ? kNarrowBlock : kThreads);
+  forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, 1,
+                  has_terms_twice<Output>(kVectors * kVector, kResident)>(
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
 }
 
@@ -646,7 +694,8 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
     forward_cluster(const Input* input, Output* output, int64_t rows,
                     int32_t width, int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                     int64_t dim_stride) {
-  forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, kCluster>(
+  forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, kCluster,
+                  has_terms_twice<Output>(kVectors * kVector, kBlocks * kThreads)>(
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
 }
 

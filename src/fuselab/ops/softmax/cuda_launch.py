@@ -49,7 +49,11 @@ def _width(config: Config) -> int:
 
 
 # Threads of an SM that can run without spilling, by elements per thread (sm_90, both forms, CUDA
-# 13.0): 32 registers each at 2048, 64 at 1024. Keyed by step and bytes of the widest dtype.
+# 13.0): 32 registers each at 2048, 64 at 1024. Keyed by step and bytes of the widest dtype. Where a
+# 16-bit forward's share has no room for the terms, it computes them twice (has_terms_twice of
+# cuda_kernels.cu): 32 elements in 32 registers, 64 in 62, nothing spilt (float16's log_softmax: 12
+# and 17 words). So 128 KB of a bfloat16 row are in flight per SM as of a float32 one, where the
+# terms allow 64; for 11 instructions per element instead of 8 (softmax). Not timed.
 # Registers, softmax / log_softmax, at these bounds:
 #   forward, 16 elements     float32 32 / 32, bfloat16 32 / 32: 128 / 64 KB in flight per SM
 #   forward, 32 elements     float32 64 / 63 (cluster 64 / 64), bfloat16 47 / 64 (56 / 56)
@@ -59,15 +63,14 @@ def _width(config: Config) -> int:
 # float16's backward with 32 elements (11 words) and rows read element by element, of odd widths (2
 # to 6 words; bfloat16's backward with 32 elements 58). Loads and stores are LDG.E.128 and STG.E.128
 # where vector_length allows, loads all issued before the first use. Streamed, 16-bit types: 56
-# to 64 registers, nothing spilt; 64 KB of LDGSTS.128 in flight per SM. With 64 elements a 16-bit
-# forward spills 16 to 46 words at 1024 threads of an SM, and up to 26 at 768.
+# to 64 registers, nothing spilt; 64 KB of LDGSTS.128 in flight per SM.
 _FITTING_THREADS = {
-    ("forward", 2): {8: 2048, 16: 2048, 32: 1024},
-    ("forward", 4): {8: 2048, 16: 2048, 32: 1024},
-    ("backward", 2): {8: 2048, 16: 2048, 32: 1024},
-    ("backward", 4): {8: 2048, 16: 1024},
-    ("forward", 8): {8: 512},
-    ("backward", 8): {8: 512},
+    ("forward", 2): ((8, 2048), (16, 2048), (32, 1024), (32, 2048), (64, 1024)),
+    ("forward", 4): ((8, 2048), (16, 2048), (32, 1024)),
+    ("backward", 2): ((8, 2048), (16, 2048), (32, 1024)),
+    ("backward", 4): ((8, 2048), (16, 1024)),
+    ("forward", 8): ((8, 512),),
+    ("backward", 8): ((8, 512),),
 }
 # The first line that is wide enough is taken; clusters only on sm_90 and newer, those of 16 where
 # the device has room for one. A cluster's blocks exchange by st.async, so that nothing waits for a
@@ -233,7 +236,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
     fitting = _FITTING_THREADS[step, itemsize]
     if width <= 512:
         narrow = [
-            _row(threads, elements, fitting.get(elements, 2048) // _NARROW_BLOCK)
+            _row(threads, elements, dict(fitting).get(elements, 2048) // _NARROW_BLOCK)
             for elements in (4, 8, 16)
             for threads in (4, 8, 16, 32)
             if threads * elements == bucket and 16 <= elements * itemsize <= 64 and itemsize < 8
@@ -241,12 +244,13 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
         return tuple(dict.fromkeys((*defaults, *narrow)))
     spreads = [
         _row(threads, elements, most // threads // share, cluster)
-        for elements, most in fitting.items()
+        for elements, most in fitting
         for threads in (128, 256, 512, 1024)
         for cluster in (1, 2, 4, 8, 16)
         if cluster <= (largest if itemsize < 8 else 1)
         for share in ((1, 2) if cluster == 1 else (1,))
         if threads * elements * cluster == bucket and threads * share <= most
+        if most * elements <= 32768 or threads >= 512  # with terms twice few, each is compiled
     ]
     pieces = (_PIECES,) if width > 16384 else ()
     return tuple(dict.fromkeys((*defaults, *spreads, *pieces)))
@@ -432,6 +436,10 @@ def _representative_expressions() -> tuple[str, ...]:
                 for line in lines
             ]
             found += _in_pieces(step, (*form, *types), lengths, 2**20, _PIECES)
+    for config in (_row(1024, 32, 2), _row(1024, 32, 2, cluster=8), _row(512, 64, 2, cluster=8)):
+        for _, form, lengths in _steps(8)[:2]:  # terms twice
+            for name in ("__half", "__nv_bfloat16"):
+                found.append(_resident("forward", (*form, name, name), lengths, config))
     for types in (("__half", "__half"), ("__half", "float"), ("double", "__nv_bfloat16")):
         for step, form, lengths in _steps(1):
             found.append(_resident(step, (*form, *types), lengths, _row(4, 8)))
