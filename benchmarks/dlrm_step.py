@@ -6,9 +6,10 @@
 Providers: ``eager``, ``compile`` and ``compile+graphs`` are how people write it (26 look-ups with
 sparse gradients, torch.optim.SGD, what lies behind the tables eager or through torch.compile);
 ``strong`` is plain PyTorch at its best (one table, ``index_add_`` for its update, a compiled dense
-part, the whole step in one CUDA graph); ``ours`` is the fused mode of ``fuselab train dlrm``, with
-``branches`` what the chain of products does not wait for runs beside it. On a
-GPU each runs in tf32 and bf16. ``forward`` cases are inference: rows to probabilities.
+part, the whole step in one CUDA graph); ``ours`` is the fused mode of ``fuselab train dlrm``, as it
+comes. ``ours-branches`` and ``ours+branches``, asked for by name, never and always run beside the
+chain of products what it does not wait for. On a GPU each runs in tf32 and bf16. ``forward`` cases
+are inference: rows to probabilities, which lie where the graph leaves them.
 
 A case is ``dot-2048``, ``outer-2048``, ``forward-128``. ``loop`` is microseconds per step of a loop
 that is waited for at its end, rounds of all providers in turn; ``cold`` is the device's time with a
@@ -42,6 +43,7 @@ from fuselab.data.layout import DENSE_COLUMNS
 from fuselab.device.environment import describe
 from fuselab.measure.fresh import allocation_is_pinned, run_pinned
 from fuselab.measure.timer import timer
+from fuselab.models.branch import branch_of
 from fuselab.models.dlrm import MAIN, Dlrm, DlrmConfig
 from fuselab.models.dlrm_fused import FusedDlrm, dense_parameters
 from fuselab.report.files import write_json
@@ -53,10 +55,11 @@ CASES = {
     "cuda": ("dot-128", "dot-2048", "dot-65536", "outer-2048", "forward-128", "forward-2048"),
     "cpu": ("dot-2048",),
 }
-PROVIDERS = ("eager", "compile", "compile+graphs", "strong", "ours", "ours+branches")
+PROVIDERS = ("eager", "compile", "compile+graphs", "strong", "ours")
+BRANCHES = {"ours": None, "ours-branches": False, "ours+branches": True}
 # Compiling takes longer than timing: these cases alone have the two peers that are host-bound.
 COMPILED_AS_WRITTEN = ("dot-2048", "outer-2048")
-CHILDREN = 8
+CHILDREN = 12  # of 16 cores; each is a process with a CUDA context, some gigabytes of host memory
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--case", nargs="+")
-    parser.add_argument("--provider", nargs="+", choices=PROVIDERS)
+    parser.add_argument("--provider", nargs="+", choices=sorted({*PROVIDERS, *BRANCHES}))
     parser.add_argument("--precision", nargs="+", choices=("fp32", "tf32", "bf16"))
     parser.add_argument("--largest", type=int, help="rows of the largest table")
     parser.add_argument("--budget", type=float, default=2.0, help="seconds of timing per case")
@@ -141,7 +144,7 @@ def _again_pinned() -> int:
 
 def _left_out(case: str, provider: str) -> bool:
     compiled = provider.startswith("compile")
-    forward = case.startswith("forward") and provider in ("compile+graphs", "ours+branches")
+    forward = case.startswith("forward") and provider in ("compile+graphs", *list(BRANCHES)[1:])
     return forward or (compiled and case not in COMPILED_AS_WRITTEN)
 
 
@@ -225,9 +228,8 @@ def candidate(
             model = Dlrm(config)
         if forward:
             return forward_of(provider, model, batch, half)
-        if provider.startswith("ours"):
-            branches = provider == "ours+branches"
-            fused = FusedStep(model, "sgd", len(batch.labels), half, branches)
+        if provider in BRANCHES:
+            fused = FusedStep(model, "sgd", len(batch.labels), half, BRANCHES[provider])
             fused(batch, RATE)
             if fused.graph is None:
                 return Candidate(lambda: fused(batch, RATE), lambda: fused(batch, RATE), False)
@@ -253,19 +255,18 @@ def batch_of(config: DlrmConfig, size: int, device: torch.device) -> Batch:
 
 def forward_of(provider: str, model: Dlrm, batch: Batch, half: bool) -> Candidate:
     device = batch.dense.device
-    result = torch.empty(len(batch.labels), 1, device=device)
     if provider == "ours":
-        fused = FusedDlrm(model, half)
+        fused = FusedDlrm(model, half, branch_of(device, len(batch.labels)))
 
         def ours() -> None:
             with torch.no_grad():
-                result.copy_(fused.probabilities(batch.dense, batch.sparse))
+                fused.probabilities(batch.dense, batch.sparse)
 
         return _captured(ours, device)
 
     def plain() -> None:
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
-            result.copy_(torch.sigmoid(model.logits_of_rows(batch.dense, batch.sparse)))
+            torch.sigmoid(model.logits_of_rows(batch.dense, batch.sparse).float())
 
     return Candidate(plain, plain, False)
 
@@ -318,11 +319,9 @@ def strong(config: DlrmConfig, batch: Batch, half: bool, forward: bool) -> Candi
         flat.index_add_(0, rows, of_vectors.reshape(-1, width), alpha=-RATE)
         torch._foreach_add_([value.detach() for value in parameters], grads, alpha=-RATE)
 
-    result = torch.empty(len(batch.labels), 1, device=device)
-
     def infer() -> None:
         with torch.no_grad():
-            result.copy_(probability_of(batch.dense, look_up()[1]))
+            probability_of(batch.dense, look_up()[1])
 
     return _captured(infer if forward else work, device)
 

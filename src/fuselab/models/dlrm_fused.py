@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fuselab.models.branch import Branch, linear_relu
+from fuselab.models.branch import Branch, beside, linear_relu
 from fuselab.models.dlrm import Dlrm
 from fuselab.ops import (
     cat_interaction,
@@ -64,8 +64,10 @@ class FusedDlrm:
             torch._foreach_copy_([operand.detach() for operand in self.operands], self.leaves)
 
     def vectors(self, rows: Tensor) -> Tensor:
-        """The embeddings, [B, 26, D], of rows [B, 26], without a gradient: a leaf of the graph."""
-        return embedding_lookup(self.tables, rows)
+        """The embeddings, [B, 26, D], of rows [B, 26], without a gradient: a leaf of the graph.
+        They come from the branch, which the interaction joins."""
+        with beside(self.branch):
+            return embedding_lookup(self.tables, rows)
 
     def loss(self, dense: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
         """Mean binary cross-entropy, 0-d; ``labels`` [B]."""
@@ -90,7 +92,7 @@ class FusedDlrm:
         for weight, bias in self.bottom:
             dense = self._layer(dense, weight, bias)
         if self.branch is not None:
-            self.branch.join()  # the look-up may have run beside the layers above
+            self.branch.join()  # the look-up runs beside the layers above
         hidden, layers = self._interact(dense, vectors.to(self.dtype))
         for weight, bias in layers:
             hidden = self._layer(hidden, weight, bias)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from fuselab.data import Batch
 from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS
 from fuselab.errors import UnknownNameError
-from fuselab.models.branch import Branch
+from fuselab.models.branch import Branch, beside, branch_of
 from fuselab.models.dlrm import Dlrm
 from fuselab.models.dlrm_fused import FusedDlrm, dense_parameters, tables
 from fuselab.train.capturable import DenseOptimizer, TableOptimizer
@@ -134,22 +133,12 @@ class PlainStep:
             load_state_tensors(optimizer, own, tensors)
 
 
-def branches_pay(batch_size: int) -> bool:
-    """Whether a step of this many rows leaves enough of a GPU idle for work beside its chain.
-
-    us a step of the main configuration in bfloat16, without and with branches, on an H200 (torch
-    2.11, 2026-11-21): 110.7 and 87.2 at 128 rows, 147.2 and 133.5 at 2048, 1089 and 1134 at 65536;
-    outer 1783 and 1763 at 2048. Between 2048 and 65536 nothing was timed.
-    """
-    return batch_size <= 8192
-
-
 class FusedStep:
     """Operators of fuselab, on a GPU the whole step, optimizer and loss included, in one CUDA
     graph: batch, learning rate and count lie in memory that it reads, and nothing waits for it.
 
     With ``branches`` the look-up, the tables' update and the gradients of weights run beside the
-    chain of products, as branches of the graph; by default where ``branches_pay``.
+    chain of products, as branches of the graph; by default where ``branch_of`` gives one.
     """
 
     def __init__(
@@ -162,8 +151,9 @@ class FusedStep:
     ) -> None:
         self.model, self.half = model, half
         device = next(model.parameters()).device
-        branches = branches_pay(batch_size) if branches is None else branches
-        self.branch = Branch(device) if branches and device.type == "cuda" else None
+        self.branch = branch_of(device, batch_size)
+        if branches is not None:
+            self.branch = Branch(device) if branches and device.type == "cuda" else None
         self.rate = torch.zeros((), device=device)
         self.count = torch.zeros((), device=device)
         self.of_tables = TableOptimizer(optimizer, tables(model), self.rate, self.count)
@@ -206,7 +196,7 @@ class FusedStep:
         self.of_dense.step(grads)
 
     def _update_tables(self, of_vectors: Tensor) -> None:
-        with self._beside(of_vectors):
+        with beside(self.branch, of_vectors):
             self.of_tables.step(self.batch.sparse, of_vectors)
 
     def _differentiate(
@@ -214,18 +204,14 @@ class FusedStep:
     ) -> tuple[list[Tensor], Tensor]:
         """The dense leaves' gradients in the operands' dtype, and the loss; ``with_vectors`` is
         given the vectors' gradient as soon as it is there."""
-        with self._beside():
-            vectors = self.fused.vectors(batch.sparse)
-        vectors.requires_grad_().register_hook(with_vectors)
+        vectors = self.fused.vectors(batch.sparse).requires_grad_()
+        vectors.register_hook(with_vectors)
         loss = self.fused.loss(batch.dense, vectors, batch.labels)
         wanted = [*self.fused.operands, vectors]
         grads = torch.autograd.grad(loss, wanted, upstream)
         if self.branch is not None:
             self.branch.join()
         return list(grads[:-1]), loss.detach()
-
-    def _beside(self, *used: Tensor) -> AbstractContextManager[None]:
-        return nullcontext() if self.branch is None else self.branch.beside(*used)
 
     def gradients(self, batch: Batch) -> dict[str, Tensor]:
         of_vectors: list[Tensor] = []

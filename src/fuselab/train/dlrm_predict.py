@@ -16,6 +16,7 @@ from fuselab.data.layout import DENSE_COLUMNS
 from fuselab.data.prepared import Prepared, is_prepared
 from fuselab.errors import ArgumentError
 from fuselab.measure.timing import time
+from fuselab.models.branch import branch_of
 from fuselab.models.dlrm import Dlrm
 from fuselab.models.dlrm_fused import FusedDlrm
 from fuselab.report.files import replacing
@@ -70,7 +71,7 @@ def latencies(model: Dlrm, batches: Sequence[int] = LATENCY_BATCHES) -> list[dic
     """Microseconds of a forward from rows to probabilities, on the device of the model: the plain
     model, and the fused one, on a GPU in a CUDA graph."""
     device = next(model.parameters()).device
-    fused = FusedDlrm(model)
+    fused = FusedDlrm(model, branch=branch_of(device, max(batches)))
     measured = []
     for size in batches:
         batch = _batch(model, size, device)
