@@ -24,6 +24,7 @@ from interaction_cases import (
 
 from fuselab.ops.cat_interaction.op import OP as CAT
 from fuselab.ops.dot_interaction.op import OP as DOT
+from fuselab.ops.outer_interaction_linear import folding
 from fuselab.ops.outer_interaction_linear import triton_launch as outer_triton
 from fuselab.ops.outer_interaction_linear.op import OP as OUTER
 from fuselab.runtime import interpreter
@@ -180,11 +181,11 @@ def test_outer_rounds_its_operands_to_the_nearest_tf32():
 
 def in_small_pieces(step: str, *args: Any) -> Any:
     """In the interpreter's process: the weight folded a row of tiles at a time."""
-    before, outer_triton.PIECE_BYTES = outer_triton.PIECE_BYTES, 1
+    before, folding.PIECE_BYTES = folding.PIECE_BYTES, 1
     try:
         return getattr(outer_triton, step)(*args)
     finally:
-        outer_triton.PIECE_BYTES = before
+        folding.PIECE_BYTES = before
 
 
 def test_outer_in_pieces():

@@ -10,7 +10,8 @@ from interaction_cases import layer, normal
 from fuselab.errors import DtypeError, ShapeError, UnknownNameError
 from fuselab.models.dlrm import SMALL, Dlrm
 from fuselab.ops import outer_interaction_linear
-from fuselab.ops.outer_interaction_linear import triton_launch
+from fuselab.ops.outer_interaction_linear import folding, triton_launch
+from fuselab.ops.outer_interaction_linear import layer as layer_launch
 from fuselab.ops.outer_interaction_linear.op import OP, plain
 
 
@@ -133,24 +134,24 @@ def test_the_floor_counts_a_pair_once():
 
 def test_workspace_of_the_gpu_kernels():
     """Half the weight, and 3.5 % of zeros; no more shares than steps."""
-    assert triton_launch.pair_count(432) == 96768
-    assert triton_launch.pair_count(1) == triton_launch.pair_count(16) == 256
+    assert folding.pair_count(432) == 96768
+    assert folding.pair_count(1) == folding.pair_count(16) == 256
     for tiles, steps in ((1, 1), (1, 4), (3, 1512), (64, 378)):
-        assert 1 <= triton_launch.shares(tiles, steps, 8, torch.device("cpu")) <= max(1, steps // 8)
+        assert 1 <= layer_launch.shares(tiles, steps, 8, torch.device("cpu")) <= max(1, steps // 8)
     for tile in triton_launch._FORWARD.values():
-        assert triton_launch.BLOCK % tile.pairs_i == 0
+        assert folding.BLOCK % tile.pairs_i == 0
 
 
 def test_pieces_are_all_of_the_folded_weight_once():
     for width in (1, 16, 17, 64, 65, 432, 1000):
         for columns, size in ((1, 4), (512, 2), (4096, 4)):
-            pieces = triton_launch.pieces(width, columns, size)
+            pieces = folding.pieces(width, columns, size)
             square = tile = 0
             for piece in pieces:
                 assert (piece.first, piece.first_tile) == (square, tile)
                 square, tile = square + piece.squares, tile + piece.tiles
-            assert square * triton_launch.BLOCK**2 == triton_launch.pair_count(width)
-            assert tile == triton_launch.triangle(-(-width // triton_launch.FOLD_TILE))
-    published = [piece.pairs * 512 * 2 for piece in triton_launch.pieces(432, 512, 2)]
+            assert square * folding.BLOCK**2 == folding.pair_count(width)
+            assert tile == folding.triangle(-(-width // folding.FOLD_TILE))
+    published = [piece.pairs * 512 * 2 for piece in folding.pieces(432, 512, 2)]
     assert len(published) == 4
-    assert max(published) <= triton_launch.PIECE_BYTES
+    assert max(published) <= folding.PIECE_BYTES

@@ -23,7 +23,7 @@ from interaction_cases import (
 from fuselab.errors import UnsupportedError
 from fuselab.ops import outer_interaction_linear
 from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.outer_interaction_linear import triton_launch, wgmma_launch
+from fuselab.ops.outer_interaction_linear import folding, triton_launch, wgmma_launch
 from fuselab.ops.outer_interaction_linear.op import OP
 from fuselab.runtime.fallback import strict
 
@@ -150,7 +150,7 @@ def test_in_pieces(hopper, dtype, monkeypatch):
     memory of the pre-activation's, too."""
     inputs = on_gpu(*layer(200, 9, 16, 264, dtype))
     whole = wgmma_launch.forward(*inputs, "identity")
-    monkeypatch.setattr(triton_launch, "PIECE_BYTES", 1)
+    monkeypatch.setattr(folding, "PIECE_BYTES", 1)
     run(*inputs, "identity")
     run(*inputs, "gelu")
     ours = wgmma_launch.forward(*inputs, "identity")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.linear_activation.product import unit
-from fuselab.ops.outer_interaction_linear import triton_launch, wgmma_launch
+from fuselab.ops.outer_interaction_linear import cublas_launch, triton_launch, wgmma_launch
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
 from fuselab.ops.outer_interaction_linear.rewrites import rewrites
 from fuselab.ops.outer_interaction_linear.tensors import DTYPES, empty_gradients, empty_output
@@ -244,24 +245,26 @@ def draw(draw: Draw) -> Inputs:
     )
 
 
+def _implementation(launcher: ModuleType) -> Implementation:
+    """Its backward takes what its forward does."""
+
+    def supports_backward(
+        needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, *arguments: Any
+    ) -> str | None:
+        return launcher.supports(*arguments)
+
+    return Implementation(
+        "cuda", launcher.forward, launcher.backward, launcher.supports, supports_backward
+    )
+
+
 OP = FusedOp(
     name="fuselab::outer_interaction_linear",
     reference=reference,
     implementations={
-        "triton": Implementation(
-            "cuda",
-            triton_launch.forward,
-            triton_launch.backward,
-            triton_launch.supports,
-            triton_launch.supports_backward,
-        ),
-        "wgmma": Implementation(
-            "cuda",
-            wgmma_launch.forward,
-            wgmma_launch.backward,
-            wgmma_launch.supports,
-            wgmma_launch.supports_backward,
-        ),
+        "triton": _implementation(triton_launch),
+        "wgmma": _implementation(wgmma_launch),
+        "cublas": _implementation(cublas_launch),
     },
     cost=cost,
     cost_backward=cost_backward,

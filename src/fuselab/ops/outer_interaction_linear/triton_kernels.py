@@ -39,6 +39,7 @@ import triton
 import triton.language as tl
 
 from fuselab.ops.activations.triton_functions import activate
+from fuselab.ops.linear_activation.triton_kernels import add_product
 
 
 @triton.jit
@@ -185,12 +186,8 @@ def forward(
             mask=column[None, :] < columns,
             other=0.0,
         )
-        total = tl.dot(
-            tl.reshape(products.to(z.dtype.element_ty), [BLOCK_ROWS, depth]),
-            weights,
-            total,
-            input_precision=PRECISION,
-        )
+        products = tl.reshape(products.to(z.dtype.element_ty), [BLOCK_ROWS, depth])
+        total = add_product(total, products, weights, PRECISION)
         start += BLOCK_I
         is_done = start == (block + 1) * BLOCK
         block = tl.where(is_done, block + 1, block)
@@ -253,6 +250,48 @@ def finish_output(
 
 
 @triton.jit
+def place_in_square(row, pairs, square, BLOCK: tl.constexpr):
+    """Where square number ``square`` of a row of ``pairs`` numbers lies: [ROWS, BLOCK, BLOCK]."""
+    inside = tl.arange(0, BLOCK)
+    square_place = inside[None, :, None] * BLOCK + inside[None, None, :]
+    return row[:, None, None] * pairs + (square * (BLOCK * BLOCK) + square_place)
+
+
+@triton.jit
+def form_products(
+    z,  # (rows, width)
+    products,  # (rows, pairs)
+    rows,
+    width,
+    pairs,
+    first,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """products[b] = z_i z_j of every pair of a run of squares, from number ``first`` on."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    upper, lower = triangle_place(first + tl.program_id(1))
+    left = load_elements(z, row, lower * BLOCK + tl.arange(0, BLOCK), rows, width)
+    right = load_elements(z, row, upper * BLOCK + tl.arange(0, BLOCK), rows, width)
+    place = place_in_square(row, pairs, tl.program_id(1), BLOCK)
+    value = left[:, :, None] * right[:, None, :]
+    tl.store(products + place, value, mask=row[:, None, None] < rows)
+
+
+@triton.jit
+def store_mirrored(grad_weight, value, column, lower, upper, width, columns, BLOCK: tl.constexpr):
+    """grad_weight[n, i, j] = grad_weight[n, j, i] = value: [COLUMNS, BLOCK, BLOCK], of a square."""
+    value = value.to(grad_weight.dtype.element_ty)
+    start = grad_weight + column[:, None, None] * width * width
+    i = (lower * BLOCK + tl.arange(0, BLOCK))[None, :, None]
+    j = (upper * BLOCK + tl.arange(0, BLOCK))[None, None, :]
+    mask = (column[:, None, None] < columns) & (i < width) & (j < width)
+    tl.store(start + (i * width + j), value, mask=mask)
+    if upper != lower:
+        tl.store(start + (j * width + i), value, mask=mask)
+
+
+@triton.jit
 def weight_gradient(
     z,  # (rows, width)
     grad,  # (rows, columns), of the pre-activation
@@ -287,20 +326,34 @@ def weight_gradient(
             products = tl.trans(left)[:, None, :] * tl.trans(right)[None, :, :]
             products = as_operand(products, PRECISION)
             products = tl.reshape(products.to(z.dtype.element_ty), [depth, BLOCK_ROWS])
-            total = tl.dot(products, upstream, total, input_precision=PRECISION)
+            total = add_product(total, products, upstream, PRECISION)
         else:
             products = as_operand(left[:, :, None] * right[:, None, :], PRECISION)
             products = tl.reshape(products.to(z.dtype.element_ty), [BLOCK_ROWS, depth])
-            total = tl.dot(tl.trans(upstream), products, total, input_precision=PRECISION)
+            total = add_product(total, tl.trans(upstream), products, PRECISION)
     if PAIRS_FIRST:
         total = tl.trans(total)
-    value = tl.reshape(total, [BLOCK_COLUMNS, BLOCK, BLOCK]).to(grad_weight.dtype.element_ty)
-    start = grad_weight + column[:, None, None] * width * width
-    i, j = i[None, :, None], j[None, None, :]
-    mask = (column[:, None, None] < columns) & (i < width) & (j < width)
-    tl.store(start + (i * width + j), value, mask=mask)
-    if upper != lower:
-        tl.store(start + (j * width + i), value, mask=mask)
+    value = tl.reshape(total, [BLOCK_COLUMNS, BLOCK, BLOCK])
+    store_mirrored(grad_weight, value, column, lower, upper, width, columns, BLOCK)
+
+
+@triton.jit
+def unfold(
+    grad_folded,  # (columns, pairs)
+    grad_weight,  # (columns, width²)
+    width,
+    columns,
+    pairs,
+    first,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """grad_weight[n, i, j] = grad_weight[n, j, i] = grad_folded[n] of the pair."""
+    column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    upper, lower = triangle_place(first + tl.program_id(1))
+    place = place_in_square(column, pairs, tl.program_id(1), BLOCK)
+    value = tl.load(grad_folded + place, mask=column[:, None, None] < columns, other=0.0)
+    store_mirrored(grad_weight, value, column, lower, upper, width, columns, BLOCK)
 
 
 @triton.jit
@@ -309,6 +362,22 @@ def add_to(pointer, value, mask):
     the barriers order a program's own steps."""
     tl.debug_barrier()
     tl.store(pointer, tl.load(pointer, mask=mask, other=0.0) + value, mask=mask)
+
+
+@triton.jit
+def pull_square(square, z, partial, row, lower, upper, rows, width, BLOCK: tl.constexpr):
+    """partial += the gradients of z_i and z_j, by that of a square of products, ``square``:
+    [ROWS, BLOCK, BLOCK]. ``partial`` points at the samples' rows."""
+    i = lower * BLOCK + tl.arange(0, BLOCK)
+    j = upper * BLOCK + tl.arange(0, BLOCK)
+    left = load_elements(z, row, i, rows, width).to(tl.float32)
+    right = load_elements(z, row, j, rows, width).to(tl.float32)
+    kept = ((i[:, None] <= j[None, :]) & (j[None, :] < width))[None, :, :]
+    of_left = tl.sum(tl.where(kept, square * right[:, None, :], 0.0), axis=2)
+    of_right = tl.sum(tl.where(kept, square * left[:, :, None], 0.0), axis=1)
+    is_row = row[:, None] < rows
+    add_to(partial + i[None, :], of_left, is_row & (i[None, :] < width))
+    add_to(partial + j[None, :], of_right, is_row & (j[None, :] < width))
 
 
 @triton.jit
@@ -346,18 +415,38 @@ def input_gradient(
                 mask=column[:, None] < columns,
                 other=0.0,
             )
-            total = tl.dot(upstream, weights, total, input_precision=PRECISION)
-        i = lower * BLOCK + tl.arange(0, BLOCK)
-        j = upper * BLOCK + tl.arange(0, BLOCK)
-        left = load_elements(z, row, i, rows, width).to(tl.float32)
-        right = load_elements(z, row, j, rows, width).to(tl.float32)
-        kept = ((i[:, None] <= j[None, :]) & (j[None, :] < width))[None, :, :]
+            total = add_product(total, upstream, weights, PRECISION)
         square = tl.reshape(total, [BLOCK_ROWS, BLOCK, BLOCK])
-        of_left = tl.sum(tl.where(kept, square * right[:, None, :], 0.0), axis=2)
-        of_right = tl.sum(tl.where(kept, square * left[:, :, None], 0.0), axis=1)
-        is_row = row[:, None] < rows
-        add_to(partial + i[None, :], of_left, is_row & (i[None, :] < width))
-        add_to(partial + j[None, :], of_right, is_row & (j[None, :] < width))
+        pull_square(square, z, partial, row, lower, upper, rows, width, BLOCK)
+        is_done = lower == upper
+        upper = tl.where(is_done, upper + 1, upper)
+        lower = tl.where(is_done, 0, lower + 1)
+
+
+@triton.jit
+def pull_products(
+    z,  # (rows, width)
+    grad_products,  # (rows, pairs)
+    partial,  # (splits, rows, width)
+    rows,
+    width,
+    pairs,
+    first,
+    squares,  # from number `first` on
+    split_squares,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """partial[split] += a share of the gradient of z by that of its products, for BLOCK_ROWS
+    samples."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    begin = tl.program_id(1) * split_squares
+    upper, lower = triangle_place(first + begin)
+    partial += tl.program_id(1).to(tl.int64) * rows * width + row[:, None] * width
+    for square in range(begin, tl.minimum(begin + split_squares, squares)):
+        place = place_in_square(row, pairs, square, BLOCK)
+        value = tl.load(grad_products + place, mask=row[:, None, None] < rows, other=0.0)
+        pull_square(value, z, partial, row, lower, upper, rows, width, BLOCK)
         is_done = lower == upper
         upper = tl.where(is_done, upper + 1, upper)
         lower = tl.where(is_done, 0, lower + 1)

@@ -1,31 +1,21 @@
-"""Launching the kernels of Hopper's warpgroup matrix instructions (wgmma), between Triton's, which
-fold the weight and finish."""
+"""Launching the kernels of Hopper's warpgroup matrix instructions (wgmma), behind Triton's fold."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fuselab.ops.cat_interaction.triton_launch import forward as joined
 from fuselab.ops.linear_activation.wgmma_launch import is_hopper
-from fuselab.ops.outer_interaction_linear import triton_launch
-from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output
-from fuselab.ops.outer_interaction_linear.triton_launch import (
+from fuselab.ops.outer_interaction_linear import layer
+from fuselab.ops.outer_interaction_linear.folding import (
     BLOCK,
-    contiguous_rows,
-    finish_input,
-    finish_output,
     folded_pieces,
     pieces,
-    preactivation_gradient,
-    shares,
-    transposed,
-    triangle,
+    square_count,
 )
+from fuselab.ops.outer_interaction_linear.triton_launch import transposed
 from fuselab.runtime.cuda_source import CudaSource, i32
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div
@@ -68,40 +58,15 @@ def supports(
         return f"a sample has {elements} elements; it takes multiples of {BLOCK}"
     if weight.shape[0] % 8:
         return f"there are {weight.shape[0]} outputs; it takes multiples of 8"
-    return triton_launch.supports(dense, embeddings, weight, bias, activation)
+    return layer.supports(dense, embeddings, weight, bias, activation)
 
 
-def supports_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> str | None:
-    return supports(dense, embeddings, weight, bias, activation)
-
-
-def forward(
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    scratch: Tensor | None = None,
-) -> Tensor:
-    """``scratch``, of the weight's dtype, may be written over."""
-    output = empty_output(dense, weight)
-    if output.numel() == 0:
-        return output
-    z, weight = joined(dense, embeddings), contiguous_rows(weight)
+def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
     (rows, width), columns = z.shape, weight.shape[0]
     tiles = ceil_div(rows, _ROWS) * ceil_div(columns, _COLUMNS)
     # Every share has some of the first piece: it writes what the others add to.
     splits = min(
-        shares(tiles, triangle(width // BLOCK), 2, z.device),
+        layer.shares(tiles, square_count(width), 2, z.device),
         pieces(width, columns, weight.element_size())[0].squares,
     )
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
@@ -117,54 +82,19 @@ def forward(
             ),
             _FORWARD_BYTES,
         )
-    finish_output(partial, z, weight, bias, activation, output)
-    return output
-
-
-def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> tuple[Tensor | None, ...]:
-    """The folded weight lies in its gradient, which is written last."""
-    grad_dense, grad_embeddings, grad_weight, _ = empty_gradients(
-        (*needs[:3], False), dense, embeddings, weight, bias
-    )
-    recompute = functools.partial(forward, dense, embeddings, weight, bias, "identity", grad_weight)
-    total, grad_bias = preactivation_gradient(needs, grad_output, output, activation, recompute)
-    if total.numel() == 0:
-        for empty in (grad_dense, grad_embeddings, grad_weight):
-            if empty is not None:
-                empty.zero_()
-        return grad_dense, grad_embeddings, grad_weight, grad_bias
-    if why_not(total) is not None:  # an upstream gradient that begins within 16 bytes
-        total = total.clone()
-    z = joined(dense, embeddings)
-    if grad_dense is not None or grad_embeddings is not None:
-        _input_gradient(
-            *(z, total, contiguous_rows(weight), grad_weight, dense.shape[1]),
-            *(grad_dense, grad_embeddings),
-        )
-    if grad_weight is not None:
-        _weight_gradient(z, total, grad_weight)
-    return grad_dense, grad_embeddings, grad_weight, grad_bias
+    return partial
 
 
 def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
     """One launch, behind a copy of z whose samples are neighbours."""
     (rows, width), columns = z.shape, total.shape[1]
-    tiles = ceil_div(columns, _WEIGHT_COLUMNS) * triangle(width // BLOCK)
+    tiles = ceil_div(columns, _WEIGHT_COLUMNS) * square_count(width)
     WGMMA.launch(
         f"weight_gradient<{_TYPES[z.dtype]}>",
         (min(tiles, multiprocessors(z.device)), 1, 1),
         (_THREADS, 1, 1),
         (
-            tensor_map(total, _DEPTH, 64),
+            tensor_map(_aligned(total), _DEPTH, 64),
             tensor_map(transposed(z), BLOCK, _DEPTH),
             *(grad_weight, i32(rows), i32(width), i32(columns)),
         ),
@@ -172,18 +102,11 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
     )
 
 
-def _input_gradient(
-    z: Tensor,
-    total: Tensor,
-    weight: Tensor,
-    scratch: Tensor | None,
-    dense_width: int,
-    grad_dense: Tensor | None,
-    grad_embeddings: Tensor | None,
-) -> None:
+def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
     (rows, width), columns = z.shape, total.shape[1]
+    total = _aligned(total)
     tiles = ceil_div(rows, _ROWS)
-    splits = shares(tiles, triangle(width // BLOCK), 2, z.device)
+    splits = layer.shares(tiles, square_count(width), 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
     for piece, folded in folded_pieces(weight, width, scratch):
         WGMMA.launch(
@@ -198,8 +121,16 @@ def _input_gradient(
             ),
             _INPUT_BYTES,
         )
-    finish_input(partial, z, total, weight, dense_width, grad_dense, grad_embeddings)
+    return partial
 
+
+def _aligned(total: Tensor) -> Tensor:
+    """A copy of an upstream gradient that begins within 16 bytes."""
+    return total if why_not(total) is None else total.clone()
+
+
+_PRODUCTS = layer.Products(_output, _input_gradient, _weight_gradient)
+forward, backward = _PRODUCTS.forward, _PRODUCTS.backward
 
 CUDA_EXPRESSIONS = tuple(
     f"{kernel}<{element}>"

@@ -1,0 +1,213 @@
+"""The layer and its gradients around three products of matrices, whoever multiplies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fuselab.ops.activations import activation as activation_named
+from fuselab.ops.add_mul_activation.launch import Saved, backward_triton
+from fuselab.ops.cat_interaction.triton_launch import forward as joined
+from fuselab.ops.outer_interaction_linear import triton_kernels
+from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div
+from fuselab.runtime.triton_launch import launch
+
+_FINISH_ROWS, _FINISH_COLUMNS = 16, 128
+_MOST_ELEMENTS = 32768  # of z: pairs and places in a row of the weight count in 32 bits
+
+
+@dataclass(frozen=True)
+class Products:
+    """An implementation's products, of z ``(B, K)`` and total, the pre-activation's gradient
+    ``(B, N)``, both contiguous, and weight, whose rows are. ``scratch`` is None, or a tensor of the
+    weight's dtype that may be written over. None of them has a dimension of size 0.
+
+    ``output(z, weight, scratch)`` is the sum over pairs in float32 shares ``(splits, B, N)``;
+    ``input_gradient(z, total, weight, scratch)`` z's gradient in shares ``(splits, B, K)``;
+    ``weight_gradient(z, total, grad_weight)`` writes the weight's.
+    """
+
+    output: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    input_gradient: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    weight_gradient: Callable[[Tensor, Tensor, Tensor], None]
+
+    def forward(
+        self,
+        dense: Tensor,
+        embeddings: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str,
+        scratch: Tensor | None = None,
+    ) -> Tensor:
+        output = empty_output(dense, weight)
+        if output.numel() == 0:
+            return output
+        z, weight = joined(dense, embeddings), _contiguous_rows(weight)
+        _finish_output(self.output(z, weight, scratch), z, weight, bias, activation, output)
+        return output
+
+    def backward(
+        self,
+        needs: Sequence[bool],
+        grad_output: Tensor,
+        output: Tensor | None,
+        dense: Tensor,
+        embeddings: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str,
+    ) -> tuple[Tensor | None, ...]:
+        """The folded weight lies in its gradient, which is written last."""
+        grad_dense, grad_embeddings, grad_weight, _ = empty_gradients(
+            (*needs[:3], False), dense, embeddings, weight, bias
+        )
+        recompute = functools.partial(
+            self.forward, dense, embeddings, weight, bias, "identity", grad_weight
+        )
+        total, grad_bias = _preactivation_gradient(
+            needs, grad_output, output, activation, recompute
+        )
+        if total.numel() == 0:
+            for empty in (grad_dense, grad_embeddings, grad_weight):
+                if empty is not None:
+                    empty.zero_()
+            return grad_dense, grad_embeddings, grad_weight, grad_bias
+        z = joined(dense, embeddings)
+        if grad_dense is not None or grad_embeddings is not None:
+            weight = _contiguous_rows(weight)
+            partial = self.input_gradient(z, total, weight, grad_weight)
+            _finish_input(partial, z, total, weight, grad_dense, grad_embeddings, dense.shape[1])
+        if grad_weight is not None:
+            self.weight_gradient(z, total, grad_weight)
+        return grad_dense, grad_embeddings, grad_weight, grad_bias
+
+
+def supports(
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+) -> str | None:
+    """A sample has some elements, and their pairs are counted in 32 bits."""
+    if dense.dtype == torch.float64:
+        return "it has no float64 kernels"
+    if embeddings.dim() != 3:
+        return None  # which `validate` refuses
+    elements = (embeddings.shape[1] + 1) * embeddings.shape[2]
+    if 0 < elements <= _MOST_ELEMENTS:
+        return None
+    return f"a sample has {elements} elements; it takes 1 to {_MOST_ELEMENTS}"
+
+
+def shares(tiles: int, steps: int, least_steps: int, device: torch.device) -> int:
+    """Programs per tile that fill the device's multiprocessors, and have ``least_steps`` each, if
+    they can."""
+    most = max(2, multiprocessors(device))  # 2 under the interpreter: sums are split there too
+    return max(1, min(most // tiles, steps // least_steps))
+
+
+def _contiguous_rows(weight: Tensor) -> Tensor:
+    return weight if weight.stride(1) == 1 or weight.shape[1] < 2 else weight.contiguous()
+
+
+def _finish_output(
+    partial: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    output: Tensor,
+) -> None:
+    """The sum of the shares ``(splits, rows, columns)``, the bias and the activation."""
+    (splits, rows, columns), width = partial.shape, z.shape[1]
+    launch(
+        triton_kernels.finish_output,
+        (ceil_div(rows, _FINISH_ROWS), ceil_div(columns, _FINISH_COLUMNS)),
+        partial,
+        z,
+        weight,
+        bias.contiguous() if bias is not None else None,
+        output,
+        rows,
+        width,
+        columns,
+        weight.stride(0),
+        splits,
+        rows * columns,
+        ACTIVATION=activation,
+        BLOCK_ROWS=_FINISH_ROWS,
+        BLOCK_COLUMNS=_FINISH_COLUMNS,
+        num_warps=4,
+    )
+
+
+def _preactivation_gradient(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    activation: str,
+    recompute: Callable[[], Tensor],
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of the pre-activation, contiguous, and the bias's, in one pass; ``recompute()``
+    is the pre-activation, where the activation's derivative is a function of it."""
+    passes = activation != "identity"
+    total, grad_bias = grad_output, None
+    if passes or needs[3]:
+        from_operands = activation_named(activation).derivative_of == "preactivation"
+        saved = Saved(
+            activation=activation,
+            scale=1.0,
+            output=output,
+            input=recompute() if from_operands else None,
+            update=None,
+            bias=None,
+            input_dtype=grad_output.dtype,
+            update_dtype=None,
+            bias_dtype=grad_output.dtype,
+        )
+        first, _, grad_bias = backward_triton((passes, False, needs[3]), grad_output, saved)
+        if passes:
+            assert first is not None
+            total = first
+    return total.contiguous(), grad_bias
+
+
+def _finish_input(
+    partial: Tensor,
+    z: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    grad_dense: Tensor | None,
+    grad_embeddings: Tensor | None,
+    dense_width: int,
+) -> None:
+    """The sum of the shares ``(splits, rows, width)``, into the gradients that are asked for."""
+    splits, rows, width = partial.shape
+    launch(
+        triton_kernels.finish_input,
+        (ceil_div(rows, _FINISH_ROWS), ceil_div(width, _FINISH_COLUMNS)),
+        partial,
+        z,
+        total,
+        weight,
+        grad_dense,
+        grad_embeddings,
+        rows,
+        width,
+        total.shape[1],
+        dense_width,
+        weight.stride(0),
+        splits,
+        rows * width,
+        BLOCK_ROWS=_FINISH_ROWS,
+        BLOCK_COLUMNS=_FINISH_COLUMNS,
+        num_warps=4,
+    )
