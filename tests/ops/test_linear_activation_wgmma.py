@@ -22,7 +22,8 @@ from fuselab.runtime.tensor_map import tensor_map, why_not
 
 HALF = (torch.bfloat16, torch.float16)
 halves = pytest.mark.parametrize("dtype", HALF, ids=lambda dtype: str(dtype)[6:])
-configs = pytest.mark.parametrize("config", wgmma_launch._CONFIGS, ids=str)
+CONFIGS = (*wgmma_launch._CONFIGS, *wgmma_launch._MORE_CONFIGS)
+configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
 KERNELS = {
     "wgmma": (wgmma_launch.forward, wgmma_launch.backward),
     "cublaslt": (cublaslt_launch.forward, cublaslt_launch.backward),
@@ -49,7 +50,7 @@ def assert_forward(input, weight, bias, activation="relu", config=None, what="")
 
 
 def test_every_candidate_fits_a_block_of_hopper():
-    for config in wgmma_launch._CONFIGS:
+    for config in CONFIGS:
         assert wgmma_launch.shared_bytes(config) <= 227 * 1024, config
 
 
@@ -58,9 +59,13 @@ def test_every_candidate_fits_a_block_of_hopper():
     [(65536, 64, 64), (65536, 65, 128), (65536, 256, 256), (4096, 4096, 256), (2048, 1024, 64)],
 )
 def test_the_default_is_the_widest_tile_that_fills_the_gpu(rows, columns, expected):
-    found = wgmma_launch.candidates(rows, columns, 132)
-    assert found[0].columns == expected
-    assert len(set(found)) == len(found)
+    for depth, ahead in ((512, expected == 256), (513, False)):
+        found = wgmma_launch.candidates(rows, columns, depth, 132)
+        assert found[0].columns == expected
+        assert not found[0].get("direct") and not found[0].get("ahead")
+        assert len(set(found)) == len(found)
+        if columns == 256:
+            assert any(config.get("ahead") for config in found) == ahead
 
 
 @pytest.mark.parametrize("dtype", (*HALF, torch.float32, torch.float64))
@@ -162,11 +167,27 @@ def test_rings_and_tiles(hopper, config):
         (129, 1000, 264),
         (300, 24, 1000),
         (20_000, 200, 328),
+        # Columns that are no multiple of 8, so written one by one; of one row a map could be made.
+        (1, 72, 13),
+        (700, 136, 257),
     ):
         what = f"{config} {rows}x{depth}->{columns}"
         assert_forward(
             *operands(rows, depth, columns, torch.bfloat16, "cuda"), config=config, what=what
         )
+
+
+@pytest.mark.gpu
+@configs
+def test_every_way_to_write_gives_the_same_bits(hopper, config):
+    """Whoever writes them, the sums are of one order; each tile of columns has its bias."""
+    for dtype in HALF:
+        for columns in (520, 523):
+            for activation in ("relu", "leaky_relu"):
+                args = (*operands(3001, 264, columns, dtype, "cuda"), activation)
+                ours = wgmma_launch.forward(*args, config)
+                default = wgmma_launch.forward(*args, wgmma_launch._CONFIGS[0])
+                assert torch.equal(ours, default), f"{dtype} {columns} {activation}"
 
 
 @pytest.mark.gpu
@@ -257,6 +278,7 @@ def test_views(hopper, dtype):
 def test_repeats_to_the_bit(hopper, config):
     """A race of loads, multiplications or stores would show in one of many launches."""
     args = (*operands(128 * 200 + 5, 520, 520, torch.bfloat16, "cuda"), "gelu", config)
+    assert_forward(*args)
     first = wgmma_launch.forward(*args)
     for _ in range(100):
         assert torch.equal(wgmma_launch.forward(*args), first)

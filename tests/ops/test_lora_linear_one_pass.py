@@ -44,14 +44,13 @@ def test_wgmma_multiplies_from_one_round_of_its_tiles_on(monkeypatch):
     def kernels(rows, inner, columns, rank=16, needs=ALL):
         shapes = ((rows, columns), (rows, inner), (columns, inner), (rank, inner))
         grad, x, weight, a = (torch.empty(shape).bfloat16() for shape in shapes)
-        return [
-            config.product for config in one_pass.configs(needs, grad, None, x, weight, None, a)
-        ]
+        return [*map(str, one_pass.configs(needs, grad, None, x, weight, None, a))]
 
-    assert kernels(4096, 1024, 64) == ["triton", "wgmma"]  # 128 tiles
-    assert kernels(33 * 128, 1024, 64) == kernels(4097, 1024, 64) == ["wgmma", "triton"]
-    assert kernels(33 * 128, 1024, 64, 12) == ["triton"]
-    assert kernels(33 * 128, 1024, 64, needs=(False, *ALL[1:])) == ["triton"]
+    triton, wgmma, direct = "product=triton", "product=wgmma", "product=wgmma direct=1"
+    assert kernels(4096, 1024, 64) == [triton, wgmma, direct]  # 128 tiles
+    assert kernels(33 * 128, 1024, 64) == kernels(4097, 1024, 64) == [wgmma, direct, triton]
+    assert kernels(33 * 128, 1024, 64, 12) == [triton]
+    assert kernels(33 * 128, 1024, 64, needs=(False, *ALL[1:])) == [triton]
 
 
 def test_what_it_does_not_take():
@@ -92,7 +91,7 @@ def check_all(args, upstream=None):
     """Both kernels of the input's gradient."""
     saved = save(upstream_of(args[0].new_empty(args[0].shape[0], args[1].shape[0])), *args)
     for config in one_pass.configs(ALL, args[0], *saved):
-        with forced(one_pass.OP_NAME, "cuda_backward", config) as asked:
+        with forced(wgmma_launch.OP_NAME, "cuda_backward", config) as asked:
             check(*KERNELS, args, upstream)
             assert asked.keys
 
@@ -124,6 +123,7 @@ def test_the_inputs_gradient_alone(rank):
         operands = (grad, args[1], grad_projection, args[3])
         exact = grad.double() @ args[1].double() + grad_projection.double() @ args[3].double()
         ours = wgmma_launch.pull_through(*operands)
+        assert torch.equal(wgmma_launch.pull_through(*operands, wgmma_launch.DIRECT_TILE), ours)
         assert ((ours.double() - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-12).all()
 
 

@@ -106,6 +106,13 @@ FUSELAB_INLINE void copy_in_all(uint32_t to, const TensorMap& map, int column, i
       : "memory");
 }
 
+// Into L2 alone, without a word when it is there.
+FUSELAB_INLINE void copy_ahead(const TensorMap& map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map),
+               "r"(column), "r"(row)
+               : "memory");
+}
+
 FUSELAB_INLINE void copy_out(const TensorMap& map, int column, int row, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
                    &map),

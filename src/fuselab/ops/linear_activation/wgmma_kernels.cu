@@ -4,7 +4,9 @@
 // group of three feeds: one thread of it has the copy engine fill a ring of `stages` slots, each 64
 // deep: 128 rows of input and tile_columns of weight, zero beyond their edges. The other two own 64
 // rows each, multiply (wgmma m64nNk16, float32 accumulators in registers) and finish their rows:
-// bias and activation in float32, one rounding, and out through shared memory by the copy engine.
+// bias and activation in float32, one rounding, and out through shared memory by the copy engine,
+// or direct: by threads, out of their registers, which waits for nothing: a copy out waits behind the
+// copies in, and a chunk's buffer for it.
 // The ring fills on while they finish a tile. A full and an empty mbarrier per slot hand it over.
 //
 // A cluster of blocks takes tiles one above the other: each block loads its part of the weights and
@@ -56,12 +58,12 @@ FUSELAB_MULTIPLY_ALL("bf16", __nv_bfloat16)
 
 // What lies where in a block's shared memory, in bytes from its first multiple of 1024.
 // shared_bytes of wgmma_launch.py counts the same.
-template <int tile_columns, int stages>
+template <int tile_columns, int stages, bool direct>
 struct Shared {
   static constexpr int input_bytes = tile_rows * tile_depth * 2;
   static constexpr int stage_bytes = input_bytes + tile_columns * tile_depth * 2;
   static constexpr int chunks = stages * stage_bytes;  // two per warp group
-  static constexpr int bias = chunks + multipliers * 2 * chunk_bytes;  // one per warp group
+  static constexpr int bias = chunks + (direct ? 0 : multipliers * 2 * chunk_bytes);  // one each
   static constexpr int full = bias + multipliers * tile_columns * 2;
   static constexpr int empty = full + stages * 8;
 };
@@ -88,6 +90,77 @@ struct Tiles {
   }
 };
 
+// Two neighbours of a row, finished and rounded.
+template <class Activation, class Element>
+FUSELAB_INLINE uint32_t finished(const float* pair, const Element* added) {
+  const uint32_t added_pair = *reinterpret_cast<const uint32_t*>(added);
+  Element result[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float bias = widened<float>(reinterpret_cast<const Element*>(&added_pair)[i]);
+    assign(result[i], Activation::forward(pair[i] + bias));
+  }
+  return uint32_t(*reinterpret_cast<const uint16_t*>(&result[0])) |
+         uint32_t(*reinterpret_cast<const uint16_t*>(&result[1])) << 16;
+}
+
+// 64 rows from (row, column) on, by the warp group that has their sums. bulk: columns are a multiple
+// of 8, and four threads, who have 4 bytes each of every 16 of a row, swap them first.
+template <class Activation, class Element, bool bulk, int count>
+FUSELAB_INLINE void write_rows(const float (&sum)[count], const Element* added,
+                               Element* __restrict__ output, int row, int column, int rows,
+                               int columns) {
+  const int thread = threadIdx.x % 128, t = thread % 4;
+  const int64_t own_row = row + thread / 32 * 16 + thread % 32 / 4;  // and own_row + 8
+#pragma unroll
+  for (int first = 0; first < count / 4; first += 4) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t word[4];  // columns 2 t and the next of each of 4 times 8
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        word[j] = finished<Activation, Element>(sum + (first + j) * 4 + half * 2,
+                                                added + (first + j) * 8 + 2 * t);
+      }
+      const int64_t to = own_row + half * 8;
+      Element* const line = output + to * columns;
+      if constexpr (bulk) {
+        // The 4 x 4 words of four threads, transposed: each pair of threads, then the pairs.
+#pragma unroll
+        for (int apart = 1; apart < 4; apart *= 2) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            if (j & apart) continue;
+            uint32_t& other = word[j | apart];
+            const uint32_t given = t & apart ? word[j] : other;
+            const uint32_t taken = __shfl_xor_sync(~0u, given, apart);
+            if (t & apart) {
+              word[j] = taken;
+            } else {
+              other = taken;
+            }
+          }
+        }
+        const int at = column + (first + t) * 8;
+        if (to < rows && at < columns) {
+          *reinterpret_cast<uint4*>(line + at) = make_uint4(word[0], word[1], word[2], word[3]);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int at = column + (first + j) * 8 + 2 * t + i;
+            if (to < rows && at < columns) {
+              line[at] = reinterpret_cast<const Element*>(&word[j])[i];
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // A chunk of 64 x 64 from (row, column) on, by a warp group that has synchronised since `buffer` was
 // read and `added`, its bias, written. bulk: columns are a multiple of 8, and the copy engine writes
 // the output, in a group of its own.
@@ -102,18 +175,11 @@ FUSELAB_INLINE void finish_chunk(const float* sum, const Element* added, uint32_
 #pragma unroll
   for (int j = 0; j < chunk_columns / 8; ++j) {
     const int at = j * 8 + 2 * t;
-    const uint32_t added_pair = *reinterpret_cast<const uint32_t*>(added + at);
-    const float low = widened<float>(reinterpret_cast<const Element*>(&added_pair)[0]);
-    const float high = widened<float>(reinterpret_cast<const Element*>(&added_pair)[1]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float* pair = sum + j * 4 + half * 2;
-      Element result[2];
-      assign(result[0], Activation::forward(pair[0] + low));
-      assign(result[1], Activation::forward(pair[1] + high));
+      const uint32_t both =
+          finished<Activation, Element>(sum + j * 4 + half * 2, added + at);
       if constexpr (bulk) {
-        const uint32_t both = uint32_t(*reinterpret_cast<const uint16_t*>(&result[0])) |
-                              uint32_t(*reinterpret_cast<const uint16_t*>(&result[1])) << 16;
         asm volatile(
             "st.shared.b32 [%0], %1;" ::"r"(((buffer + own_word) ^ j * 16) + half * 1024),
             "r"(both)
@@ -123,7 +189,7 @@ FUSELAB_INLINE void finish_chunk(const float* sum, const Element* added, uint32_
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (to < rows && column + at + i < columns) {
-            output[to * columns + column + at + i] = result[i];
+            output[to * columns + column + at + i] = reinterpret_cast<const Element*>(&both)[i];
           }
         }
       }
@@ -137,18 +203,20 @@ FUSELAB_INLINE void finish_chunk(const float* sum, const Element* added, uint32_
   }
 }
 
+// direct: as above, 16 bytes to a store where bulk. ahead: with a tile, the input's rows of the
+// block's next one are asked for, into L2: the ring alone has 64 KB of a multiprocessor's under way.
 // bulk: columns are a multiple of 8, and the copy engine writes the output. adapts: up to 64 further
 // columns of input and weight lie in matrices of their own, with zeros behind them; across: weights
 // lie as (depth, columns). Both are lora_linear's.
-template <class Activation, class Element, int tile_columns, int stages, int cluster, bool bulk,
-          bool adapts, bool across>
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool direct,
+          bool ahead, bool bulk, bool adapts, bool across>
 FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& weight_map,
                                    const TensorMap& further_input_map,
                                    const TensorMap& further_weight_map,
                                    const TensorMap& output_map, const Element* __restrict__ bias,
                                    Element* __restrict__ output, int rows, int columns, int depth,
                                    int64_t bias_stride) {
-  using Layout = Shared<tile_columns, stages>;
+  using Layout = Shared<tile_columns, stages, direct>;
   extern __shared__ uint8_t unaligned[];
   const uint32_t shared = (shared_address(unaligned) + 1023) / 1024 * 1024;
   uint8_t* const bytes = unaligned + (shared - shared_address(unaligned));
@@ -174,8 +242,10 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
       for (int tile = begin; tile < tiles.count; tile += stride) {
-        int row, column;
+        int row, column, next_row = 0, next_column;
         tiles.locate(tile, rank, row, column);
+        const bool asks = ahead && tile + stride < tiles.count;
+        if (asks) tiles.locate(tile + stride, rank, next_row, next_column);
         for (int step = 0; step < steps; ++step, slot.next()) {
           const uint32_t full = shared + Layout::full + slot.at * 8;
           const uint32_t to = shared + slot.at * Layout::stage_bytes;
@@ -206,6 +276,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
             copy_in_all<cluster>(to + Layout::input_bytes + part * tile_depth * 2, right, at,
                                  column + part, full);
           }
+          if (asks && !further) copy_ahead(input_map, at, next_row);
         }
       }
     }
@@ -217,14 +288,19 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
     // The first threads of each warp release a slot, each in one block, the first in its own.
     const int lane = thread % 32;
     const bool releases = lane < cluster;
-    int chunk = 0;
+    int chunk = 0, added_column = -1;
     for (int tile = begin; tile < tiles.count; tile += stride) {
       int row, column;
       tiles.locate(tile, rank, row, column);
       row += multiplier * 64;
-      for (int i = thread; i < tile_columns; i += 128) {
-        const bool inside = bias != nullptr && column + i < columns;
-        added[i] = inside ? __ldg(bias + (column + i) * bias_stride) : Element(0.0f);
+      if (column != added_column) {
+        group_sync(multiplier);
+        for (int i = thread; i < tile_columns; i += 128) {
+          const bool inside = bias != nullptr && column + i < columns;
+          added[i] = inside ? __ldg(bias + (column + i) * bias_stride) : Element(0.0f);
+        }
+        group_sync(multiplier);
+        added_column = column;
       }
       float sum[tile_columns / 2];
       int previous = 0;
@@ -256,11 +332,15 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
       multiply_wait<0>();
       hold(sum);
       if (releases) arrive<cluster>(shared + Layout::empty + previous * 8, rank ^ lane);
+      if constexpr (direct) {
+        write_rows<Activation, Element, bulk>(sum, added, output, row, column, rows, columns);
+        continue;
+      }
       if (row >= rows) continue;
 #pragma unroll
       for (int first = 0; first < tile_columns; first += chunk_columns) {
         if (column + first >= columns) break;
-        // The buffer of two chunks ago has been read; on the first chunk, the bias is there.
+        // The buffer of two chunks ago has been read.
         if (thread == 0) copy_out_wait<1>();
         group_sync(multiplier);
         const uint32_t buffer =
@@ -271,19 +351,20 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
                                                 multiplier);
       }
     }
-    if (thread == 0) copy_out_wait<0>();
+    if (!direct && thread == 0) copy_out_wait<0>();
   }
   // A neighbour may still arrive on this block's barriers.
   if constexpr (cluster > 1) cluster_sync();
 }
 
-template <class Activation, class Element, int tile_columns, int stages, int cluster, bool bulk>
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool direct,
+          bool ahead, bool bulk>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     forward(const __grid_constant__ TensorMap input_map,
             const __grid_constant__ TensorMap weight_map,
             const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
             Element* __restrict__ output, int rows, int columns, int depth, int64_t bias_stride) {
-  multiply_tiles<Activation, Element, tile_columns, stages, cluster, bulk, false, false>(
-      input_map, weight_map, input_map, weight_map, output_map, bias, output, rows, columns, depth,
-      bias_stride);
+  multiply_tiles<Activation, Element, tile_columns, stages, cluster, direct, ahead, bulk, false,
+                 false>(input_map, weight_map, input_map, weight_map, output_map, bias, output, rows,
+                        columns, depth, bias_stride);
 }

@@ -40,35 +40,52 @@ _CONFIGS = (
     Config(columns=128, stages=6, cluster=1),
     Config(columns=64, stages=8, cluster=1),
 )
+# ``direct``: threads write a tile, not the copy engine, and wait for nothing (relu: 187 registers of
+# their 232, 16 stores of 16 bytes). ``ahead``: the next tile's input is asked for, into L2. Neither
+# is timed yet.
+_MORE_CONFIGS = (
+    Config(columns=256, stages=4, cluster=1, direct=1),
+    Config(columns=256, stages=4, cluster=1, direct=1, ahead=1),
+    Config(columns=256, stages=4, cluster=1, ahead=1),
+    Config(columns=128, stages=7, cluster=1, direct=1),
+    Config(columns=64, stages=9, cluster=1, direct=1),
+)
+_AHEAD_DEPTH = 512  # a tile's input is then up to 128 KB, those of 132 blocks a third of the L2
 
 
 def shared_bytes(config: Config) -> int:
-    """Dynamic shared memory of a block: the ring, two 8 KB chunks on their way out and the bias for
-    each of two warp groups, two barriers per stage, and up to 1 KB of alignment."""
+    """Dynamic shared memory of a block: the ring, two 8 KB chunks on their way out (none where it
+    writes directly) and the bias for each of two warp groups, two barriers per stage, and up to 1
+    KB of alignment."""
     ring = config.stages * (_ROWS + config.columns) * _DEPTH * 2
-    chunks = 4 * _CHUNK_ROWS * _CHUNK_COLUMNS * 2
+    chunks = 0 if config.get("direct") else 4 * _CHUNK_ROWS * _CHUNK_COLUMNS * 2
     return int(1024 + ring + chunks + 2 * config.columns * 2 + 16 * config.stages)
 
 
 @lru_cache(maxsize=1024)
-def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[Config]:
+def candidates(rows: int, columns: int, depth: int, multiprocessor_count: int) -> Sequence[Config]:
     """What tuning may choose from; first the widest tile, not wider than it must be, that gives
     every multiprocessor one, else the narrowest."""
     widest = power_of_two(columns, 64, 256)
     fitting = [config for config in _CONFIGS if config.columns <= widest]
+    more = [
+        config
+        for config in _MORE_CONFIGS
+        if config.columns <= widest and (depth <= _AHEAD_DEPTH or not config.get("ahead"))
+    ]
 
     def fills(config: Config) -> bool:
         tiles = ceil_div(rows, _ROWS) * ceil_div(columns, config.columns)
         return tiles >= multiprocessor_count
 
     first = next(filter(fills, fitting), fitting[-1])
-    return tuple(dict.fromkeys((first, *fitting)))
+    return tuple(dict.fromkeys((first, *fitting, *more)))
 
 
 def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
     """``candidates`` for these arguments."""
     rows = input.shape[:-1].numel()
-    return candidates(rows, weight.shape[0], multiprocessors(input.device))
+    return candidates(rows, *weight.shape, multiprocessors(input.device))
 
 
 @cache
@@ -116,9 +133,7 @@ def forward(
         return output
     x = as_rows(input)
     key = (input.dtype, *sizes(x, weight))
-    config = config or chosen(
-        NAME, "wgmma", key, candidates(x.shape[0], weight.shape[0], multiprocessors(input.device))
-    )
+    config = config or chosen(NAME, "wgmma", key, configs(input, weight))
     multiply(WGMMA, "forward", ((x, weight),), bias, as_rows(output), activation, config)
     return output
 
@@ -137,7 +152,7 @@ def multiply(
     ``forward`` of one pair, or one of its tiles that takes a second, up to 64 deep. ``across``: the
     kernel's right matrices are transposed, (depth, columns). ``supports`` says which matrices."""
     (rows, columns), depth = output.shape, pairs[0][0].shape[1]
-    bulk = why_not(output) is None
+    bulk = columns % 8 == 0 and why_not(output) is None
     functor = activation_named(activation).functor
     expression = _expression(functor, TYPES[output.dtype], config, bulk, kernel)
     tiles = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
@@ -154,7 +169,9 @@ def multiply(
         (_THREADS, 1, 1),
         (
             *maps,
-            tensor_map(output, _CHUNK_ROWS, _CHUNK_COLUMNS) if bulk else NO_MAP,
+            tensor_map(output, _CHUNK_ROWS, _CHUNK_COLUMNS)
+            if bulk and not config.get("direct")
+            else NO_MAP,
             *(bias, output, i32(rows), i32(columns), i32(depth)),
             i64(0 if bias is None else bias.stride(0)),
         ),
@@ -169,15 +186,19 @@ def _expression(
     functor: str, element: str, config: Config, bulk: bool, kernel: str = "forward"
 ) -> str:
     ring = f"{config.columns}, {config.stages}, {config.cluster}"
-    return f"{kernel}<{functor}, {element}, {ring}, {str(bulk).lower()}>"
+    flags = (bool(config.get("direct")), bool(config.get("ahead")), bulk)
+    return f"{kernel}<{functor}, {element}, {ring}, {', '.join(map(str, flags)).lower()}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
     """Every activation, every configuration, and both elements with both stores."""
-    widest = _CONFIGS[0]
+    widest, direct = _CONFIGS[0], _MORE_CONFIGS[0]
     found = [
         _expression(entry.functor, "__nv_bfloat16", widest, True) for entry in ACTIVATIONS.values()
     ]
+    found += [_expression("Relu", "__nv_bfloat16", config, True) for config in _MORE_CONFIGS]
+    found += [_expression("Gelu", "__nv_bfloat16", direct, True)]
+    found += [_expression("Relu", "__half", direct, False)]
     found += [
         _expression("Relu", element, config, bulk)
         for element in TYPES.values()

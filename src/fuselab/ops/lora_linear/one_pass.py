@@ -27,7 +27,6 @@ from fuselab.runtime.parameters import Scalar
 from fuselab.runtime.tensor_map import why_not
 from fuselab.runtime.tuning import Config, chosen
 
-OP_NAME = "fuselab::lora_linear"
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"), architectures=("sm_90", "sm_100"))
 _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
@@ -43,6 +42,7 @@ MOST_CLUSTER = 8  # blocks, of every GPU with clusters
 # 2026-11-21): 8192 x 4096 -> 4096 455.1 / 450.5, 65536 x 512 -> 512 157.3 / 153.8, 4096 x 1024 ->
 # 1024 44.9 / 46.9, where 128 x 256 tiles are less than one round and Triton's 128 x 128 two.
 _WGMMA, _TRITON = Config(product="wgmma"), Config(product="triton")
+_DIRECT = Config(product="wgmma", direct=1)  # by threads' stores, not timed yet
 
 
 def _cluster(columns: int, inner: int) -> int:
@@ -76,7 +76,7 @@ def configs(
     down = ceil_div(input.shape[:-1].numel(), wgmma_launch.ROWS)
     count = down * ceil_div(weight.shape[1], wgmma_launch.TILE.columns)
     wide = count >= multiprocessors(input.device)
-    return (_WGMMA, _TRITON) if wide else (_TRITON, _WGMMA)
+    return (_WGMMA, _DIRECT, _TRITON) if wide else (_TRITON, _WGMMA, _DIRECT)
 
 
 def supports(
@@ -187,11 +187,15 @@ def backward(
     if needs[0]:
         grad = upstream if pulled is None else pulled
         key = (x.dtype, power_of_two(rows), columns, inner)
-        if chosen(OP_NAME, "cuda_backward", key, configs(needs, grad_output, *saved)) == _WGMMA:
-            multiplied = wgmma_launch.pull_through(grad, weight, grad_projection, lora_a)
-        else:
+        config = chosen(
+            wgmma_launch.OP_NAME, "cuda_backward", key, configs(needs, grad_output, *saved)
+        )
+        if config == _TRITON:
             operands = (grad, weight.t(), None, grad_projection, lora_a.t())
             multiplied = launch.product(*operands, 1.0, "identity")
+        else:
+            tile = wgmma_launch.DIRECT_TILE if config == _DIRECT else wgmma_launch.TILE
+            multiplied = wgmma_launch.pull_through(grad, weight, grad_projection, lora_a, tile)
         grad_input = multiplied.view(input.shape)
     return grad_input, None, None, grad_a, grad_b
 

@@ -355,7 +355,7 @@ def draw(source: Draw) -> Inputs:
 _INSTEAD = "detach it, or spell the layer in plain PyTorch to train it"
 
 OP = FusedOp(
-    name=one_pass.OP_NAME,
+    name=wgmma_launch.OP_NAME,
     reference=reference,
     implementations={
         "triton": Implementation(
@@ -370,7 +370,7 @@ OP = FusedOp(
             one_pass.supports_backward,
         ),
     },
-    configs={"cuda_backward": one_pass.configs},
+    configs={"cuda": wgmma_launch.configs, "cuda_backward": one_pass.configs},
     cost=cost,
     cost_backward=cost_backward,
     cases=tuple(_cases()),

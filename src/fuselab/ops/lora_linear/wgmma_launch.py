@@ -8,6 +8,7 @@ rounded: the sum has no other place for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,10 +17,11 @@ from torch import Tensor
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import wgmma_launch as wgmma
 from fuselab.ops.linear_activation.product import as_rows, empty_output
+from fuselab.ops.linear_activation.tiles import sizes
 from fuselab.ops.lora_linear import launch
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.tensor_map import why_not
-from fuselab.runtime.tuning import Config
+from fuselab.runtime.tuning import Config, chosen
 
 WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
 
@@ -27,7 +29,9 @@ WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=(
 # clusters of 1 / 2 / 4 (H200, bfloat16, 2026-11-21): 8192 x 4096 -> 4096 403 / 395 / 424, 65536 x
 # 512 -> 512 120 / 105 / 109, 4096 x 1024 -> 1024 27.1 / 27.6 / 39.3; of 128 columns 423, 111, 27.5
 # at best.
+OP_NAME = "fuselab::lora_linear"
 ROWS, TILE = 128, Config(columns=256, stages=4, cluster=2)
+DIRECT_TILE = Config(**TILE, direct=1)  # not timed yet; 8 tiles to a block at 8192 x 4096 -> 4096
 
 
 def takes(
@@ -44,6 +48,19 @@ def takes(
     )
 
 
+def configs(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    activation: str,
+) -> Sequence[Config]:
+    """What tuning may choose from, where ``forward`` is of wgmma."""
+    return (TILE, DIRECT_TILE) if takes(input, weight, bias, lora_b, activation) else (TILE,)
+
+
 def forward(
     input: Tensor,
     weight: Tensor,
@@ -52,14 +69,16 @@ def forward(
     lora_b: Tensor,
     scale: float,
     activation: str,
+    config: Config | None = None,
 ) -> Tensor:
     """Two launches, S in the workspace, of a rank up to 64; Triton's product where ``takes`` says
-    no."""
+    no. ``config`` replaces the tuned or default one."""
     if not takes(input, weight, bias, lora_b, activation):
         return launch.forward(input, weight, bias, lora_a, lora_b, scale, activation)
     x, output = as_rows(input), empty_output(input, weight)
+    config = config or chosen(OP_NAME, "cuda", (x.dtype, *sizes(x, weight)), (TILE, DIRECT_TILE))
     pairs = ((x, weight), (launch.project(x, lora_a, scale), lora_b))
-    wgmma.multiply(WGMMA, "adapt", pairs, bias, as_rows(output), activation, TILE)
+    wgmma.multiply(WGMMA, "adapt", pairs, bias, as_rows(output), activation, config)
     return output
 
 
@@ -73,11 +92,13 @@ def pulls(weight: Tensor, lora_a: Tensor) -> bool:
     )
 
 
-def pull_through(grad: Tensor, weight: Tensor, grad_projection: Tensor, lora_a: Tensor) -> Tensor:
+def pull_through(
+    grad: Tensor, weight: Tensor, grad_projection: Tensor, lora_a: Tensor, tile: Config = TILE
+) -> Tensor:
     """grad W + grad_projection A in one launch: (rows, N) and (rows, r) to (rows, K)."""
     output = grad.new_empty((grad.shape[0], weight.shape[1]))
     pairs = ((grad, weight), (grad_projection, lora_a))
-    wgmma.multiply(WGMMA, "pull_through", pairs, None, output, "identity", TILE, across=True)
+    wgmma.multiply(WGMMA, "pull_through", pairs, None, output, "identity", tile, across=True)
     return output
 
 
@@ -86,8 +107,10 @@ CUDA_EXPRESSIONS = (
         wgmma._expression(entry.functor, "__nv_bfloat16", TILE, True, "adapt")
         for entry in ACTIVATIONS.values()
     ),
+    wgmma._expression("Gelu", "__nv_bfloat16", DIRECT_TILE, True, "adapt"),
     *(
-        wgmma._expression("Identity", element, TILE, True, "pull_through")
+        wgmma._expression("Identity", element, tile, True, "pull_through")
         for element in ("__half", "__nv_bfloat16")
+        for tile in (TILE, DIRECT_TILE)
     ),
 )
