@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import permutations
 
 import pytest
 import torch
@@ -72,6 +73,44 @@ def test_look_up(implementation, rule, dtype):
                 tables, given, implementation=implementation, **arguments(rule)
             )
             assert torch.equal(output, exact_look_up(tables, ids, rule))
+
+
+@implementations
+@pytest.mark.parametrize("dtype, other", list(permutations(DTYPES, 2)))
+def test_another_dtype(implementation, dtype, other, fixed_order):
+    """Of the result and of the gradients that come back, on both sides of a vector's width."""
+    for batch, width in ((70, 16), (70, 17), (9, 2), (1025, 6), (5000, 16)):
+        tables, ids, grad = made(batch, width, dtype, stray=3, device="cuda")
+        options = {"out_of_range": "ignore", "dtype": other, "implementation": implementation}
+        leaves = [table.requires_grad_() for table in tables]
+        output = embedding_lookup(leaves, ids, **options)
+        right = embedding_lookup(tables, ids, "ignore", implementation=implementation).to(other)
+        assert output.dtype == other
+        if dtype == torch.float64:  # eager rounds it to float32 on its way to 16 bits
+            torch.testing.assert_close(output, right)
+        else:
+            assert torch.equal(output, right)
+        grad = grad.to(other)
+        grads = torch.autograd.grad(output, leaves, grad)
+        exact = [one for one, _ in gradients(tables, ids, grad, "ignore")]
+        assert [one.dtype for one in grads] == [dtype] * len(tables)
+        assert_near(list(grads), exact, 2 * batch**0.5)
+
+
+@implementations
+@pytest.mark.parametrize("grad_dtype", [torch.bfloat16, torch.float16])
+def test_updates_by_16_bit_gradients(implementation, grad_dtype, fixed_order):
+    for batch, width in ((1, 16), (257, 3), (3000, 16), (70, 1024)):
+        tables, ids, grad = made(batch, width, device="cuda")
+        start, grad = [table.clone() for table in tables], grad.to(grad_dtype)
+        exact = [one for one, _ in gradients(tables, ids, grad, "error")]
+        embedding_sgd_(tables, ids, grad, 0.1, implementation=implementation)
+        expected = [one.double() - 0.1 * other for one, other in zip(start, exact, strict=True)]
+        assert_near(tables, expected, batch**0.5)
+        states = [torch.rand(size, device="cuda") for size in SIZES]
+        expected, _ = exact_adagrad(start, states, exact, 0.1, 1e-8)
+        embedding_adagrad_(start, states, ids, grad, 0.1, 1e-8, implementation=implementation)
+        assert_near(start, expected, 1.0)
 
 
 @implementations
@@ -332,7 +371,7 @@ def test_every_way_to_scatter(rule, id_dtype):
 def test_every_kernel_leaves_tables_without_need_alone(fixed_order):
     tables, ids, grad = made(300, 16, sizes=MANY, device="cuda")
     needs = [place % 3 == 0 for place in range(len(MANY))]
-    args = ([*needs, False], grad, ids, tuple(MANY), "error", None)
+    args = ([*needs, False], grad, ids, tuple(MANY), "error", None, torch.float32)
     exact = [one for one, _ in gradients(tables, ids, grad, "error")]
     candidates = LOOK_UP.configs["cuda_backward"](*args)
     kernels = {config.kernel for config in candidates}

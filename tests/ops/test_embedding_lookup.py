@@ -15,6 +15,7 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.ops import embedding_lookup
+from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import alignment
 from fuselab.ops.embedding_lookup.op import CASES, OP
 from fuselab.ops.embedding_lookup.spread import Spread
@@ -50,12 +51,32 @@ def test_values_are_copied_exactly(implementation, dtype):
         assert torch.equal(output.view(torch.uint8), expected.view(torch.uint8))
 
 
+@implementations
+@pytest.mark.parametrize("place, other", [(0, 1), (0, 2), (2, 0), (3, 2)])
+def test_another_dtype(implementation, place, other):
+    """The result rounded once, NaN and zeros of ignored ids included; gradients in the tables'."""
+    dtype, other = DTYPES[place], DTYPES[other]
+    tables, ids, grad = made(40, 5, dtype, stray=3)
+    tables[0][0, 0] = float("nan")
+    options = {"dtype": other, "out_of_range": "ignore", "implementation": implementation}
+    leaves = [table.requires_grad_() for table in tables]
+    output = embedding_lookup(leaves, ids, **options)
+    expected = exact_look_up([table.detach() for table in tables], ids, "ignore").to(other)
+    assert output.dtype == other and output.is_contiguous() and output.isnan().any()
+    assert torch.equal(output.nan_to_num(), expected.nan_to_num())
+    grad = grad.to(other)
+    grads = torch.autograd.grad(output, leaves, grad)
+    assert [one.dtype for one in grads] == [dtype] * 5
+    if implementation == "cpp" or dtype in (torch.float32, torch.float64):
+        assert_near(list(grads), exact_gradients(tables, ids, grad, "ignore"), 10.0)
+
+
 def test_no_gradient_of_an_empty_table_is_left_to_pytorch():
     """``aten::embedding_dense_backward`` of width 0 is an illegal memory access on a GPU."""
     for rows, width in ((3, 0), (0, 4), (0, 0)):
         tables = [torch.randn(rows, width, requires_grad=True) for _ in range(2)]
         ids = torch.zeros(5, 2, dtype=torch.int64)
-        output = OP.reference(tables, ids, "error" if rows else "ignore", None)
+        output = OP.reference(tables, ids, "error" if rows else "ignore")
         assert output.shape == (5, 2, width)
         nodes, names = [output.grad_fn], []
         while nodes:
@@ -240,6 +261,8 @@ def test_refusals():
         embedding_lookup([tables[0], tables[1].double()], ids[:, :2])
     with pytest.raises(DtypeError, match=r"'tables\[0\]' is torch\.int64"):
         embedding_lookup([tables[0].long()], ids[:, :1])
+    with pytest.raises(DtypeError, match=r"'dtype' is torch\.int64"):
+        embedding_lookup(tables, ids, dtype=torch.int64)
     with pytest.raises(DtypeError, match=r"'ids' is torch\.float32"):
         embedding_lookup(tables, ids.float())
     with pytest.raises(ShapeError, match="'ids' has shape"):
@@ -260,7 +283,7 @@ def test_cases():
 
 def test_cost_counts_rows_once():
     tables, ids, _ = made(10, 4, sizes=(3, 100))
-    cost = OP.cost(tables, ids, "error", None)
+    cost = OP.cost(tables, ids, "error", None, None)
     assert cost.bytes_read == 10 * 2 * 8 + (3 + 10) * 16 and cost.bytes_written == 10 * 2 * 16
 
 
@@ -281,6 +304,24 @@ def test_spread_of_a_row(width, itemsize, alignment, spread):
     chosen = Spread.of(width, itemsize, alignment)
     assert (chosen.vector, chosen.lanes, chosen.tiles) == spread
     assert chosen.vector * chosen.lanes * chosen.tiles >= width
+
+
+@pytest.mark.parametrize(
+    "width, dtype, grad_dtype, spread",
+    [
+        (16, torch.float32, torch.bfloat16, (4, 4, 1)),
+        (16, torch.bfloat16, torch.float32, (4, 4, 1)),
+        (16, torch.float64, torch.float16, (2, 8, 1)),
+        (6, torch.float32, torch.bfloat16, (2, 4, 1)),
+        (7, torch.float32, torch.bfloat16, (1, 8, 1)),
+    ],
+)
+def test_spread_of_a_row_and_a_gradient_of_another_dtype(width, dtype, grad_dtype, spread):
+    """Rows of 16-bit gradients beside float32 rows lie half as far apart."""
+    tables, _, grad = made(4, width, dtype)
+    how = Change("gradient", dtype, "error", None)
+    chosen = Spread.of_change(how, tables, grad.to(grad_dtype))
+    assert (chosen.vector, chosen.lanes, chosen.tiles) == spread
 
 
 def test_alignment_of_addresses_and_distances():

@@ -41,7 +41,28 @@ def changed(how, tables, states, ids, grad):
 def test_look_up(dtype, rule):
     for batch, width in ((9, 3), (130, 16), (3, 129)):
         tables, ids, _ = made(batch, width, dtype, SIZES, RULES[rule])
-        assert torch.equal(forward(tables, ids, *named(rule)), exact_look_up(tables, ids, rule))
+        assert torch.equal(
+            forward(tables, ids, *named(rule), None), exact_look_up(tables, ids, rule)
+        )
+
+
+@pytest.mark.parametrize(
+    "dtype, other",
+    [
+        (torch.float32, torch.float16),
+        (torch.float16, torch.float32),
+        (torch.float64, torch.float16),
+    ],
+)
+def test_another_dtype(dtype, other):
+    """Of the result, and of the gradient that comes back."""
+    tables, ids, grad = made(35, 17, dtype, SIZES)
+    output = forward(tables, ids, "error", None, other)
+    assert output.dtype == other and torch.equal(output, exact_look_up(tables, ids).to(other))
+    rows, grad = [len(table) for table in tables], grad.to(other)
+    grads = backward([True] * 3 + [False], grad, ids, rows, "error", None, dtype)
+    assert [one.dtype for one in grads[:3]] == [dtype] * 3
+    assert_near(list(grads[:3]), exact_gradients(tables, ids, grad), 35**0.5)
 
 
 def test_look_up_of_layouts():
@@ -49,7 +70,7 @@ def test_look_up_of_layouts():
     tables = [flat[:10], flat[10:11], flat[11:40:2]]
     _, ids, _ = made(20, 6, sizes=tuple(map(len, tables)))
     for laid_out in (ids.int(), ids.t().contiguous().t(), ids[::3], ids[:1].expand(7, -1)):
-        output = forward(tables, laid_out, "error", None)
+        output = forward(tables, laid_out, "error", None, None)
         assert torch.equal(output, exact_look_up(tables, laid_out))
 
 
@@ -63,7 +84,7 @@ def test_gradients(dtype, rule):
     for batch, width in ((35, 17), (33, 129) if dtype == torch.float16 else (1, 1)):
         tables, ids, grad = made(batch, width, dtype, SIZES, RULES[rule])
         rows = [len(table) for table in tables]
-        grads = backward([True] * 3 + [False], grad, ids, rows, *named(rule))
+        grads = backward([True] * 3 + [False], grad, ids, rows, *named(rule), dtype)
         exact = exact_gradients(tables, ids, grad, rule)
         for ours, right in zip(grads[:3], exact, strict=True):
             assert ours.dtype == dtype
@@ -82,7 +103,7 @@ def test_updates(dtype, update):
         expected = [table.double() - 0.1 * one for table, one in zip(tables, grads, strict=True)]
         if update != "sgd":
             expected, totals = exact_adagrad(tables, states, grads, 0.1, 1e-8)
-        how = Change(update, *named(rule), 0.1, 1e-8)
+        how = Change(update, dtype, *named(rule), 0.1, 1e-8)
         tables, states = interpreter.run(f"{__file__}:changed", how, tables, states, ids, grad)
         assert_near(tables, expected, 0.1 * batch**0.5)
         if update != "sgd":

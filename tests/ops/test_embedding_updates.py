@@ -76,6 +76,33 @@ def test_adagrad(implementation, rule, dtype):
 
 
 @implementations
+def test_a_gradient_of_bfloat16(implementation):
+    """Both updates of float32 rows, exact within float32's roundings."""
+    tables, ids, grad = made(300, 5)
+    grad = grad.bfloat16()
+    grads = exact_gradients(tables, ids, grad)
+    stepped = [table.clone() for table in tables]
+    embedding_sgd_(stepped, ids, grad, 0.1, implementation=implementation)
+    expected = [table - 0.1 * one for table, one in zip(tables, grads, strict=True)]
+    assert_near(stepped, expected, 3.0)
+    states = fresh_states(tables)
+    expected, _ = exact_adagrad(tables, states, grads, 0.1, 1e-8)
+    embedding_adagrad_(tables, states, ids, grad, 0.1, 1e-8, implementation=implementation)
+    assert_near(tables, expected, 1.0)
+
+
+def test_the_updating_look_up_in_bfloat16():
+    """Its result and the gradient that comes back are bfloat16, its tables float32."""
+    tables, ids, grad = made(50, 4)
+    trained, grad = leaves_of(tables), grad.bfloat16()
+    output = updating_embedding_lookup(trained, ids, "sgd", 0.1, dtype=torch.bfloat16)
+    assert torch.equal(output, embedding_lookup(tables, ids, dtype=torch.bfloat16))
+    output.backward(grad)
+    embedding_sgd_(tables, ids, grad, 0.1)
+    assert all(torch.equal(*pair) for pair in zip(trained, tables, strict=True))
+
+
+@implementations
 def test_rows_that_no_id_points_to_keep_their_bits(implementation):
     table = torch.randn(50, 4)
     table[7] = float("nan")
@@ -161,8 +188,8 @@ def test_refusals():
     states = fresh_states(tables)
     with pytest.raises(ShapeError, match="'grad_output' has shape"):
         embedding_sgd_(tables, ids, grad[:, :, :3], 0.1)
-    with pytest.raises(DtypeError, match=r"'grad_output' is torch\.float64"):
-        embedding_sgd_(tables, ids, grad.double(), 0.1)
+    with pytest.raises(DtypeError, match=r"'grad_output' is torch\.int64"):
+        embedding_sgd_(tables, ids, grad.long(), 0.1)
     with pytest.raises(ArgumentError, match="elements share memory"):
         embedding_sgd_([torch.zeros(1, 4).expand(3, 4)], ids[:, :1], grad[:, :1], 0.1)
     with pytest.raises(ArgumentError, match="'states' has 4 tensors for 5 tables"):

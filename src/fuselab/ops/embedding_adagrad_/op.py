@@ -23,6 +23,7 @@ from fuselab.ops.embedding_lookup.rules import (
     compute_dtype,
 )
 from fuselab.ops.embedding_lookup.spread import Spread
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime.tuning import Config
 
 _NAME = "embedding_adagrad_"
@@ -70,7 +71,7 @@ def _arguments(
     out_of_range: str,
     hash: str | None,
 ) -> tuple[Change, Sequence[Tensor], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
-    how = Change("rowwise_adagrad", out_of_range, hash, learning_rate, eps)
+    how = Change("rowwise_adagrad", tables[0].dtype, out_of_range, hash, learning_rate, eps)
     return how, tables, [table.shape[0] for table in tables], states, ids, grad_output
 
 
@@ -88,8 +89,8 @@ def forward_cpp(*args: Any) -> None:
 
 def configs_cuda(*args: Any) -> Sequence[Config]:
     how, tables, _, _, ids, grad_output = _arguments(*args)
-    spread = Spread.of_change(tables, grad_output)
-    return configs.change(how.update, spread, ids, grad_output)
+    spread = Spread.of_change(how, tables, grad_output)
+    return configs.change(how, spread, ids, grad_output)
 
 
 def supports(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> str | None:
@@ -131,29 +132,36 @@ def cost(
     row_bytes = width * tables[0].element_size()
     rows = sum(min(ids.shape[0], table.shape[0]) for table in tables)
     changed = rows * (row_bytes + states[0].element_size())
-    read = ids.numel() * (ids.element_size() + row_bytes) + changed
+    read = ids.numel() * (ids.element_size() + width * grad_output.element_size()) + changed
     return Cost(read, changed, (ids.numel() + 4 * rows) * width)
 
 
-def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **rules: str | None) -> Case:
+def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **options: Any) -> Case:
+    """``gradient``: the dtype of the upstream gradient, where it is not the tables'."""
+    rules = {name: value for name, value in options.items() if name != "gradient"}
+
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, bool(rules))
-        grad = torch.randn((batch, len(sizes), width), generator=generator).to(device, dtype)
+        grad = torch.randn((batch, len(sizes), width), generator=generator)
+        grad = grad.to(device, options.get("gradient", dtype))
         states = [
             torch.rand(size, generator=generator).to(device, compute_dtype(dtype)) for size in sizes
         ]
         return Inputs((tables, states, ids, grad, 0.1), rules)
 
-    return Case(case_name(batch, sizes, width, rules), make, frozenset(tags))
+    return Case(case_name(batch, sizes, width, options), make, frozenset(tags))
 
 
 _SMALL = (3, 1, 105, 27, 5000)
 CASES = (
     *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
+    _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", gradient=torch.bfloat16),
     *(_case(70, _SMALL, width, "boundary") for width in (1, 3, 4, 7, 8, 16, 17, 128, 129)),
     *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 31, 32, 33, 257, 1025)),
     *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
     _case(100, _SMALL, 16, "boundary", hash="modulus"),
+    *(_case(100, _SMALL, 16, "boundary", gradient=dtype) for dtype in DTYPES),
+    _case(100, _SMALL, 17, "boundary", gradient=torch.bfloat16),
     _case(5, (4,) * 33, 4, "boundary"),
 )
 

@@ -36,7 +36,7 @@ def embedding_adagrad_(
         tables: T tensors (rows_t, D) of one D and dtype, written over.
         states: T tensors (rows_t,), contiguous, float32 (float64 for float64 tables), written over.
         ids: (B, T), int64 or int32; ``out_of_range`` and ``hash`` as for ``embedding_lookup``.
-        grad_output: (B, T, D), the gradient of ``embedding_lookup``'s result, in the tables' dtype.
+        grad_output: (B, T, D), the gradient of ``embedding_lookup``'s result, in any of its dtypes.
         learning_rate, eps: as in the formula; ``eps`` above 0.
 
     Returns:
@@ -48,8 +48,8 @@ def embedding_adagrad_(
     """
     rows = [table.shape[0] for table in tables]
     needs = [True] * len(tables) + [False]
-    wide = grad_output.to(compute_dtype(grad_output.dtype))
-    grads = embedding_lookup_backward(needs, wide, ids, rows, out_of_range, hash)
+    sums_in = compute_dtype(tables[0].dtype)
+    grads = embedding_lookup_backward(needs, grad_output, ids, rows, out_of_range, hash, sums_in)
     new_tables, new_states = [], []
     for place, (table, state) in enumerate(zip(tables, states, strict=True)):
         grad = grads[place]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fuselab.ops.embedding_lookup.rules import rule
+from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
 from fuselab.runtime.parameters import Scalar, f32, f64
 
 
@@ -16,6 +16,7 @@ class Change:
     """What a gradient does to its row: ``gradient`` (is stored), ``sgd`` or ``rowwise_adagrad``."""
 
     update: str
+    dtype: torch.dtype  # of the tables
     out_of_range: str
     hash: str | None
     learning_rate: float | Tensor = 0.0
@@ -25,13 +26,18 @@ class Change:
     def rule(self) -> str:
         return f"Rule::{rule(self.out_of_range, self.hash)}"
 
-    def numbers(self, dtype: torch.dtype) -> tuple[Tensor | Scalar | None, ...]:
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What sums are kept in, whatever the gradient has."""
+        return compute_dtype(self.dtype)
+
+    def numbers(self) -> tuple[Tensor | Scalar | None, ...]:
         """The learning rate, then eps: of each a device tensor or null, and a value."""
-        number = f64 if dtype == torch.float64 else f32
+        number = f64 if self.dtype == torch.float64 else f32
         parameters: list[Tensor | Scalar | None] = []
         for value in (self.learning_rate, self.eps):
             if isinstance(value, Tensor):
-                parameters += value.to(dtype), number(0.0)
+                parameters += value.to(self.compute_dtype), number(0.0)
             else:
                 parameters += None, number(value)
         return tuple(parameters)

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from fuselab.ops.embedding_lookup.rules import compute_dtype
+from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.runtime import tuning
 from fuselab.runtime.gpu_limits import multiprocessors
@@ -20,10 +20,10 @@ RUNS = (32, 8)
 MOST_SAMPLES = 4096  # kMostSamples
 
 
-def change(update: str, spread: Spread, ids: Tensor, grad_output: Tensor) -> tuple[Config, ...]:
-    """``kernel`` and what it has, for ``Change.update``. Atomics where their order may vary and
-    their rounding does not matter: ``scatter`` of ``samples`` of one table per block. In 16 bits,
-    for row-wise Adagrad, and where PyTorch shall be deterministic: of few samples a block per
+def change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> tuple[Config, ...]:
+    """``kernel`` and what it has, for ``how``. Atomics where their order may vary and their
+    rounding does not matter: ``scatter`` of ``samples`` of one table per block. In tables of 16
+    bits, for row-wise Adagrad, and where PyTorch shall be deterministic: of few samples a block per
     ``table``, or ``sorted`` positions, ``run`` of them per group.
 
     Larger pieces add more up before memory sees it, smaller ones make more blocks. The default is
@@ -34,8 +34,8 @@ def change(update: str, spread: Spread, ids: Tensor, grad_output: Tensor) -> tup
     batch, count = ids.shape
     blocks = 2 * multiprocessors(ids.device)
     if (
-        update == "rowwise_adagrad"
-        or grad_output.element_size() < 4
+        how.update == "rowwise_adagrad"
+        or how.dtype.itemsize < 4
         or torch.are_deterministic_algorithms_enabled()
     ):
         by_table = batch <= MOST_SAMPLES and spread.tiles == 1 and spread.lanes <= 8
@@ -55,16 +55,16 @@ def _by_atomics(enough: bool) -> tuple[Config, ...]:
     return tuple(Config(kernel="scatter", samples=number) for number in samples)
 
 
-def chosen_change(update: str, spread: Spread, ids: Tensor, grad_output: Tensor) -> Config:
-    candidates = change(update, spread, ids, grad_output)
+def chosen_change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> Config:
+    candidates = change(how, spread, ids, grad_output)
     name, implementation = {
         "gradient": ("fuselab::embedding_lookup", "cuda_backward"),
         "sgd": ("fuselab::embedding_sgd_", "cuda"),
         "rowwise_adagrad": ("fuselab::embedding_adagrad_", "cuda"),
-    }[update]
+    }[how.update]
     order = "any order" if candidates[0].kernel == "scatter" else "fixed order"
     samples = power_of_two(ids.shape[0], 128, 65536)
-    key = (grad_output.dtype, ids.shape[1], grad_output.shape[2], samples, order)
+    key = (how.dtype, grad_output.dtype, ids.shape[1], grad_output.shape[2], samples, order)
     return tuning.chosen(name, implementation, key, candidates)
 
 
@@ -77,7 +77,7 @@ def table_threads(size: int) -> int:
     return min(size // 2, 1024)
 
 
-def table_bytes(size: int, spread: Spread, grad_output: Tensor) -> int:
+def table_bytes(how: Change, size: int, spread: Spread, width: int) -> int:
     """Shared memory of update_tables: keys, and two partial sums per group of lanes."""
-    row = grad_output.shape[2] * compute_dtype(grad_output.dtype).itemsize
+    row = width * how.compute_dtype.itemsize
     return 8 * size + 2 * table_threads(size) // spread.lanes * row

@@ -13,6 +13,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tables.h"
@@ -109,29 +110,34 @@ void sort_by_row(std::vector<Entry>& entries, std::vector<Entry>& other, int64_t
 
 }  // namespace
 
-template <class Id, Rule rule>
-void look_up(const Id* ids, char* output, int64_t batch, int64_t tables, int64_t row_bytes,
-             int64_t id_sample_stride, int64_t id_table_stride, int64_t output_sample_bytes,
+template <class Element, class Output, class Id, Rule rule>
+void look_up(const Id* ids, Output* output, int64_t batch, int64_t tables, int64_t width,
+             int64_t id_sample_stride, int64_t id_table_stride, int64_t output_sample_stride,
              Tables<kCapacity> description) {
   check<rule>(ids, batch, tables, id_sample_stride, id_table_stride, description);
-#pragma omp parallel for if (batch * tables * row_bytes > 65536)
+#pragma omp parallel for if (batch * tables * width * sizeof(Output) > 65536)
   for (int64_t sample = 0; sample < batch; ++sample) {
-    char* target = output + sample * output_sample_bytes;
-    for (int64_t table = 0; table < tables; ++table, target += row_bytes) {
+    Output* target = output + sample * output_sample_stride;
+    for (int64_t table = 0; table < tables; ++table, target += width) {
       const int64_t id = ids[sample * id_sample_stride + table * id_table_stride];
       const int64_t row = row_of<rule>(id, description.rows[table]);
       if (row < 0) {
-        std::memset(target, 0, row_bytes);
+        std::memset(target, 0, width * sizeof(Output));
         continue;
       }
-      const auto address = description.address[table] + row * description.pitch[table];
-      std::memcpy(target, reinterpret_cast<const char*>(address), row_bytes);
+      const auto* source = reinterpret_cast<const Element*>(description.address[table] +
+                                                            row * description.pitch[table]);
+      if constexpr (std::is_same_v<Element, Output>) {
+        std::memcpy(target, source, width * sizeof(Output));
+      } else {
+        for (int64_t i = 0; i < width; ++i) assign(target[i], widened(source[i]));
+      }
     }
   }
 }
 
-template <class Element, class Id, Rule rule, Update update>
-void change(const Id* ids, const Element* grad_output, int64_t batch, int64_t tables, int64_t width,
+template <class Element, class Gradient, class Id, Rule rule, Update update>
+void change(const Id* ids, const Gradient* grad_output, int64_t batch, int64_t tables, int64_t width,
             int64_t id_sample_stride, int64_t id_table_stride, int64_t grad_sample_stride,
             int64_t grad_table_stride, Compute<Element> learning_rate, Compute<Element> eps,
             int64_t parts, Tables<kCapacity> description) {
@@ -158,7 +164,7 @@ void change(const Id* ids, const Element* grad_output, int64_t batch, int64_t ta
         const int64_t row = low + entries[begin].row;
         std::fill(sum.begin(), sum.end(), Number(0));
         for (; begin < entries.size() && low + entries[begin].row == row; ++begin) {
-          const Element* grad = grad_output + entries[begin].sample * grad_sample_stride +
+          const Gradient* grad = grad_output + entries[begin].sample * grad_sample_stride +
                                 table * grad_table_stride;
           for (int64_t i = 0; i < width; ++i) sum[i] += widened(grad[i]);
         }

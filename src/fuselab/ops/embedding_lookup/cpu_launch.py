@@ -24,22 +24,31 @@ _TYPES = {
 }
 
 
-def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
-    row_bytes = tables[0].shape[1] * tables[0].element_size()
-    output = tables[0].new_empty((*ids.shape, tables[0].shape[1]))
+def forward(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    out_of_range: str,
+    hash: str | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    width = tables[0].shape[1]
+    output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
+    types = f"{_TYPES[tables[0].dtype]}, {_TYPES[output.dtype]}"
+    if output.dtype == tables[0].dtype:
+        types, width = "char, char", width * output.element_size()  # bytes are copied
     if output.numel() == 0:
         return output
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
         CPP.launch(
-            f"look_up<{CPP_IDS[ids.dtype]}, Rule::{rule(out_of_range, hash)}>",
+            f"look_up<{types}, {CPP_IDS[ids.dtype]}, Rule::{rule(out_of_range, hash)}>",
             (
                 part,
                 output[:, group.columns],
                 *map(i64, part.shape),
-                i64(row_bytes),
+                i64(width),
                 *map(i64, part.stride()),
-                i64(ids.shape[1] * row_bytes),
+                i64(ids.shape[1] * width),
                 group.description(MOST),
             ),
         )
@@ -53,14 +62,15 @@ def backward(
     rows: Sequence[int],
     out_of_range: str,
     hash: str | None,
+    table_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """Dense gradients: zeros, and the rows met."""
     width = grad_output.shape[2]
     grads = [
-        grad_output.new_zeros((count, width)) if need else None
+        grad_output.new_zeros((count, width), dtype=table_dtype) if need else None
         for need, count in zip(needs, rows, strict=False)
     ]
-    change(Change("gradient", out_of_range, hash), grads, rows, (), ids, grad_output)
+    change(Change("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output)
     return (*grads, None)
 
 
@@ -77,14 +87,14 @@ def change(
         return
     if grad_output.stride(2) != 1:
         grad_output = grad_output.contiguous()
-    number = f64 if grad_output.dtype == torch.float64 else f32
+    number = f64 if how.dtype == torch.float64 else f32
     for group in groups(tables, rows, states):
         part, grads = ids[:, group.columns], grad_output[:, group.columns]
         # Two tasks a thread, so that none waits long for the largest table.
         parts = ceil_div(2 * torch.get_num_threads(), part.shape[1])
         CPP.launch(
-            f"change<{_TYPES[grads.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-            f"Update::{how.update}>",
+            f"change<{_TYPES[how.dtype]}, {_TYPES[grads.dtype]}, {CPP_IDS[ids.dtype]}, "
+            f"{how.rule}, Update::{how.update}>",
             (
                 part,
                 grads,

@@ -81,11 +81,36 @@ __device__ __forceinline__ int64_t checked_row_of(int64_t id, int64_t rows) {
 
 // ---------------------------------------------------------------------------- look-up
 
-template <class Chunk, class Id, Rule rule, int lanes, int capacity, class Index>
+// What becomes of a chunk of a row: a copy, or its elements in another type.
+template <class From>
+struct Copy {
+  using Chunk = From;
+  using Result = From;
+  static __device__ __forceinline__ Result of(const Chunk& chunk) { return chunk; }
+};
+
+template <class From, class Element, class Output>
+struct Convert {
+  using Chunk = From;
+  static constexpr int vector = sizeof(Chunk) / sizeof(Element);
+  using Result = Vector<Output, vector>;
+  static __device__ __forceinline__ Result of(const Chunk& chunk) {
+    Vector<Element, vector> from;
+    memcpy(&from, &chunk, sizeof(chunk));
+    Result result;
+#pragma unroll
+    for (int i = 0; i < vector; ++i) assign(result.at[i], widened(from.at[i]));
+    return result;
+  }
+};
+
+template <class Move, class Id, Rule rule, int lanes, int capacity, class Index>
 __global__ void __launch_bounds__(kThreads)
-    look_up(const Id* __restrict__ ids, Chunk* __restrict__ output, int64_t positions, int tables,
+    look_up(const Id* __restrict__ ids, typename Move::Result* __restrict__ output,
+            int64_t positions, int tables,
             int chunks, int64_t id_sample_stride, int64_t id_table_stride,
             int64_t output_sample_stride, const __grid_constant__ Tables<capacity> description) {
+  using Chunk = typename Move::Chunk;
   __shared__ int64_t address[capacity], pitch[capacity], rows[capacity];
   share(description.address, address, tables);
   share(description.pitch, pitch, tables);
@@ -96,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
   const Index first = static_cast<Index>(blockIdx.x) * (groups * kItems) + threadIdx.x / lanes;
   int64_t id[kItems];
   int table[kItems];
-  Chunk* target[kItems];
+  typename Move::Result* target[kItems];
 #pragma unroll
   for (int item = 0; item < kItems; ++item) {
     const Index position = first + item * groups;
@@ -131,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
-      if (target[item] != nullptr) target[item][chunk] = value[item];
+      if (target[item] != nullptr) target[item][chunk] = Move::of(value[item]);
     }
   }
 }
@@ -335,10 +360,10 @@ __device__ __forceinline__ void scan(int (&counts)[kSmall]) {
   __syncthreads();
 }
 
-template <class Element, class Id, Rule rule, Update update, int vector, int lanes, int tiles,
-          int samples, int capacity>
+template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
+          int tiles, int samples, int capacity>
 __global__ void __launch_bounds__(kThreads)
-    scatter(const Id* __restrict__ ids, const Element* __restrict__ grad_output, int64_t batch,
+    scatter(const Id* __restrict__ ids, const Gradient* __restrict__ grad_output, int64_t batch,
             int tables, int width, int64_t id_sample_stride, int64_t id_table_stride,
             int64_t grad_sample_stride, int64_t grad_table_stride,
             const Element* learning_rate_tensor, Element learning_rate,
@@ -386,7 +411,7 @@ __global__ void __launch_bounds__(kThreads)
   const Element factor = update == Update::gradient ? Element(1) : -step.rate();
   constexpr int piece = samples * lanes / kThreads;
   const int begin = threadIdx.x / lanes * piece;
-  const Element* grads = grad_output + first * grad_sample_stride + table * grad_table_stride;
+  const Gradient* grads = grad_output + first * grad_sample_stride + table * grad_table_stride;
   using Values = Row<Element, vector, lanes, tiles>;
   add_runs<Values, kAhead<vector, tiles>>(
       piece,
@@ -473,19 +498,19 @@ struct Target {
 };
 
 // Where the gradient of a sorted position lies, and the row it is for.
-template <class Element>
+template <class Gradient>
 struct Place {
-  const Element* gradient;
+  const Gradient* gradient;
   int table;
   int64_t row;
 };
 
 // All positions of all tables, sorted in global memory.
-template <class Element, class Key, int capacity>
+template <class Gradient, class Key, int capacity>
 struct GlobalRuns {
   const Key* __restrict__ keys;
   const int64_t* __restrict__ order;
-  const Element* __restrict__ grad_output;
+  const Gradient* __restrict__ grad_output;
   int64_t positions;
   int tables;
   int64_t none;  // the key of an ignored id
@@ -493,7 +518,7 @@ struct GlobalRuns {
   const Tables<capacity>& description;
 
   __device__ __forceinline__ int64_t key(int64_t i) const { return keys[i]; }
-  __device__ __forceinline__ Place<Element> at(int64_t i) const {
+  __device__ __forceinline__ Place<Gradient> at(int64_t i) const {
     const int64_t position = order[i], sample = quotient(position, tables);
     const int table = static_cast<int>(position - sample * tables);
     return {grad_output + sample * grad_sample_stride + table * grad_table_stride, table,
@@ -503,10 +528,10 @@ struct GlobalRuns {
 
 // The positions of one table, sorted in shared memory: keys are row * kMostSamples + sample.
 constexpr int kMostSamples = 4096;
-template <class Element, int capacity>
+template <class Gradient, int capacity>
 struct SharedRuns {
   const uint64_t* keys;
-  const Element* __restrict__ grads;
+  const Gradient* __restrict__ grads;
   int64_t positions;
   int table;
   int64_t grad_sample_stride;
@@ -514,7 +539,7 @@ struct SharedRuns {
   static constexpr int64_t none = ~uint64_t(0) / kMostSamples;
 
   __device__ __forceinline__ int64_t key(int64_t i) const { return keys[i] / kMostSamples; }
-  __device__ __forceinline__ Place<Element> at(int64_t i) const {
+  __device__ __forceinline__ Place<Gradient> at(int64_t i) const {
     return {grads + keys[i] % kMostSamples * grad_sample_stride, table, key(i)};
   }
 };
@@ -620,18 +645,18 @@ __device__ __forceinline__ void join_piece(const Runs& runs, int64_t piece,
   if (group == 0) target.change(sum, width, step);
 }
 
-template <class Element, class Key, Update update, int vector, int lanes, int tiles, int run,
-          int capacity>
+template <class Element, class Gradient, class Key, Update update, int vector, int lanes, int tiles,
+          int run, int capacity>
 __global__ void __launch_bounds__(kThreads)
     reduce_runs(const Key* __restrict__ keys, const int64_t* __restrict__ order,
-                const Element* __restrict__ grad_output, Compute<Element>* __restrict__ heads,
+                const Gradient* __restrict__ grad_output, Compute<Element>* __restrict__ heads,
                 Compute<Element>* __restrict__ tails, int64_t positions, int tables, int width,
                 int64_t all_rows, int64_t grad_sample_stride, int64_t grad_table_stride,
                 const Compute<Element>* learning_rate_tensor, Compute<Element> learning_rate,
                 const Compute<Element>* eps_tensor, Compute<Element> eps,
                 const __grid_constant__ Tables<capacity> description) {
   const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / lanes;
-  const GlobalRuns<Element, Key, capacity> runs{
+  const GlobalRuns<Gradient, Key, capacity> runs{
       keys,     order,    grad_output, positions, tables, all_rows, grad_sample_stride,
       grad_table_stride, description};
   reduce_piece<Element, update, vector, lanes, tiles, run>(
@@ -703,10 +728,10 @@ __device__ __forceinline__ void sort_keys(uint64_t* keys) {
   }
 }
 
-template <class Element, class Id, Rule rule, Update update, int vector, int lanes, int size,
-          int capacity>
+template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
+          int size, int capacity>
 __global__ void __launch_bounds__(size / 2 < 1024 ? size / 2 : 1024)
-    update_tables(const Id* __restrict__ ids, const Element* __restrict__ grad_output, int batch,
+    update_tables(const Id* __restrict__ ids, const Gradient* __restrict__ grad_output, int batch,
                   int width, int64_t id_sample_stride, int64_t id_table_stride,
                   int64_t grad_sample_stride, int64_t grad_table_stride,
                   const Compute<Element>* learning_rate_tensor, Compute<Element> learning_rate,
@@ -733,7 +758,7 @@ __global__ void __launch_bounds__(size / 2 < 1024 ? size / 2 : 1024)
   sort_keys<size, threads>(keys);
 
   const Step<Compute<Element>> step{learning_rate_tensor, learning_rate, eps_tensor, eps};
-  const SharedRuns<Element, capacity> runs{keys,  grad_output + table * grad_table_stride,
+  const SharedRuns<Gradient, capacity> runs{keys,  grad_output + table * grad_table_stride,
                                            batch, table, grad_sample_stride, description};
   constexpr int run = size / groups;
   reduce_piece<Element, update, vector, lanes, 1, run>(runs, threadIdx.x / lanes, heads, tails,

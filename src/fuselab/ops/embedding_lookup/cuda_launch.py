@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from fuselab.ops.embedding_lookup import configs
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import Group, alignment, groups
-from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
+from fuselab.ops.embedding_lookup.rules import rule
 from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.ops.indices import CPP_IDS, index_type
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
@@ -26,25 +27,34 @@ _TYPES = {
     torch.float64: "double",
 }
 _CHUNKS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
+_MOST_BYTES = max(_CHUNKS)
 _ITEMS = 4  # kItems of cuda_kernels.cu
 WIDEST_UPDATE = 1024  # columns that a warp's registers hold
 
 
-def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
+def forward(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    out_of_range: str,
+    hash: str | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
     """One launch for up to 256 tables."""
     width, itemsize = tables[0].shape[1], tables[0].element_size()
-    output = tables[0].new_empty((*ids.shape, width))
+    output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
     if output.numel() == 0:
         return output
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
         step = alignment(*group.addresses, *group.pitches, width * itemsize)
+        step = min(step, itemsize * _MOST_BYTES // output.element_size())
         chunks = width * itemsize // step
         lanes = min(power_of_two(chunks), 32)
         per_block = configs.THREADS // lanes * _ITEMS
         CUDA.launch(
-            f"look_up<{_CHUNKS[step]}, {CPP_IDS[ids.dtype]}, Rule::{rule(out_of_range, hash)}, "
-            f"{lanes}, {group.capacity}, {index_type(part.numel())}>",
+            f"look_up<{_move(step, tables[0].dtype, output.dtype)}, {CPP_IDS[ids.dtype]}, "
+            f"Rule::{rule(out_of_range, hash)}, {lanes}, {group.capacity}, "
+            f"{index_type(part.numel())}>",
             (ceil_div(part.numel(), per_block), 1, 1),
             (configs.THREADS, 1, 1),
             (
@@ -61,6 +71,13 @@ def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str 
     return output
 
 
+def _move(step: int, dtype: torch.dtype, output_dtype: torch.dtype) -> str:
+    """What becomes of ``step`` bytes of a row."""
+    if output_dtype == dtype:
+        return f"Copy<{_CHUNKS[step]}>"
+    return f"Convert<{_CHUNKS[step]}, {_TYPES[dtype]}, {_TYPES[output_dtype]}>"
+
+
 def backward(
     needs: Sequence[bool],
     grad_output: Tensor,
@@ -68,26 +85,20 @@ def backward(
     rows: Sequence[int],
     out_of_range: str,
     hash: str | None,
+    table_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """Dense gradients: zeros, and the rows met. Atomics where their order may vary and their
     rounding does not matter; in 16 bits, and where PyTorch shall be deterministic, sorted runs."""
     width = grad_output.shape[2]
     grads = [
-        grad_output.new_zeros((count, width)) if need else None
+        grad_output.new_zeros((count, width), dtype=table_dtype) if need else None
         for need, count in zip(needs, rows, strict=False)
     ]
-    change(Change("gradient", out_of_range, hash), grads, rows, (), ids, grad_output)
+    change(Change("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output)
     return (*grads, None)
 
 
-def supports_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    ids: Tensor,
-    rows: Sequence[int],
-    out_of_range: str,
-    hash: str | None,
-) -> str | None:
+def supports_backward(needs: Sequence[bool], grad_output: Tensor, *_: object) -> str | None:
     return too_wide((grad_output[0],)) if len(grad_output) else None
 
 
@@ -111,8 +122,8 @@ def change(
         return
     if grad_output.stride(2) != 1:
         grad_output = grad_output.contiguous()
-    spread = Spread.of_change(tables, grad_output)
-    config = configs.chosen_change(how.update, spread, ids, grad_output)
+    spread = Spread.of_change(how, tables, grad_output)
+    config = configs.chosen_change(how, spread, ids, grad_output)
     for group in groups(tables, rows, states):
         if any(table is not None for table in group.tables):
             part = ids[:, group.columns], grad_output[:, group.columns]
@@ -125,7 +136,7 @@ def _scatter(
     batch, tables, width = grad_output.shape
     samples = config.samples
     CUDA.launch(
-        f"scatter<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
+        f"scatter<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
         f"Update::{how.update}, {spread}, {samples}, {group.capacity}>",
         (tables * ceil_div(batch, samples), 1, 1),
         (configs.THREADS, 1, 1),
@@ -137,7 +148,7 @@ def _scatter(
             i32(width),
             *map(i64, ids.stride()),
             *map(i64, grad_output.stride()[:2]),
-            *how.numbers(grad_output.dtype)[:2],
+            *how.numbers()[:2],
             group.description(),
         ),
     )
@@ -149,7 +160,6 @@ def _sort_and_reduce(
     """Workspace: 12 bytes per id and as many to sort, 8 D bytes per ``config.run`` ids for partial
     sums."""
     positions, tables, width = ids.numel(), ids.shape[1], grad_output.shape[2]
-    dtype = compute_dtype(grad_output.dtype)
     short = group.all_rows < 2**31 - 1
     keys = ids.new_empty(positions, dtype=torch.int32 if short else torch.int64)
     key = CPP_IDS[keys.dtype]
@@ -170,20 +180,18 @@ def _sort_and_reduce(
     )
     keys, order = torch.sort(keys, stable=True)
     pieces = ceil_div(positions, config.run)
-    heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)
-    arguments = (
-        f"{_TYPES[grad_output.dtype]}, {key}, Update::{how.update}, {spread}, {config.run}, "
-    )
+    heads, tails = grad_output.new_empty((2, pieces, width), dtype=how.compute_dtype)
+    arguments = f"{key}, Update::{how.update}, {spread}, {config.run}, {group.capacity}"
     sizes = (i64(positions), i32(tables), i32(width), i64(group.all_rows))
-    numbers = (*how.numbers(dtype), description)
+    numbers = (*how.numbers(), description)
     CUDA.launch(
-        f"reduce_runs<{arguments}{group.capacity}>",
+        f"reduce_runs<{_types(how, grad_output)}, {arguments}>",
         (ceil_div(pieces * spread.lanes, configs.THREADS), 1, 1),
         (configs.THREADS, 1, 1),
         (keys, order, grad_output, heads, tails, *sizes, *_strides(grad_output), *numbers),
     )
     CUDA.launch(
-        f"join_runs<{arguments}{group.capacity}>",
+        f"join_runs<{_TYPES[how.dtype]}, {arguments}>",
         (ceil_div(pieces * 32, configs.THREADS), 1, 1),
         (configs.THREADS, 1, 1),
         (keys, order, heads, tails, *sizes, *numbers),
@@ -196,7 +204,7 @@ def _update_tables(
     batch, tables, width = grad_output.shape
     size = configs.table_size(batch)
     CUDA.launch(
-        f"update_tables<{_TYPES[grad_output.dtype]}, {CPP_IDS[ids.dtype]}, {how.rule}, "
+        f"update_tables<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
         f"Update::{how.update}, {spread.vector}, {spread.lanes}, {size}, {group.capacity}>",
         (tables, 1, 1),
         (configs.table_threads(size), 1, 1),
@@ -207,14 +215,18 @@ def _update_tables(
             i32(width),
             *map(i64, ids.stride()),
             *map(i64, grad_output.stride()[:2]),
-            *how.numbers(compute_dtype(grad_output.dtype)),
+            *how.numbers(),
             group.description(),
         ),
-        shared_bytes=configs.table_bytes(size, spread, grad_output),
+        shared_bytes=configs.table_bytes(how, size, spread, width),
     )
 
 
 _KERNELS = {"scatter": _scatter, "sorted": _sort_and_reduce, "table": _update_tables}
+
+
+def _types(how: Change, grad_output: Tensor) -> str:
+    return f"{_TYPES[how.dtype]}, {_TYPES[grad_output.dtype]}"
 
 
 def _strides(grad_output: Tensor) -> list[i64]:
@@ -231,25 +243,44 @@ def _representative_expressions() -> Iterator[str]:
         updates = ("gradient", "sgd", "rowwise_adagrad")
         for update, spread in (*((update, usual) for update in updates), ("sgd", narrow)):
             for run in configs.RUNS if name == "float" else configs.RUNS[:1]:
-                yield f"reduce_runs<{name}, {ids}, Update::{update}, {spread}, {run}, 32>"
+                yield f"reduce_runs<{name}, {name}, {ids}, Update::{update}, {spread}, {run}, 32>"
                 yield f"join_runs<{name}, {ids}, Update::{update}, {spread}, {run}, 32>"
-        yield f"reduce_runs<{name}, {ids}, Update::sgd, {wide}, {configs.RUNS[0]}, 256>"
+        yield f"reduce_runs<{name}, {name}, {ids}, Update::sgd, {wide}, {configs.RUNS[0]}, 256>"
         if dtype.itemsize >= 4:
             for spread, samples in ((usual, 1024), (narrow, 256), (wide, 256)):
                 yield (
-                    f"scatter<{name}, {ids}, Rule::modulus, Update::sgd, {spread}, {samples}, 32>"
+                    f"scatter<{name}, {name}, {ids}, Rule::modulus, Update::sgd, {spread}, "
+                    f"{samples}, 32>"
                 )
+    float_from_half = ("float, __nv_bfloat16", "float, __half")
+    for types, vector in (*((types, 4) for types in float_from_half), ("double, float", 2)):
+        spread = Spread.by_vector(16, vector)
+        for samples in configs.SCATTER_SAMPLES:
+            yield f"scatter<{types}, int64_t, Rule::error, Update::sgd, {spread}, {samples}, 32>"
+    for types, vector in ((float_from_half[0], 4), ("__half, float", 4), ("__half, double", 2)):
+        spread = Spread.by_vector(16, vector)
+        yield f"reduce_runs<{types}, int32_t, Update::rowwise_adagrad, {spread}, 32, 32>"
     for meaning in ("error", "clamp", "ignore", "modulus"):
         yield f"key_positions<int64_t, int32_t, Rule::{meaning}, 32>"
-        yield f"look_up<uint4, int64_t, Rule::{meaning}, 4, 32, int32_t>"
+        yield f"look_up<Copy<uint4>, int64_t, Rule::{meaning}, 4, 32, int32_t>"
     for size in (64, 2048):
         for update in ("gradient", "sgd", "rowwise_adagrad"):
-            yield f"update_tables<float, int64_t, Rule::error, Update::{update}, 4, 4, {size}, 32>"
-    yield "update_tables<__half, int32_t, Rule::ignore, Update::sgd, 8, 2, 4096, 256>"
-    yield "update_tables<__nv_bfloat16, int32_t, Rule::clamp, Update::sgd, 1, 8, 512, 256>"
-    yield "update_tables<double, int64_t, Rule::modulus, Update::rowwise_adagrad, 2, 8, 1024, 32>"
+            yield (
+                f"update_tables<float, float, int64_t, Rule::error, Update::{update}, "
+                f"4, 4, {size}, 32>"
+            )
+    yield "update_tables<__half, __half, int32_t, Rule::ignore, Update::sgd, 8, 2, 4096, 256>"
+    yield "update_tables<__nv_bfloat16, float, int32_t, Rule::clamp, Update::sgd, 1, 8, 512, 256>"
+    yield (
+        "update_tables<double, double, int64_t, Rule::modulus, Update::rowwise_adagrad, "
+        "2, 8, 1024, 32>"
+    )
     for chunk in _CHUNKS.values():
-        yield f"look_up<{chunk}, int32_t, Rule::modulus, 4, 256, int64_t>"
+        yield f"look_up<Copy<{chunk}>, int32_t, Rule::modulus, 4, 256, int64_t>"
+    for dtype, output_dtype in permutations(_TYPES, 2):
+        step = min(_MOST_BYTES, dtype.itemsize * _MOST_BYTES // output_dtype.itemsize)
+        move = _move(step, dtype, output_dtype)
+        yield f"look_up<{move}, int64_t, Rule::error, 4, 32, int32_t>"
 
 
 CUDA_EXPRESSIONS = tuple(_representative_expressions())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuselab.op import Draw, Inputs
-from fuselab.ops.embedding_lookup.rules import HASHES, OUT_OF_RANGE
+from fuselab.ops.embedding_lookup.rules import DTYPES, HASHES, OUT_OF_RANGE
 from fuselab.ops.indices import ID_DTYPES
 from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 
@@ -23,8 +24,8 @@ TIMED = (
 )
 
 
-def case_name(batch: int, sizes: Sequence[int], width: int, rules: Mapping[str, str | None]) -> str:
-    how = " ".join(str(value) for value in rules.values())
+def case_name(batch: int, sizes: Sequence[int], width: int, options: Mapping[str, Any]) -> str:
+    how = " ".join(str(value).removeprefix("torch.") for value in options.values())
     return f"{batch} ids of {len(sizes)} tables, {sum(sizes)} rows x {width} {how}".strip()
 
 
@@ -57,13 +58,14 @@ def tables_and_ids(
 def draw_look_up(draw: Draw) -> Inputs:
     """Some tables and ids, of which some are out of range where that is allowed."""
     tables, ids, rules = _drawn(draw)
-    return Inputs((tables, ids), rules)
+    return Inputs((tables, ids), {**rules, "dtype": draw.choice((None, *DTYPES))})
 
 
 def draw_gradient(draw: Draw) -> tuple[list[Tensor], Tensor, Tensor, dict[str, str | None]]:
     """Tables, ids and upstream gradient of an update, and its rules."""
     tables, ids, rules = _drawn(draw)
-    return tables, ids, draw.tensor(*ids.shape, tables[0].shape[1]), rules
+    dtype = draw.choice((None, *DTYPES))
+    return tables, ids, draw.tensor(*ids.shape, tables[0].shape[1], dtype=dtype), rules
 
 
 def _drawn(draw: Draw) -> tuple[list[Tensor], Tensor, dict[str, str | None]]:

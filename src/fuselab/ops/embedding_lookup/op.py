@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, reference, triton_launch
+from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_look_up, tables_and_ids
 from fuselab.ops.embedding_lookup.rewrites import rewrites
-from fuselab.ops.embedding_lookup.rules import DTYPES, check_ids, check_tables
+from fuselab.ops.embedding_lookup.rules import (
+    DTYPES,
+    check_ids,
+    check_result_dtype,
+    check_tables,
+)
 from fuselab.ops.embedding_lookup.spread import Spread
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime.tuning import Config
 
 
-def validate(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> None:
+def validate(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    out_of_range: str,
+    hash: str | None,
+    dtype: torch.dtype | None,
+) -> None:
     """Raises ArgumentError, ShapeError, DtypeError, UnknownNameError as the docstring says."""
     check_tables("embedding_lookup", tables)
     check_ids("embedding_lookup", tables, ids, out_of_range, hash)
+    if dtype is not None:
+        check_result_dtype("embedding_lookup", "dtype", dtype)
 
 
-def fake(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
-    return tables[0].new_empty((*ids.shape, tables[0].shape[1]))
+def fake(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    out_of_range: str,
+    hash: str | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    return tables[0].new_empty((*ids.shape, tables[0].shape[1]), dtype=dtype)
 
 
-def supports(
-    tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
-) -> str | None:
+def supports(tables: Sequence[Tensor], *_: object) -> str | None:
     return scattered(tables)
 
 
@@ -39,9 +59,11 @@ def save(
     ids: Tensor,
     out_of_range: str,
     hash: str | None,
-) -> tuple[Tensor, tuple[int, ...], str, str | None]:
-    """Of the tables only their lengths: the gradient does not depend on what is in them."""
-    return ids, tuple(table.shape[0] for table in tables), out_of_range, hash
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, tuple[int, ...], str, str | None, torch.dtype]:
+    """Of the tables only lengths and dtype: the gradient does not depend on what is in them."""
+    rows = tuple(table.shape[0] for table in tables)
+    return ids, rows, out_of_range, hash, tables[0].dtype
 
 
 def fake_gradient(
@@ -51,32 +73,24 @@ def fake_gradient(
     rows: Sequence[int],
     out_of_range: str,
     hash: str | None,
+    table_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     width = grad_output.shape[2]
     return (
         *(
-            grad_output.new_empty((count, width)) if need else None
+            grad_output.new_empty((count, width), dtype=table_dtype) if need else None
             for need, count in zip(needs, rows, strict=False)
         ),
         None,
     )
 
 
-def prefer(
-    tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
-) -> Sequence[str]:
+def prefer(tables: Sequence[Tensor], ids: Tensor, *_: object) -> Sequence[str]:
     """65536 ids of Kaggle's 26 tables x 16 float32: CUDA 62 us, Triton 66, eager 536 (H200)."""
     return ("cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
-def prefer_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    ids: Tensor,
-    rows: Sequence[int],
-    out_of_range: str,
-    hash: str | None,
-) -> Sequence[str]:
+def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *_: object) -> Sequence[str]:
     """As ``prefer``: with the forward 669 us, 922 and 9405, most of it 2 GB of zeros."""
     return ("cuda", "triton") if grad_output.is_cuda else ("cpp",)
 
@@ -88,36 +102,48 @@ def configs_backward(
     rows: Sequence[int],
     out_of_range: str,
     hash: str | None,
+    table_dtype: torch.dtype,
 ) -> Sequence[Config]:
     # A fresh tensor is aligned as the gradients will be.
-    spread = Spread.of_change([grad_output.new_empty((1, grad_output.shape[2]))], grad_output)
-    return configs.change("gradient", spread, ids, grad_output)
+    fresh = grad_output.new_empty((1, grad_output.shape[2]), dtype=table_dtype)
+    how = Change("gradient", table_dtype, out_of_range, hash)
+    return configs.change(how, Spread.of_change(how, [fresh], grad_output), ids, grad_output)
 
 
-def cost(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Cost:
+def cost(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    out_of_range: str,
+    hash: str | None,
+    dtype: torch.dtype | None,
+) -> Cost:
     """Every id read once, every row met once (as if no id came twice, but at most all rows), every
     vector written once."""
     row_bytes = tables[0].shape[1] * tables[0].element_size()
     rows = sum(min(ids.shape[0], table.shape[0]) for table in tables)
     read = ids.numel() * ids.element_size() + rows * row_bytes
-    return Cost(read, ids.numel() * row_bytes, 0)
+    vector_bytes = tables[0].shape[1] * (dtype or tables[0].dtype).itemsize
+    return Cost(read, ids.numel() * vector_bytes, 0)
 
 
 def cost_backward(
-    tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    out_of_range: str,
+    hash: str | None,
+    dtype: torch.dtype | None,
 ) -> Cost:
     """Every id and every upstream gradient read once, all rows of all tables written once; one
     addition per element."""
     width = tables[0].shape[1]
-    row_bytes = width * tables[0].element_size()
-    read = ids.numel() * (ids.element_size() + row_bytes)
+    read = ids.numel() * (ids.element_size() + width * (dtype or tables[0].dtype).itemsize)
     rows = sum(table.shape[0] for table in tables)
-    return Cost(read, rows * row_bytes, ids.numel() * width)
+    return Cost(read, rows * width * tables[0].element_size(), ids.numel() * width)
 
 
-def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: str | None) -> Case:
+def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: Any) -> Case:
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        strayed = bool(kwargs)
+        strayed = bool(kwargs.keys() - {"dtype"})
         tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, strayed)
         return Inputs((tables, ids), kwargs)
 
@@ -127,10 +153,13 @@ def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: st
 _SMALL = (3, 1, 105, 27, 5000)
 CASES = (
     *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
+    _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", dtype=torch.bfloat16),
     *(_case(7, _SMALL, width, "boundary") for width in (1, 2, 3, 4, 7, 8, 16, 17, 127, 128, 129)),
     *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 2, 51, 52, 255, 256, 257)),
     *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
     _case(100, _SMALL, 16, "boundary", hash="modulus"),
+    *(_case(100, _SMALL, 16, "boundary", dtype=dtype) for dtype in DTYPES),
+    _case(100, _SMALL, 17, "boundary", dtype=torch.bfloat16),
     _case(5, (4,) * 33, 4, "boundary"),
     _case(3, (4,) * 257, 4, "boundary"),
     _case(40, (1,), 1200, "boundary"),

@@ -76,16 +76,20 @@ def check_ids(
 
 
 def check_gradient(op: str, tables: Sequence[Tensor], ids: Tensor, grad_output: Tensor) -> None:
-    """Raises ShapeError, DtypeError unless it is one vector per id in the tables' dtype."""
+    """Raises ShapeError, DtypeError unless it is one floating vector per id."""
     expected = (*ids.shape, tables[0].shape[1])
     if tuple(grad_output.shape) != expected:
         raise ShapeError(
             f"{op}: 'grad_output' has shape {tuple(grad_output.shape)}; expected {expected}."
         )
-    if grad_output.dtype != tables[0].dtype:
+    check_result_dtype(op, "grad_output", grad_output.dtype)
+
+
+def check_result_dtype(op: str, argument: str, dtype: torch.dtype) -> None:
+    """Raises DtypeError unless vectors may have it, whatever the tables have."""
+    if dtype not in DTYPES:
         raise DtypeError(
-            f"{op}: 'grad_output' is {grad_output.dtype}; expected {tables[0].dtype}, as the "
-            "tables."
+            f"{op}: '{argument}' is {dtype}; expected float32, float16, bfloat16 or float64."
         )
 
 

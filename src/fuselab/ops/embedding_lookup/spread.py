@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import alignment
 from fuselab.runtime.grid import ceil_div, power_of_two
 
@@ -21,20 +22,26 @@ class Spread:
 
     @classmethod
     def of(cls, width: int, itemsize: int, alignment: int) -> Spread:
-        vector = max(alignment // itemsize, 1)
+        return cls.by_vector(width, max(alignment // itemsize, 1))
+
+    @classmethod
+    def by_vector(cls, width: int, vector: int) -> Spread:
         lanes = min(power_of_two(ceil_div(width, vector)), 32)
         return cls(vector, lanes, power_of_two(ceil_div(width, vector * lanes)))
 
     @classmethod
-    def of_change(cls, tables: Sequence[Tensor | None], grad_output: Tensor) -> Spread:
-        """Of the rows of ``tables`` and of their gradient (samples, tables, D) alike."""
-        itemsize, width = grad_output.element_size(), grad_output.shape[2]
-        sample_stride, table_stride, _ = grad_output.stride()
-        bits = grad_output.data_ptr() | itemsize * (width | sample_stride | table_stride)
+    def of_change(cls, how: Change, tables: Sequence[Tensor | None], grad_output: Tensor) -> Spread:
+        """Of the rows of ``tables`` and of their gradient (samples, tables, D) alike, by the larger
+        of their elements."""
+        grad_itemsize, itemsize = grad_output.element_size(), how.dtype.itemsize
+        sample_stride, table_stride, width = *grad_output.stride()[:2], grad_output.shape[2]
+        grad_bits = grad_output.data_ptr() | grad_itemsize * (width | sample_stride | table_stride)
+        bits = itemsize * width
         for table in tables:  # one of 26 tables takes 0.3 us
             if table is not None:
                 bits |= table.data_ptr() | itemsize * table.stride(0)
-        return cls.of(width, itemsize, alignment(bits))
+        vector = min(alignment(bits) // itemsize, alignment(grad_bits) // grad_itemsize)
+        return cls.by_vector(width, max(vector, 1))
 
     def __str__(self) -> str:
         return f"{self.vector}, {self.lanes}, {self.tiles}"

@@ -58,7 +58,7 @@ def look_up(
         pitch = tl.where(table == i, pitches[i], pitch)
         count = tl.where(table == i, rows[i], count)
     # Chosen addresses are integers to the compiler: it must be told what divides them.
-    source = tl.multiple_of(address.to(output.dtype), BYTES)
+    source = tl.multiple_of(address.to(tables[0].dtype), BYTES)
     samples = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = samples < batch
     given = tl.load(

@@ -15,7 +15,7 @@ from torch import Tensor
 from fuselab.ops.embedding_lookup import triton_kernels
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import alignment, scattered
-from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
+from fuselab.ops.embedding_lookup.rules import rule
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 
@@ -46,10 +46,16 @@ def _divisors(tables: Sequence[Tensor]) -> dict[str, int]:
     return {"BYTES": step, "ELEMENTS": max(step // itemsize, 1)}
 
 
-def forward(tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None) -> Tensor:
+def forward(
+    tables: Sequence[Tensor],
+    ids: Tensor,
+    out_of_range: str,
+    hash: str | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
     """One launch, of a program for every BLOCK samples of every table."""
     batch, width = ids.shape[0], tables[0].shape[1]
-    output = tables[0].new_empty((*ids.shape, width))
+    output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
     if output.numel() == 0:
         return output
     columns = power_of_two(width, 16, 128)
@@ -81,11 +87,12 @@ def backward(
     rows: Sequence[int],
     out_of_range: str,
     hash: str | None,
+    table_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """Dense gradients: zeros, and the rows met; of tables without need too, which are dropped."""
     width = grad_output.shape[2]
-    grads = [grad_output.new_zeros((count, width)) for count in rows]
-    change(Change("gradient", out_of_range, hash), grads, rows, (), ids, grad_output)
+    grads = [grad_output.new_zeros((count, width), dtype=table_dtype) for count in rows]
+    change(Change("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output)
     return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None)
 
 
@@ -94,8 +101,7 @@ def supports_backward(
     grad_output: Tensor,
     ids: Tensor,
     rows: Sequence[int],
-    out_of_range: str,
-    hash: str | None,
+    *_: object,
 ) -> str | None:
     if len(rows) > MOST_TABLES:
         return f"there are more than {MOST_TABLES} tables"
@@ -118,7 +124,7 @@ def change(
     if grad_output.stride(2) != 1:
         grad_output = grad_output.contiguous()
     positions, width, all_rows = ids.numel(), grad_output.shape[2], sum(rows)
-    dtype = compute_dtype(grad_output.dtype)
+    dtype = how.compute_dtype
     first = tuple([0, *accumulate(rows)][:-1])
     keys = ids.new_empty(positions, dtype=torch.int32 if all_rows < 2**31 - 1 else torch.int64)
     launch(

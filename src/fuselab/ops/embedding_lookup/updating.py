@@ -25,6 +25,7 @@ class _Step:
     eps: float
     states: tuple[Tensor, ...]
     rules: tuple[str, str | None]
+    dtype: torch.dtype | None
     implementation: str
 
     def take(self, tables: Sequence[Tensor], ids: Tensor, grad_output: Tensor) -> None:
@@ -55,6 +56,7 @@ class _UpdatingLookup(torch.autograd.Function):
             [table.detach() for table in tables],
             ids,
             *step.rules,
+            step.dtype,
             implementation=step.implementation,
         )
 
@@ -81,6 +83,7 @@ def updating_embedding_lookup(
     eps: float = 1e-10,
     out_of_range: str = "error",
     hash: str | None = None,
+    dtype: torch.dtype | None = None,
     *,
     implementation: str = "auto",
 ) -> Tensor:
@@ -93,8 +96,8 @@ def updating_embedding_lookup(
     derivative raises. Under torch.compile the graph breaks here.
 
     Args:
-        tables, ids, out_of_range, hash: as for ``embedding_lookup``. The step is taken if the
-            tables require a gradient: all of them, or none (frozen).
+        tables, ids, out_of_range, hash, dtype: as for ``embedding_lookup``. The step is taken if
+            the tables require a gradient: all of them, or none (frozen).
         optimizer: ``"sgd"``: w -= learning_rate * g, as ``torch.optim.SGD`` without momentum or
             weight decay. ``"rowwise_adagrad"``: see ``embedding_adagrad_``.
         learning_rate: a float, or a 0-d tensor on the tables' device, whose value may change
@@ -121,5 +124,6 @@ def updating_embedding_lookup(
             "updating_embedding_lookup: some of 'tables' require a gradient and some do not; look "
             "the frozen ones up by themselves."
         )
-    step = _Step(optimizer, learning_rate, eps, tuple(states), (out_of_range, hash), implementation)
+    rules = out_of_range, hash
+    step = _Step(optimizer, learning_rate, eps, tuple(states), rules, dtype, implementation)
     return _UpdatingLookup.apply(step, ids, *tables)

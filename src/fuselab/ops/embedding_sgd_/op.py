@@ -16,6 +16,7 @@ from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_gradient,
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_gradient, check_ids, check_tables
 from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.ops.embedding_sgd_ import reference
+from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime.tuning import Config
 
 
@@ -41,7 +42,7 @@ def _arguments(
     out_of_range: str,
     hash: str | None,
 ) -> tuple[Change, Sequence[Tensor], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
-    how = Change("sgd", out_of_range, hash, learning_rate)
+    how = Change("sgd", tables[0].dtype, out_of_range, hash, learning_rate)
     return how, tables, [table.shape[0] for table in tables], (), ids, grad_output
 
 
@@ -59,8 +60,8 @@ def forward_cpp(*args: Any) -> None:
 
 def configs_cuda(*args: Any) -> Sequence[Config]:
     how, tables, _, _, ids, grad_output = _arguments(*args)
-    spread = Spread.of_change(tables, grad_output)
-    return configs.change(how.update, spread, ids, grad_output)
+    spread = Spread.of_change(how, tables, grad_output)
+    return configs.change(how, spread, ids, grad_output)
 
 
 def supports(tables: Sequence[Tensor], *_: Any) -> str | None:
@@ -94,26 +95,35 @@ def cost(
     width = tables[0].shape[1]
     row_bytes = width * tables[0].element_size()
     rows = sum(min(ids.shape[0], table.shape[0]) for table in tables)
-    read = ids.numel() * (ids.element_size() + row_bytes) + rows * row_bytes
+    read = (
+        ids.numel() * (ids.element_size() + width * grad_output.element_size()) + rows * row_bytes
+    )
     return Cost(read, rows * row_bytes, (ids.numel() + 2 * rows) * width)
 
 
-def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **rules: str | None) -> Case:
+def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **options: Any) -> Case:
+    """``gradient``: the dtype of the upstream gradient, where it is not the tables'."""
+    rules = {name: value for name, value in options.items() if name != "gradient"}
+
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, bool(rules))
-        grad = torch.randn((batch, len(sizes), width), generator=generator).to(device, dtype)
+        grad = torch.randn((batch, len(sizes), width), generator=generator)
+        grad = grad.to(device, options.get("gradient", dtype))
         return Inputs((tables, ids, grad, 0.1), rules)
 
-    return Case(case_name(batch, sizes, width, rules), make, frozenset(tags))
+    return Case(case_name(batch, sizes, width, options), make, frozenset(tags))
 
 
 _SMALL = (3, 1, 105, 27, 5000)
 CASES = (
     *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
+    _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", gradient=torch.bfloat16),
     *(_case(70, _SMALL, width, "boundary") for width in (1, 3, 4, 7, 8, 16, 17, 128, 129)),
     *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 31, 32, 33, 257, 1025)),
     *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
     _case(100, _SMALL, 16, "boundary", hash="modulus"),
+    *(_case(100, _SMALL, 16, "boundary", gradient=dtype) for dtype in DTYPES),
+    _case(100, _SMALL, 17, "boundary", gradient=torch.bfloat16),
     _case(5, (4,) * 33, 4, "boundary"),
 )
 

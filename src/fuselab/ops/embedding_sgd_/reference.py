@@ -29,7 +29,7 @@ def embedding_sgd_(
     Args:
         tables: T tensors (rows_t, D) of one D and dtype, written over.
         ids: (B, T), int64 or int32; ``out_of_range`` and ``hash`` as for ``embedding_lookup``.
-        grad_output: (B, T, D), the gradient of ``embedding_lookup``'s result, in the tables' dtype.
+        grad_output: (B, T, D), the gradient of ``embedding_lookup``'s result, in any of its dtypes.
         learning_rate: the step.
 
     Returns:
@@ -41,8 +41,8 @@ def embedding_sgd_(
     """
     rows = [table.shape[0] for table in tables]
     needs = [True] * len(tables) + [False]
-    wide = grad_output.to(compute_dtype(grad_output.dtype))
-    grads = embedding_lookup_backward(needs, wide, ids, rows, out_of_range, hash)
+    sums_in = compute_dtype(tables[0].dtype)
+    grads = embedding_lookup_backward(needs, grad_output, ids, rows, out_of_range, hash, sums_in)
     return tuple(
         (table - learning_rate * grad).to(table.dtype)
         for table, grad in zip(tables, grads, strict=False)
