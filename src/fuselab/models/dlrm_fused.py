@@ -56,7 +56,7 @@ class FusedDlrm:
         on_gpu = self.tables[0].is_cuda
         narrow = model.config.prediction_hidden[-1] <= 1024  # the kernel holds a row in registers
         self.of_logit = "cuda" if on_gpu and narrow else "auto"
-        self.of_outer = "triton" if on_gpu and not half else "auto"
+        self.of_outer = "cublas" if on_gpu and not half else "auto"
 
     def refresh(self) -> None:
         """Take up what the leaves have become."""

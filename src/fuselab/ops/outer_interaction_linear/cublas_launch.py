@@ -37,6 +37,7 @@ def supports(
     bias: Tensor | None,
     activation: str,
 ) -> str | None:
+    """float32, in TF32 or not as PyTorch's own products."""
     if dense.dtype != torch.float32:
         return "it takes float32"
     return layer.supports(dense, embeddings, weight, bias, activation)

@@ -82,8 +82,10 @@ class Products:
         z = joined(dense, embeddings)
         if grad_dense is not None or grad_embeddings is not None:
             weight = _contiguous_rows(weight)
-            partial = self.input_gradient(z, total, weight, grad_weight)
-            _finish_input(partial, z, total, weight, grad_dense, grad_embeddings, dense.shape[1])
+            _finish_input(
+                self.input_gradient(z, total, weight, grad_weight),
+                *(z, total, weight, grad_dense, grad_embeddings, dense.shape[1]),
+            )
         if grad_weight is not None:
             self.weight_gradient(z, total, grad_weight)
         return grad_dense, grad_embeddings, grad_weight, grad_bias

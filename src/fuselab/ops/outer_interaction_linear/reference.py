@@ -36,12 +36,15 @@ def reference(
         weight[j, i] first and multiplies half as often; sum and products are rounded to the
         inputs' dtype, and added up in float32 (float64 takes the reference's way). Float32 products
         are as exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
-        ``torch.set_float32_matmul_precision``) says. Workspace of the kernels: those sums,
-        a piece of up to 38 MB at a time (or 64 K per output, if that is more), and as many float32
-        copies of the output (forward) or of z (backward) as it takes programs to fill the GPU;
-        never anything of B x K² numbers. At 2048 x 26 x 16 -> 512 in 16 bits 54 MB forward;
-        backward 34 MB, 55 where the pre-activation is computed again: the sums lie in the weight's
-        gradient until that is written, and take 36 or 72 MB more where it is not asked for.
+        ``torch.set_float32_matmul_precision``) says; ``cublas`` serves both settings. Workspace of
+        ``triton`` and ``wgmma``: those sums, a piece of up to 38 MB at a time (or 64 K per output,
+        if that is more), and as many float32 copies of the output (forward) or of z (backward) as
+        it takes programs to fill the GPU; never anything of B x K² numbers. At 2048 x 26 x 16 ->
+        512 in 16 bits 54 MB forward; backward 34 MB, 55 where the pre-activation is computed again:
+        the sums lie in the weight's gradient until that is written, and take 36 or 72 MB more where
+        it is not asked for. Of ``cublas``: products and sums of a chunk of pairs, up to 44 MB (or 8
+        KB per sample and output, if that is more), beside the output or as many copies of z as it
+        takes programs to fill the GPU four times; 50 MB forward and 55 backward at that size.
 
     Differentiable twice in all four tensors. The backward keeps them, and the output where the
     activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the

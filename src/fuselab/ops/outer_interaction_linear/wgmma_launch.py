@@ -47,6 +47,7 @@ def supports(
     bias: Tensor | None,
     activation: str,
 ) -> str | None:
+    """16-bit floats on Hopper, where rows of 16 bytes begin at multiples of that."""
     if dense.dtype not in _TYPES:
         return "it takes float16 and bfloat16"
     if not is_hopper(dense.device):
