@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fuselab.ops.log_softmax import log_softmax as log_softmax
     from fuselab.ops.log_softmax import log_softmax_ as log_softmax_
     from fuselab.ops.lora_linear import lora_linear as lora_linear
+    from fuselab.ops.mlp import mlp as mlp
     from fuselab.ops.outer_interaction_linear import (
         outer_interaction_linear as outer_interaction_linear,
     )
