@@ -48,7 +48,8 @@ def reference(
 
     Differentiable twice in all four tensors. The backward keeps them, and the output where the
     activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the
-    pre-activation again. All sums have a fixed order.
+    pre-activation again. All sums have a fixed order; in deterministic mode cuBLAS asks for
+    CUBLAS_WORKSPACE_CONFIG, here as in PyTorch's own products.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
