@@ -13,14 +13,15 @@ from fuselab.ops import lora_linear
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import wgmma_launch as linear
 from fuselab.ops.lora_linear import launch, wgmma_launch
+from fuselab.ops.lora_linear.layer import Layer
 from fuselab.ops.lora_linear.reference import reference
 from fuselab.runtime.fallback import strict
 
 on_gpu = partial(operands, device="cuda", dtype=torch.bfloat16)
 
 
-def takes(x, weight, bias, lora_a, lora_b, scale, activation):
-    return wgmma_launch.takes(x, weight, bias, lora_b, activation)
+def takes(x, *arguments):
+    return wgmma_launch.takes(x, Layer(*arguments))
 
 
 def test_what_it_takes(monkeypatch):
@@ -50,9 +51,9 @@ def check(args):
     """Against float64 in eager's measure."""
     assert takes(*args)
     exact = reference(*(arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args))
-    ours = wgmma_launch.forward(*args, wgmma_launch.TILE)
+    ours = wgmma_launch.forward(*args, config=wgmma_launch.TILE)
     assert_within_bar(ours, reference(*args), exact)
-    assert torch.equal(wgmma_launch.forward(*args, wgmma_launch.DIRECT_TILE), ours)
+    assert torch.equal(wgmma_launch.forward(*args, config=wgmma_launch.DIRECT_TILE), ours)
 
 
 @pytest.mark.gpu
@@ -106,4 +107,4 @@ def test_results_repeat_to_the_bit(hopper):
     args = on_gpu(128 * 200 + 5, 520, 520, 16)
     first = wgmma_launch.forward(*args)
     for tile in (wgmma_launch.TILE, wgmma_launch.DIRECT_TILE) * 10:
-        assert torch.equal(wgmma_launch.forward(*args, tile), first)
+        assert torch.equal(wgmma_launch.forward(*args, config=tile), first)

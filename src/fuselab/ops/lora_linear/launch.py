@@ -13,6 +13,7 @@ from torch import Tensor
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation.product import as_rows, empty_output
 from fuselab.ops.lora_linear import tiles
+from fuselab.ops.lora_linear.layer import Layer
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
@@ -211,22 +212,31 @@ def _sum(parts: Tensor, output: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     return output
 
 
-def forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
-) -> Tensor:
+def forward(input: Tensor, *arguments: Any) -> Tensor:
     """Two launches; the workspace is S: rows * r."""
+    weight, bias, lora_a, lora_b, scale, activation = Layer(*arguments)
     if input.shape[:-1].numel() * weight.shape[0] == 0:
         return empty_output(input, weight)
     x = as_rows(input)
-    projection = project(x, lora_a)
-    output = product(x, weight, bias, projection, lora_b, scale, activation)
+    output = product(x, weight, bias, project(x, lora_a), lora_b, scale, activation)
     return output.view(*input.shape[:-1], weight.shape[0])
+
+
+def pull_through(grad: Tensor, weight: Tensor, grad_projection: Tensor, lora_a: Tensor) -> Tensor:
+    """grad W + grad_projection A in one launch: (rows, N) and (rows, r) to (rows, K)."""
+    return product(grad, weight.t(), None, grad_projection, lora_a.t(), 1.0, "identity")
+
+
+def without_rows(needs: Sequence[bool], input: Tensor, layer: Layer) -> Gradients:
+    """The gradients where ``input`` has no row."""
+    needs_input, _, _, needs_a, needs_b = needs
+    return (
+        input.new_empty(input.shape) if needs_input else None,
+        None,
+        None,
+        layer.lora_a.new_zeros(layer.lora_a.shape) if needs_a else None,
+        layer.lora_b.new_zeros(layer.lora_b.shape) if needs_b else None,
+    )
 
 
 def backward(
@@ -234,26 +244,17 @@ def backward(
     grad_output: Tensor,
     output: Tensor | None,
     input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
+    *arguments: Any,
 ) -> Gradients:
     """Gradients of input, lora_a and lora_b; the workspace is S, its gradient, the pre-activation's
     gradient (and for gelu, gelu_tanh and silu the pre-activation), and ``_reduce``'s parts."""
+    layer = Layer(*arguments)
+    weight, bias, lora_a, lora_b, scale, activation = layer
     needs_input, _, _, needs_a, needs_b = needs
     grad_input = grad_a = grad_b = None
     x, upstream = as_rows(input), as_rows(grad_output)
     if x.shape[0] == 0:
-        return (
-            input.new_empty(input.shape) if needs_input else None,
-            None,
-            None,
-            lora_a.new_zeros(lora_a.shape) if needs_a else None,
-            lora_b.new_zeros(lora_b.shape) if needs_b else None,
-        )
+        return without_rows(needs, input, layer)
     needs_projection = needs_input or needs_a
     of_preactivation = activation_named(activation).derivative_of == "preactivation"
     projection = project(x, lora_a) if needs_b or of_preactivation else None
@@ -289,8 +290,8 @@ def backward(
                 reduced.row_parts, x.new_empty((x.shape[0], lora_a.shape[0])), scale
             )
         if needs_input:
-            operands = (reduced.grad, weight.t(), None, grad_projection, lora_a.t())
-            grad_input = product(*operands, 1.0, "identity").view(input.shape)
+            grad_input = pull_through(reduced.grad, weight, grad_projection, lora_a)
+            grad_input = grad_input.view(input.shape)
         if needs_a:
             grad_a = lora_a.new_empty(lora_a.shape)
             _sum(_column_parts(x, grad_projection), grad_a.t())

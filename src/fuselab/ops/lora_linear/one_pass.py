@@ -20,6 +20,7 @@ from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation.product import as_rows
 from fuselab.ops.lora_linear import launch, wgmma_launch
+from fuselab.ops.lora_linear.layer import Layer
 from fuselab.runtime.cuda_source import CudaSource, f32, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -126,25 +127,20 @@ def backward(
     grad_output: Tensor,
     output: Tensor | None,
     input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
+    *arguments: Any,
 ) -> launch.Gradients:
     """Gradients of input, lora_a and lora_b; the workspace is S's gradient, the pre-activation's
     (and for gelu, gelu_tanh and silu the pre-activation), and float32 parts of the gradients of A
     and B for every cluster, as many as fit the GPU."""
-    layer = (weight, bias, lora_a, lora_b, scale)
-    saved = (output, input, *layer, activation)
+    layer = Layer(*arguments)
+    weight, _, lora_a, lora_b, scale, activation = layer
     x, upstream = as_rows(input), as_rows(grad_output)
     if x.shape[0] == 0:
-        return launch.backward(needs, grad_output, *saved)
+        return launch.without_rows(needs, input, layer)
     (rows, inner), (columns, rank) = x.shape, lora_b.shape
     of_saved = None if output is None else as_rows(output)
     if activation_named(activation).derivative_of == "preactivation":
-        of_saved = as_rows(wgmma_launch.forward(input, *layer, "identity"))
+        of_saved = as_rows(wgmma_launch.forward(input, *layer[:-1], "identity"))
     cluster, rank_blocks = _cluster(columns, inner), ceil_div(rank, 8)
     block_bytes = _block_bytes(cluster, rank_blocks, activation)
     element = _TYPES[x.dtype]
@@ -187,15 +183,14 @@ def backward(
     if needs[0]:
         grad = upstream if pulled is None else pulled
         key = (x.dtype, power_of_two(rows), columns, inner)
-        config = chosen(
-            wgmma_launch.OP_NAME, "cuda_backward", key, configs(needs, grad_output, *saved)
-        )
+        candidates = configs(needs, grad_output, output, input, *layer)
+        config = chosen(wgmma_launch.OP_NAME, "cuda_backward", key, candidates)
+        operands = (grad, weight, grad_projection, lora_a)
         if config == _TRITON:
-            operands = (grad, weight.t(), None, grad_projection, lora_a.t())
-            multiplied = launch.product(*operands, 1.0, "identity")
+            multiplied = launch.pull_through(*operands)
         else:
             tile = wgmma_launch.DIRECT_TILE if config == _DIRECT else wgmma_launch.TILE
-            multiplied = wgmma_launch.pull_through(grad, weight, grad_projection, lora_a, tile)
+            multiplied = wgmma_launch.pull_through(*operands, tile)
         grad_input = multiplied.view(input.shape)
     return grad_input, None, None, grad_a, grad_b
 

@@ -15,6 +15,7 @@ from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
 from fuselab.ops.lora_linear import launch, one_pass, tiles, wgmma_launch
+from fuselab.ops.lora_linear.layer import Layer
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
 from fuselab.ops.lora_linear.rewrites import rewrites
 
@@ -67,15 +68,7 @@ def validate(
         )
 
 
-def fake(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
-) -> Tensor:
+def fake(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return empty_output(input, weight)
 
 
@@ -91,27 +84,17 @@ def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
 
 
 def save(
-    output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
+    output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Any, ...]:
     """The output where the derivative is a function of it, the bias where the pre-activation is
     computed again."""
-    derivative_of = activation_named(activation).derivative_of
+    derivative_of = activation_named(rest[-1]).derivative_of
     return (
         output if derivative_of == "output" else None,
         input,
         weight,
         bias if derivative_of == "preactivation" else None,
-        lora_a,
-        lora_b,
-        scale,
-        activation,
+        *rest,
     )
 
 
@@ -120,14 +103,10 @@ def fake_gradient(
     grad_output: Tensor,
     output: Tensor | None,
     input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
+    *arguments: Any,
 ) -> tuple[Tensor | None, ...]:
-    tensors = (input, None, None, lora_a, lora_b)
+    layer = Layer(*arguments)
+    tensors = (input, None, None, layer.lora_a, layer.lora_b)
     return tuple(
         tensor.new_empty(tensor.shape) if need and tensor is not None else None
         for need, tensor in zip(needs, tensors, strict=True)
@@ -147,15 +126,7 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
 _MEASURED_PRODUCTS, _MEASURED_OUTPUT, _MEASURED_SIDE = 2**32, 2**22, 512
 
 
-def prefer(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
-) -> Sequence[str]:
+def prefer(input: Tensor, *arguments: Any) -> Sequence[str]:
     """On a GPU our kernels for 16-bit layers of 4096 x 1024 -> 1024 or more, K and N in multiples
     of 16, of a rank up to 32; PyTorch's own products for all else, which is not measured. Of ours
     CUDA first, which takes K and N up to 4096 and ranks up to 16, with outputs as large as there
@@ -171,12 +142,13 @@ def prefer(
     Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again: another
     forward, longer than what ours gains.
     """
+    layer = Layer(*arguments)
     wants_gradient = torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (input, lora_a, lora_b)
+        tensor.requires_grad for tensor in (input, layer.lora_a, layer.lora_b)
     )
-    if wants_gradient and activation_named(activation).derivative_of == "preactivation":
+    if wants_gradient and activation_named(layer.activation).derivative_of == "preactivation":
         return ("reference",)
-    return _order(input, weight, lora_a)
+    return _order(input, layer.weight, layer.lora_a)
 
 
 def prefer_backward(
@@ -184,13 +156,11 @@ def prefer_backward(
     grad_output: Tensor,
     output: Tensor | None,
     input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    *rest: Any,
+    *arguments: Any,
 ) -> Sequence[str]:
     """As the forward."""
-    return _order(input, weight, lora_a)
+    layer = Layer(*arguments)
+    return _order(input, layer.weight, layer.lora_a)
 
 
 def _order(input: Tensor, weight: Tensor, lora_a: Tensor) -> Sequence[str]:
@@ -209,16 +179,9 @@ def _order(input: Tensor, weight: Tensor, lora_a: Tensor) -> Sequence[str]:
     return ("cuda", "triton") if wide else ("triton",)
 
 
-def cost(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
-) -> Cost:
+def cost(input: Tensor, *arguments: Any) -> Cost:
     """Every operand read once, the output written once; S is neither."""
+    weight, bias, lora_a, lora_b, _, activation = Layer(*arguments)
     rows, rank = input.shape[:-1].numel(), lora_a.shape[0]
     columns, inner = weight.shape
     operands = (input, weight, bias, lora_a, lora_b)
@@ -232,17 +195,10 @@ def cost(
     )
 
 
-def cost_backward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
-) -> Cost:
+def cost_backward(input: Tensor, *arguments: Any) -> Cost:
     """Upstream gradient, output and operands read once, three gradients written once; the products
     dY W, dS A, dY B, dYᵀ S, dSᵀ x, and x Aᵀ again."""
+    weight, _, lora_a, lora_b, _, activation = Layer(*arguments)
     rows, rank = input.shape[:-1].numel(), lora_a.shape[0]
     columns, inner = weight.shape
     derivative_of = activation_named(activation).derivative_of

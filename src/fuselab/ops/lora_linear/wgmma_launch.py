@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from fuselab.ops.linear_activation import wgmma_launch as wgmma
 from fuselab.ops.linear_activation.product import as_rows, empty_output
 from fuselab.ops.linear_activation.tiles import sizes
 from fuselab.ops.lora_linear import launch
+from fuselab.ops.lora_linear.layer import Layer
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.tensor_map import why_not
 from fuselab.runtime.tuning import Config, chosen
@@ -34,11 +36,10 @@ ROWS, TILE = 128, Config(columns=256, stages=4, cluster=2)
 DIRECT_TILE = Config(**TILE, direct=1)  # not timed yet; 8 tiles to a block at 8192 x 4096 -> 4096
 
 
-def takes(
-    input: Tensor, weight: Tensor, bias: Tensor | None, lora_b: Tensor, activation: str
-) -> bool:
+def takes(input: Tensor, layer: Layer) -> bool:
     """Whether ``forward`` is of wgmma: not where the copy engine cannot read an operand, nor for
     float16, in which scale x Aᵀ may leave the range that x Aᵀ is in."""
+    weight, bias, _, lora_b, _, activation = layer
     return (
         input.dtype == torch.bfloat16
         and lora_b.shape[1] % 8 == 0  # S is row-major
@@ -48,33 +49,18 @@ def takes(
     )
 
 
-def configs(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
-) -> Sequence[Config]:
+def configs(input: Tensor, *arguments: Any) -> Sequence[Config]:
     """What tuning may choose from, where ``forward`` is of wgmma."""
-    return (TILE, DIRECT_TILE) if takes(input, weight, bias, lora_b, activation) else (TILE,)
+    return (TILE, DIRECT_TILE) if takes(input, Layer(*arguments)) else (TILE,)
 
 
-def forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    activation: str,
-    config: Config | None = None,
-) -> Tensor:
+def forward(input: Tensor, *arguments: Any, config: Config | None = None) -> Tensor:
     """Two launches, S in the workspace, of a rank up to 64; Triton's product where ``takes`` says
     no. ``config`` replaces the tuned or default one."""
-    if not takes(input, weight, bias, lora_b, activation):
-        return launch.forward(input, weight, bias, lora_a, lora_b, scale, activation)
+    layer = Layer(*arguments)
+    if not takes(input, layer):
+        return launch.forward(input, *layer)
+    weight, bias, lora_a, lora_b, scale, activation = layer
     x, output = as_rows(input), empty_output(input, weight)
     config = config or chosen(OP_NAME, "cuda", (x.dtype, *sizes(x, weight)), (TILE, DIRECT_TILE))
     pairs = ((x, weight), (launch.project(x, lora_a, scale), lora_b))
