@@ -311,21 +311,19 @@ def test_costs_count_every_byte_once(op):
     assert op.cost_backward(*args).bytes_written == tensors * size + columns * 4
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_every_row_is_in_one_tile_of_one_block(interleaved):
+@pytest.mark.parametrize("interleaved, waves", [(False, 1), (True, 1), (True, 2), (True, 5)])
+def test_every_row_is_in_one_tile_of_one_block(interleaved, waves):
     for rows in (1, 7, 8, 9, 63, 64, 65, 1000):
         for most_blocks in (0, 1, 3, 8, 500):
-            how = bias_gradient.spread(rows, 8, most_blocks, interleaved)
-            found = [
-                row
-                for block in range(how.blocks)
-                for first in range(
-                    block * how.apart, min(block * how.apart + how.span, rows), how.step
-                )
-                for row in range(first, min(first + 8, rows))
-            ]
+            how = bias_gradient.spread(rows, 8, most_blocks, interleaved, waves)
+            found = []
+            for block in range(how.blocks):
+                band = block // how.together * how.span
+                tiles = range(band + block % how.together * 8, min(band + how.span, rows), how.step)
+                assert tiles  # no block without work
+                found += [row for first in tiles for row in range(first, min(first + 8, rows))]
             assert sorted(found) == list(range(rows))
-            assert how.blocks <= max(1, most_blocks)
+            assert how.blocks <= max(1, most_blocks) * waves
 
 
 def test_tuning_chooses_where_the_bias_has_a_gradient():

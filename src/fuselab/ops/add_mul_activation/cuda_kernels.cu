@@ -249,13 +249,34 @@ FUSELAB_INLINE void sum_over_rows_of_threads(double (&total)[width]) {
   }
 }
 
+// Of lanes whose numbers differ by multiples of `apart`, a power of two; all of them get the sum.
+FUSELAB_INLINE double sum_over_lanes_apart(double value, int apart) {
+  for (int distance = 16; distance >= apart; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
+  return value;
+}
+
+// What the launches before this one wrote is there. Nothing to wait for unless launched early.
+FUSELAB_INLINE void wait_for_earlier_launches() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// A next launch that is early may take the multiprocessors' free room once all blocks have come here.
+FUSELAB_INLINE void let_next_launch_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // A matrix (rows, columns) with the gradient of the bias. Threads are (x, y), a power of two each,
 // block_threads in all; a thread has `unroll` rows in flight, so that a tile is x * width columns of
-// unroll * y rows. Block b of rows owns tiles from row b * apart on, one every `step` rows, as far as
-// `span` rows reach, and leaves their column sums in sums[b][column], or in the bias's gradient if
-// there is one block of rows. Sums are in double: one conversion and one addition per element, which
-// a GPU that waits for memory has time for. With width > 1 all matrices are row-major, aligned, and
-// columns are a multiple of width.
+// unroll * y rows. Every `together` blocks of rows own a band of `span` rows, of which each takes a
+// tile every `step` rows; block b leaves its column sums in sums[b][column], or in the bias's gradient
+// if there is one block of rows. Sums are in double: one conversion and one addition per element,
+// which a GPU that waits for memory has time for. With width > 1 all matrices are row-major, aligned,
+// and columns are a multiple of width.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
           class Bias, class Sum, class Scale, class Index, int width, int block_threads, int unroll>
 __global__ void __launch_bounds__(block_threads)
@@ -263,18 +284,21 @@ __global__ void __launch_bounds__(block_threads)
                        const Update* __restrict__ update, const Bias* __restrict__ bias,
                        Input* __restrict__ grad_input, Update* __restrict__ grad_update,
                        Sum* __restrict__ sums, Scale scale_argument, int64_t rows,
-                       int64_t columns, int64_t apart, int64_t step, int64_t span, int64_t grad_row,
-                       int64_t grad_column, int64_t first_row, int64_t first_column,
-                       int64_t update_row, int64_t update_column, int64_t bias_column) {
+                       int64_t columns, int64_t together, int64_t step, int64_t span,
+                       int64_t grad_row, int64_t grad_column, int64_t first_row,
+                       int64_t first_column, int64_t update_row, int64_t update_column,
+                       int64_t bias_column) {
   using Real = Arithmetic<Output>;
   using Reads = Reads<Activation, Terms>;
   const Real scale = scale_of<Real>(scale_argument);
+  let_next_launch_start();
   const int64_t tile_columns = int64_t(blockDim.x) * width;
   const int64_t across = (columns + tile_columns - 1) / tile_columns;
   const int64_t block = blockIdx.x / across;
   const Index column = Index(blockIdx.x % across * tile_columns) + threadIdx.x * width;
-  const Index begin = Index(block * apart);
-  const Index end = Index(block * apart + span < rows ? block * apart + span : rows);
+  const int64_t band = block / together * span;
+  const Index begin = Index(band + block % together * unroll * blockDim.y);
+  const Index end = Index(band + span < rows ? band + span : rows);
   double total[width] = {};
   if (column < columns) {
     Pack<Bias, width> b;
@@ -328,20 +352,37 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// grad_bias[column] = the sum of sums[block][column]; 8 columns per block of 8 x 128 threads, so that
-// 1024 blocks of rows are one round of loads in flight.
+// grad_bias[column] = the sum of sums[block][column]. A block is (x, y) threads, 1024 in all, x a power
+// of two up to 32: 8 columns in 128 rows of threads are 1024 blocks of rows in one round of loads. The
+// order is fixed: rows of threads, lanes of a warp, warps. It may start before the kernel that writes
+// sums has ended, so nothing may read them by a read-only load, which can be moved before the wait.
 template <class Bias>
 __global__ void __launch_bounds__(1024)
-    column_sums(const double* __restrict__ sums, Bias* __restrict__ grad_bias, int64_t blocks,
-                int64_t columns) {
+    column_sums(const double* sums, Bias* grad_bias, int64_t blocks, int64_t columns) {
+  __shared__ double of_warp[1024];
+  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+  const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / 32;
   const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  double total[1] = {};
+  double total = 0;
+  wait_for_earlier_launches();
   if (column < columns) {
-#pragma unroll 8
-    for (int64_t block = threadIdx.y; block < blocks; block += blockDim.y) {
-      total[0] += sums[block * columns + column];
+    for (int64_t first = threadIdx.y; first < blocks; first += 8 * blockDim.y) {
+      double of_block[8];  // all loads before the first use, which a loop of one each was not
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int64_t block = first + i * int64_t(blockDim.y);
+        of_block[i] = block < blocks ? sums[block * columns + column] : 0.0;
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) total += of_block[i];
     }
   }
-  sum_over_rows_of_threads<1024>(total);
-  if (threadIdx.y == 0 && column < columns) assign(grad_bias[column], total[0]);
+  total = sum_over_lanes_apart(total, blockDim.x);
+  if (lane < blockDim.x) of_warp[warp * blockDim.x + lane] = total;
+  __syncthreads();
+  if (warp > 0) return;
+  total = 0;
+  for (int i = lane; i < 32 * blockDim.x; i += 32) total += of_warp[i];
+  total = sum_over_lanes_apart(total, blockDim.x);
+  if (lane < blockDim.x && column < columns) assign(grad_bias[column], total);
 }

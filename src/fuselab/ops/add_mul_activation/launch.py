@@ -624,7 +624,8 @@ def _launch_with_bias(
     unroll = bias_gradient.rows_in_flight(how, width)
     column_tiles = ceil_div(columns, across * width)
     programs = multiprocessors(matrices.grad_bias.device) * how.blocks if config else 1
-    spread = bias_gradient.spread(rows, unroll * down, programs // column_tiles, interleaved=True)
+    most_blocks = programs // column_tiles
+    spread = bias_gradient.spread(rows, unroll * down, most_blocks, True, how.waves)
     blocks = spread.blocks
     sums = matrices.empty_sums(blocks)
     index = index_type(matrices.needs_64_bit_offsets())
@@ -648,6 +649,7 @@ def _launch_with_bias(
             grid=(ceil_div(columns, 8), 1, 1),
             block=(8, 128, 1),
             args=(sums, matrices.grad_bias, i64(blocks), i64(columns)),
+            early=how.early == 1,
         )
 
 

@@ -235,7 +235,7 @@ def backward_strided(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "apart", "step", "span"],
+    do_not_specialize=["rows", "together", "step", "span"],
     do_not_specialize_on_alignment=["grad_column", "first_column", "update_column", "bias_column"],
 )
 def backward_with_bias(
@@ -243,24 +243,25 @@ def backward_with_bias(
     grad_input, grad_update,  # row-major, or None where not needed
     sums,  # float64 (row blocks, columns), or the gradient of the bias if there is one row block
     scale_pointer, scale: tl.float64,
-    rows, columns, apart, step, span,
+    rows, columns, together, step, span,
     grad_row, grad_column, first_row, first_column, update_row, update_column, bias_column,
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, FROM_OUTPUT: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BLOCK_COLUMNS columns of one block of rows: BLOCK_ROWS at a time from row
-    block * apart on, every ``step`` rows as far as ``span`` rows reach. It leaves its column sums;
+    """A program owns BLOCK_COLUMNS columns of one block of rows: ``together`` blocks share a band
+    of ``span`` rows, of which each takes BLOCK_ROWS every ``step`` rows. It leaves its column sums;
     ``column_sums`` adds those up in a fixed order. Sums are in float64: one
     conversion and one addition per element, a tenth of what an H200 can do while it waits for
     memory, and a column of a million equal gradients comes out right."""
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     block = tl.program_id(0) // across
     column = (tl.program_id(0) % across) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    first_of_block = block * apart
+    first_of_band = block // together * span
     if WIDE:
-        first_of_block = block.to(tl.int64) * apart
+        first_of_band = (block // together).to(tl.int64) * span
         column = column.to(tl.int64)
-    last_of_block = tl.minimum(first_of_block + span, rows)
+    first_of_block = first_of_band + block % together * BLOCK_ROWS
+    last_of_block = tl.minimum(first_of_band + span, rows)
     scale = _scale_of(scale_pointer, scale, COMPUTE)
     if bias is not None:
         bias_row = tl.load(bias + column * bias_column, column < columns).to(COMPUTE)
