@@ -19,11 +19,16 @@ from fuselab.ops import (
     linear_activation,
     linear_binary_cross_entropy,
     linear_sigmoid,
+    mlp,
     outer_interaction_linear,
 )
 
 # 16-bit matrix products want rows of a multiple of 16 bytes: dot's 367 columns become 368.
 _COLUMNS = 8
+
+# Up to here an MLP's inference in 16 bits is one launch (``mlp``, which takes no more anyway): an
+# estimate, not measured. 0 keeps the chain of layers.
+_ONE_LAUNCH_ROWS = 4096
 
 
 class FusedDlrm:
@@ -64,10 +69,10 @@ class FusedDlrm:
             torch._foreach_copy_([operand.detach() for operand in self.operands], self.leaves)
 
     def vectors(self, rows: Tensor) -> Tensor:
-        """The embeddings, [B, 26, D], of rows [B, 26], without a gradient: a leaf of the graph.
-        They come from the branch, which the interaction joins."""
+        """The embeddings, [B, 26, D] in the products' dtype, of rows [B, 26], without a gradient: a
+        leaf of the graph. They come from the branch, which the interaction joins."""
         with beside(self.branch):
-            return embedding_lookup(self.tables, rows)
+            return embedding_lookup(self.tables, rows, dtype=self.dtype)
 
     def loss(self, dense: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
         """Mean binary cross-entropy, 0-d; ``labels`` [B]."""
@@ -81,8 +86,13 @@ class FusedDlrm:
         )
 
     def probabilities(self, dense: Tensor, rows: Tensor) -> Tensor:
-        """[B, 1], float32."""
-        hidden = self._hidden(dense, self.vectors(rows))
+        """[B, 1], float32. In one launch per MLP where these are of 16 bits and rows are few."""
+        vectors = self.vectors(rows)
+        if self.half and len(rows) <= _ONE_LAUNCH_ROWS:
+            hidden, layers = self._interact(_in_one_launch(dense, self.bottom, "relu"), vectors)
+            last = [*layers, self.top[-1]]
+            return _in_one_launch(hidden, last, "sigmoid", torch.float32)
+        hidden = self._hidden(dense, vectors)
         weight, bias = self.top[-1]
         return linear_sigmoid(hidden, weight, bias, implementation=self.of_logit).float()
 
@@ -91,9 +101,7 @@ class FusedDlrm:
         dense = dense.to(self.dtype)
         for weight, bias in self.bottom:
             dense = self._layer(dense, weight, bias)
-        if self.branch is not None:
-            self.branch.join()  # the look-up runs beside the layers above
-        hidden, layers = self._interact(dense, vectors.to(self.dtype))
+        hidden, layers = self._interact(dense, vectors)
         for weight, bias in layers:
             hidden = self._layer(hidden, weight, bias)
         return hidden
@@ -107,6 +115,8 @@ class FusedDlrm:
         self, dense: Tensor, vectors: Tensor
     ) -> tuple[Tensor, Sequence[tuple[Tensor, Tensor]]]:
         """The interaction, and the hidden layers that are left behind it."""
+        if self.branch is not None:
+            self.branch.join()  # the look-up runs beside the layers before
         hidden = self.top[:-1]
         match self.model.config.interaction:
             case "dot":
@@ -125,6 +135,16 @@ class FusedDlrm:
         wide = torch.nn.functional.pad(parameter.detach(), (0, self.padding))
         parameter.data = wide[:, : -self.padding]
         return wide.requires_grad_()
+
+
+def _in_one_launch(
+    input: Tensor,
+    layers: Sequence[tuple[Tensor, Tensor]],
+    output_activation: str,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    weights, biases = zip(*layers, strict=True)
+    return mlp(input, weights, biases, "relu", output_activation, dtype)
 
 
 def dense_parameters(model: Dlrm) -> list[tuple[str, nn.Parameter]]:

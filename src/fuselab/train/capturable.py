@@ -145,7 +145,7 @@ class TableOptimizer:
         keys, order = (rows + self.starts).flatten().sort(stable=True)
         begins = torch.cat([keys.new_ones(1), (keys[1:] != keys[:-1]).long()])
         run = begins.cumsum(0) - 1
-        grads = grads.flatten(0, 1)
+        grads = grads.flatten(0, 1).float()
         sums = torch.zeros_like(grads).index_add_(0, run, grads[order])
         place = torch.arange(len(run), device=run.device).minimum(run[-1])
         met = torch.empty_like(keys).scatter_(0, run, keys)[place]

@@ -216,7 +216,10 @@ class FusedStep:
     def gradients(self, batch: Batch) -> dict[str, Tensor]:
         of_vectors: list[Tensor] = []
         grads, _ = self._differentiate(batch, self.rate.new_ones(()), of_vectors.append)
-        return {**self._narrowed([grad.float() for grad in grads]), "vectors": of_vectors[0]}
+        return {
+            **self._narrowed([grad.float() for grad in grads]),
+            "vectors": of_vectors[0].float(),
+        }
 
     def _narrowed(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """By name, without the columns that a leaf has beyond its parameter."""
