@@ -66,8 +66,8 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
     (rows, width), columns = z.shape, total.shape[1]
     found = list(chunks(rows, width, columns))
     tiles = ceil_div(rows, _ROWS)
-    # Four programs of 4 warps on a multiprocessor, to read behind one another's waiting.
-    splits = layer.shares(ceil_div(tiles, 4), found[0].squares, 2, z.device)
+    # Of 8 warps with 73 registers a thread a multiprocessor has three programs at a time.
+    splits = layer.shares(ceil_div(tiles, 3), found[0].squares, 2, z.device)
     partial = z.new_zeros(splits, rows, width)
     room = z.new_empty(rows * found[0].pairs)
     for piece, folded in folded_pieces(weight, width, scratch, found, BLOCK):
@@ -87,7 +87,7 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
             ceil_div(piece.squares, splits),
             BLOCK_ROWS=_ROWS,
             BLOCK=BLOCK,
-            num_warps=4,
+            num_warps=8,
         )
     return partial
 
