@@ -3,11 +3,14 @@
     python benchmarks/boxes_step.py [--device cuda] [--boxes 256] [--batch B ...]
         [--loss none|mean|padded ...] [--gradients 0|1|2 ...] [--provider NAME ...]
 
-``device`` is the device's time with cold caches, ``wall`` what a step takes when nothing else keeps
-the machine busy (host and device, a synchronisation after each step), ``graph`` the device's time
-of the step replayed from a CUDA graph, where it can be captured (what indexes by a boolean mask
-cannot). The upstream gradient is dense and differs from box to box; with ``mean`` and ``padded`` it
-is one number. 40 % of a padded target's rows are padding.
+``device`` is the device's time of the loss and ``torch.autograd.grad`` with cold caches, ``graph``
+that of their replay from a CUDA graph, where it can be captured (what indexes by a boolean mask
+cannot). ``wall`` is host and device, one step at a time, as a training loop takes it: ``.grad`` set
+to None, the loss, ``backward`` into ``.grad``, a synchronisation; no model and no optimizer. Beside
+it stands ``torch.relu`` of the boxes instead of the loss, which is what autograd and the
+synchronisation take on this host, as busy as it is. The upstream gradient is dense and differs from
+box to box; with ``mean`` and ``padded`` it is one number. 40 % of a padded target's rows are
+padding.
 """
 
 from __future__ import annotations
@@ -53,11 +56,11 @@ def main() -> None:
             tensors = drawn(kind, batch, options.boxes, device)
             for gradients in options.gradients:
                 print(f"{batch} x {options.boxes} boxes, float32, {kind}, {STEPS[gradients]}, us:")
+                print(f"  {'torch.relu':20} {'wall':>22} {host_floor_us(gradients, tensors):9.1f}")
                 for name, loss in losses(kind, device.type).items():
                     if options.provider is None or name in options.provider:
                         torch.compiler.reset()  # a recompilation would be one of the last step's
-                        timed = times(step_of(loss, gradients, *tensors), name, device)
-                        print(f"  {name:20} {timed}", flush=True)
+                        print(f"  {name:20} {times(loss, gradients, tensors, name)}", flush=True)
 
 
 def losses(kind: str, device_type: str) -> dict[str, Loss]:
@@ -115,11 +118,36 @@ def step_of(
     return lambda: torch.autograd.grad(loss(*leaves), wanted, upstream)
 
 
-def times(step: Callable[[], Any], name: str, device: torch.device) -> str:
+def training_step_of(
+    loss: Loss, gradients: int, predicted: Tensor, target: Tensor, upstream: Tensor
+) -> Callable[[], Any]:
+    leaves = [tensor.detach() for tensor in (predicted, target)]
+    wanted = [tensor.requires_grad_() for tensor in leaves[:gradients]]
+
+    def step() -> None:
+        for leaf in wanted:
+            leaf.grad = None
+        value = loss(*leaves)
+        if wanted:
+            value.backward(upstream)
+
+    return step
+
+
+def host_floor_us(gradients: int, tensors: tuple[Tensor, Tensor, Tensor]) -> float:
+    predicted, target, _ = tensors
+    small = (predicted[:1], target[:1], torch.ones_like(predicted[:1]))
+    return wall_us(training_step_of(lambda boxes, _: boxes.relu(), min(gradients, 1), *small))
+
+
+def times(loss: Loss, gradients: int, tensors: tuple[Tensor, Tensor, Tensor], name: str) -> str:
     """``device``, ``wall`` and ``graph`` of a step, or why there are none."""
+    device = tensors[0].device
     try:
+        step = step_of(loss, gradients, *tensors)
         timed = time(step, device=device, budget_s=BUDGET_S)
-        text = f"device {timed.median_us:9.1f}  wall {wall_us(step):9.1f}"
+        wall = wall_us(training_step_of(loss, gradients, *tensors))
+        text = f"device {timed.median_us:9.1f}  wall {wall:9.1f}"
         if device.type == "cuda" and name not in SYNCHRONISING:
             timed = time(step, device=device, graph=True, budget_s=BUDGET_S)
             text += f"  graph {timed.median_us:9.1f}"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from linear_cases import check, operands
+from linear_cases import LAYOUTS, check, operands
 from pointwise_cases import assert_within_bar
 
 from fuselab.errors import BuildError, LaunchError, UnsupportedError
@@ -221,6 +221,30 @@ def test_activations_and_gradients(hopper, implementation, dtype, activation):
     for shape, bias in (((1031, 200, 136), True), ((130, 64, 257), False), ((1, 16, 8), True)):
         args = operands(*shape, dtype, "cuda", bias=bias)
         check(*KERNELS[implementation], *args, activation)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "dtype", (*HALF, torch.float32, torch.float64), ids=lambda dtype: str(dtype)[6:]
+)
+def test_cublaslt_in_every_dtype_and_layout(dtype):
+    """Beyond 16 bits, and without a bias, the product is eager's own, to the bit, TF32 or not."""
+    before = torch.get_float32_matmul_precision()
+    for lay_out in LAYOUTS.values():
+        for has_bias in (True, False):
+            input, weight, bias = operands(48, 48, 48, dtype, "cuda", bias=has_bias)
+            args = (lay_out(input), lay_out(weight), bias)
+            for activation in ("relu", "gelu_tanh", "silu"):
+                check(*KERNELS["cublaslt"], *args, activation)
+            if dtype in HALF and has_bias:
+                continue
+            try:
+                for precision in ("highest", "high"):
+                    torch.set_float32_matmul_precision(precision)
+                    ours = cublaslt_launch.forward(*args, "relu")
+                    assert torch.equal(ours, reference(*args, "relu"))
+            finally:
+                torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.gpu
