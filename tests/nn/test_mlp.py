@@ -110,6 +110,33 @@ def test_pairs_are_fused_and_the_rest_runs_as_it_is(monkeypatch):
     assert set(calls) == {("activation", "leaky_relu")}
 
 
+def test_what_is_one_call_on_a_gpu():
+    module = MLP((13, 8, 4, 1), "gelu", "sigmoid")
+    weights, biases, *names = mlp._whole(list(module))
+    assert [id(value) for value in weights] == [id(module[place].weight) for place in (0, 2, 4)]
+    assert [id(value) for value in biases] == [id(module[place].bias) for place in (0, 2, 4)]
+    assert names == ["gelu", "sigmoid"]
+    assert mlp._whole(list(MLP((3, 2, 1), bias=False)))[1:] == ([], "relu", "identity")
+    assert mlp._whole([nn.Linear(3, 2)])[2:] == ("identity", "identity")
+    linear, relu = nn.Linear(3, 3), nn.ReLU()
+    hooked = nn.Linear(3, 3)
+    hooked.register_forward_hook(lambda *_: None)
+    for odd in (
+        [],
+        [relu],
+        [relu, linear],
+        [linear, linear],
+        [linear, relu, relu],
+        [linear, nn.LayerNorm(3), linear],
+        [linear, nn.LeakyReLU(0.2), linear],
+        [linear, relu, hooked],
+        [linear, relu, nn.Linear(3, 3, bias=False)],
+        [linear, relu, nn.Linear(3, 3).double()],
+        [linear, relu, linear, nn.GELU(), linear],
+    ):
+        assert mlp._whole(odd) is None, odd
+
+
 def test_hooks_and_replaced_forwards_still_run():
     seen = []
     theirs = sequential()

@@ -1,4 +1,5 @@
-"""A multilayer perceptron whose linear layers and activations run as one kernel each."""
+"""A multilayer perceptron whose linear layers and activations run as one kernel each, or all as
+one."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from fuselab.errors import ArgumentError
 from fuselab.ops.activations import LEAKY_RELU_SLOPE, activation
 from fuselab.ops.linear_activation import linear_activation
 from fuselab.ops.linear_sigmoid import linear_sigmoid
+from fuselab.ops.mlp import mlp
 
 _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,
@@ -39,7 +41,9 @@ class MLP(nn.Sequential):
 
     Every pair of a linear layer and an activation behind it is one call of ``linear_activation``,
     or of ``linear_sigmoid`` where the layer has one output. A child that is neither, that has hooks
-    or whose ``forward`` was replaced runs as it is.
+    or whose ``forward`` was replaced runs as it is. Where all are pairs (behind the last layer no
+    activation is needed), all but the last with the same activation, and either all or none have a
+    bias, they are one call of ``mlp`` on a GPU when no gradient is needed.
 
     Args:
         sizes: widths from the input's to the output's, ``(13, 512, 256, 64)``; at least two.
@@ -97,6 +101,10 @@ class MLP(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         layers = list(self)
+        if input.is_cuda and not self._wants_gradient(input):
+            whole = _whole(layers)
+            if whole is not None and input.dtype == whole[0][0].dtype:
+                return mlp(input, *whole)
         place = 0
         while place < len(layers):
             layer = layers[place]
@@ -112,6 +120,37 @@ class MLP(nn.Sequential):
                 input = layer(input)
                 place += 1
         return input
+
+    def _wants_gradient(self, input: Tensor) -> bool:
+        return torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in (input, *self.parameters())
+        )
+
+
+def _whole(
+    layers: Sequence[nn.Module],
+) -> tuple[list[Tensor], list[Tensor], str, str] | None:
+    """The weights, biases and two activations of ``mlp`` in the place of all layers, or None."""
+    names: list[str] = []
+    linears: list[nn.Linear] = []
+    for layer in layers:
+        if type(layer) is nn.Linear and _is_plain(layer) and len(names) == len(linears):
+            linears.append(layer)
+        elif len(names) < len(linears) and (name := _activation_of(layer)) is not None:
+            names.append(name)
+        else:
+            return None
+    if not linears:
+        return None
+    if len(names) < len(linears):
+        names.append("identity")
+    biases = [layer.bias for layer in linears if layer.bias is not None]
+    if len({*names[:-1]}) > 1 or len(biases) not in (0, len(linears)):
+        return None
+    weights = [layer.weight for layer in linears]
+    if {tensor.dtype for tensor in (*weights, *biases)} != {weights[0].dtype}:
+        return None
+    return weights, biases, names[0], names[-1]
 
 
 def _layer(name: str) -> nn.Module:

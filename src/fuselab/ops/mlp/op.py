@@ -236,19 +236,14 @@ BOTTOM, TOP = (13, 512, 256, 64, 16), (368, 512, 256, 1)  # DLRM's, of its publi
 
 
 def _cases() -> Iterator[Case]:
-    for name, widths, last in (("bottom", BOTTOM, "relu"), ("top", TOP, "sigmoid")):
-        for rows in (128, 2048, 65536):
-            make = _case(
-                (rows,),
-                widths,
-                output_activation=last,
-                from_float32=widths is BOTTOM,
-                to_float32=widths is TOP,
-            )
-            tags = {"bench", "sweep"} | ({"tiny"} if rows == 128 else set())
-            yield Case(f"{name} {rows}", make, frozenset(tags))
+    for rows in (128, 2048, 65536):
+        tags = frozenset({"bench", "sweep"} | ({"tiny"} if rows == 128 else set()))
+        bottom = _case((rows,), BOTTOM, output_activation="relu", from_float32=True)
+        yield Case(f"bottom {rows}", bottom, tags)
+        top = _case((rows,), TOP, output_activation="sigmoid", to_float32=True)
+        yield Case(f"top {rows}", top, tags)
     boundary = frozenset({"boundary"})
-    for leading, widths in (
+    shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
         ((1,), (1, 1)),
         ((15,), (7, 1)),
         ((16,), (8, 16)),
@@ -267,9 +262,10 @@ def _cases() -> Iterator[Case]:
         ((40,), (24, 16, 8)),
         ((2, 3, 5), (24, 16, 8)),
         ((), (24, 16, 8)),
-    ):
+    )
+    for leading, sizes in shapes:
         shape = "x".join(map(str, leading)) or "vector"
-        yield Case(f"{shape} {'-'.join(map(str, widths))}", _case(leading, widths), boundary)
+        yield Case(f"{shape} {'-'.join(map(str, sizes))}", _case(leading, sizes), boundary)
     for name in ACTIVATIONS:
         yield Case(name, _case((37,), (24, 40, 16), name, name), boundary)
     yield Case("no biases", _case((37,), (24, 40, 16), bias=False), boundary)
