@@ -107,11 +107,15 @@ def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) ->
     In bfloat16 on an H200 (4.2 TB/s, 700 TFLOP/s): 65536x13->512 is 69 MB and 16 us, all of it the
     output; 65536x512->256 101 MB and 24 us, or 17 GFLOP and 25 us; 4096^3 137 GFLOP and 196 us.
 
-    On 65536x512->256 `wgmma` takes 38 to 41 us (34.6 its kernel under Nsight Compute, 2026-11-21)
-    and a copy of the same bytes 30.9; matrix units are busy for 59 % of that, multiprocessors for
-    54 %, 55 % of the reads hit L2: nothing is at its limit. A block walks 3.9 tiles of 8 steps, so
-    what is left is likely the wait for its first loads and last stores (not measured apart);
-    sharing the weight in clusters, or keeping it in shared memory, gained less than 1 %.
+    On 65536x512->256 `wgmma` takes 38 to 41 us (34.6 its kernel under Nsight Compute, 2026-11-21),
+    the library's best 43.6, and a copy of the same bytes 30.7: 1.4 times the library would be 31.1,
+    all but the copy. Of the 34.6 us memory is busy for 51 % and matrix units for 59 %; warps wait
+    on scoreboards as long as at barriers (2.2 and 2.3 cycles per instruction). What comes from L2
+    is not what holds it: 64 columns to a tile move 402 MB of it at 7.6 TB/s, 256 move 197 MB, and
+    two blocks to a cluster, or the weight kept in shared memory, less in the same time. A block
+    walks 3.9 tiles of 8 steps, so the likely rest is its beginning, the end of every tile (1,060
+    instructions a warp, and copies out that wait behind copies in), and loads that a ring of 64 KB
+    of input begins too late. Two ways past those are for tuning to choose: ``direct``, ``ahead``.
     """
     rows, columns = input.shape[:-1].numel(), weight.shape[0]
     return Cost(

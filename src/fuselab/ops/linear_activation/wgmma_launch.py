@@ -40,9 +40,9 @@ _CONFIGS = (
     Config(columns=128, stages=6, cluster=1),
     Config(columns=64, stages=8, cluster=1),
 )
-# ``direct``: threads write a tile, not the copy engine, and wait for nothing (relu: 187 registers of
-# their 232, 16 stores of 16 bytes). ``ahead``: the next tile's input is asked for, into L2. Neither
-# is timed yet.
+# ``direct``: threads write a tile, not the copy engine, and wait for nothing (relu: 187 registers
+# of their 232, 16 stores of 16 bytes). ``ahead``: the next tile's input is asked for, into L2.
+# Neither is timed yet.
 _MORE_CONFIGS = (
     Config(columns=256, stages=4, cluster=1, direct=1),
     Config(columns=256, stages=4, cluster=1, direct=1, ahead=1),
