@@ -107,12 +107,26 @@ def test_what_trained_fused_is_a_plain_state_dict() -> None:
     assert float(step_of("fused", fused, "sgd", ROWS)(batch, 1e-9)) == pytest.approx(loss.item())
 
 
-class LateStream(Branch):
+class PromptStream(Branch):
+    """Without a GPU: work of a branch is done at once."""
+
+    def __init__(self) -> None:
+        self.joined = 0
+
+    @contextmanager
+    def beside(self, *used: torch.Tensor) -> Iterator[None]:
+        yield
+
+    def join(self) -> None:
+        self.joined += 1
+
+
+class LateStream(PromptStream):
     """Without a GPU: the slowest stream there can be. What the block makes is NaN until the join,
     so whoever reads it too early shows."""
 
     def __init__(self) -> None:
-        self.joined = 0
+        super().__init__()
         self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @contextmanager
@@ -124,7 +138,7 @@ class LateStream(Branch):
             tensor.detach().fill_(torch.nan)
 
     def join(self) -> None:
-        self.joined += 1
+        super().join()
         while self.late:
             tensor, value = self.late.pop()
             tensor.detach().copy_(value)
@@ -149,13 +163,25 @@ class Made(TorchDispatchMode):
 @pytest.mark.parametrize("half", [False, True])
 def test_nothing_of_a_branch_is_read_before_the_join(interaction: str, half: bool) -> None:
     batch = _batches(1, _model())[0]
-    wanted = step_of("fused", _model(interaction), "sgd", ROWS, half).gradients(batch)
-    step = FusedStep(_model(interaction), "sgd", ROWS, half)
+    plain = step_of("fused", _model(interaction), "sgd", ROWS, half).gradients(batch)
+    found = []
+    for branch in (PromptStream(), LateStream()):
+        step = FusedStep(_model(interaction), "sgd", ROWS, half)
+        step.branch = step.fused.branch = branch
+        found.append(step.gradients(batch))
+        assert branch.joined == 2
+    for name, gradient in plain.items():
+        assert torch.equal(found[1][name], found[0][name]), name
+        bar = {"rtol": 2**-7, "atol": 2e-4} if half else {"rtol": 1e-5, "atol": 1e-7}
+        torch.testing.assert_close(found[0][name], gradient, **bar, msg=name)
+
+
+def test_the_loss_comes_from_the_branch() -> None:
+    batch = _batches(1, _model())[0]
+    wanted = float(step_of("fused", _model(), "sgd", ROWS)(batch, 0.1))
+    step = FusedStep(_model(), "sgd", ROWS)
     step.branch = step.fused.branch = LateStream()
-    found = step.gradients(batch)
-    assert step.branch.joined == 2
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, msg=name)
+    assert float(step(batch, 0.1)) == pytest.approx(wanted, rel=1e-6)
 
 
 class Replayed:

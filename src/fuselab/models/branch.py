@@ -1,8 +1,8 @@
 """A second CUDA stream for what the next kernel does not wait for.
 
 In a step of small batches most kernels leave most of the GPU idle. The gradients of weights and
-biases, the look-up and its update are off the chain of products that forward and backward are; on
-a stream of their own they run beside it, in a CUDA graph as branches.
+biases, the loss itself, the look-up and its update are off the chain of products that forward and
+backward are; on a stream of their own they run beside it, in a CUDA graph as branches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops import linear_activation
+from fuselab.ops import linear_activation, linear_binary_cross_entropy
 
 
 class Branch:
@@ -83,3 +83,45 @@ class _LinearRelu(torch.autograd.Function):
         with ctx.branch.beside(grad, output, input):
             _, of_weight, of_bias = gradients(False, True, True)
         return gradients(True, False, False)[0], of_weight, of_bias, None
+
+
+def linear_loss(
+    input: Tensor, weight: Tensor, bias: Tensor, target: Tensor, branch: Branch, implementation: str
+) -> Tensor:
+    """``linear_binary_cross_entropy`` on the branch, the loss as well as the gradients of weight
+    and bias; join it before they are used. The chain goes on with the input's gradient, which forms
+    the logit again: it waits for none of 4 launches, 2 of the loss and 2 of sums."""
+    return _LinearLoss.apply(input, weight, bias, target, branch, implementation)
+
+
+class _LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        target: Tensor,
+        branch: Branch,
+        implementation: str,
+    ) -> Tensor:
+        ctx.save_for_backward(input, weight, bias, target)
+        ctx.branch, ctx.implementation = branch, implementation
+        with branch.beside(input, target):
+            return linear_binary_cross_entropy(
+                input, weight, bias, target, implementation=implementation
+            )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, bias, target = ctx.saved_tensors
+
+        def gradients(*needs: bool) -> tuple[Tensor, ...]:
+            return torch.ops.fuselab.linear_binary_cross_entropy_backward(
+                [*needs, False], grad, input, weight, bias, target, "mean", ctx.implementation
+            )
+
+        with ctx.branch.beside(grad, input, target):
+            _, of_weight, of_bias, _ = gradients(False, True, True)
+        return gradients(True, False, False)[0], of_weight, of_bias, None, None, None

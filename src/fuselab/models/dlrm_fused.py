@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fuselab.models.branch import Branch, beside, linear_relu
+from fuselab.models.branch import Branch, beside, linear_loss, linear_relu
 from fuselab.models.dlrm import Dlrm
 from fuselab.ops import (
     cat_interaction,
@@ -76,14 +76,10 @@ class FusedDlrm:
 
     def loss(self, dense: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
         """Mean binary cross-entropy, 0-d; ``labels`` [B]."""
-        weight, bias = self.top[-1]
-        return linear_binary_cross_entropy(
-            self._hidden(dense, vectors),
-            weight,
-            bias,
-            labels[:, None],
-            implementation=self.of_logit,
-        )
+        operands = self._hidden(dense, vectors), *self.top[-1], labels[:, None]
+        if self.branch is not None:
+            return linear_loss(*operands, self.branch, self.of_logit)
+        return linear_binary_cross_entropy(*operands, implementation=self.of_logit)
 
     def probabilities(self, dense: Tensor, rows: Tensor) -> Tensor:
         """[B, 1], float32. In one launch per MLP where these are of 16 bits and rows are few."""
