@@ -276,7 +276,7 @@ FUSELAB_INLINE void let_next_launch_start() {
 // tile every `step` rows; block b leaves its column sums in sums[b][column], or in the bias's gradient
 // if there is one block of rows. Sums are in double: one conversion and one addition per element,
 // which a GPU that waits for memory has time for. With width > 1 all matrices are row-major, aligned,
-// and columns are a multiple of width.
+// and columns are a multiple of width. Grid: tiles of columns, blocks of rows.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
           class Bias, class Sum, class Scale, class Index, int width, int block_threads, int unroll>
 __global__ void __launch_bounds__(block_threads)
@@ -292,12 +292,10 @@ __global__ void __launch_bounds__(block_threads)
   using Reads = Reads<Activation, Terms>;
   const Real scale = scale_of<Real>(scale_argument);
   let_next_launch_start();
-  const int64_t tile_columns = int64_t(blockDim.x) * width;
-  const int64_t across = (columns + tile_columns - 1) / tile_columns;
-  const int64_t block = blockIdx.x / across;
-  const Index column = Index(blockIdx.x % across * tile_columns) + threadIdx.x * width;
-  const int64_t band = block / together * span;
-  const Index begin = Index(band + block % together * unroll * blockDim.y);
+  const Index column = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * width;
+  const unsigned block = blockIdx.y;
+  const int64_t band = block / unsigned(together) * span;
+  const Index begin = Index(band + block % unsigned(together) * unroll * blockDim.y);
   const Index end = Index(band + span < rows ? band + span : rows);
   double total[width] = {};
   if (column < columns) {
@@ -353,9 +351,9 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 // grad_bias[column] = the sum of sums[block][column]. A block is (x, y) threads, 1024 in all, x a power
-// of two up to 32: 8 columns in 128 rows of threads are 1024 blocks of rows in one round of loads. The
-// order is fixed: rows of threads, lanes of a warp, warps. It may start before the kernel that writes
-// sums has ended, so nothing may read them by a read-only load, which can be moved before the wait.
+// of two up to 32. The order is fixed: rows of threads, four in turn, then lanes of a warp, then warps.
+// It may start before the kernel that writes sums has ended, so nothing may read them by a read-only
+// load, which can be moved before the wait.
 template <class Bias>
 __global__ void __launch_bounds__(1024)
     column_sums(const double* sums, Bias* grad_bias, int64_t blocks, int64_t columns) {
@@ -366,23 +364,25 @@ __global__ void __launch_bounds__(1024)
   double total = 0;
   wait_for_earlier_launches();
   if (column < columns) {
-    for (int64_t first = threadIdx.y; first < blocks; first += 8 * blockDim.y) {
-      double of_block[8];  // all loads before the first use, which a loop of one each was not
+    const int64_t step = blockDim.y * columns;
+    const double* from = sums + threadIdx.y * columns + column;
+    const double* const end = sums + blocks * columns;
+    double partial[4] = {};  // with one, ptxas waits for each load before it asks for the next
+#pragma unroll 1
+    for (; from < end; from += 4 * step) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int64_t block = first + i * int64_t(blockDim.y);
-        of_block[i] = block < blocks ? sums[block * columns + column] : 0.0;
+      for (int i = 0; i < 4; ++i) {
+        if (from + i * step < end) partial[i] += from[i * step];
       }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) total += of_block[i];
     }
+    total = (partial[0] + partial[1]) + (partial[2] + partial[3]);
   }
   total = sum_over_lanes_apart(total, blockDim.x);
   if (lane < blockDim.x) of_warp[warp * blockDim.x + lane] = total;
   __syncthreads();
   if (warp > 0) return;
   total = 0;
-  for (int i = lane; i < 32 * blockDim.x; i += 32) total += of_warp[i];
+  for (int i = 0; i < blockDim.x; ++i) total += of_warp[32 * i + lane];
   total = sum_over_lanes_apart(total, blockDim.x);
   if (lane < blockDim.x && column < columns) assign(grad_bias[column], total);
 }

@@ -632,7 +632,7 @@ def _launch_with_bias(
     source.launch(
         f"backward_with_bias<{types}, {CUDA_NAMES[sums.dtype]}, {scale_type}, {index}, "
         f"{width}, {how.threads}, {unroll}>",
-        grid=(blocks * column_tiles, 1, 1),
+        grid=(column_tiles, blocks, 1),
         block=(across, down, 1),
         args=(
             *matrices.operands,
