@@ -42,10 +42,12 @@ _CONFIGS = (
 )
 # ``direct``: threads write a tile, not the copy engine, and wait for nothing (relu: 187 registers
 # of their 232, 16 stores of 16 bytes). ``ahead``: the next tile's input is asked for, into L2.
-# Neither is timed yet.
+# Neither is timed yet; with both L2 may be what is left, of which two blocks need a third less.
 _MORE_CONFIGS = (
     Config(columns=256, stages=4, cluster=1, direct=1),
     Config(columns=256, stages=4, cluster=1, direct=1, ahead=1),
+    Config(columns=256, stages=4, cluster=2, direct=1),
+    Config(columns=256, stages=4, cluster=2, direct=1, ahead=1),
     Config(columns=256, stages=4, cluster=1, ahead=1),
     Config(columns=128, stages=7, cluster=1, direct=1),
     Config(columns=64, stages=9, cluster=1, direct=1),
