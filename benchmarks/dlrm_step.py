@@ -128,10 +128,10 @@ def main() -> None:
         show(case, measured)
         found += measured
         torch._dynamo.reset()  # compiled code holds its model, two gigabytes
-    print(f"{time.monotonic() - begin:.0f} s in all")
-    if options.json is not None:
-        facts = {"environment": describe(device), "largest_table": largest}
-        write_json(options.json, {**facts, "measured": found})
+        print(f"{time.monotonic() - begin:.0f} s since the start", flush=True)
+        if options.json is not None:  # of every case as soon as it is there
+            facts = {"environment": describe(device), "largest_table": largest}
+            write_json(options.json, {**facts, "measured": found})
 
 
 def _again_pinned() -> int:

@@ -156,6 +156,7 @@ class FusedStep:
             self.branch = Branch(device) if branches and device.type == "cuda" else None
         self.rate = torch.zeros((), device=device)
         self.count = torch.zeros((), device=device)
+        self.rate_there, self.counted = 0.0, optimizer == "adam"  # what spares a launch
         self.of_tables = TableOptimizer(optimizer, tables(model), self.rate, self.count)
         self.fused = FusedDlrm(model, half, self.branch)
         copies = self.fused.operands if half else ()
@@ -180,8 +181,11 @@ class FusedStep:
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
         self.steps += 1
-        self.rate.fill_(rate)
-        self.count.fill_(self.steps)
+        if rate != self.rate_there:
+            self.rate.fill_(rate)
+            self.rate_there = rate
+        if self.counted:
+            self.count.fill_(self.steps)
         if self.graph is None:
             self.batch, self.upstream = batch, self.rate.new_ones(())
             self._work()
