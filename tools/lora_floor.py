@@ -1,6 +1,6 @@
 """lora_linear beside its floor, the same layer without an adapter, on the shapes to beat.
 
-    python tools/lora_floor.py [--budget S]
+    python tools/lora_floor.py [--budget S] [--case NAME ...] [--provider NAME ...]
 
 ``fuselab bench`` refuses providers whose results differ, and the layer without an adapter computes
 something else; so its times, medians in us of cold-L2 device time in one run, are taken here.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,15 +29,25 @@ FLOOR = "without LoRA"
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--budget", type=float, default=3.0, help="seconds per shape and step")
+    known = {case.name: case for case in OP.cases if "bench" in case.tags}
+    parser.add_argument("--case", choices=known, metavar="NAME", nargs="+", default=[*known])
+    parser.add_argument("--provider", nargs="+", help="all, where none is named")
     options = parser.parse_args()
-    for case in OP.cases:
-        if "bench" in case.tags:
-            for row in table(case, torch.device("cuda"), torch.bfloat16, options.budget):
-                print(row, flush=True)
+    device = torch.device("cuda")
+    for name in options.case:
+        rows = table(known[name], device, torch.bfloat16, options.budget, options.provider)
+        print(*rows, sep="\n", flush=True)
 
 
-def table(case: Case, device: torch.device, dtype: torch.dtype, budget_s: float) -> list[str]:
-    """One line per provider: forward, forward and backward, each with its ratio to the floor's."""
+def table(
+    case: Case,
+    device: torch.device,
+    dtype: torch.dtype,
+    budget_s: float,
+    wanted: Sequence[str] | None,
+) -> list[str]:
+    """One line per provider, of those ``wanted`` where any are: forward, forward and backward, each
+    with its ratio to the floor's."""
     args = OP.bind(case.make(device, dtype, torch.Generator().manual_seed(0)))
     for place in (0, 3, 4):
         args[place].requires_grad_()
@@ -51,6 +61,8 @@ def table(case: Case, device: torch.device, dtype: torch.dtype, budget_s: float)
     for name, implementation in OP.implementations.items():
         if implementation.device == device.type and implementation.supports(*args) is None:
             providers[name] = partial(lora_linear, implementation=name)
+    if wanted is not None:
+        providers = {name: providers[name] for name in providers if name in (FLOOR, *wanted)}
     steps: dict[str, Callable[..., Any]] = {"forward": forward, "forward+backward": both}
     medians = {}
     for step, run in steps.items():
