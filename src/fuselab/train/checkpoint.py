@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import textwrap
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from fuselab.errors import CheckpointError, FuselabError, MissingDependencyError
 from fuselab.report import files
 
 FORMAT, VERSION = "fuselab-checkpoint", 1
+_SUM = b'{"__metadata__": {"crc32": "'  # how our header begins; eight hexadecimal digits follow
 _KEPT = 2  # of the newest: the last good one, and the one before it
 _NAMES = {
     torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32",
@@ -91,6 +93,7 @@ def load(path: Path, kind: str) -> Checkpoint:
         with whole(file), safetensors.safe_open(file, "pt") as opened:
             facts = json.loads((opened.metadata() or {}).get("fuselab", "{}"))
             _check(file, facts, kind)
+            _check_sum(file)
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             return Checkpoint(facts["kind"], facts["step"], tensors, facts["facts"])
     except FileNotFoundError as error:
@@ -194,7 +197,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     own writer has all of a GPU's tensors on the host at once, and leaves a file under a name of its
     own when it is killed."""
     order = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: dict[str, Any] = {"__metadata__": {"crc32": "0" * 8, **metadata}}
     end = 0
     for name, tensor in order:
         begin, end = end, end + tensor.numel() * tensor.element_size()
@@ -206,9 +209,30 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        begun = len(text).to_bytes(8, "little") + text
+        file.write(begun)
+        found = zlib.crc32(begun)
         for _, tensor in order:
-            file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            file.write(data)
+            found = zlib.crc32(data, found)
+        file.seek(8 + len(_SUM))
+        file.write(b"%08x" % found)
+
+
+def _check_sum(file: Path) -> None:
+    """Of every byte, the sum's own digits as zeros. Another writer's file has none."""
+    with file.open("rb") as opened:
+        begin, digits = opened.read(8 + len(_SUM)), opened.read(8)
+        if begin[8:] != _SUM:
+            return
+        found = zlib.crc32(b"0" * 8, zlib.crc32(begin))
+        while piece := opened.read(1 << 24):
+            found = zlib.crc32(piece, found)
+    if digits != b"%08x" % found:
+        raise CheckpointError(
+            f"{file} is damaged: its bytes are not those that were written; use the one before it."
+        )
 
 
 def _lock(folder: Path, descriptor: int) -> None:
