@@ -231,6 +231,35 @@ def test_every_candidate_of_tuning_is_right(launcher, form, dtype, width):
             assert_backward(partial(launcher.backward, form=form), output, grad, form=form)
 
 
+@pytest.mark.parametrize("threads, elements, cluster", [(1024, 32, 4), (512, 64, 1)])
+def test_terms_computed_twice(threads, elements, cluster):
+    """Where registers hold 16-bit elements and not their terms (has_terms_twice)."""
+    width = threads * elements * cluster
+    config = next(
+        one
+        for one in cuda_launch.cuda_candidates("forward", 2, width, 8)
+        if (one.threads, one.elements, one.blocks) == (threads, elements, 2)
+    )
+    assert config.cluster == cluster
+    for form, dtype in (
+        ("softmax", torch.bfloat16),
+        ("softmax", torch.float16),
+        ("log_softmax", torch.bfloat16),
+    ):
+        forward = partial(cuda_launch.forward, form=form)
+        rows = special_rows(dtype, width).cuda()
+        rows[7, width // 3 :] = math.nan  # whole threads and warps of nothing else
+        narrow = normal(5, width - 3, dtype=dtype).cuda() * 4  # element by element
+        with tuning.forced(f"fuselab::{form}", "cuda", config):
+            for input in (rows, rows[:, : width - 8], *((narrow,) if form == "softmax" else ())):
+                assert_forward(forward, input, form=form)
+            written = rows.clone()
+            cuda_launch.forward_in_place(written, -1, form)
+            assert torch.equal(written.nan_to_num(), forward(rows, -1, None).nan_to_num())
+    with tuning.forced("fuselab::softmax", "cuda", config):
+        assert_forward(cuda_launch.forward, rows.half(), -1, torch.bfloat16)
+
+
 @pytest.mark.parametrize("implementation", ["cuda", "triton"])
 @pytest.mark.parametrize(
     "shape, dim",

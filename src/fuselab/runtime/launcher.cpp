@@ -62,7 +62,7 @@ constexpr int64_t release_gil_bytes = 1 << 20;  // a CPU kernel over 1 MiB runs 
 
 // ---------------------------------------------------------------------------- the CUDA driver
 
-struct LaunchAttribute {  // CUlaunchAttribute: its value is a union of 64 bytes
+struct alignas(8) LaunchAttribute {  // CUlaunchAttribute: its value is a union of 64 bytes
   int id;
   int padding;
   int value[16];
