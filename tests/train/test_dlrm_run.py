@@ -205,6 +205,8 @@ def test_wrong_calls_are_one_sentence(
     save_file({"a": torch.zeros(1)}, other)
     outer = tmp_path / "outer.toml"
     outer.write_text(TINY.replace("dot", "outer"))
+    huge = tmp_path / "huge.toml"
+    huge.write_text(TINY.replace("13-24-4", f"13-{10**12}-4"))
     rows = tmp_path / "rows.tsv"
     synthesize(rows, 300)
     capsys.readouterr()
@@ -212,7 +214,11 @@ def test_wrong_calls_are_one_sentence(
         (_words(config, kept, "--steps", 2), "is there already; add --resume"),
         (_words(config, kept, "--resume", "--batch-size", 64), "with batch size 128, and this one"),
         (_words(config, kept, "--resume", "--optimizer", "adam"), "with optimizer sgd, and this"),
-        (_words(str(outer), kept, "--resume"), "of a run with config"),
+        (
+            _words(str(outer), kept, "--resume"),
+            "with config interaction dot, and this one has interaction outer; use",
+        ),
+        (_words(str(huge), None), "more memory than there is; give a smaller --batch-size"),
         (
             _words(config, kept, "--resume", "--data", rows, "--batch-size", 128),
             "with data synthetic, and this one has rows.tsv of",

@@ -152,8 +152,8 @@ class Run:
                 kept = found.facts["identity"].get(name)
                 if kept != value:
                     raise CheckpointError(
-                        f"{file} is of a run with {name} {_shown(kept)}, and this one has "
-                        f"{_shown(value)}; use the same, or another folder."
+                        f"{file} is of a run with {name} {_shown(kept, value)}, and this one has "
+                        f"{_shown(value, kept)}; use the same, or another folder."
                     )
             self.model.load_state_dict(found.part("model"))
             self.step.load_state(found.part("optimizer"))
@@ -375,6 +375,8 @@ def _config(facts: Mapping[str, Any]) -> DlrmConfig:
     return DlrmConfig(**values)
 
 
-def _shown(value: object) -> str:
-    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else value
-    return str(text)
+def _shown(value: object, other: object) -> str:
+    """Of a configuration only where it is not the other's."""
+    if not isinstance(value, Mapping) or not isinstance(other, Mapping):
+        return str(value)
+    return ", ".join(f"{key} {each}" for key, each in value.items() if other.get(key) != each)

@@ -87,7 +87,7 @@ def dlrm(
     from fuselab.report import files
     from fuselab.report.result import result
     from fuselab.report.train_text import gradients_text, train_text
-    from fuselab.train.allocation import keep_freed_memory
+    from fuselab.train.allocation import enough_memory, keep_freed_memory
     from fuselab.train.checkpoint import latest, own_folder
     from fuselab.train.dlrm import Plan, Run
     from fuselab.train.dlrm_gradients import compare
@@ -129,7 +129,8 @@ def dlrm(
     else:
         keep_freed_memory()
 
-    with nullcontext() if folder is None else own_folder(folder):
+    alone = nullcontext() if folder is None else own_folder(folder)
+    with alone, enough_memory("give a smaller --batch-size, or narrower layers and smaller tables"):
         newest = None if folder is None else latest(folder)
         if newest is not None and not resume:
             raise CheckpointError(
