@@ -1,7 +1,7 @@
 """How many rows a second the loader gives from prepared files: alone, and behind the fused step.
 
     python benchmarks/loader.py [--device cuda] [--data FOLDER] [--rows N] [--batch B ...]
-                                [--largest ROWS] [--json FILE]
+                                [--largest ROWS] [--seconds S] [--json FILE]
 
 Without ``--data`` a folder of random records is made first (and removed), as large as ``--rows``
 says; it lies in the page cache then. ``given`` takes batches as fast as they come, each copied into
@@ -38,7 +38,6 @@ from fuselab.report.files import write_json
 from fuselab.train.dlrm_modes import FusedStep
 
 WINDOW = 1 << 20
-SECONDS = 2.0  # per figure
 NEEDED = 1.2  # times the rate of the step
 
 
@@ -49,6 +48,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8 << 20, help="random rows, 160 bytes each")
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 2048, 65536])
     parser.add_argument("--largest", type=int, default=2**31, help="rows of the largest table")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per figure")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -57,7 +57,7 @@ def main() -> None:
         folder = options.data or random_records(Path(made), options.rows, sizes)
         figures = dict(parts(folder))
         for batch in options.batch:
-            figures.update(loaded(open_dataset(folder), batch, device))
+            figures.update(loaded(open_dataset(folder), batch, device, options.seconds))
     for name, figure in figures.items():
         print(f"{name:50} {figure:14,.2f}")
     largest = max(options.batch)
@@ -111,7 +111,9 @@ def parts(folder: Path) -> Iterator[tuple[str, float]]:
     yield "order, 1 thread (M rows/s)", rows / seconds(lambda: permutation(rows, (1,))) / 1e6
 
 
-def loaded(data: Dataset, size: int, device: torch.device) -> Iterator[tuple[str, float]]:
+def loaded(
+    data: Dataset, size: int, device: torch.device, least_s: float
+) -> Iterator[tuple[str, float]]:
     """Millions of rows a second of the loader alone, of the step alone, and of both."""
     config = replace(MAIN, cardinalities=data.cardinalities, largest_table=max(data.cardinalities))
     with torch.device(device):
@@ -130,9 +132,9 @@ def loaded(data: Dataset, size: int, device: torch.device) -> Iterator[tuple[str
         batches = endless(loader_of(data, size, window, device))
         for _ in range(2 * min(WINDOW, data.rows) // size):  # every buffer is allocated
             next(batches)
-        yield f"{size}: {name} (M rows/s)", size / consumed(batches, copy, device) / 1e6
+        yield f"{size}: {name} (M rows/s)", size / consumed(batches, copy, device, least_s) / 1e6
     for name, given in (("step", itertools.repeat(kept)), ("fed", batches)):
-        per_batch = consumed(given, train, device)
+        per_batch = consumed(given, train, device, least_s)
         yield f"{size}: {name} (M rows/s)", size / per_batch / 1e6
         yield f"{size}: {name} (us)", per_batch * 1e6
 
@@ -142,12 +144,15 @@ def loader_of(data: Dataset, size: int, window: int, device: torch.device) -> Lo
 
 
 def consumed(
-    batches: Iterator[Batch], work: Callable[[Batch], object], device: torch.device
+    batches: Iterator[Batch],
+    work: Callable[[Batch], object],
+    device: torch.device,
+    least_s: float,
 ) -> float:
     """Seconds a batch, ``work`` done on each. Once in 16 batches the device is waited for, else the
     host would queue work without end."""
     start, count = time.perf_counter(), 0
-    while not count or time.perf_counter() - start < SECONDS:
+    while not count or time.perf_counter() - start < least_s:
         for _ in range(16):
             work(next(batches))
         count += 16
