@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
 
 import pytest
 import torch
@@ -175,18 +174,32 @@ def test_few_rows_are_one_launch_on_a_gpu():
 @pytest.mark.parametrize("widths", DLRM, ids=str)
 def test_the_tile_fills_the_gpu(widths):
     """128 rows: clusters of 8 share the weights; 2048: half of L2's traffic by 32 rows."""
-    elements = sum(a * b for a, b in pairwise(widths))
 
-    def first(rows, has_clusters=True, shared=232448):
-        found = cuda_launch.candidates(rows, widths[:-1], elements, 132, shared, has_clusters)
+    def first(rows, has_clusters=True, widths=widths):
+        found = cuda_launch.candidates(rows, widths, 132, 232448, has_clusters)
         assert len(found) == len(set(found))
-        return found[0]
+        return (found[0].rows, found[0].cluster, found[0].counted) if found else None
 
-    assert (first(128).rows, first(128).cluster) == (16, 8)
-    assert (first(2048).rows, first(2048).cluster) == (32, 2)
-    assert (first(2048, False).rows, first(2048, False).cluster) == (16, 1)
-    assert cuda_launch.candidates(1, (4096,), 4096, 132, 232448, True)[0].rows == 16
-    assert cuda_launch.candidates(1, (8192,), 8192, 132, 232448, True) == ()
+    assert first(128) == (16, 8, 0)
+    assert first(2048) == (32, 2, 0)
+    assert first(2048, False) == (16, 1, 0)
+    assert first(1, widths=(4096, 1))[0] == 16
+    assert first(1, widths=(8192, 1)) is None
+
+
+def test_bytes_are_counted_only_where_every_block_sends_some():
+    def counted(*widths):
+        found = cuda_launch.candidates(128, widths, 132, 232448, True)
+        return {config.cluster for config in found if config.counted}
+
+    assert counted(13, 512, 256, 64, 16) == {2, 4, 8}
+    assert counted(13, 512, 33, 16) == {
+        2,
+        4,
+        8,
+    }  # 64 columns with those that the depth is padded by
+    assert counted(13, 512, 32, 16) == {2, 4}
+    assert counted(13, 16) == {2, 4, 8}  # nothing is sent
 
 
 def test_rows_of_the_buffers_keep_banks_apart():

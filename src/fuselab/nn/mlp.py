@@ -147,7 +147,7 @@ def _whole(
     biases = [layer.bias for layer in linears if layer.bias is not None]
     if len({*names[:-1]}) > 1 or len(biases) not in (0, len(linears)):
         return None
-    weights = [layer.weight for layer in linears]
+    weights: list[Tensor] = [layer.weight for layer in linears]
     if {tensor.dtype for tensor in (*weights, *biases)} != {weights[0].dtype}:
         return None
     return weights, biases, names[0], names[-1]

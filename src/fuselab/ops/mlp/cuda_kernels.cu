@@ -56,12 +56,12 @@ FUSELAB_INLINE void round_to(Element& to, float value) {
 
 // Eight neighbours of a row, `step` apart in memory, as 16-bit Elements; zeros where `count`, what
 // is left of the row, ends. whole: step is 1, the address and count are multiples of eight.
-template <class Element, class From>
-FUSELAB_INLINE uint4 eight(const From* first, int64_t step, int count, bool whole) {
+template <class Element, bool whole, class From>
+FUSELAB_INLINE uint4 eight(const From* first, int64_t step, int count) {
   Pack<Element, 8> pack;
 #pragma unroll
   for (int i = 0; i < 8; ++i) pack.element[i] = Element(0.0f);
-  if (whole) {
+  if constexpr (whole) {
     if (count > 0) {
       const Pack<From, 8> read = load<true, 8>(first);
 #pragma unroll
@@ -82,13 +82,14 @@ FUSELAB_INLINE uint4 eight(const From* first, int64_t step, int count, bool whol
   return *reinterpret_cast<const uint4*>(pack.element);
 }
 
+// The next layer reads steps of 32 in depth, of which the columns past the end are written as zeros.
+FUSELAB_INLINE int covered(int columns) { return (columns + 31) / 32 * 32; }
+
 template <int column_tiles>
 FUSELAB_INLINE int units_of(const Network& network, int index) {
   constexpr int width = 8 * column_tiles;
   const int columns = network.layer[index].columns;
-  // The next layer reads steps of 32, of which the columns past the end are written as zeros.
-  const int covered = index + 1 < network.layers ? (columns + 31) / 32 * 32 : columns;
-  return (covered + width - 1) / width;
+  return ((index + 1 < network.layers ? covered(columns) : columns) + width - 1) / width;
 }
 
 // What a thread reads of the weights, in the order in which its warp multiplies them.
@@ -97,11 +98,10 @@ struct Weights {
   static constexpr int slots = loads / column_tiles;
   const Network& network;
   const int worker, workers;
-  int index, units, unit, base;  // layer, its units, unit, and depth of the first slot
-  const Element* weight = nullptr;
-  int64_t stride = 0;
-  int depth, columns;
-  bool whole = false;
+  int index, unit, units = 0, base, depth = 0;  // layer, unit of it, depth of the first slot
+  bool whole = false;                           // rows are read 16 bytes at a time
+  const Element* from[column_tiles];  // the thread's part of the first slot, of each tile's column
+  int left[column_tiles];             // elements from there to the end of the row
 
   FUSELAB_INLINE Weights(const Network& network, int worker, int workers)
       : network(network), worker(worker), workers(workers) {
@@ -114,35 +114,103 @@ struct Weights {
     base = 0;
     while (index < network.layers && unit >= units_of<column_tiles>(network, index)) ++index;
     if (index == network.layers) {
-      units = depth = columns = 0;
+      units = depth = 0;
+#pragma unroll
+      for (int tile = 0; tile < column_tiles; ++tile) {
+        from[tile] = nullptr;
+        left[tile] = 0;
+      }
       return;
     }
-    const Layer& layer = network.layer[index];
     units = units_of<column_tiles>(network, index);
-    weight = static_cast<const Element*>(layer.weight);
-    stride = layer.stride;
-    depth = layer.depth;
-    columns = layer.columns;
-    whole = reinterpret_cast<uintptr_t>(weight) % 16 == 0 && stride % 8 == 0 && depth % 8 == 0;
+    open_unit();
   }
-  FUSELAB_INLINE void advance() {
-    base += 32 * slots;
-    if (base < depth) return;
-    base = 0;
-    unit += workers;
-    if (unit >= units && index < network.layers) open(index + 1);
-  }
-  FUSELAB_INLINE void read(uint4 (&words)[column_tiles], int slot) const {
+  FUSELAB_INLINE void open_unit() {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int at = base + 32 * slot + 8 * t;
+    const Layer& layer = network.layer[index];
+    const Element* const weight = static_cast<const Element*>(layer.weight);
+    depth = layer.depth;
+    whole =
+        reinterpret_cast<uintptr_t>(weight) % 16 == 0 && layer.stride % 8 == 0 && depth % 8 == 0;
 #pragma unroll
     for (int tile = 0; tile < column_tiles; ++tile) {
       const int column = (unit * column_tiles + tile) * 8 + g;
-      const int count = column < columns ? depth - at : 0;
-      words[tile] = eight<Element>(weight + column * stride + at, 1, count, whole);
+      from[tile] = weight + column * layer.stride + 8 * t;
+      left[tile] = column < layer.columns ? depth - 8 * t : 0;
+    }
+  }
+  FUSELAB_INLINE void advance() {
+    base += 32 * slots;
+    if (base < depth) {
+#pragma unroll
+      for (int tile = 0; tile < column_tiles; ++tile) {
+        from[tile] += 32 * slots;
+        left[tile] -= 32 * slots;
+      }
+      return;
+    }
+    base = 0;
+    unit += workers;
+    if (unit < units) {
+      open_unit();
+    } else if (index < network.layers) {
+      open(index + 1);
+    }
+  }
+  template <bool whole>
+  FUSELAB_INLINE void read(uint4 (&words)[column_tiles], int slot) const {
+#pragma unroll
+    for (int tile = 0; tile < column_tiles; ++tile) {
+      words[tile] =
+          eight<Element, whole>(from[tile] + 32 * slot, int64_t(1), left[tile] - 32 * slot);
     }
   }
 };
+
+// One product of all slots, in place of whose weights the following ones are read. from: in shared
+// memory, the thread's part of the first slot in row lane / 4; depth: what is left of a row.
+template <bool whole, int slots, int chains, int row_tiles, int column_tiles, class Element>
+FUSELAB_INLINE void multiply(float (&sum)[chains][row_tiles][column_tiles][4],
+                             uint4 (&words)[slots][column_tiles],
+                             const Weights<Element, column_tiles>& following, const Element* from,
+                             int row_stride, int depth) {
+#pragma unroll
+  for (int slot = 0; slot < slots; ++slot) {
+    if (32 * slot < depth) {
+#pragma unroll
+      for (int part = 0; part < row_tiles; ++part) {
+        const Element* const at = from + part * 16 * row_stride + 32 * slot;
+        const uint4 upper = *reinterpret_cast<const uint4*>(at);
+        const uint4 lower = *reinterpret_cast<const uint4*>(at + 8 * row_stride);
+        const unsigned first[4] = {upper.x, lower.x, upper.y, lower.y};
+        const unsigned next[4] = {upper.z, lower.z, upper.w, lower.w};
+#pragma unroll
+        for (int tile = 0; tile < column_tiles; ++tile) {
+          const uint4 word = words[slot][tile];
+          multiply_add(Element{}, sum[0][part][tile], first, word.x, word.y);
+          multiply_add(Element{}, sum[chains - 1][part][tile], next, word.z, word.w);
+        }
+      }
+    }
+    following.template read<whole>(words[slot], slot);
+  }
+}
+
+// Every weight behind the first layer's into L2, a line per thread of the grid: from a cold L2 a
+// layer would wait for memory once more.
+template <class Element>
+FUSELAB_INLINE void prefetch(const Network& network) {
+  const int64_t thread = int64_t(blockIdx.x) * threads + threadIdx.x;
+  for (int index = 1; index < network.layers; ++index) {
+    const Layer& layer = network.layer[index];
+    const char* const weight = static_cast<const char*>(layer.weight);
+    const int64_t bytes =
+        (int64_t(layer.columns - 1) * layer.stride + layer.depth) * int64_t(sizeof(Element));
+    for (int64_t at = thread * 128; at < bytes; at += int64_t(gridDim.x) * threads * 128) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + at));
+    }
+  }
+}
 
 template <int cluster>
 FUSELAB_INLINE int rank_in() {
@@ -163,21 +231,53 @@ FUSELAB_INLINE void sync_blocks() {
   }
 }
 
-// Two neighbouring elements, at the same place in every block of the cluster.
-template <int cluster>
-FUSELAB_INLINE void store_everywhere(void* place, uint32_t pair) {
-  if constexpr (cluster == 1 || !has_clusters) {
-    *static_cast<uint32_t*>(place) = pair;
+// 16 bytes to the same place in block `rank`; `counted` says that they count themselves on the
+// mbarrier at the same place as `arrived`.
+template <bool counted>
+FUSELAB_INLINE void send(const void* place, uint32_t arrived, int rank, uint4 value) {
+  if constexpr (counted) {
+    asm volatile(
+        "{\n.reg .b32 there, barrier;\n"
+        "mapa.shared::cluster.u32 there, %0, %2;\n"
+        "mapa.shared::cluster.u32 barrier, %1, %2;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [there], {%3, %4, %5, %6}, "
+        "[barrier];\n}" ::"r"(shared_address(place)),
+        "r"(arrived), "r"(rank), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+        : "memory");
   } else {
-    const uint32_t here = shared_address(place);
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "st.shared::cluster.v4.b32 [there], {%2, %3, %4, %5};\n}" ::"r"(shared_address(place)),
+        "r"(rank), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+        : "memory");
+  }
+}
+
+// Two rows, 8 apart, of 8 neighbouring outputs, of which each of 4 neighbouring threads holds a pair
+// per row, into every block of the cluster: thread t sends row t % 2 to the blocks t / 2, t / 2 + 2,
+// ... `place` is where the first row's first lies; the second's lies `distance` elements on.
+template <int cluster, bool counted, class Element>
+FUSELAB_INLINE void store_everywhere(Element* place, int distance, const uint32_t (&pairs)[2],
+                                     uint32_t arrived) {
+  const int t = threadIdx.x % 4;
+  if constexpr (cluster == 1 || !has_clusters) {
+    reinterpret_cast<uint32_t*>(place)[t] = pairs[0];
+    reinterpret_cast<uint32_t*>(place + distance)[t] = pairs[1];
+  } else {
+    uint4 rows[2];
 #pragma unroll
-    for (int rank = 0; rank < cluster; ++rank) {
-      asm volatile(
-          "{\n.reg .b32 there;\n"
-          "mapa.shared::cluster.u32 there, %0, %1;\n"
-          "st.shared::cluster.u32 [there], %2;\n}" ::"r"(here),
-          "r"(rank), "r"(pair)
-          : "memory");
+    for (int half = 0; half < 2; ++half) {
+      rows[half].x = __shfl_sync(~0u, pairs[half], 0, 4);
+      rows[half].y = __shfl_sync(~0u, pairs[half], 1, 4);
+      rows[half].z = __shfl_sync(~0u, pairs[half], 2, 4);
+      rows[half].w = __shfl_sync(~0u, pairs[half], 3, 4);
+    }
+    const uint4 own = t % 2 ? rows[1] : rows[0];
+    const Element* const to = place + (t % 2 ? distance : 0);
+#pragma unroll
+    for (int first = 0; first < cluster; first += 2) {
+      send<counted>(to, arrived, first + t / 2, own);
     }
   }
 }
@@ -185,8 +285,13 @@ FUSELAB_INLINE void store_everywhere(void* place, uint32_t pair) {
 // input (rows, depth of the first layer) with its strides in elements; output (rows, columns of the
 // last), contiguous. Grid: ceil(rows / (16 * row_tiles)) * cluster blocks. Dynamic shared memory:
 // 16 * row_tiles rows of both buffers.
+//
+// Between two layers the blocks of a cluster meet at a barrier; counted: they wait for the bytes of
+// the layer instead, each on a barrier of its own, for which every block must have a unit in every
+// hidden layer. Then who has all of a layer's outputs knows that every block has read the layer's
+// inputs, and may write over them.
 template <class Hidden, class Last, class Element, class Input, class Output, int row_tiles,
-          int column_tiles, int cluster>
+          int column_tiles, int cluster, bool counted>
 __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
     forward(const Input* __restrict__ input, Output* __restrict__ output, int64_t rows,
             int64_t input_row, int64_t input_column, const __grid_constant__ Network network) {
@@ -194,7 +299,9 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
   constexpr int slots = Weights<Element, column_tiles>::slots;
   // Few sums would wait for each other: then every other step has its own.
   constexpr int chains = row_tiles * column_tiles >= 4 ? 1 : 2;
+  constexpr bool counts = counted && cluster > 1 && has_clusters;
   extern __shared__ uint4 memory[];
+  __shared__ uint64_t arrived[most_layers];  // the bytes that a layer reads, if counted
   Element* const activations = reinterpret_cast<Element*>(memory);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t first_row = int64_t(blockIdx.x / cluster) * tile_rows;
@@ -205,22 +312,48 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
   Weights<Element, column_tiles> ahead(network, worker, workers);
   uint4 words[slots][column_tiles];
 #pragma unroll
-  for (int slot = 0; slot < slots; ++slot) ahead.read(words[slot], slot);
+  for (int slot = 0; slot < slots; ++slot) {
+    if (ahead.whole) {
+      ahead.template read<true>(words[slot], slot);
+    } else {
+      ahead.template read<false>(words[slot], slot);
+    }
+  }
+  if constexpr (counts) {
+    if (threadIdx.x == 0) {
+      for (int index = 1; index < network.layers; ++index) {
+        const uint32_t barrier = shared_address(arrived + index);
+        barrier_init(barrier, 1);
+        const int bytes = tile_rows * covered(network.layer[index].depth) * int(sizeof(Element));
+        expect_bytes(barrier, bytes);
+      }
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
+  prefetch<Element>(network);
 
   {
     const int depth = network.layer[0].depth, row_stride = network.row_strides[0];
     const bool whole = reinterpret_cast<uintptr_t>(input) % 16 == 0 && input_column == 1 &&
                        input_row * sizeof(Input) % 16 == 0 && depth % 8 == 0;
-    const int eights = (depth + 31) / 32 * 4;
+    const int eights = covered(depth) / 8;
     for (int place = threadIdx.x; place < tile_rows * eights; place += threads) {
       const int row = place / eights, k = place % eights * 8;
       const int count = first_row + row < rows ? depth - k : 0;
       const Input* from = input + (first_row + row) * input_row + k * input_column;
       *reinterpret_cast<uint4*>(activations + row * row_stride + k) =
-          eight<Element>(from, input_column, count, whole);
+          whole ? eight<Element, true>(from, input_column, count)
+                : eight<Element, false>(from, input_column, count);
     }
   }
-  sync_blocks<cluster>();
+  if constexpr (counts) {
+    __syncthreads();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  } else {
+    sync_blocks<cluster>();
+  }
 
   for (int index = 0; index < network.layers; ++index) {
     const Layer& layer = network.layer[index];
@@ -228,83 +361,73 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
     const bool is_last = index + 1 == network.layers;
     const int read_stride = network.row_strides[index % 2];
     const int written_stride = network.row_strides[(index + 1) % 2];
-    Element* const odd = activations + tile_rows * network.row_strides[0];
-    const Element* const from = (index % 2 ? odd : activations) + g * read_stride + 8 * t;
-    Element* const to = (index % 2 ? activations : odd) + g * written_stride;
+    Element* const second = activations + tile_rows * network.row_strides[0];
+    const Element* const from = (index % 2 ? second : activations) + g * read_stride + 8 * t;
+    Element* const to = (index % 2 ? activations : second) + g * written_stride;
+    const uint32_t counter = counts ? shared_address(arrived + index + 1) : 0;
     const Element* const bias = static_cast<const Element*>(layer.bias);
     const int units = units_of<column_tiles>(network, index);
     for (int unit = worker; unit < units; unit += workers) {
-      const int first_column = unit * 8 * column_tiles + 2 * t;
+      const int unit_column = unit * 8 * column_tiles;
       float added[column_tiles][2];
       float sum[chains][row_tiles][column_tiles][4] = {};
 #pragma unroll
       for (int tile = 0; tile < column_tiles; ++tile) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int column = first_column + tile * 8 + i;
+          const int column = unit_column + tile * 8 + 2 * t + i;
           added[tile][i] = bias && column < columns ? widened<float>(__ldg(bias + column)) : 0.0f;
         }
       }
       __syncwarp();  // behind stores that not all lanes made: products want the warp together
       for (int base = 0; base < depth; base += 32 * slots) {
         ahead.advance();
-#pragma unroll
-        for (int slot = 0; slot < slots; ++slot) {
-          const int k = base + 32 * slot;
-          if (k < depth) {
-#pragma unroll
-            for (int part = 0; part < row_tiles; ++part) {
-              const Element* const at = from + part * 16 * read_stride + k;
-              const uint4 upper = *reinterpret_cast<const uint4*>(at);
-              const uint4 lower = *reinterpret_cast<const uint4*>(at + 8 * read_stride);
-              const unsigned even[4] = {upper.x, lower.x, upper.y, lower.y};
-              const unsigned odd[4] = {upper.z, lower.z, upper.w, lower.w};
-#pragma unroll
-              for (int tile = 0; tile < column_tiles; ++tile) {
-                const uint4 word = words[slot][tile];
-                multiply_add(Element{}, sum[0][part][tile], even, word.x, word.y);
-                multiply_add(Element{}, sum[chains - 1][part][tile], odd, word.z, word.w);
-              }
-            }
-          }
-          ahead.read(words[slot], slot);
+        if (ahead.whole) {  // apart, so that nothing branches between products
+          multiply<true>(sum, words, ahead, from + base, read_stride, depth - base);
+        } else {
+          multiply<false>(sum, words, ahead, from + base, read_stride, depth - base);
         }
       }
 #pragma unroll
       for (int part = 0; part < row_tiles; ++part) {
 #pragma unroll
         for (int tile = 0; tile < column_tiles; ++tile) {
-          const int column = first_column + tile * 8;
+          const int tile_column = unit_column + tile * 8;
+          float total[4];  // of rows g and g + 8, columns 2t and 2t + 1
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float total[2];
+          for (int i = 0; i < 4; ++i) {
+            total[i] = sum[0][part][tile][i] + added[tile][i % 2];
+            if (chains == 2) total[i] += sum[chains - 1][part][tile][i];
+          }
+          if (is_last) {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              total[i] = sum[0][part][tile][2 * half + i] + added[tile][i];
-              if (chains == 2) total[i] += sum[chains - 1][part][tile][2 * half + i];
-            }
-            const int row = part * 16 + half * 8;  // and g
-            if (is_last) {
-              if (first_row + row + g >= rows) continue;
-              Output* const place = output + (first_row + row + g) * columns + column;
-#pragma unroll
-              for (int i = 0; i < 2; ++i) {
-                if (column + i < columns) round_to(place[i], Last::forward(total[i]));
+            for (int i = 0; i < 4; ++i) {
+              const int64_t row = first_row + part * 16 + g + i / 2 * 8;
+              const int column = tile_column + 2 * t + i % 2;
+              if (row < rows && column < columns) {
+                round_to(output[row * columns + column], Last::forward(total[i]));
               }
-            } else {
-              Pack<Element, 2> pair;
-#pragma unroll
-              for (int i = 0; i < 2; ++i) {
-                const float value = Hidden::forward(total[i]);
-                assign(pair.element[i], column + i < columns ? value : 0.0f);
-              }
-              store_everywhere<cluster>(to + row * written_stride + column,
-                                        *reinterpret_cast<const uint32_t*>(pair.element));
             }
+          } else {
+            Pack<Element, 4> rounded;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const bool inside = tile_column + 2 * t + i % 2 < columns;
+              assign(rounded.element[i], inside ? Hidden::forward(total[i]) : 0.0f);
+            }
+            const uint32_t* const words = reinterpret_cast<const uint32_t*>(rounded.element);
+            const uint32_t pairs[2] = {words[0], words[1]};
+            store_everywhere<cluster, counted>(to + part * 16 * written_stride + tile_column,
+                                               8 * written_stride, pairs, counter);
           }
         }
       }
     }
-    if (!is_last) sync_blocks<cluster>();
+    if (is_last) continue;
+    if constexpr (counts) {
+      wait(counter, 0);
+    } else {
+      sync_blocks<cluster>();
+    }
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ TYPES = {
     torch.float32: "float",
 }
 
-# As in cuda_kernels.cu.
-_THREADS, MOST_LAYERS = 256, 16
+# As in cuda_kernels.cu; the barriers are its other shared memory.
+_THREADS, MOST_LAYERS, _BARRIER_BYTES = 256, 16, 128
 
 
 def row_strides(depths: Sequence[int]) -> tuple[int, int]:
@@ -44,36 +45,45 @@ def row_strides(depths: Sequence[int]) -> tuple[int, int]:
 @lru_cache(maxsize=1024)
 def candidates(
     rows: int,
-    depths: tuple[int, ...],
-    weight_elements: int,
+    widths: tuple[int, ...],
     multiprocessor_count: int,
     most_shared_bytes: int,
     has_clusters: bool,
 ) -> Sequence[Config]:
-    """What tuning may choose from: ``rows`` of a cluster of ``cluster`` blocks, and the ``columns``
-    that a warp multiplies at a time; the least estimated time first, none where no tile fits.
+    """What tuning may choose from: ``rows`` of a cluster of ``cluster`` blocks, the ``columns`` of
+    a warp's product, and whether blocks wait for ``counted`` bytes in place of a barrier; the least
+    estimated time first, none where no tile fits.
 
     The estimate, in clocks of an SM, per wave of blocks: its part of the weights through 64 bytes
     per clock, or its products through 1024 multiplications and additions, whichever is longer, and
     1000 per layer. DLRM's prediction layers (0.64 MB) of 128 samples, 16 rows: 64 blocks in
     clusters of 8 take 4250, 8 blocks 13000; of 2048, 128 blocks: 16 rows each 13000, clusters of 2
-    with 32 rows 8000 (and half of the traffic of L2, 82 MB by 16 rows).
+    with 32 rows 8000 (and half of the traffic of L2, 82 MB by 16 rows). None of it is measured.
     """
-    per_row = 2 * sum(row_strides(depths))
+    per_row = 2 * sum(row_strides(widths[:-1]))
+    weight_elements = sum(depth * columns for depth, columns in pairwise(widths))
 
     def clocks(config: Config) -> float:
         blocks = ceil_div(rows, config.rows) * config.cluster
         share = weight_elements / config.cluster
-        wave = max(2 * share / 64, share * config.rows / 1024) + 1000 * len(depths)
+        wave = max(2 * share / 64, share * config.rows / 1024) + 1000 * (len(widths) - 1)
         return ceil_div(blocks, multiprocessor_count) * wave
 
-    tiles = (
-        Config(rows=tile, cluster=cluster, columns=8 if cluster >= 4 else 16)
-        for tile in (16, 32, 64)
-        if tile * per_row <= most_shared_bytes
-        for cluster in ((1, 2, 4, 8) if has_clusters else (1,))
-    )
-    return tuple(sorted(tiles, key=clocks))
+    def may_count(cluster: int, columns: int) -> bool:
+        """Every block has a unit in every hidden layer, which the kernel relies on."""
+        units = (ceil_div(width, 32) * 32 // columns for width in widths[1:-1])
+        return cluster > 1 and all(unit >= cluster for unit in units)
+
+    found = []
+    for cluster in (1, 2, 4, 8) if has_clusters else (1,):
+        columns = 8 if cluster >= 4 else 16
+        for counted in (0, 1) if may_count(cluster, columns) else (0,):
+            found += [
+                Config(rows=tile, cluster=cluster, columns=columns, counted=counted)
+                for tile in (16, 32, 64)
+                if tile * per_row + _BARRIER_BYTES <= most_shared_bytes
+            ]
+    return tuple(sorted(found, key=lambda config: (clocks(config), config.rows, config.counted)))
 
 
 @cache
@@ -84,8 +94,7 @@ def _has_clusters(device: torch.device) -> bool:
 def _candidates(input: Tensor, weights: Sequence[Tensor]) -> Sequence[Config]:
     return candidates(
         input.shape[:-1].numel(),
-        tuple(weight.shape[1] for weight in weights),
-        sum(weight.numel() for weight in weights),
+        (weights[0].shape[1], *(weight.shape[0] for weight in weights)),
         multiprocessors(input.device),
         shared_bytes(input.device),
         _has_clusters(input.device),
@@ -179,26 +188,30 @@ def _expression(
     """``dtypes`` of the weights, the input and the output."""
     types = ", ".join(TYPES[dtype] for dtype in dtypes)
     tile = f"{config.rows // 16}, {config.columns // 8}, {config.cluster}"
-    return f"forward<{hidden}, {last}, {types}, {tile}>"
+    counted = str(bool(config.counted)).lower()
+    return f"forward<{hidden}, {last}, {types}, {tile}, {counted}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every activation once, every tile, and all types."""
+    """Every activation, the least and the most of a tile, and all types."""
     half, brain, single = torch.float16, torch.bfloat16, torch.float32
-    small = Config(rows=16, cluster=8, columns=8)
+    small = Config(rows=16, cluster=8, columns=8, counted=0)
     found = [
         _expression(entry.functor, entry.functor, (brain, brain, brain), small)
         for entry in ACTIVATIONS.values()
     ]
     found += [
         _expression("Relu", "Identity", (brain, brain, brain), config)
-        for config in candidates(128, (13, 512), 1, 132, 2**17, True)
+        for config in (
+            Config(rows=16, cluster=1, columns=16, counted=0),
+            Config(rows=64, cluster=1, columns=16, counted=0),
+            Config(rows=32, cluster=2, columns=16, counted=1),
+            Config(rows=64, cluster=8, columns=8, counted=1),
+        )
     ]
     found += [
-        _expression("Relu", "Sigmoid", (own, input, output), small)
-        for own in (half, brain)
-        for input in (own, single)
-        for output in (own, single)
+        _expression("Relu", "Sigmoid", types, small)
+        for types in ((half, single, half), (half, half, single), (brain, single, single))
     ]
     return tuple(dict.fromkeys(found))
 
