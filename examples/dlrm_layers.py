@@ -174,6 +174,8 @@ def layers(widths: tuple[int, ...]) -> int:
 #
 # [figures: dot_interaction forward+backward bfloat16]
 #
+# [plot: dot_interaction forward+backward bfloat16]
+#
 # [figures: outer_interaction_linear forward bfloat16]
 #
 # The embeddings, look-up and step:

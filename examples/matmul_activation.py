@@ -338,6 +338,8 @@ def check_some() -> None:
 #
 # [figures: linear_activation forward bfloat16]
 #
+# [plot: linear_activation forward bfloat16]
+#
 # How its tiles were chosen, by trying them:
 #
 # [file: tune_linear_activation.txt]

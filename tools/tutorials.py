@@ -9,7 +9,7 @@ that it wrote. What steps named ``time_...`` or ``measure_...`` print differs fr
 the text, on lines of their own:
 
     [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
-    [plot: softmax forward float32]       its bandwidth against the size
+    [plot: softmax forward float32]       its bandwidth, or arithmetic, against the size
     [host: add forward float32]           host time per call of its smallest case
     [steps: dlrm_step.json]               what benchmarks/dlrm_step.py measured
     [ranges: train_boxes.json]            what `fuselab train boxes` measured
@@ -36,6 +36,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fuselab.data.layout import KAGGLE_CARDINALITIES
 from fuselab.device import environment
 from fuselab.report.numbers import NONE, byte_count, digits
 from fuselab.report.plots import COLORS, MARKERS
@@ -274,9 +275,19 @@ def table(groups: Sequence[Measured]) -> str:
             "",
             f"{facts['device_name']}, torch {facts['torch']}, Triton {facts['triton']}, "
             f"{facts['date'][:10]}: {first['phase']}, {first['dtype']}, medians with a cold L2, "
-            f"from {links}. The limit is the fastest kernel that only moves the same bytes.",
+            f"from {links}. The limit is {limit_of(groups)}.",
         ]
     )
+
+
+def limit_of(groups: Sequence[Measured]) -> str:
+    """What the column ``limit`` is the time of: what bounds an operator there."""
+    said = {
+        "memory": "the fastest kernel that only moves the same bytes",
+        "compute": "a matrix product of as many operations",
+    }
+    bounds = {one.group["ceiling"]["bound"] for one in groups if one.group["ceiling"]}
+    return ", or ".join(said[bound] for bound in sorted(bounds, reverse=True))
 
 
 def host_table(one: Measured) -> str:
@@ -322,7 +333,8 @@ def steps_table(payload: dict[str, Any]) -> tuple[list[str], str]:
     for name, found in times.items():
         cells = (digits(found[case]) if case in found else NONE for case in cases)
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines, f"largest table {payload['largest_table']:,} rows"
+    largest = min(payload["largest_table"], max(KAGGLE_CARDINALITIES))
+    return lines, f"the largest table has {largest:,} rows"
 
 
 def ranges_table(payload: dict[str, Any]) -> tuple[list[str], str]:
@@ -365,7 +377,8 @@ def plot_name(operator: str, phase: str, dtype: str) -> str:
 
 
 def draw(operator: str, phase: str, dtype: str) -> None:
-    """Bandwidth against the case: one line per provider, dashed for the limit."""
+    """Bandwidth against the case, or arithmetic where that can be the limit: one line per provider,
+    dashed for the limit."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -376,11 +389,17 @@ def draw(operator: str, phase: str, dtype: str) -> None:
         return
     figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     cases = [one.group["case"] for one in groups]
+    arithmetic = any((one.group["ceiling"] or {}).get("bound") == "compute" for one in groups)
 
     def rates(times: Sequence[float | None]) -> list[float]:
-        moved = [one.group["bytes_read"] + one.group["bytes_written"] for one in groups]
-        pairs = zip(moved, times, strict=True)
-        return [count / us / 1000 if us else float("nan") for count, us in pairs]
+        if arithmetic:
+            counts = [one.group["flops"] / 1e6 for one in groups]
+        else:
+            counts = [
+                (one.group["bytes_read"] + one.group["bytes_written"]) / 1e3 for one in groups
+            ]
+        pairs = zip(counts, times, strict=True)
+        return [count / us if us else float("nan") for count, us in pairs]
 
     for index, name in enumerate(providers(groups)):
         times = [time_of(one.group, name) for one in groups]
@@ -388,8 +407,9 @@ def draw(operator: str, phase: str, dtype: str) -> None:
         axis.plot(cases, rates(times), label=name, color=color, marker=marker)
     limits = [one.group["ceiling"] and one.group["ceiling"]["median_us"] for one in groups]
     axis.plot(cases, rates(limits), label="limit", color="#777777", ls="--")
-    axis.set_ylabel("GB/s")
+    axis.set_ylabel("TFLOP/s" if arithmetic else "GB/s")
     axis.set_ylim(bottom=0)
+    axis.tick_params("x", rotation=25, labelsize=8)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=8)
     axis.set_title(f"{operator}, {phase}, {dtype}: {groups[0].environment['device_name']}")
