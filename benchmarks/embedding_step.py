@@ -24,6 +24,7 @@ from fuselab.op import FusedOp
 from fuselab.ops import embedding_lookup
 from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime import tuning
@@ -45,7 +46,7 @@ def main() -> None:
         for name, (step, captured) in steps(sizes, batch, options.device).items():
             graph = captured and options.device != "cpu"
             timing = time(step, device=options.device, graph=graph, budget_s=BUDGET_S)
-            print(f"  {name:44} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
+            print(f"  {name:76} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
 
 
 def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bool]]:
@@ -84,13 +85,21 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
         found[f"step: SGD, {kind}"] = updating("sgd", kind), True
         found[f"step: SGD in a fixed order, {kind}"] = updating("sgd", kind, True), True
         found[f"step: row-wise Adagrad, {kind}"] = updating("rowwise_adagrad", kind), True
+    half = grad.bfloat16()
+    for kind in kinds:
+        found[f"look-up: {kind}, bfloat16"] = in_half(held, ids, kind), True
     for name, op, args in (
         ("SGD", SGD, (held, ids, grad, RATE, "error", None)),
+        ("SGD of bfloat16", SGD, (held, ids, half, RATE, "error", None)),
         ("row-wise Adagrad", ADAGRAD, (held, states, ids, grad, RATE, 1e-10, "error", None)),
     ):
+        given = (held, ids, "error", None, args[2 if op is SGD else 3].dtype)
         for config, update in candidates(op, args):
             found[f"update: {name}, {config}"] = update, True
-            found[f"step: {name}, {config}"] = both(look_up("cuda"), update), True
+            for vectors, first in candidates(LOOK_UP, given):
+                found[f"step: look-up {vectors}; {name}, {config}"] = both(first, update), True
+    for vectors, first in candidates(LOOK_UP, (held, ids, "error", None, None)):
+        found[f"look-up: {vectors}"] = first, True
     return found
 
 
@@ -105,6 +114,10 @@ def candidates(op: FusedOp, args: tuple[Any, ...]) -> Iterator[tuple[str, Step]]
 
     for config in op.configs["cuda"](*args):
         yield str(config), partial(step, config)
+
+
+def in_half(tables: list[Tensor], ids: Tensor, kind: str) -> Step:
+    return lambda: embedding_lookup(tables, ids, dtype=torch.bfloat16, implementation=kind)
 
 
 def both(first: Step, second: Step) -> Step:

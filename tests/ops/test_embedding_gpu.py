@@ -368,6 +368,33 @@ def test_every_way_to_scatter(rule, id_dtype):
                 assert float(error) <= limit, (config, batch)
 
 
+@pytest.mark.parametrize("batch", [255, 2047, 2048, 4097, 65536])
+def test_sums_of_few_rows_are_not_one_chain_of_floats(batch, fixed_order):
+    """The worst that a short chain per group, a join and a block's atomics add up to: half an ulp
+    each. Of 2048 equal floats one chain ends 300 ulp off."""
+    for rows, width in ((1, 1), (2, 1), (3, 1), (3, 16), (3, 6), (700, 1)):
+        for same in (False, True):
+            tables, ids, grad = made(batch, width, sizes=(rows,), seed=batch, device="cuda")
+            grad = torch.full_like(grad, 1.1) if same else grad
+            table = tables[0].requires_grad_()
+            embedding_lookup([table], ids, implementation="cuda").backward(grad)
+            exact, most = gradients(tables, ids, grad, "error")[0]
+            limit = 2**-24 * float(most) * (12 + batch / 256)
+            assert float((table.grad.double() - exact).abs().max()) <= limit, (rows, width)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_every_way_to_look_up(dtype):
+    for batch, width in ((1, 16), (700, 16), (70, 3), (9, 1200)):
+        tables, ids, _ = made(batch, width, device="cuda")
+        expected = exact_look_up(tables, ids).to(dtype or torch.float32)
+        args = (tables, ids, "error", None, dtype)
+        for config in LOOK_UP.configs["cuda"](*args):
+            with tuning.forced(LOOK_UP.name, "cuda", config):
+                output = LOOK_UP.implementations["cuda"].forward(*args)
+            assert torch.equal(output, expected), config
+
+
 def test_every_kernel_leaves_tables_without_need_alone(fixed_order):
     tables, ids, grad = made(300, 16, sizes=MANY, device="cuda")
     needs = [place % 3 == 0 for place in range(len(MANY))]

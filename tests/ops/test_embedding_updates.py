@@ -17,6 +17,7 @@ from fuselab.errors import (
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
 from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_lookup.configs import HINTS
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.runtime.fallback import strict
 
@@ -177,10 +178,12 @@ def test_few_samples_of_narrow_rows_go_by_table_and_short_runs_before_long():
 
 
 def test_blocks_of_most_samples_where_every_multiprocessor_gets_two():
-    few, many = "kernel=scatter samples=256", "kernel=scatter samples=1024"
-    for count, expected in ((1, [few, many]), (2, [many, few])):
+    for count, first, second in ((1, 256, 1024), (2, 1024, 256)):
         tables, ids, grad = made(40, 16, sizes=(3,) * count)
-        assert ways(SGD, tables, ids, grad, 0.1) == expected
+        assert ways(SGD, tables, ids, grad, 0.1) == [
+            *(f"kernel=scatter samples={first} hints={hints}" for hints in HINTS),
+            f"kernel=scatter samples={second} hints=none",
+        ]
 
 
 def test_refusals():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from fuselab.runtime.tuning import Config
 THREADS = 256  # kThreads of cuda_kernels.cu
 SCATTER_SAMPLES = (1024, 256)
 RUNS = (32, 8)
+HINTS = ("none", "stream", "prefetch")  # Hints of cuda_kernels.cu
 MOST_SAMPLES = 4096  # kMostSamples
 
 
@@ -51,8 +53,25 @@ def _in_order(by_table: bool, enough: bool) -> tuple[Config, ...]:
 
 @functools.cache
 def _by_atomics(enough: bool) -> tuple[Config, ...]:
-    samples = SCATTER_SAMPLES if enough else SCATTER_SAMPLES[::-1]
-    return tuple(Config(kernel="scatter", samples=number) for number in samples)
+    first, second = SCATTER_SAMPLES if enough else SCATTER_SAMPLES[::-1]
+    return (
+        *(Config(kernel="scatter", samples=first, hints=hints) for hints in HINTS),
+        Config(kernel="scatter", samples=second, hints=HINTS[0]),
+    )
+
+
+def look_up(*_: object) -> tuple[Config, ...]:
+    """Whether L2 keeps vectors, which the next kernel reads, or rows, which the update does."""
+    return _LOOK_UPS
+
+
+_LOOK_UPS = tuple(Config(hints=hints) for hints in HINTS[:2])
+
+
+def chosen_look_up(tables: Sequence[Tensor], ids: Tensor, output: Tensor) -> Config:
+    samples = power_of_two(ids.shape[0], 128, 65536)
+    key = (tables[0].dtype, output.dtype, ids.shape[1], output.shape[2], samples)
+    return tuning.chosen("fuselab::embedding_lookup", "cuda", key, _LOOK_UPS)
 
 
 def chosen_change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> Config:
