@@ -144,7 +144,7 @@ def _whole(
         return None
     if len(names) < len(linears):
         names.append("identity")
-    biases = [layer.bias for layer in linears if layer.bias is not None]
+    biases: list[Tensor] = [layer.bias for layer in linears if layer.bias is not None]
     if len({*names[:-1]}) > 1 or len(biases) not in (0, len(linears)):
         return None
     weights: list[Tensor] = [layer.weight for layer in linears]
