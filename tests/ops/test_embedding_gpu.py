@@ -79,7 +79,7 @@ def test_look_up(implementation, rule, dtype):
 @pytest.mark.parametrize("dtype, other", list(permutations(DTYPES, 2)))
 def test_another_dtype(implementation, dtype, other, fixed_order):
     """Of the result and of the gradients that come back, on both sides of a vector's width."""
-    for batch, width in ((70, 16), (70, 17), (9, 2), (1025, 6), (5000, 16)):
+    for batch, width in ((70, 16), (70, 17), (70, 2), (1025, 6), (5000, 16)):
         tables, ids, grad = made(batch, width, dtype, stray=3, device="cuda")
         options = {"out_of_range": "ignore", "dtype": other, "implementation": implementation}
         leaves = [table.requires_grad_() for table in tables]
