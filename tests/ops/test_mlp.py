@@ -21,6 +21,7 @@ from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.mlp import cuda_launch, layers
 from fuselab.ops.mlp.op import OP, prefer
 from fuselab.ops.mlp.reference import reference
+from fuselab.runtime.tuning import Config
 
 
 def by_hand(input, weights, biases, last=torch.sigmoid):
@@ -224,6 +225,29 @@ def test_the_networks_layout():
     assert value[64:512] == bytes(448)
     assert struct.unpack_from("3i", value, 512) == (2, 96, 96)
     assert struct.unpack_from("Q", cuda_launch._network(weights, []).value, 8) == (0,)
+
+
+def test_the_launch(monkeypatch):
+    """Its kernel, grid and parameters: off a GPU there are no clusters, and one multiprocessor."""
+    made = []
+    monkeypatch.setattr(cuda_launch.CUDA, "launch", lambda *args: made.append(args))
+    input, weights, biases = operands(50, (13, 40, 16), torch.bfloat16)
+    args = (weights, biases, "gelu", "sigmoid", torch.float32)
+    output = cuda_launch.forward(input.float().view(2, 25, 13), *args)
+    assert (output.shape, output.dtype) == ((2, 25, 16), torch.float32)
+    (expression, grid, block, (x, written, rows, *strides, network), shared), *_ = made
+    types = "Gelu, Sigmoid, __nv_bfloat16, float, float"
+    assert expression == f"forward<{types}, 4, 2, 1, false>"
+    assert (grid, block, shared) == ((1, 1, 1), (256, 1, 1), 64 * 2 * (96 + 96))
+    assert x.shape == (50, 13) and x.dtype == torch.float32
+    assert written is output and rows.value == 50
+    assert [stride.value for stride in strides] == [13, 1] and len(network.value) == 528
+    small = Config(rows=16, cluster=8, columns=8, counted=1)
+    cuda_launch.forward(input, *args[:4], None, small)
+    own = "__nv_bfloat16"
+    assert made[1][0] == f"forward<Gelu, Sigmoid, {own}, {own}, {own}, 1, 1, 8, true>"
+    assert made[1][1] == (4 * 8, 1, 1)
+    assert cuda_launch.forward(input[:0], *args).shape == (0, 16) and len(made) == 2
 
 
 @pytest.mark.parametrize(
