@@ -1,7 +1,7 @@
 """DLRM from the first profile to the captured step.
 
-Five stages of the look-up, what the modulus costs in AUC against a vocabulary, how many launches a
-training step is, and what is left of them.
+A first profile, five stages of the look-up, what the modulus costs in AUC against a vocabulary, how
+many launches a training step is, and what is left of them.
 
     python examples/dlrm_profile.py
     fuselab profile dlrm --backward
@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 
 import numpy
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuselab
@@ -67,6 +69,38 @@ def frequent_ids(at_least: int) -> list[numpy.ndarray]:
         values, count = numpy.unique(column, return_counts=True)
         columns.append(values[count >= at_least])
     return columns
+
+
+# ## The first profile
+#
+# Forward and backward of the small configuration, interaction dot, with the look-up as it was first
+# written: stage 1 below. `record_function` names the parts; `fuselab profile -- python script.py`
+# shows the same of a script as it is.
+
+
+def measure_the_first_profile() -> None:
+    ids, lists = some_ids(), [column.tolist() for column in frequent_ids(2)]
+    rows = clicks()
+    dense, labels = rows.dense[-BATCH:].to(DEVICE), rows.labels[-BATCH:, None].to(DEVICE)
+    config = replace(SMALL, interaction="dot")
+    model = model_of(config, Modulus(tuple(len(values) for values in lists))).to(DEVICE)
+    with fuselab.profile(schedule=(1, 1, 3, 1)) as recording:
+        for _ in range(5):
+            with record_function("look-up"):
+                slots = stage_1(ids, lists)
+            with record_function("forward"):
+                logits = model.logits_of_rows(dense, slots)
+            with record_function("loss"):
+                loss = F.binary_cross_entropy_with_logits(logits, labels)
+            with record_function("backward"):
+                loss.backward()
+            recording.step()
+    found = recording.result.describe()
+    shares = {part["name"]: 100 * part["share"] for part in found["ranges"]}
+    for name in ("look-up", "forward", "loss", "backward"):
+        print(f"{name:8} {shares[name]:6.1f} % of the step")
+    mend = next(each for each in found["findings"] if each["kind"] == "quadratic look-up")
+    print(f"{mend['title']} ({mend['source']})")
 
 
 # ## The look-up in five stages
@@ -310,6 +344,7 @@ def time_the_modes() -> None:
 # [steps: dlrm_step.json]
 
 STEPS = (
+    measure_the_first_profile,
     the_stages_agree,
     time_the_stages,
     measure_modulus_against_vocabulary,
