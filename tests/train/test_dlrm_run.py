@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -180,6 +182,36 @@ def test_a_checkpoint_moves_between_modes(
             torch.testing.assert_close(
                 _weights(moved, 20)[name].float(), value.float(), rtol=1e-3, atol=1e-4, msg=name
             )
+
+
+def test_to_plain_pytorch_and_back(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/train.md has it."""
+    monkeypatch.chdir(tmp_path)
+    more = ("--optimizer", "adagrad", "--lr", 0.02)
+    assert run(_words(config, Path("kept"), "--steps", 10, *more)) == 0
+    guide = Path(__file__).parents[2] / "docs" / "train.md"
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", guide.read_text(), re.MULTILINE)
+    there, back = (textwrap.dedent(block) for block in blocks if "    from " in block)
+    model = torch.nn.Module()
+    model.dense_mlp = torch.nn.Sequential(
+        torch.nn.Linear(13, 24), torch.nn.ReLU(), torch.nn.Linear(24, 4), torch.nn.ReLU()
+    )
+    sizes = describe(config).config.table_sizes
+    model.embeddings = torch.nn.ModuleList(torch.nn.Embedding(size, 4) for size in sizes)
+    model.prediction_mlp = torch.nn.Sequential(
+        torch.nn.Linear(4 + 27 * 26 // 2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+    )
+    exec(there.replace("00001000", "00000010"), {"model": model})
+    with torch.no_grad():
+        model.prediction_mlp[2].bias += 1
+    exec(back, {"model": model})
+    before, after = _weights(Path("kept"), 10), _weights(Path("mine"), 10)
+    name = "model/prediction_mlp.2.bias"
+    assert after[name] == before[name] + 1
+    assert all(torch.equal(after[each], before[each]) for each in before if each != name)
+    assert run([*_words(config, Path("mine"), "--steps", 20, *more), "--resume"]) == 0
 
 
 def test_nan_names_step_and_batch_and_keeps_the_last_good_one(
