@@ -18,7 +18,7 @@ from fuselab.runtime.tuning import Config
 THREADS = 256  # kThreads of cuda_kernels.cu
 SCATTER_SAMPLES = (1024, 256)
 RUNS = (32, 8)
-HINTS = ("none", "stream", "prefetch")  # Hints of cuda_kernels.cu
+HINTS = ("none", "stream", "prefetch", "ahead")  # Hints of cuda_kernels.cu
 MOST_SAMPLES = 4096  # kMostSamples
 
 

@@ -68,9 +68,18 @@ struct alignas(sizeof(Element) * vector < 16 ? sizeof(Element) * vector : 16) Ve
   Element at[vector];
 };
 
-// Whether L2 keeps the rows of the tables rather than vectors and gradients, which are met once; and
-// whether it is told of rows before atomics need them.
-enum class Hints { none, stream, prefetch };
+// What L2 is told. stream: to keep the rows of tables rather than vectors and gradients, which are met
+// once. prefetch: that, and of rows as soon as ids name them. ahead: that, and of a block's gradients
+// before its ids are there.
+enum class Hints { none, stream, prefetch, ahead };
+
+template <class Stored>
+__device__ __forceinline__ void prefetch(const Stored* row, int width) {
+#pragma unroll 1
+  for (int element = 0; element < width; element += 32 / sizeof(Stored)) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(row + element)));
+  }
+}
 
 // Elements that are read once: L2 drops them first.
 template <class Stored>
@@ -728,20 +737,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
 #pragma unroll
   for (int i = 0; i < each; ++i) {
     const int64_t sample = first + threadIdx.x + i * kThreads;
-    if (sample < batch) id[i] = ids[sample * id_sample_stride + table * id_table_stride];
+    if (sample >= batch) continue;
+    id[i] = ids[sample * id_sample_stride + table * id_table_stride];
+    if constexpr (hints == Hints::ahead && tiles == 1) {
+      prefetch(grad_output + sample * grad_sample_stride + table * grad_table_stride, width);
+    }
   }
 #pragma unroll
   for (int i = 0; i < each; ++i) {
     const int sample = threadIdx.x + i * kThreads;
     const int64_t row = first + sample < batch ? checked_row_of<rule>(id[i], rows) : -1;
     rows_of_samples[sample] = row;
-    if (hints == Hints::prefetch && row >= 0 && !small) {
+    if constexpr ((hints == Hints::prefetch || hints == Hints::ahead) && tiles == 1) {
       const int64_t target = description.address[table] + row * description.pitch[table];
-#pragma unroll 1
-      for (int byte = 0; byte < width * sizeof(Element); byte += 32) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(
-            reinterpret_cast<const void*>(target + byte))));
-      }
+      if (row >= 0 && !small) prefetch(reinterpret_cast<const Element*>(target), width);
     }
     if (small) rank[i] = atomicAdd(&places[row < 0 ? rows : row], 1);
   }
