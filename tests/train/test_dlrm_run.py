@@ -194,18 +194,20 @@ def test_to_plain_pytorch_and_back(
     guide = Path(__file__).parents[2] / "docs" / "train.md"
     blocks = re.findall(r"(?:^    .*\n|^\n)+", guide.read_text(), re.MULTILINE)
     there, back = (textwrap.dedent(block) for block in blocks if "    from " in block)
-    model = torch.nn.Module()
-    model.dense_mlp = torch.nn.Sequential(
-        torch.nn.Linear(13, 24), torch.nn.ReLU(), torch.nn.Linear(24, 4), torch.nn.ReLU()
-    )
     sizes = describe(config).config.table_sizes
-    model.embeddings = torch.nn.ModuleList(torch.nn.Embedding(size, 4) for size in sizes)
-    model.prediction_mlp = torch.nn.Sequential(
-        torch.nn.Linear(4 + 27 * 26 // 2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+    linear, relu = torch.nn.Linear, torch.nn.ReLU
+    model = torch.nn.ModuleDict(
+        {
+            "dense_mlp": torch.nn.Sequential(linear(13, 24), relu(), linear(24, 4), relu()),
+            "embeddings": torch.nn.ModuleList(torch.nn.Embedding(size, 4) for size in sizes),
+            "prediction_mlp": torch.nn.Sequential(
+                linear(4 + 27 * 26 // 2, 16), relu(), linear(16, 1)
+            ),
+        }
     )
     exec(there.replace("00001000", "00000010"), {"model": model})
     with torch.no_grad():
-        model.prediction_mlp[2].bias += 1
+        model.get_parameter("prediction_mlp.2.bias").add_(1)
     exec(back, {"model": model})
     before, after = _weights(Path("kept"), 10), _weights(Path("mine"), 10)
     name = "model/prediction_mlp.2.bias"
