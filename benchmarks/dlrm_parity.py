@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=5_000_000, help="synthetic, without --data")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=2048)
+    # At 1.0 float32's rounding alone grows to 0.02 of the loss in 200 steps: no modes would agree.
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--mode", nargs="+", default=["compile", "fused"])
