@@ -371,7 +371,7 @@ def test_every_way_to_scatter(rule, id_dtype):
 @pytest.mark.parametrize("batch", [255, 2047, 2048, 4097, 65536])
 def test_sums_of_few_rows_are_not_one_chain_of_floats(batch, fixed_order):
     """The worst that a short chain per group, a join and a block's atomics add up to: half an ulp
-    each. Of 2048 equal floats one chain ends 300 ulp off."""
+    each. 2048 times 1.1 in one chain end 57 ulp off, 65536 times 6096."""
     for rows, width in ((1, 1), (2, 1), (3, 1), (3, 16), (3, 6), (700, 1)):
         for same in (False, True):
             tables, ids, grad = made(batch, width, sizes=(rows,), seed=batch, device="cuda")

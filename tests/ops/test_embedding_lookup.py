@@ -122,7 +122,7 @@ def test_gradients(implementation, dtype, rule):
 
 
 def test_long_sums_are_not_one_chain_of_floats():
-    """2048 equal gradients of one row: added one by one in float32 they end some 100 ulp off."""
+    """2048 gradients of 1.1 for one row: added one by one in float32 they end 57 ulp off."""
     table, ids = torch.zeros(2, 3, requires_grad=True), torch.ones(2048, 1, dtype=torch.int64)
     embedding_lookup([table], ids, implementation="cpp").backward(torch.full((2048, 1, 3), 1.1))
     exact = 2048 * torch.full((3,), 1.1).double()
