@@ -300,6 +300,8 @@ def test_errors_name_the_argument():
     with pytest.raises(UnknownNameError, match="unknown implementation 'cudnn'"):
         mlp(input, weights, implementation="cudnn")
     weights[0].requires_grad_()
+    with pytest.raises(ArgumentError, match="'weights' must be a list of Tensors, got Tensor"):
+        mlp(input, weights[0])
     with pytest.raises(ArgumentError, match="'biases' has 1 tensors"):
         mlp(input, weights, biases[:1])
     with pytest.raises(ShapeError, match=r"'weights\[0\]' has shape"):

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fuselab.op import Inputs, tensors_in
 from fuselab.ops.mlp import layers
 from fuselab.ops.mlp.op import OP, check_layers
-from fuselab.runtime.dispatch import operator
+from fuselab.runtime.dispatch import check_types, operator
 
 _operator = operator(OP)
 
 
 @functools.wraps(_operator)
-def mlp(
-    input: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor] = (),
-    *rest: Any,
-    implementation: str = "auto",
-    **named: Any,
-) -> Tensor:
+def mlp(*args: Any, implementation: str = "auto", **named: Any) -> Tensor:
     # The operator keeps no hidden activation and would compute all again for a gradient.
-    if implementation == "auto" and torch.is_grad_enabled() and _wanted(input, weights, biases):
-        args = OP.signature.bind(input, weights, biases, *rest, **named)
-        args.apply_defaults()
-        check_layers(*args.args)
-        return layers.forward(*args.args)
-    return _operator(input, weights, biases, *rest, implementation=implementation, **named)
-
-
-def _wanted(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
-    return any(getattr(value, "requires_grad", False) for value in (input, *weights, *biases))
+    if (
+        implementation == "auto"
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in tensors_in((*args, *named.values())))
+    ):
+        bound = OP.bind(Inputs(args, named))
+        if not torch.compiler.is_compiling():
+            check_types(OP, bound)
+        check_layers(*bound)
+        return layers.forward(*bound)
+    return _operator(*args, implementation=implementation, **named)
 
 
 __all__ = ["OP", "mlp"]
