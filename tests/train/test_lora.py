@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,9 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "5 to 9 right" in shown and "eager" in shown
     assert run(["train", "lora", "--rank", "0", "--device", "cpu"]) == 2
     assert capsys.readouterr().err.splitlines() == ["fuselab: --rank is 0; give 1 or more."]
+    assert run([*words.split(), "--lr", "1e30", "--steps", "4"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"fuselab: the loss of step \d is nan; try a smaller --lr\.", said), said
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.errors import ArgumentError, DivergenceError, UnknownNameError
 from fuselab.measure.interleave import Candidate, interleave
 from fuselab.measure.memory import peak_bytes
 from fuselab.measure.statistics import median_interval
@@ -195,8 +195,11 @@ def _run(
 ) -> list[tuple[int, float]]:
     """Train; the loss curve."""
     loop = Loop(step, schedule, device, settings.batch_size)
-    with fallback.strict():
-        course = loop.run(rows.batches(settings.batch_size, settings.seed))
+    try:
+        with fallback.strict():
+            course = loop.run(rows.batches(settings.batch_size, settings.seed))
+    except DivergenceError as error:
+        raise DivergenceError(f"{error}; try a smaller --lr.", error.step) from error
     if course.interrupted:
         raise KeyboardInterrupt
     return course.curve
