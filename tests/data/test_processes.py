@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +26,8 @@ from processes import each
 def half(number):
     if number == 100:
         os.kill(os.getpid(), signal.SIGKILL)
+    if number == 7:
+        time.sleep(0.5)
     if number % 2:
         raise DataError(f"{{number}} is odd.")
     return number // 2
@@ -37,14 +41,24 @@ from work import each, half, stay
 
 if __name__ == "__main__":
     print(sorted(each(half, [2, 4, 6, 8], 2)), flush=True)
-    for task in (3, 100):
+    for tasks in ([2, 3], [7, 5], [2, 100]):
         try:
-            list(each(half, [2, task], 2))
+            list(each(half, tasks, 2))
         except OSError as error:
             print("OSError", error, flush=True)
         except ValueError as error:
             print("ValueError", error, flush=True)
     list(each(stay, [1, 2], 2))
+"""
+STARTING = """
+from work import each, half
+
+if __name__ == "__main__":
+    print("begun", flush=True)
+    try:
+        list(each(half, [2, 4], 2))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
 """
 
 
@@ -76,16 +90,34 @@ def test_errors_kills_and_what_is_left_behind(tmp_path: Path) -> None:
     command = [sys.executable, tmp_path / "script.py"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        lines = [parent.stdout.readline().strip() for _ in range(5)]
+        lines = [parent.stdout.readline().strip() for _ in range(6)]
         assert lines[0] == "[(2, 1), (4, 2), (6, 3), (8, 4)]"
         assert lines[1] == "ValueError 3 is odd."
-        assert lines[2].startswith("OSError a process was killed, as the system does when memory")
-        workers = [int(line.removeprefix("worker ")) for line in lines[3:]]
+        assert lines[2] == "ValueError 7 is odd."  # the first of the tasks, not the first to fail
+        assert lines[3].startswith("OSError a process was killed, as the system does when memory")
+        workers = [int(line.removeprefix("worker ")) for line in lines[4:]]
         parent.kill()
     end = time.monotonic() + 20
     while any(map(_lives, workers)):
         assert time.monotonic() < end, "a worker outlives its parent"
         time.sleep(0.05)
+
+
+def test_ctrl_c_while_the_processes_start_is_the_parents_alone(tmp_path: Path) -> None:
+    folder = str(Path(processes.__file__).parent)
+    (tmp_path / "work.py").write_text("import time\ntime.sleep(1)\n" + WORK.format(folder=folder))
+    (tmp_path / "script.py").write_text(STARTING)
+    command = [sys.executable, tmp_path / "script.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "begun\n"
+        time.sleep(0.5)  # the server imports the work now, for a second
+        os.killpg(parent.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            parent.wait(timeout=60)
+        parent.kill()
+        assert parent.communicate() == ("interrupted\n", "")
 
 
 def _lives(process: int) -> bool:

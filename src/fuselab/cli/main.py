@@ -16,10 +16,21 @@ from fuselab.errors import FuselabError
 from fuselab.report import files
 
 
+class _Verbs(typer.core.TyperGroup):
+    """Ctrl-C is an Abort, as click has it; typer would end with 130 and not a word."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise click.Abort from error
+
+
 def build_app() -> typer.Typer:
     """The command line with every verb found in ``fuselab.cli``."""
     app = typer.Typer(
         name="fuselab",
+        cls=_Verbs,
         help="Find slow PyTorch operators, see what the compiler does, own, prove and use kernels.",
         add_completion=False,
         no_args_is_help=True,
@@ -52,7 +63,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _refuse(error.message if "Did you mean" in error.message else error.format_message())
     except FuselabError as error:
         return _refuse(str(error))
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort):  # the first while the verbs are collected
         print("fuselab: interrupted; nothing half-written is left.", file=sys.stderr)
         return 130
     except BrokenPipeError:

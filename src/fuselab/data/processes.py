@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import TypeVar
 
@@ -28,8 +29,9 @@ def available_cores() -> int:
 def each(
     work: Callable[[Task], Result], tasks: Sequence[Task], processes: int
 ) -> Iterator[tuple[Task, Result]]:
-    """Yields every task with its result, as they end. The first exception ends it: tasks under way
-    are finished, no other is begun. With one process, or one task, the work is done here.
+    """Yields every task with its result, as they end. An exception ends it: tasks under way are
+    finished, no other is begun, and of several exceptions that of the first task is raised. With
+    one process, or one task, the work is done here.
 
     Raises OutputError where a process was killed.
     """
@@ -41,14 +43,27 @@ def each(
     # nothing else, is forked instead, so that torch is imported once (2 s), not in every worker.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([work.__module__])
+    with _on_ctrl_c(signal.SIG_IGN):  # the server inherits it: its imports would end in tracebacks
+        forkserver.ensure_running()
+    interrupted = threading.Event()
     pool = ProcessPoolExecutor(min(processes, len(tasks)), context, _settle)
     with pool:
         futures: dict[Future[Result], Task] = {}
         try:
-            for task in tasks:
-                futures[pool.submit(work, task)] = task
+            # So would a worker whose parent goes while it starts; submitting starts them.
+            with _on_ctrl_c(lambda *_: interrupted.set()):
+                for task in tasks:
+                    futures[pool.submit(work, task)] = task
+            if interrupted.is_set():
+                raise KeyboardInterrupt
             for future in concurrent.futures.as_completed(futures):
+                if future.exception() is not None:
+                    break
                 yield futures[future], future.result()
+            pool.shutdown(wait=True, cancel_futures=True)
+            for future in futures:  # every task before one that has begun has ended
+                if not future.cancelled():
+                    future.result()
         except BrokenProcessPool as error:
             raise OutputError(
                 "a process was killed, as the system does when memory runs out; take fewer "
@@ -56,6 +71,19 @@ def each(
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _on_ctrl_c(answer: Callable[..., object] | signal.Handlers) -> Iterator[None]:
+    """What it does in the block, where this is the main thread, which alone hears it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _settle() -> None:
