@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fuselab.cli.main import run
-from fuselab.data import Loader, Vocabulary, open_dataset
+from fuselab.data import Loader, Vocabulary, open_dataset, synthetic
 from fuselab.data.metadata import Metadata, load_metadata, save_metadata, save_vocabulary
 from fuselab.data.prepared import Prepared
 
@@ -91,6 +91,18 @@ def test_a_full_disk_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_ctrl_c_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(synthetic, "to_text", interrupt)
+    assert run(["data", "synthesize", "-o", str(tmp_path / "a.tsv"), "--rows", "10"]) == 130
+    assert capsys.readouterr().err == "fuselab: interrupted; nothing half-written is left.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_missing_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "describe", str(tmp_path / "gone.tsv")]) == 2
     assert "no file" in capsys.readouterr().err
@@ -109,9 +121,6 @@ def test_prepare_says_what_it_wrote_and_left_out(
     assert run(command) == 2
     assert f"{file}, line 2: no tab in the line" in capsys.readouterr().err
     command += ["--on-error", "skip", "--ids", "vocabulary", "--min-frequency", "2"]
-    assert run(command) == 2  # other options than those that the folder was begun with
-    assert "with other ids, min_frequency, skip_malformed" in capsys.readouterr().err
-    command[4] = str(folder := tmp_path / "skip")
     assert run(command) == 0
     streams = capsys.readouterr()
     assert "61 rows to train, 10 to validate; vocabulary ids" in streams.out
@@ -195,12 +204,14 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
         (["prepare", "FOLDER", "-o", "NEW"], "is prepared already"),
         (["synthesize", "-o", "NEW", "--largest-table", "9"], "add --prepared"),
         (["synthesize", "-o", "NEW", "--rows", "0"], "0 rows were asked for"),
+        (["synthesize", "-o", "NEW.npz"], "become text or parquet; give another name than .npz"),
+        (["prepare", "ROWS", "-o", "NEW", "--validation", "day"], "its last day is not known"),
     ],
 )  # fmt: skip
 def test_calls_that_are_wrong_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
 ) -> None:
-    places = {name: str(tmp_path / name) for name in ("ROWS", "FOLDER", "NEW")}
+    places = {name: str(tmp_path / name) for name in ("ROWS", "FOLDER", "NEW", "NEW.npz")}
     run(["data", "synthesize", "-o", places["ROWS"], "--rows", "10"])
     run(["data", "synthesize", "-o", places["FOLDER"], "--rows", "10", "--prepared"])
     capsys.readouterr()
@@ -208,4 +219,4 @@ def test_calls_that_are_wrong_are_one_sentence(
     streams = capsys.readouterr()
     assert says in streams.err
     assert streams.err.count("\n") == 1
-    assert not (tmp_path / "NEW").exists()
+    assert {file.name for file in tmp_path.iterdir()} == {"ROWS", "FOLDER"}

@@ -109,7 +109,9 @@ def test_the_fields_json_as_it_is_written_elsewhere(tmp_path: Path) -> None:
         ({"SPARSE_3": None}, "has no 'SPARSE_3' with an integer 'cardinality'"),
         ({"SPARSE_3": {"cardinality": 2, "tokenizer_values": [1]}}, "1 'tokenizer_values' for a"),
         ({"SPARSE_3": {"cardinality": 2, "tokenizer_values": [2, 1]}}, "not sorted and distinct"),
-        ({"SPARSE_3": {"cardinality": 1, "tokenizer_values": ["a"]}}, "not a list of integers"),
+        ({"SPARSE_3": {"cardinality": True}}, "has no 'SPARSE_3' with an integer 'cardinality'"),
+        ({"SPARSE_3": {"cardinality": 1, "tokenizer_values": ["a"]}}, "not a list of 64-bit int"),
+        ({"SPARSE_3": {"cardinality": 1, "tokenizer_values": [2**63]}}, "not a list of 64-bit int"),
         ({"SPARSE_3": {"cardinality": 1}}, "'tokenizer_values' for some columns only"),
         ({"DENSE_0": {"mean": 1.0}}, "expected 'mean' and 'std' of all of DENSE_0 to DENSE_12"),
     ],
@@ -124,12 +126,17 @@ def test_metadata_that_is_not_whole_is_refused(tmp_path: Path, change, says: str
 
 def test_files_that_are_no_metadata(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for text in ("{", "[]"):
+    for text in ("{", "[]", "[" * 100_000):
         path.write_text(text)
         with pytest.raises(DataError, match=r"a\.json"):
             load_metadata(path)
     (tmp_path / "a.npz").write_bytes(b"PK")
     with pytest.raises(DataError, match="not a whole compact vocabulary"):
         load_vocabulary(tmp_path / "a.npz")
-    with pytest.raises(DataError, match="cannot be read"):
-        load_metadata(tmp_path / "gone.json")
+    for steps in (["a"], [1.5], 3):
+        numpy.savez(tmp_path / "b.npz", **{f"C{column}": steps for column in range(1, 27)})
+        with pytest.raises(DataError, match="a column is not a list of integers"):
+            load_vocabulary(tmp_path / "b.npz")
+    for name in ("gone.json", "gone.npz"):
+        with pytest.raises(DataError, match=f"no file '.*{name}'"):
+            load_metadata(tmp_path / name)

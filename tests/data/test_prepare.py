@@ -315,6 +315,19 @@ def test_killed_and_begun_again(tmp_path: Path, source: Path, parts: int) -> Non
     assert content(out) == content(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("plan", [None, "", "[]"])
+def test_a_plan_that_nothing_came_of_is_no_preparation(tmp_path: Path, plan: str | None) -> None:
+    """A source that was refused is mended, and the same command goes on."""
+    path, out = tmp_path / "a.tsv", tmp_path / "out"
+    path.write_text(replaced(1, "2") + "\n")
+    with pytest.raises(DataError, match="line 1, column 1"):
+        prepare(path, out, processes=1)
+    if plan is not None:  # damaged
+        (out / "plan.json").write_text(plan)
+    path.write_text(line() + "\n" + line() + "\n")
+    assert prepare(path, out, processes=1).rows == 2
+
+
 def test_a_finished_folder_is_opened_not_written(tmp_path: Path, source: Path) -> None:
     prepare(source, tmp_path / "out", processes=1)
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()}
@@ -414,7 +427,7 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, source: Path, harm, says: st
 def test_a_shard_cut_while_it_is_read(tmp_path: Path, source: Path) -> None:
     prepared = prepare(source, tmp_path / "out", processes=1)
     os.truncate(tmp_path / "out" / "rows-00000.npy", 5000)
-    with pytest.raises(DataError, match="ends early; prepare the data again"):
+    with pytest.raises(DataError, match="ends early; prepare the data again, into a new folder"):
         records(prepared)
 
 

@@ -137,6 +137,8 @@ def test_names_that_do_not_lead_to_rows(tmp_path: Path) -> None:
         Source.at(tmp_path / "day_*")
     with pytest.raises(DataError, match=r"no file '.*gone'"):
         whole(tmp_path / "gone")
+    with pytest.raises(DataError, match="'/dev/null' is a pipe or a device"):
+        Source.at("/dev/null")
     for suffix in (".parquet", ".npz"):
         with pytest.raises(DataError, match=r"no file '.*gone"):
             whole(tmp_path / f"gone{suffix}")

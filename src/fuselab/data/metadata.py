@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -38,11 +39,13 @@ class Metadata:
 def load_metadata(path: str | Path) -> Metadata:
     """Either form; a name that ends in ``.npz`` is compact. Raises DataError."""
     path = Path(path)
+    if not os.path.exists(path):
+        raise DataError(f"no file '{path}'; give metadata (.json, .npz) or a prepared folder.")
     if path.suffix == ".npz":
         return Metadata(load_vocabulary(path))
     try:
         columns = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(columns, dict):
         raise DataError(f"{path} holds no JSON object; expected the keys SPARSE_0 to SPARSE_25.")
@@ -96,6 +99,8 @@ def load_vocabulary(path: str | Path) -> Vocabulary:
     try:
         with numpy.load(path) as steps:
             columns = [steps[f"C{column}"] for column in range(1, SPARSE_COLUMNS + 1)]
+        if any(column.ndim != 1 or column.dtype.kind not in "iu" for column in columns):
+            raise ValueError("a column is not a list of integers")
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a whole compact vocabulary ({error}).") from error
     return Vocabulary([numpy.cumsum(column, dtype=numpy.int64) - 1 for column in columns])
@@ -105,14 +110,16 @@ def _sparse(
     path: Path, columns: Mapping[str, Any], name: str
 ) -> tuple[int, numpy.typing.NDArray[numpy.int64] | None]:
     column = columns.get(name)
-    if not isinstance(column, dict) or not isinstance(column.get("cardinality"), int):
+    if not isinstance(column, dict) or type(column.get("cardinality")) is not int:
         raise DataError(f"{path} has no '{name}' with an integer 'cardinality'.")
     cardinality = column["cardinality"]
     listed = column.get("tokenizer_values")
     if listed is None:
         return cardinality, None
-    if not isinstance(listed, list) or not all(type(value) is int for value in listed):
-        raise DataError(f"{path}, '{name}': 'tokenizer_values' is not a list of integers.")
+    if not isinstance(listed, list) or not all(
+        type(value) is int and value.bit_length() < 64 for value in listed
+    ):
+        raise DataError(f"{path}, '{name}': 'tokenizer_values' is not a list of 64-bit integers.")
     if len(listed) != cardinality:
         raise DataError(
             f"{path}, '{name}': {len(listed)} 'tokenizer_values' for a cardinality of "

@@ -85,8 +85,8 @@ def prepare(
     that do not fit each other or the folder, OutputError where the folder cannot be written (what
     was written stays, to go on from).
     """
-    _check(ids, min_frequency, dense, validation)
     found = source if isinstance(source, Synthetic) else Source.at(source)
+    _check(found, ids, min_frequency, dense, validation)
     with folder_for_results(folder) as root, _alone(root), _kept():
         identity = found.identity()
         every = max(part_bytes, sum(file["bytes"] for file in identity) // _MOST_PARTS)
@@ -195,11 +195,6 @@ class _Run:
         days = len(self.source.files)
         if validation == "seventh" or (validation == "auto" and days == 1):
             return last_seventh(total)
-        if days == 1:
-            raise ArgumentError(
-                f"{self.source.path} is one file: its last day is not known; take validation "
-                "'seventh', or give the days as files."
-            )
         last = self.source.files[-1]
         kept = [
             survey.rows
@@ -298,12 +293,21 @@ class _Run:
 
 
 def _check(
-    ids: str | Modulus | Vocabulary, min_frequency: int, dense: str | Dense, validation: str
+    source: Source | Synthetic,
+    ids: str | Modulus | Vocabulary,
+    min_frequency: int,
+    dense: str | Dense,
+    validation: str,
 ) -> None:
     if isinstance(ids, str) and ids not in ("modulus", "vocabulary"):
         raise UnknownNameError("kind of ids", ids, ("modulus", "vocabulary"))
     if validation not in VALIDATIONS:
         raise UnknownNameError("validation", validation, VALIDATIONS)
+    if validation == "day" and len(source.files) == 1:
+        raise ArgumentError(
+            f"{source.path} is one file: its last day is not known; take validation 'seventh', or "
+            "give the days as files."
+        )
     if isinstance(dense, str) and dense not in TRANSFORMS:
         raise UnknownNameError("dense transform", dense, TRANSFORMS)
     if min_frequency < 1:
@@ -343,13 +347,19 @@ def _kept() -> Iterator[None]:
 
 def _begin(root: Path, plan: dict[str, Any]) -> None:
     path = root / PLAN
-    if path.exists():
-        _refuse_other(root, json.loads(path.read_text()), plan)
+    there: Any = None
+    with contextlib.suppress(OSError, ValueError):
+        there = json.loads(path.read_text())
+    if there == plan:
         return
-    if others := os.listdir(root):
+    others = [name for name in os.listdir(root) if name != PLAN]
+    if others and path.exists():
+        _refuse_other(root, there, plan)
+    if others:
         raise ArgumentError(
             f"{root} is not empty (it holds {min(others)}) and no preparation; give a new folder."
         )
+    # In the place of a plan that nothing came of: its source was refused, and is mended now.
     write_json(path, plan)
 
 

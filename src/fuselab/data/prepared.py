@@ -32,6 +32,7 @@ MANIFEST = "manifest.json"
 PLAN = "plan.json"  # of an unfinished preparation
 VOCABULARY = "vocabulary.npz"
 SCHEMA = 1
+_AGAIN = "prepare the data again, into a new folder."  # into this one is refused
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Prepared:
         if len(self.cardinalities) != SPARSE_COLUMNS:
             raise DataError(
                 f"{self.folder / MANIFEST} has {len(self.cardinalities)} cardinalities; expected "
-                f"{SPARSE_COLUMNS}; prepare the data again."
+                f"{SPARSE_COLUMNS}; {_AGAIN}"
             )
         self._largest = numpy.full(WORDS, 2**32 - 1, dtype=numpy.uint32)  # a record's words
         self._largest[-SPARSE_COLUMNS:] = numpy.array(self.cardinalities, dtype=numpy.uint32) - 1
@@ -123,7 +124,7 @@ class Prepared:
         column = word - DENSE_COLUMNS - 1
         raise DataError(
             f"{shard.path}, row {first + row}: C{column + 1} has {out['sparse'][row, column]}, and "
-            f"its table {self.cardinalities[column]} rows; prepare the data again."
+            f"its table {self.cardinalities[column]} rows; {_AGAIN}"
         )
 
 
@@ -133,7 +134,7 @@ def _told_by(manifest: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{manifest} lacks {error}; prepare the data again.") from error
+        raise DataError(f"{manifest} lacks {error}; {_AGAIN}") from error
 
 
 def is_prepared(path: str | Path) -> bool:
@@ -153,12 +154,12 @@ def load_manifest(folder: Path) -> Mapping[str, Any]:
             "'fuselab data prepare' again, it continues."
         ) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
+        raise DataError(f"{path} cannot be read ({error}); {_AGAIN}") from error
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
         raise DataError(
-            f"{path} has schema {schema}; this fuselab reads schema {SCHEMA}: prepare the data "
-            "again, or use the fuselab that wrote it."
+            f"{path} has schema {schema}; this fuselab reads schema {SCHEMA}: use the fuselab that "
+            f"wrote it, or {_AGAIN}"
         )
     return manifest
 
@@ -172,11 +173,10 @@ def _open_shard(path: Path, rows: int) -> Shard:
             offset = file.tell()
         size = path.stat().st_size
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
+        raise DataError(f"{path} cannot be read ({error}); {_AGAIN}") from error
     if dtype != RECORD or shape != (rows,) or size != offset + rows * RECORD.itemsize:
         raise DataError(
-            f"{path} is not the {rows} records that the manifest lists ({size} bytes); prepare the "
-            "data again."
+            f"{path} is not the {rows} records that the manifest lists ({size} bytes); {_AGAIN}"
         )
     return Shard(path, rows, offset)
 
@@ -191,7 +191,7 @@ def _read(shard: Shard, out: Records, first: int) -> None:
             while len(view):
                 got = os.preadv(file.fileno(), [view], offset)  # at most 2 GiB a call
                 if not got:
-                    raise DataError(f"{shard.path} ends early; prepare the data again.")
+                    raise DataError(f"{shard.path} ends early; {_AGAIN}")
                 view, offset = view[got:], offset + got
     except OSError as error:
         raise DataError(f"{shard.path} cannot be read: {error.strerror or error}.") from error

@@ -76,8 +76,10 @@ class Source:
                     f"'{path}' is a folder without data files; expected Criteo's text (plain or "
                     ".gz), .parquet or .npz in it."
                 )
-        elif os.path.exists(root):
+        elif os.path.isfile(root):
             files = [root]
+        elif os.path.exists(root):
+            raise DataError(f"'{path}' is a pipe or a device, which is read once; give a file.")
         elif not glob.has_magic(str(path)):
             raise DataError(f"no file '{path}'; give the path of a Criteo file.")
         else:

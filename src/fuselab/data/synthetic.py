@@ -82,10 +82,12 @@ def synthesize(
     Criteo TSV, gzipped when it ends in ``.gz``. Memory stays at one row group.
 
     The same rows and seed give the same bytes (with the same numpy). Raises ArgumentError for a bad
-    count or seed, OSError when the file cannot be written.
+    count or seed and for ``.npz``, OSError when the file cannot be written.
     """
     _check(rows, seed)
     path = Path(path)
+    if path.suffix == ".npz":
+        raise ArgumentError("synthetic rows become text or parquet; give another name than .npz.")
     if path.suffix in (".parquet", ".pq"):
         with pyarrow.parquet.ParquetWriter(path, parquet.SCHEMA) as writer:
             for group in regrouped(_shown(rows, seed, progress), PART_ROWS):
