@@ -91,12 +91,12 @@ def test_errors_kills_and_what_is_left_behind(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         lines = [parent.stdout.readline().strip() for _ in range(6)]
+        parent.kill()
         assert lines[0] == "[(2, 1), (4, 2), (6, 3), (8, 4)]"
         assert lines[1] == "ValueError 3 is odd."
         assert lines[2] == "ValueError 7 is odd."  # the first of the tasks, not the first to fail
         assert lines[3].startswith("OSError a process was killed, as the system does when memory")
         workers = [int(line.removeprefix("worker ")) for line in lines[4:]]
-        parent.kill()
     end = time.monotonic() + 20
     while any(map(_lives, workers)):
         assert time.monotonic() < end, "a worker outlives its parent"
@@ -109,7 +109,8 @@ def test_ctrl_c_while_the_processes_start_is_the_parents_alone(tmp_path: Path) -
     (tmp_path / "script.py").write_text(STARTING)
     command = [sys.executable, tmp_path / "script.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **pipes) as parent:
+    # The server finds the work to import in the folder it is started in.
+    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "begun\n"
         time.sleep(0.5)  # the server imports the work now, for a second
