@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import os
+import re
 import resource
 import signal
 import time
@@ -444,8 +445,24 @@ def test_an_id_beyond_its_table(tmp_path: Path, source: Path, index: int, row: i
     prepared.read_into(out[:row], 0)
     prepared.read_into(out[:4], row + 1)
     size = prepared.cardinalities[25]
-    with pytest.raises(DataError, match=f"row {row}: C26 has {index}, and its table {size} rows"):
+    with pytest.raises(
+        DataError, match=f"row {row + 1}: C26 has {index}, and its table {size} rows"
+    ):
         prepared.read_into(out, 0)
+
+
+@pytest.mark.parametrize("label", [2, -1, 0.5, math.nan, math.inf])
+def test_a_label_that_is_not_0_or_1(tmp_path: Path, source: Path, label: float) -> None:
+    prepare(source, tmp_path / "out", processes=1)
+    shard = tmp_path / "out" / "rows-00000.npy"
+    records = numpy.load(shard)
+    records["label"][5] = label
+    numpy.save(shard, records)
+    out = numpy.empty(4, dtype=RECORD)
+    Prepared(tmp_path / "out").read_into(out, 6)
+    says = f"rows-00000.npy, row 6: the label is {label:g}; expected 0 or 1"
+    with pytest.raises(DataError, match=re.escape(says)):
+        Prepared(tmp_path / "out").read_into(out, 3)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, source: Path) -> None:

@@ -91,8 +91,8 @@ class Prepared:
         """Fills ``out`` [n] with the rows from ``first`` on, straight from the files.
 
         No memory map: a read into pinned memory copies once, faults no pages, and a file that was
-        cut meanwhile is an error instead of a bus error. Raises DataError then, and for an id
-        beyond its table.
+        cut meanwhile is an error instead of a bus error. Raises DataError then, for an id beyond
+        its table and for a label that is not 0 or 1.
         """
         done = 0
         while done < len(out):
@@ -101,10 +101,11 @@ class Prepared:
             start = first + done - (self._ends[number] - shard.rows)
             count = min(len(out) - done, shard.rows - start)
             _read(shard, out[done : done + count], start)
-            self._check(shard, out[done : done + count], start)
+            _check_labels(shard, out[done : done + count], start)
+            self._check_indices(shard, out[done : done + count], start)
             done += count
 
-    def _check(self, shard: Shard, out: Records, first: int) -> None:
+    def _check_indices(self, shard: Shard, out: Records, first: int) -> None:
         """Raises DataError for an id beyond its table, which a damaged file has, where an embedding
         of PyTorch's would end in a traceback, on a GPU in the loss of the device.
 
@@ -123,8 +124,20 @@ class Prepared:
         row, word = numpy.argwhere(beyond)[0].tolist()
         column = word - DENSE_COLUMNS - 1
         raise DataError(
-            f"{shard.path}, row {first + row}: C{column + 1} has {out['sparse'][row, column]}, and "
+            f"{shard.path}, row {first + row + 1}: C{column + 1} has {out['sparse'][row, column]}, and "
             f"its table {self.cardinalities[column]} rows; {_AGAIN}"
+        )
+
+
+def _check_labels(shard: Shard, out: Records, first: int) -> None:
+    """Raises DataError for a label that is not 0 or 1, which trains silently. 1.5 ns a row."""
+    labels = out["label"].copy()  # strided, the comparisons would take half as long again
+    bad = (labels != 0) & (labels != 1)
+    if bad.any():
+        row = int(bad.argmax())
+        raise DataError(
+            f"{shard.path}, row {first + row + 1}: the label is {labels[row]:g}; expected 0 or 1; "
+            f"{_AGAIN}"
         )
 
 
