@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gallery import honest, wrong
+from torch import Tensor
 
 from fuselab import ops
 from fuselab.cli.main import run
@@ -106,6 +108,26 @@ def test_what_an_implementation_does_not_support_is_not_judged() -> None:
     report = check(op, dtype=torch.float32, quick=True, device="cpu")
     assert report.groups[0].verdict is Verdict.NOT_JUDGED
     assert report.passed and "supports no input" in str(report.groups[0].reason)
+
+
+def test_what_autocast_makes_of_inputs_is_asked_only_of_what_supports_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cast(dtype: torch.dtype, input: Tensor, bias: Tensor, scale: float) -> tuple[Any, ...]:
+        return input.to(dtype), bias.to(dtype), scale
+
+    def float32_only(input: Tensor, bias: Tensor, scale: float) -> str | None:
+        return None if input.dtype == torch.float32 else "it takes float32"
+
+    op = honest.make_op("float32_only", autocast=cast)
+    plain = replace(op.implementations["plain"], supports=float32_only)
+    op = replace(op, implementations={"plain": plain})
+    some = tuple(known for known in checking.CHECKS if known.name in ("cases", "autocast"))
+    monkeypatch.setattr(checking, "CHECKS", some)
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    assert report.passed, report.failed_checks()
+    (result,) = report.results("autocast")
+    assert result.verdict is Verdict.PASS and "it takes float32" in str(result.reason)
 
 
 def test_an_operator_without_draw_gets_values_and_layouts_in_its_cases() -> None:

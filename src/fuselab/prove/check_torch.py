@@ -19,6 +19,7 @@ from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, gradient_bar, judged, with_gradients
+from fuselab.runtime import dispatch
 
 _OPCHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
@@ -182,12 +183,13 @@ def compiled_gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
 
 
 def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
-    """Under torch.autocast: the reference's dtype and values, also where the inputs' dtypes mix."""
-    device = subject.device.type
-    outcome = Outcome()
-    floating = differentiable(subject.op, trial.args)
+    """Under torch.autocast: the reference's dtype and values, also where the inputs' dtypes mix. An
+    implementation is not asked for what autocast makes of the inputs if it does not support it."""
+    device, op = subject.device.type, subject.op
+    outcome, refused = None, None
+    floating = differentiable(op, trial.args)
     for autocast_dtype in (torch.bfloat16, torch.float16):
-        if subject.interpreted and subject.op.autocast and autocast_dtype == torch.bfloat16:
+        if subject.interpreted and op.autocast and autocast_dtype == torch.bfloat16:
             continue  # the interpreter's bfloat16 is wrong
         narrowed = [tensor.to(autocast_dtype) for tensor in at(trial.args, floating[:1])]
         for args in (trial.args, filled(trial.args, floating[:1], narrowed)):
@@ -196,21 +198,27 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
                 values: Sequence[Any], autocast_dtype: torch.dtype = autocast_dtype
             ) -> list[Tensor]:
                 # PyTorch's in-place operators do not autocast: the dtype of what is written stays.
-                with torch.autocast(device, autocast_dtype, enabled=not subject.op.mutates):
+                with torch.autocast(device, autocast_dtype, enabled=not op.mutates):
                     return subject.expected(*values)
 
             try:
-                subject.op.validate(*args)
+                op.validate(*args)
                 bar = Bar(reference, args, subject.bar(args).names)
             except (FuselabError, RuntimeError, TypeError, ValueError):
                 continue  # this mixture of dtypes is refused
+            under = f"under autocast({device}, {autocast_dtype})"
+            if op.autocast is not None and not op.mutates:
+                cast = op.autocast(autocast_dtype, *args)
+                reason = dispatch.why_not(op, subject.implementation, cast)
+                if reason is not None:
+                    refused = f"refuses inputs {under}: {reason}"
+                    continue
             with torch.autocast(device, autocast_dtype):
                 ours = subject.results(*args)
-            under = f"under autocast({device}, {autocast_dtype})"
             outcome = judged(bar.judge(ours), [f"{name} {under}" for name in bar.names])
             if outcome.problem is not None:
                 return outcome
-    return outcome
+    return outcome or Outcome(refused=refused)
 
 
 def transforms_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
