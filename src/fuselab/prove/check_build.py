@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from fuselab.errors import BuildError
@@ -94,9 +94,13 @@ def _declared(
 
 
 def _functions(launcher: Any) -> Iterator[FunctionType]:
-    """A launcher; of a partial the function in it, and those among its arguments."""
+    """A launcher; of a partial the function in it, and those among its arguments; of a method the
+    same and those that its object keeps."""
     if isinstance(launcher, FunctionType):
         yield launcher
+    elif isinstance(launcher, MethodType):
+        for part in (launcher.__func__, *getattr(launcher.__self__, "__dict__", {}).values()):
+            yield from _functions(part)
     elif isinstance(launcher, functools.partial):
         for part in (launcher.func, *launcher.args, *launcher.keywords.values()):
             yield from _functions(part)
