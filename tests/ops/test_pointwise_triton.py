@@ -11,7 +11,6 @@ from pointwise_cases import EXACT, LAYOUTS, assert_float64, check, normal, writa
 
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.runtime import interpreter
-from fuselab.runtime.tuning import Config
 
 forward = partial(interpreter.run, "fuselab.ops.add_mul_activation.launch:forward_triton")
 backward = partial(interpreter.run, "fuselab.ops.add_mul_activation.launch:backward_triton")
@@ -58,14 +57,11 @@ def test_loops_that_do_not_collapse():
     check(forward, backward, input, update, normal(5, dtype=torch.float32, seed=2))
 
 
-@pytest.mark.parametrize("interleaved", [0, 1])
-@pytest.mark.parametrize("rows", [1, 31, 32, 33, 96, 97, 129])
-def test_rows_of_every_spread(rows, interleaved):
-    """One multiprocessor, four blocks of rows, tiles of 8 rows: up to five tiles per block."""
-    config = Config(elements=32, warps=4, programs=4, interleaved=interleaved)
+@pytest.mark.parametrize("rows", [1, 127, 128, 129, 512, 513, 1153])
+def test_rows_of_every_spread(rows):
+    """One multiprocessor, four blocks of rows, tiles of 128 rows: up to three tiles per block."""
     input, update = (normal(rows, 4, dtype=torch.float32, seed=seed) for seed in (0, 1))
-    bias = normal(4, dtype=torch.float32, seed=2)
-    check(forward, partial(backward, config=config), input, update, bias)
+    check(forward, backward, input, update, normal(4, dtype=torch.float32, seed=2))
 
 
 def test_without_update():

@@ -118,22 +118,4 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
   return block_x == 999 ? 1 : 0;
 }
 
-// CUlaunchConfig with its first CUlaunchAttribute: the number of attributes is told, id and value.
-struct Attribute {
-  int id, padding, value[16];
-};
-struct Config {
-  unsigned grid[3], block[3], shared_bytes;
-  void* stream;
-  Attribute* attributes;
-  unsigned count;
-};
-int cuLaunchKernelEx(const Config* with, void* function, void** parameters, void** extra) {
-  std::printf("launch with %u attribute %d: %d\n", with->count, with->attributes->id,
-              with->attributes->value[0]);
-  return cuLaunchKernel(function, with->grid[0], with->grid[1], with->grid[2], with->block[0],
-                        with->block[1], with->block[2], with->shared_bytes, with->stream,
-                        parameters, extra);
-}
-
 }  // extern "C"

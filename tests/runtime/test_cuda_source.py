@@ -126,7 +126,6 @@ try:
 except LaunchError as error:
     print(error)
 launcher.launch_cuda(function, 1, (5, 6, 7), (32, 2, 1), 100_000, *packed)
-launcher.launch_cuda(function, 1, (5, 6, 7), (32, 2, 1), 100_000, *packed, early=True)
 try:
     launcher.launch_cuda(function, 1, (5, 6, 7), (999, 1, 1), 0, *packed)
 except LaunchError as error:
@@ -138,7 +137,7 @@ if launcher._native is not None:
         parameters = [("t", 1, 0, None), ("l", 0, 0, -7), ("f", 1, 1, None), ("i", 0, 0, 2**31 - 1)]
         parameters += [("d", 1, 1, None), ("t", 2, 0, 0)]
         second = [("t", 2, 1, 8), *parameters[1:5], ("t", 2, 0, 4)]
-        wider = (True, function, 1, (3, 1, 1), *launch[4:], True)  # early
+        wider = (True, function, 1, (3, 1, 1), *launch[4:])
         steps = [1, (launch, parameters, 0), (wider, second, 0)]
         memory = [tensor, torch.empty(6)]
         args = (tensor, 0.5, threads)
@@ -245,14 +244,9 @@ def test_a_launch_reaches_the_driver_as_packed(tmp_path: Path, way: str) -> None
     assert "function kernel" in said
     assert "attribute 8 100000" in said
     assert any("asks for 300000 bytes of shared memory" in line for line in said)
-    early = [place for place, line in enumerate(said) if line == "launch with 1 attribute 6: 1"]
-    assert len(early) == (2 if way == "launcher" else 0)
-    launches = [line for line in said if line.startswith("launch") and "attribute" not in line]
+    launches = [line for line in said if line.startswith("launch")]
     arguments = f"on 41: {pointer} 1099511627777 0.5 -3 0.1 (nil)"
     assert launches[0] == f"launch 9 (5 6 7) (32 2 1) 100000 {arguments}"
-    assert launches.pop(1) == launches[0]  # the early one
-    if early:
-        assert said[early[0] + 1] == launches[0] and "(3 1 1)" in said[early[1] + 1]
     assert launches[1] == f"launch 9 (5 6 7) (999 1 1) 0 {arguments}"
     refused = "CUDA_ERROR_STAND_IN: said no); grid (5, 6, 7), block (999, 1, 1)"
     assert any(refused in line for line in said)

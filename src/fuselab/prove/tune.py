@@ -336,7 +336,7 @@ def _resources(calls: Calls) -> tuple[int | None, int | None, int | None]:
         calls.timed()
     found = [
         (registers, local_bytes, static_bytes + dynamic_bytes)
-        for on_cuda, function, index, _, _, dynamic_bytes, _ in launches.made
+        for on_cuda, function, index, _, _, dynamic_bytes in launches.made
         if on_cuda
         for registers, local_bytes, static_bytes in [
             cuda_driver.function_resources(function, index)

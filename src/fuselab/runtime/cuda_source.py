@@ -186,26 +186,18 @@ class CudaSource:
         block: tuple[int, int, int],
         args: Sequence[Tensor | Scalar | None],
         shared_bytes: int = 0,
-        early: bool = False,
     ) -> None:
         """Launch on the current stream of the tensors' device.
 
         ``args`` are tensors (their data pointer), None (a null pointer) and numbers as i32, i64,
-        f32 or f64. More than 48 KB of dynamic shared memory is asked for by itself. ``early`` lets
-        the kernel start before the launch before it has ended (programmatic dependent launch, from
-        sm_90 on; captured in CUDA graphs): then it has to execute ``griddepcontrol.wait`` in every
-        thread before it touches memory, and reads nothing by a read-only load that may move before
-        that. Raises BuildError, LaunchError, DeviceError for tensors that are not all on one CUDA
-        device.
+        f32 or f64. More than 48 KB of dynamic shared memory is asked for by itself. Raises
+        BuildError, LaunchError, DeviceError for tensors that are not all on one CUDA device.
         """
         codes, values = encode(args)
         device_index = _device_index(values)
         _check_shape(expression, grid, block)
         function = self._ready(expression, device_index, shared_bytes)
-        early = early and torch.cuda.get_device_capability(device_index) >= (9, 0)
-        launcher.launch_cuda(
-            function, device_index, grid, block, shared_bytes, codes, values, early
-        )
+        launcher.launch_cuda(function, device_index, grid, block, shared_bytes, codes, values)
 
     def active_clusters(
         self, expression: str, device_index: int, threads: int, shared_bytes: int, cluster: int

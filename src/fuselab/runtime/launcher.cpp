@@ -62,19 +62,6 @@ constexpr int64_t release_gil_bytes = 1 << 20;  // a CPU kernel over 1 MiB runs 
 
 // ---------------------------------------------------------------------------- the CUDA driver
 
-struct alignas(8) LaunchAttribute {  // CUlaunchAttribute: its value is a union of 64 bytes
-  int id;
-  int padding;
-  int value[16];
-};
-struct LaunchConfig {  // CUlaunchConfig
-  unsigned grid[3], block[3], shared_bytes;
-  void* stream;
-  LaunchAttribute* attributes;
-  unsigned attribute_count;
-};
-constexpr int programmatic_stream_serialization = 6;  // CUlaunchAttributeID
-
 struct Driver {
   using Context = void*;
   int (*get_context)(Context*);
@@ -84,7 +71,6 @@ struct Driver {
   int (*retain_primary)(Context*, int);
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                 void**, void**);
-  int (*launch_with)(const LaunchConfig*, void*, void**, void**);  // null before 11.8
   int (*set_bytes)(unsigned long long, unsigned char, std::size_t, void*);
   // Of tensor_map.py; null in drivers older than 12.0.
   int (*encode_map)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
@@ -125,7 +111,6 @@ struct Driver {
     load(retain_primary, "cuDevicePrimaryCtxRetain");
     load(launch, "cuLaunchKernel");
     load(set_bytes, "cuMemsetD8Async");
-    launch_with = reinterpret_cast<decltype(launch_with)>(dlsym(library, "cuLaunchKernelEx"));
     encode_map =
         reinterpret_cast<decltype(encode_map)>(dlsym(library, "cuTensorMapEncodeTiled"));
   }
@@ -245,22 +230,11 @@ struct Launch {
   unsigned grid[3] = {1, 1, 1};
   unsigned block[3] = {1, 1, 1};
   unsigned shared_bytes = 0;
-  int early = 0;  // waits itself for the launches before it, so that it may start under their end
-
-  int launched(void** parameters, void* stream) const {
-    const Driver& driver = Driver::instance();
-    if (early == 0 || driver.launch_with == nullptr) {
-      return driver.launch(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-                           shared_bytes, stream, parameters, nullptr);
-    }
-    LaunchAttribute attribute{programmatic_stream_serialization, 0, {1}};
-    const LaunchConfig config{{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]},
-                              shared_bytes, stream, &attribute, 1};
-    return driver.launch_with(&config, function, parameters, nullptr);
-  }
 
   void run_cuda(void** parameters, const Queue& queue) const {
-    const int status = launched(parameters, queue.stream());
+    const int status =
+        Driver::instance().launch(function, grid[0], grid[1], grid[2], block[0], block[1],
+                                  block[2], shared_bytes, queue.stream(), parameters, nullptr);
     if (status != 0) {
       Py_XDECREF(PyObject_CallFunction(raise_launch_error, "i(III)(III)I", status, grid[0], grid[1],
                                        grid[2], block[0], block[1], block[2], shared_bytes));
@@ -788,10 +762,9 @@ uint64_t scalar_bits(char code, PyObject* value) {
 bool read_launch(PyObject* described, Launch& launch) {
   unsigned long long function = 0;
   int cuda = 0;
-  if (PyArg_ParseTuple(described, "pKi(III)(III)I|p", &cuda, &function, &launch.device_index,
+  if (PyArg_ParseTuple(described, "pKi(III)(III)I", &cuda, &function, &launch.device_index,
                        &launch.grid[0], &launch.grid[1], &launch.grid[2], &launch.block[0],
-                       &launch.block[1], &launch.block[2], &launch.shared_bytes,
-                       &launch.early) == 0) {
+                       &launch.block[1], &launch.block[2], &launch.shared_bytes) == 0) {
     return false;
   }
   launch.cuda = cuda != 0;
@@ -834,7 +807,7 @@ bool read_step(PyObject* described, Step& step) {
 
 // keep(id, implementation, args, steps, memory, outputs, is_tuple, by_value)
 //   steps: [(launch, parameters, bytes touched), or the place of the memory to fill with zeros]
-//     launch: (cuda, function, device index, grid, block, shared bytes, whether early)
+//     launch: (cuda, function, device index, grid, block, shared bytes)
 //     parameters: [(code, source, index, constant)], for a tensor map its layout behind; source
 //     0 constant, 1 argument, 2 memory, of which the constant says how many bytes into it
 //   memory: [a tensor of that shape, strides and dtype, or None], `outputs` outputs first

@@ -280,7 +280,7 @@ class Choice:
 
 class Launches:
     """A context that hears of every launch this thread makes, in ``made``: whether on CUDA, the
-    function, the device's index, grid, block, dynamic shared bytes, whether early."""
+    function, the device's index, grid, block, dynamic shared bytes."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -528,12 +528,10 @@ def launch_cuda(
     shared_bytes: int,
     codes: str,
     values: list[Any],
-    early: bool = False,
 ) -> None:
     """Launch a CUfunction on the device's current stream. ``codes`` and ``values`` as
-    ``parameters.encode`` returns them; ``early`` as ``CudaSource.launch`` says, which ctypes passes
-    over. Raises LaunchError."""
-    described = (True, function, device_index, grid, block, shared_bytes, early)
+    ``parameters.encode`` returns them. Raises LaunchError."""
+    described = (True, function, device_index, grid, block, shared_bytes)
     if _thread.recording is not None:
         _thread.recording.note(described, codes, values)
     if _native is not None:
@@ -545,7 +543,7 @@ def launch_cuda(
 
 def launch_cpu(entry: int, codes: str, values: list[Any]) -> None:
     """Call ``const char* entry(void** arguments)``. Raises LaunchError with the kernel's text."""
-    described = (False, entry, 0, (1, 1, 1), (1, 1, 1), 0, False)
+    described = (False, entry, 0, (1, 1, 1), (1, 1, 1), 0)
     if _thread.recording is not None:
         _thread.recording.note(described, codes, values)
     if _native is not None:

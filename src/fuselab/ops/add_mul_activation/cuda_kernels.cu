@@ -257,26 +257,13 @@ FUSELAB_INLINE double sum_over_lanes_apart(double value, int apart) {
   return value;
 }
 
-// What the launches before this one wrote is there. Nothing to wait for unless launched early.
-FUSELAB_INLINE void wait_for_earlier_launches() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// A next launch that is early may take the multiprocessors' free room once all blocks have come here.
-FUSELAB_INLINE void let_next_launch_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // A matrix (rows, columns) with the gradient of the bias. Threads are (x, y), a power of two each,
 // block_threads in all; a thread has `unroll` rows in flight, so that a tile is x * width columns of
-// unroll * y rows. Every `together` blocks of rows own a band of `span` rows, of which each takes a
-// tile every `step` rows; block b leaves its column sums in sums[b][column], or in the bias's gradient
-// if there is one block of rows. Sums are in double: one conversion and one addition per element,
-// which a GPU that waits for memory has time for. With width > 1 all matrices are row-major, aligned,
-// and columns are a multiple of width. Grid: tiles of columns, blocks of rows.
+// unroll * y rows. The blocks of rows together sweep the rows from first to last, a tile each at a
+// time; block b leaves its column sums in sums[b][column], or in the bias's gradient if there is one
+// block of rows. Sums are in double: one conversion and one addition per element, which a GPU that
+// waits for memory has time for. With width > 1 all matrices are row-major, aligned, and columns are a
+// multiple of width. Grid: tiles of columns, blocks of rows.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
           class Bias, class Sum, class Scale, class Index, int width, int block_threads, int unroll>
 __global__ void __launch_bounds__(block_threads)
@@ -284,19 +271,15 @@ __global__ void __launch_bounds__(block_threads)
                        const Update* __restrict__ update, const Bias* __restrict__ bias,
                        Input* __restrict__ grad_input, Update* __restrict__ grad_update,
                        Sum* __restrict__ sums, Scale scale_argument, int64_t rows,
-                       int64_t columns, int64_t together, int64_t step, int64_t span,
-                       int64_t grad_row, int64_t grad_column, int64_t first_row,
+                       int64_t columns, int64_t grad_row, int64_t grad_column, int64_t first_row,
                        int64_t first_column, int64_t update_row, int64_t update_column,
                        int64_t bias_column) {
   using Real = Arithmetic<Output>;
   using Reads = Reads<Activation, Terms>;
   const Real scale = scale_of<Real>(scale_argument);
-  let_next_launch_start();
   const Index column = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * width;
-  const unsigned block = blockIdx.y;
-  const int64_t band = block / unsigned(together) * span;
-  const Index begin = Index(band + block % unsigned(together) * unroll * blockDim.y);
-  const Index end = Index(band + span < rows ? band + span : rows);
+  const unsigned tile_rows = unroll * blockDim.y;
+  const Index end = Index(rows);
   double total[width] = {};
   if (column < columns) {
     Pack<Bias, width> b;
@@ -304,7 +287,8 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
       for (int i = 0; i < width; ++i) b.element[i] = bias[(column + i) * bias_column];
     }
-    for (Index row = begin + threadIdx.y; row < end; row += Index(step)) {
+    for (Index row = Index(blockIdx.y) * tile_rows + threadIdx.y; row < end;
+         row += Index(gridDim.y) * tile_rows) {
       Pack<Output, width> g[unroll];
       Pack<First, width> x[unroll];
       Pack<Update, width> u[unroll];
@@ -346,23 +330,21 @@ __global__ void __launch_bounds__(block_threads)
   sum_over_rows_of_threads<block_threads>(total);
   if (threadIdx.y == 0 && column < columns) {
 #pragma unroll
-    for (int i = 0; i < width; ++i) assign(sums[block * columns + column + i], total[i]);
+    for (int i = 0; i < width; ++i) assign(sums[blockIdx.y * columns + column + i], total[i]);
   }
 }
 
 // grad_bias[column] = the sum of sums[block][column]. A block is (x, y) threads, 1024 in all, x a power
 // of two up to 32. The order is fixed: rows of threads, four in turn, then lanes of a warp, then warps.
-// It may start before the kernel that writes sums has ended, so nothing may read them by a read-only
-// load, which can be moved before the wait.
 template <class Bias>
 __global__ void __launch_bounds__(1024)
-    column_sums(const double* sums, Bias* grad_bias, int64_t blocks, int64_t columns) {
+    column_sums(const double* __restrict__ sums, Bias* __restrict__ grad_bias, int64_t blocks,
+                int64_t columns) {
   __shared__ double of_warp[1024];
   const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
   const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / 32;
   const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   double total = 0;
-  wait_for_earlier_launches();
   if (column < columns) {
     const int64_t step = blockDim.y * columns;
     const double* from = sums + threadIdx.y * columns + column;

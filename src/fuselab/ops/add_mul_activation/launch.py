@@ -421,17 +421,14 @@ def forward_triton(
     return output
 
 
-def backward_triton(
-    needs: Sequence[bool], grad_output: Tensor, saved: Saved, config: Config | None = None
-) -> Gradients:
+def backward_triton(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradients:
     """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
     ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
 
-    The latter's workspace is (row blocks, columns) in float64: ``programs`` of up to 256 columns
-    per multiprocessor, so at most 1 MB on 132 of them with 4. It writes row-major gradients, so a
-    gradient whose strides are others is copied once more, and an operand whose rows have no common
-    stride is copied first. The order of the sums depends on shape, device and ``config`` only (by
-    default what tuning chose of bias_gradient.TRITON).
+    The latter's workspace is (row blocks, columns) in float64: 4 programs of up to 256 columns per
+    multiprocessor, so at most 1 MB on 132 of them. It writes row-major gradients, so a gradient
+    whose strides are others is copied once more, and an operand whose rows have no common stride is
+    copied first. The order of the sums depends on shape and device only.
     """
     from fuselab.ops.add_mul_activation import triton_kernels as kernels
 
@@ -451,13 +448,11 @@ def backward_triton(
 
     def with_bias(matrices: _Matrices) -> None:
         rows, columns = matrices.rows, matrices.columns
-        how = config or bias_gradient.tuned("triton_backward", grad_output, bias_gradient.TRITON)
         across = max(16, min(power_of_two(columns), 256))  # few shapes: each is to be compiled
-        down = how.elements // across
+        down = bias_gradient.TRITON_ELEMENTS // across
         tiles = ceil_div(columns, across)
-        programs = multiprocessors(grad_output.device) * how.programs
-        spread = bias_gradient.spread(rows, down, programs // tiles, how.interleaved == 1)
-        blocks = spread.blocks
+        programs = multiprocessors(grad_output.device) * bias_gradient.TRITON_PROGRAMS
+        blocks, tiles_per_block = bias_gradient.row_blocks(rows, down, programs // tiles)
         sums = matrices.empty_sums(blocks)
         launch_triton(
             kernels.backward_with_bias,
@@ -467,9 +462,9 @@ def backward_triton(
             *matrices.written[:2],
             sums,
             *scale,
-            *(rows, columns, *spread.numbers),
+            *(rows, columns, tiles_per_block * down),
             *matrices.strides,
-            num_warps=how.warps,
+            num_warps=bias_gradient.TRITON_WARPS,
             **constants,
             WIDE=matrices.needs_64_bit_offsets(),
             BLOCK_ROWS=down,
@@ -573,7 +568,8 @@ def backward_cuda(
     ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
 
     The workspace and the copies are those of ``backward_triton``, with ``blocks`` per
-    multiprocessor; ``config`` is one of bias_gradient.CUDA, by default what tuning chose.
+    multiprocessor of ``config``, one of bias_gradient.CUDA, by default what tuning chose; the order
+    of the sums depends on it too.
     """
     dtypes = _backward_dtypes(grad_output, saved)
     types = f"{_backward_kind(saved)}, {_cuda_types(dtypes)}"
@@ -594,7 +590,7 @@ def backward_cuda(
     def with_bias(matrices: _Matrices) -> None:
         how = config
         if how is None and matrices.rows > bias_gradient.SHORT_ROWS:
-            how = bias_gradient.tuned("cuda_backward", grad_output, bias_gradient.CUDA)
+            how = bias_gradient.tuned(grad_output)
         _launch_with_bias(source, types, scale_type, scale, width, matrices, saved.bias, how)
 
     return _run_backward(needs, grad_output, saved, elementwise, with_bias)
@@ -624,9 +620,7 @@ def _launch_with_bias(
     unroll = bias_gradient.rows_in_flight(how, width)
     column_tiles = ceil_div(columns, across * width)
     programs = multiprocessors(matrices.grad_bias.device) * how.blocks if config else 1
-    most_blocks = programs // column_tiles
-    spread = bias_gradient.spread(rows, unroll * down, most_blocks, True, how.waves)
-    blocks = spread.blocks
+    blocks, _ = bias_gradient.row_blocks(rows, unroll * down, programs // column_tiles)
     sums = matrices.empty_sums(blocks)
     index = index_type(matrices.needs_64_bit_offsets())
     source.launch(
@@ -640,7 +634,7 @@ def _launch_with_bias(
             *matrices.written[:2],
             sums,
             scale,
-            *numbers((rows, columns, *spread.numbers), matrices.strides),
+            *numbers((rows, columns), matrices.strides),
         ),
     )
     if blocks > 1:
@@ -649,7 +643,6 @@ def _launch_with_bias(
             grid=(ceil_div(columns, 8), 1, 1),
             block=(8, 128, 1),
             args=(sums, matrices.grad_bias, i64(blocks), i64(columns)),
-            early=how.early == 1,
         )
 
 

@@ -378,10 +378,7 @@ OP = FusedOp(
     prefer=prefer,
     rewrites=tuple(_rewrites()),
     dtypes=DTYPES,
-    configs={
-        "triton_backward": lambda needs, *_: bias_gradient.configs(bias_gradient.TRITON, needs),
-        "cuda_backward": lambda needs, *_: bias_gradient.configs(bias_gradient.CUDA, needs),
-    },
+    configs={"cuda_backward": bias_gradient.configs},
 )
 
 

@@ -235,7 +235,7 @@ def backward_strided(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "together", "step", "span"],
+    do_not_specialize=["rows", "span"],
     do_not_specialize_on_alignment=["grad_column", "first_column", "update_column", "bias_column"],
 )
 def backward_with_bias(
@@ -243,30 +243,28 @@ def backward_with_bias(
     grad_input, grad_update,  # row-major, or None where not needed
     sums,  # float64 (row blocks, columns), or the gradient of the bias if there is one row block
     scale_pointer, scale: tl.float64,
-    rows, columns, together, step, span,
+    rows, columns, span,
     grad_row, grad_column, first_row, first_column, update_row, update_column, bias_column,
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, FROM_OUTPUT: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BLOCK_COLUMNS columns of one block of rows: ``together`` blocks share a band
-    of ``span`` rows, of which each takes BLOCK_ROWS every ``step`` rows. It leaves its column sums;
-    ``column_sums`` adds those up in a fixed order. Sums are in float64: one
-    conversion and one addition per element, a tenth of what an H200 can do while it waits for
-    memory, and a column of a million equal gradients comes out right."""
+    """A program owns BLOCK_COLUMNS columns of a block of ``span`` rows and leaves their sums, which
+    ``column_sums`` adds up in a fixed order. Sums are in float64: one conversion and one addition
+    per element, a tenth of what an H200 can do while it waits for memory, and a column of a million
+    equal gradients comes out right."""
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     block = tl.program_id(0) // across
     column = (tl.program_id(0) % across) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    first_of_band = block // together * span
+    first_of_block = block * span
     if WIDE:
-        first_of_band = (block // together).to(tl.int64) * span
+        first_of_block = block.to(tl.int64) * span
         column = column.to(tl.int64)
-    first_of_block = first_of_band + block % together * BLOCK_ROWS
-    last_of_block = tl.minimum(first_of_band + span, rows)
+    last_of_block = tl.minimum(first_of_block + span, rows)
     scale = _scale_of(scale_pointer, scale, COMPUTE)
     if bias is not None:
         bias_row = tl.load(bias + column * bias_column, column < columns).to(COMPUTE)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float64)
-    for start in range(first_of_block, last_of_block, step):
+    for start in range(first_of_block, last_of_block, BLOCK_ROWS):
         row = start + tl.arange(0, BLOCK_ROWS)[:, None]
         mask = (row < last_of_block) & (column < columns)
         gradient = tl.load(grad + row * grad_row + column * grad_column, mask, 0).to(COMPUTE)
