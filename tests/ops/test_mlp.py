@@ -174,33 +174,18 @@ def test_few_rows_are_one_launch_on_a_gpu():
 
 @pytest.mark.parametrize("widths", DLRM, ids=str)
 def test_the_tile_fills_the_gpu(widths):
-    """128 rows: clusters of 8 share the weights; 2048: half of L2's traffic by 32 rows."""
+    """The fastest that an H200 has measured, in 4 cases."""
 
     def first(rows, has_clusters=True, widths=widths):
         found = cuda_launch.candidates(rows, widths, 132, 232448, has_clusters)
         assert len(found) == len(set(found))
-        return (found[0].rows, found[0].cluster, found[0].counted) if found else None
+        return (found[0].rows, found[0].cluster) if found else None
 
-    assert first(128) == (16, 8, 0)
-    assert first(2048) == (32, 2, 0)
-    assert first(2048, False) == (16, 1, 0)
+    assert first(128) == (16, 8)
+    assert first(2048) == (16, 2)
+    assert first(2048, False) == (16, 1)
     assert first(1, widths=(4096, 1))[0] == 16
     assert first(1, widths=(8192, 1)) is None
-
-
-def test_bytes_are_counted_only_where_every_block_sends_some():
-    def counted(*widths):
-        found = cuda_launch.candidates(128, widths, 132, 232448, True)
-        return {config.cluster for config in found if config.counted}
-
-    assert counted(13, 512, 256, 64, 16) == {2, 4, 8}
-    assert counted(13, 512, 33, 16) == {
-        2,
-        4,
-        8,
-    }  # 64 columns with those that the depth is padded by
-    assert counted(13, 512, 32, 16) == {2, 4}
-    assert counted(13, 16) == {2, 4, 8}  # nothing is sent
 
 
 def test_rows_of_the_buffers_keep_banks_apart():
@@ -237,15 +222,15 @@ def test_the_launch(monkeypatch):
     assert (output.shape, output.dtype) == ((2, 25, 16), torch.float32)
     (expression, grid, block, (x, written, rows, *strides, network), shared), *_ = made
     types = "Gelu, Sigmoid, __nv_bfloat16, float, float"
-    assert expression == f"forward<{types}, 4, 2, 1, false>"
-    assert (grid, block, shared) == ((1, 1, 1), (256, 1, 1), 64 * 2 * (96 + 96))
+    assert expression == f"forward<{types}, 1, 2, 1>"
+    assert (grid, block, shared) == ((4, 1, 1), (256, 1, 1), 16 * 2 * (96 + 96))
     assert x.shape == (50, 13) and x.dtype == torch.float32
     assert written is output and rows.value == 50
     assert [stride.value for stride in strides] == [13, 1] and len(network.value) == 528
-    small = Config(rows=16, cluster=8, columns=8, counted=1)
+    small = Config(rows=16, cluster=8, columns=8)
     cuda_launch.forward(input, *args[:4], None, small)
     own = "__nv_bfloat16"
-    assert made[1][0] == f"forward<Gelu, Sigmoid, {own}, {own}, {own}, 1, 1, 8, true>"
+    assert made[1][0] == f"forward<Gelu, Sigmoid, {own}, {own}, {own}, 1, 1, 8>"
     assert made[1][1] == (4 * 8, 1, 1)
     assert cuda_launch.forward(input[:0], *args).shape == (0, 16) and len(made) == 2
 

@@ -231,35 +231,21 @@ FUSELAB_INLINE void sync_blocks() {
   }
 }
 
-// 16 bytes to the same place in block `rank`; `counted` says that they count themselves on the
-// mbarrier at the same place as `arrived`.
-template <bool counted>
-FUSELAB_INLINE void send(const void* place, uint32_t arrived, int rank, uint4 value) {
-  if constexpr (counted) {
-    asm volatile(
-        "{\n.reg .b32 there, barrier;\n"
-        "mapa.shared::cluster.u32 there, %0, %2;\n"
-        "mapa.shared::cluster.u32 barrier, %1, %2;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [there], {%3, %4, %5, %6}, "
-        "[barrier];\n}" ::"r"(shared_address(place)),
-        "r"(arrived), "r"(rank), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-        : "memory");
-  } else {
-    asm volatile(
-        "{\n.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "st.shared::cluster.v4.b32 [there], {%2, %3, %4, %5};\n}" ::"r"(shared_address(place)),
-        "r"(rank), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-        : "memory");
-  }
+// 16 bytes to the same place in block `rank`.
+FUSELAB_INLINE void send(const void* place, int rank, uint4 value) {
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.v4.b32 [there], {%2, %3, %4, %5};\n}" ::"r"(shared_address(place)),
+      "r"(rank), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+      : "memory");
 }
 
 // Two rows, 8 apart, of 8 neighbouring outputs, of which each of 4 neighbouring threads holds a pair
 // per row, into every block of the cluster: thread t sends row t % 2 to the blocks t / 2, t / 2 + 2,
 // ... `place` is where the first row's first lies; the second's lies `distance` elements on.
-template <int cluster, bool counted, class Element>
-FUSELAB_INLINE void store_everywhere(Element* place, int distance, const uint32_t (&pairs)[2],
-                                     uint32_t arrived) {
+template <int cluster, class Element>
+FUSELAB_INLINE void store_everywhere(Element* place, int distance, const uint32_t (&pairs)[2]) {
   const int t = threadIdx.x % 4;
   if constexpr (cluster == 1 || !has_clusters) {
     reinterpret_cast<uint32_t*>(place)[t] = pairs[0];
@@ -276,22 +262,15 @@ FUSELAB_INLINE void store_everywhere(Element* place, int distance, const uint32_
     const uint4 own = t % 2 ? rows[1] : rows[0];
     const Element* const to = place + (t % 2 ? distance : 0);
 #pragma unroll
-    for (int first = 0; first < cluster; first += 2) {
-      send<counted>(to, arrived, first + t / 2, own);
-    }
+    for (int first = 0; first < cluster; first += 2) send(to, first + t / 2, own);
   }
 }
 
 // input (rows, depth of the first layer) with its strides in elements; output (rows, columns of the
 // last), contiguous. Grid: ceil(rows / (16 * row_tiles)) * cluster blocks. Dynamic shared memory:
 // 16 * row_tiles rows of both buffers.
-//
-// Between two layers the blocks of a cluster meet at a barrier; counted: they wait for the bytes of
-// the layer instead, each on a barrier of its own, for which every block must have a unit in every
-// hidden layer. Then who has all of a layer's outputs knows that every block has read the layer's
-// inputs, and may write over them.
 template <class Hidden, class Last, class Element, class Input, class Output, int row_tiles,
-          int column_tiles, int cluster, bool counted>
+          int column_tiles, int cluster>
 __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
     forward(const Input* __restrict__ input, Output* __restrict__ output, int64_t rows,
             int64_t input_row, int64_t input_column, const __grid_constant__ Network network) {
@@ -299,9 +278,7 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
   constexpr int slots = Weights<Element, column_tiles>::slots;
   // Few sums would wait for each other: then every other step has its own.
   constexpr int chains = row_tiles * column_tiles >= 4 ? 1 : 2;
-  constexpr bool counts = counted && cluster > 1 && has_clusters;
   extern __shared__ uint4 memory[];
-  __shared__ uint64_t arrived[most_layers];  // the bytes that a layer reads, if counted
   Element* const activations = reinterpret_cast<Element*>(memory);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t first_row = int64_t(blockIdx.x / cluster) * tile_rows;
@@ -319,19 +296,6 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
       ahead.template read<false>(words[slot], slot);
     }
   }
-  if constexpr (counts) {
-    if (threadIdx.x == 0) {
-      for (int index = 1; index < network.layers; ++index) {
-        const uint32_t barrier = shared_address(arrived + index);
-        barrier_init(barrier, 1);
-        const int bytes = tile_rows * covered(network.layer[index].depth) * int(sizeof(Element));
-        expect_bytes(barrier, bytes);
-      }
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  }
   prefetch<Element>(network);
 
   {
@@ -348,12 +312,7 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
                 : eight<Element, false>(from, input_column, count);
     }
   }
-  if constexpr (counts) {
-    __syncthreads();
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  } else {
-    sync_blocks<cluster>();
-  }
+  sync_blocks<cluster>();
 
   for (int index = 0; index < network.layers; ++index) {
     const Layer& layer = network.layer[index];
@@ -364,7 +323,6 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
     Element* const second = activations + tile_rows * network.row_strides[0];
     const Element* const from = (index % 2 ? second : activations) + g * read_stride + 8 * t;
     Element* const to = (index % 2 ? activations : second) + g * written_stride;
-    const uint32_t counter = counts ? shared_address(arrived + index + 1) : 0;
     const Element* const bias = static_cast<const Element*>(layer.bias);
     const int units = units_of<column_tiles>(network, index);
     for (int unit = worker; unit < units; unit += workers) {
@@ -417,17 +375,12 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
             }
             const uint32_t* const words = reinterpret_cast<const uint32_t*>(rounded.element);
             const uint32_t pairs[2] = {words[0], words[1]};
-            store_everywhere<cluster, counted>(to + part * 16 * written_stride + tile_column,
-                                               8 * written_stride, pairs, counter);
+            store_everywhere<cluster>(to + part * 16 * written_stride + tile_column,
+                                      8 * written_stride, pairs);
           }
         }
       }
     }
-    if (is_last) continue;
-    if constexpr (counts) {
-      wait(counter, 0);
-    } else {
-      sync_blocks<cluster>();
-    }
+    if (!is_last) sync_blocks<cluster>();
   }
 }

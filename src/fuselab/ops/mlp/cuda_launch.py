@@ -29,8 +29,7 @@ TYPES = {
     torch.float32: "float",
 }
 
-# As in cuda_kernels.cu; the barriers are its other shared memory.
-_THREADS, MOST_LAYERS, _BARRIER_BYTES = 256, 16, 128
+_THREADS, MOST_LAYERS = 256, 16  # as in cuda_kernels.cu
 
 
 def row_strides(depths: Sequence[int]) -> tuple[int, int]:
@@ -50,40 +49,37 @@ def candidates(
     most_shared_bytes: int,
     has_clusters: bool,
 ) -> Sequence[Config]:
-    """What tuning may choose from: ``rows`` of a cluster of ``cluster`` blocks, the ``columns`` of
-    a warp's product, and whether blocks wait for ``counted`` bytes in place of a barrier; the least
-    estimated time first, none where no tile fits.
+    """What tuning may choose from: ``rows`` of a cluster of ``cluster`` blocks and the ``columns``
+    of a warp's product; the least estimated time first, none where no tile fits.
 
-    The estimate, in clocks of an SM, per wave of blocks: its part of the weights through 64 bytes
-    per clock, or its products through 1024 multiplications and additions, whichever is longer, and
-    1000 per layer. DLRM's prediction layers (0.64 MB) of 128 samples, 16 rows: 64 blocks in
-    clusters of 8 take 4250, 8 blocks 13000; of 2048, 128 blocks: 16 rows each 13000, clusters of 2
-    with 32 rows 8000 (and half of the traffic of L2, 82 MB by 16 rows). None of it is measured.
+    The estimate is fitted to DLRM's prediction layers of 128 and 2048 samples on an H200 (``bench
+    --tune``, 2026-11-21, cold L2): a launch takes 5 us; then, of 16 rows, a layer 2.25 us and a
+    block's share of the weights 40 us per million, of 32 rows half as much again, of 64 rows 2.5
+    times that. Of 16 rows an SM holds two blocks, which take a quarter longer together.
+    Microseconds estimated (measured) of 128 samples: 16 rows in clusters of 8 13.4 (13.8), of 4
+    15.0 (15.5), one block 24.5 (23.5); of 2048: 16 rows in clusters of 2 21.4 (22.3), 32 rows in
+    clusters of 2 24.7 (25.3), 16 rows in one block 24.5 (25.9), in clusters of 8 47 (57).
     """
     per_row = 2 * sum(row_strides(widths[:-1]))
     weight_elements = sum(depth * columns for depth, columns in pairwise(widths))
 
-    def clocks(config: Config) -> float:
+    def estimated_us(config: Config) -> float:
         blocks = ceil_div(rows, config.rows) * config.cluster
-        share = weight_elements / config.cluster
-        wave = max(2 * share / 64, share * config.rows / 1024) + 1000 * (len(widths) - 1)
-        return ceil_div(blocks, multiprocessor_count) * wave
+        block = 2.25 * (len(widths) - 1) + 40e-6 * weight_elements / config.cluster
+        block *= (config.rows + 16) / 32
+        if blocks <= multiprocessor_count:
+            return 5 + block
+        if config.rows > 16 or 2 * config.rows * per_row > most_shared_bytes:
+            return 5 + ceil_div(blocks, multiprocessor_count) * block
+        return 5 + ceil_div(blocks, 2 * multiprocessor_count) * 1.25 * block
 
-    def may_count(cluster: int, columns: int) -> bool:
-        """Every block has a unit in every hidden layer, which the kernel relies on."""
-        units = (ceil_div(width, 32) * 32 // columns for width in widths[1:-1])
-        return cluster > 1 and all(unit >= cluster for unit in units)
-
-    found = []
-    for cluster in (1, 2, 4, 8) if has_clusters else (1,):
-        columns = 8 if cluster >= 4 else 16
-        for counted in (0, 1) if may_count(cluster, columns) else (0,):
-            found += [
-                Config(rows=tile, cluster=cluster, columns=columns, counted=counted)
-                for tile in (16, 32, 64)
-                if tile * per_row + _BARRIER_BYTES <= most_shared_bytes
-            ]
-    return tuple(sorted(found, key=lambda config: (clocks(config), config.rows, config.counted)))
+    found = [
+        Config(rows=tile, cluster=cluster, columns=8 if cluster >= 4 else 16)
+        for cluster in ((1, 2, 4, 8) if has_clusters else (1,))
+        for tile in (16, 32, 64)
+        if tile * per_row <= most_shared_bytes
+    ]
+    return tuple(sorted(found, key=lambda config: (estimated_us(config), config.rows)))
 
 
 @cache
@@ -188,14 +184,13 @@ def _expression(
     """``dtypes`` of the weights, the input and the output."""
     types = ", ".join(TYPES[dtype] for dtype in dtypes)
     tile = f"{config.rows // 16}, {config.columns // 8}, {config.cluster}"
-    counted = str(bool(config.counted)).lower()
-    return f"forward<{hidden}, {last}, {types}, {tile}, {counted}>"
+    return f"forward<{hidden}, {last}, {types}, {tile}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
     """Every activation, the least and the most of a tile, and all types."""
     half, brain, single = torch.float16, torch.bfloat16, torch.float32
-    small = Config(rows=16, cluster=8, columns=8, counted=0)
+    small = Config(rows=16, cluster=8, columns=8)
     found = [
         _expression(entry.functor, entry.functor, (brain, brain, brain), small)
         for entry in ACTIVATIONS.values()
@@ -203,10 +198,10 @@ def _representative_expressions() -> tuple[str, ...]:
     found += [
         _expression("Relu", "Identity", (brain, brain, brain), config)
         for config in (
-            Config(rows=16, cluster=1, columns=16, counted=0),
-            Config(rows=64, cluster=1, columns=16, counted=0),
-            Config(rows=32, cluster=2, columns=16, counted=1),
-            Config(rows=64, cluster=8, columns=8, counted=1),
+            Config(rows=16, cluster=1, columns=16),
+            Config(rows=64, cluster=1, columns=16),
+            Config(rows=32, cluster=2, columns=16),
+            Config(rows=64, cluster=8, columns=8),
         )
     ]
     found += [
