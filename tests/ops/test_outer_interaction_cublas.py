@@ -17,6 +17,7 @@ from interaction_cases import (
     normal,
     special_vectors,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuselab.errors import UnsupportedError
 from fuselab.ops import outer_interaction_linear
@@ -83,11 +84,38 @@ def test_chunks_are_all_squares_once_and_bounded():
         first = 0
         for piece in cublas_launch.chunks(rows, width, columns):
             assert piece.first == piece.first_tile == first and piece.squares > 0
-            assert piece.squares <= 8 or piece.pairs * (rows + columns) * 4 <= 42 * 2**20
+            assert piece.squares <= 8 or piece.pairs * (rows + columns) * 4 <= 63 * 2**20
             first += piece.squares
         blocks = -(-width // 16)
         assert first == blocks * (blocks + 1) // 2
-    assert [piece.squares for piece in cublas_launch.chunks(2048, 432, 512)] == [16] * 23 + [10]
+    assert [piece.squares for piece in cublas_launch.chunks(2048, 432, 512)] == [25] * 15 + [3]
+
+
+def test_it_pays_where_products_outweigh_the_folded_weight():
+    pays = cublas_launch.pays
+    assert pays(2048, 432, 512) and not pays(128, 432, 512)
+    assert pays(276, 432, 512) and not pays(275, 432, 512)
+    assert not pays(2**20, 16, 512) and not pays(2**20, 17, 512)  # 256 pairs of 256, 768 of 289
+    assert pays(2**14, 64, 512) and not pays(2**12, 64, 512)  # 64 MiB: launches
+    assert pays(180, 432, 8) and not pays(179, 432, 8)
+
+
+def test_auto_asks_for_it_in_float32_alone():
+    """On fakes that say they are on a GPU."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for rows, dtype, order in (
+            (128, torch.float32, ("reference",)),
+            (2048, torch.float32, ("cublas", "reference")),
+            (2048, torch.bfloat16, ("wgmma", "triton", "reference")),
+        ):
+            sizes = (rows, 16), (rows, 26, 16), (512, 432**2)
+            dense, embeddings, weight = (torch.empty(s, dtype=dtype, device="cuda") for s in sizes)
+            args = dense, embeddings, weight, None, "relu"
+            assert OP.prefer(*args) == order
+            needs, upstream = (True,) * 4, dense.new_empty(rows, 512)
+            assert OP.gradient.prefer(needs, upstream, *OP.gradient.save(upstream, *args)) == order
+        flat = torch.empty(16, device="cuda")  # which `validate` refuses afterwards
+        assert OP.prefer(flat, embeddings, weight, None, "relu") == ("reference",)
 
 
 # On a GPU.

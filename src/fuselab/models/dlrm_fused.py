@@ -56,12 +56,10 @@ class FusedDlrm:
         pairs = list(zip(self.operands[::2], self.operands[1::2], strict=True))
         bottom = len(model.config.dense_hidden) + 1
         self.bottom, self.top = pairs[:bottom], pairs[bottom:]
-        # The step was timed with the loss in CUDA, where "auto" takes Triton in float32. The outer
-        # product "auto" may keep to the reference on a GPU: of 2048 samples in float32 in 1.5 GB.
+        # The step was timed with the loss in CUDA, where "auto" takes Triton in float32.
         on_gpu = self.tables[0].is_cuda
         narrow = model.config.prediction_hidden[-1] <= 1024  # the kernel holds a row in registers
         self.of_logit = "cuda" if on_gpu and narrow else "auto"
-        self.of_outer = "cublas" if on_gpu and not half else "auto"
 
     def refresh(self) -> None:
         """Take up what the leaves have become."""
@@ -120,10 +118,7 @@ class FusedDlrm:
             case "cat":
                 return cat_interaction(dense, vectors), hidden
         weight, bias = hidden[0]
-        first = outer_interaction_linear(
-            dense, vectors, weight, bias, "relu", implementation=self.of_outer
-        )
-        return first, hidden[1:]
+        return outer_interaction_linear(dense, vectors, weight, bias, "relu"), hidden[1:]
 
     def _leaf(self, name: str, parameter: nn.Parameter) -> Tensor:
         if not self.padding or name != "prediction_mlp.0.weight":

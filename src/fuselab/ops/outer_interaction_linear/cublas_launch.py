@@ -3,7 +3,7 @@ into a workspace, in L2 where few samples allow, and takes up from there.
 
 At 2048 x 432 -> 512 the three products are 609 GFLOP, 1.7 ms at the 356 TFLOP/s of a large TF32
 product on an H200; the plain layer's are 1174. Beside them z_i z_j is written twice and its
-gradient read once, 0.79 GB each, of chunks of 42 MB with their part of the folded weight.
+gradient read once, 0.79 GB each, of chunks of 66 MB with their part of the folded weight.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from fuselab.ops.outer_interaction_linear.folding import (
     BLOCK,
     Piece,
     folded_pieces,
+    pair_count,
     square_count,
 )
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
-CHUNK_BYTES = 42 * 2**20  # of products, or their gradient, and of the folded weight, or its own
+# Of products, or their gradient, and of the folded weight, or its own. us of 2048 x 26 x 16 -> 512
+# in TF32 on an H200 (2026-11-21), forward and backward: 12 MiB 1345, 4106; 42 1248, 3370; 63 1151,
+# 3166.
+CHUNK_BYTES = 63 * 2**20
 # A chunk's sums are added to those before it: with 8 squares, 2048 products a sum, the additions'
 # 8 bytes a sum are few beside the 8 KB of products, at any batch.
 _LEAST_SQUARES = 8
@@ -41,6 +45,21 @@ def supports(
     if dense.dtype != torch.float32:
         return "it takes float32"
     return layer.supports(dense, embeddings, weight, bias, activation)
+
+
+def pays(rows: int, elements: int, columns: int) -> bool:
+    """Whether this is no slower than the reference.
+
+    Of K² products of a sample P are formed here. The folded weight's 8 P N bytes are written and
+    read beside it; 8 B (K² - P) bytes of products and 2 B N (K² - P) operations are spared, and a
+    GPU does about 80 operations of TF32 in the time of a byte of memory, of exact float32 fewer.
+    So it pays where B (K² - P) (1 + N / 320) >= P N: at 432 -> 512 from 212 samples on. The lines
+    through the times at 128 and 2048 samples meet the reference's at 260 (forward) and 180
+    (backward; H200, TF32, 2026-11-21), hence 512. Under 128 MiB of products launches count.
+    """
+    pairs, all_pairs = pair_count(elements), elements**2
+    spared = rows * (all_pairs - pairs) * (512 + columns)
+    return spared >= 512 * columns * pairs and rows * all_pairs >= 2**25
 
 
 def chunks(rows: int, width: int, columns: int) -> Iterator[Piece]:

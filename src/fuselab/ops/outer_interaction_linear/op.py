@@ -115,21 +115,35 @@ def fake_gradient(
 def prefer(
     dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Sequence[str]:
-    """us of 2048 x 26 x 16 -> 512, bfloat16, relu, on an H200 (torch 2.11, 2026-11-21), wgmma /
+    """us of 2048 x 26 x 16 -> 512, relu, on an H200 (torch 2.11, 2026-11-21). bfloat16, wgmma /
     triton / the reference: forward 462 / 476 / 1469, backward 931 / 1227 / 3555, both 1394 / 1707 /
-    5054 (torch.compile of the reference 824 forward). float32 is not measured."""
-    return _order(dense)
+    5054 (torch.compile of the reference 824 forward). float32 in TF32, cublas / triton / the
+    reference: forward 1151 / 1187 / 2415, backward 3166 / 7579 / 6951; of 128 samples 360 / 298 /
+    266 and 729 / 957 / 624. So float32 takes `cublas` from so many samples on, 276 of them at that
+    size, that it is not slower than the reference, and the reference before."""
+    return _order(dense, embeddings, weight)
 
 
 def prefer_backward(
-    needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, dense: Tensor, *saved: Any
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    *saved: Any,
 ) -> Sequence[str]:
-    return _order(dense)
+    return _order(dense, embeddings, weight)
 
 
-def _order(dense: Tensor) -> Sequence[str]:
-    faster = dense.is_cuda and dense.element_size() == 2
-    return ("wgmma", "triton", "reference") if faster else ("reference", "triton")
+def _order(dense: Tensor, embeddings: Tensor, weight: Tensor) -> Sequence[str]:
+    if not dense.is_cuda or (dense.dim(), embeddings.dim(), weight.dim()) != (2, 3, 2):
+        return ("reference",)
+    if dense.element_size() == 2:
+        return ("wgmma", "triton", "reference")
+    elements = dense.shape[1] + embeddings.shape[1] * embeddings.shape[2]
+    pays = cublas_launch.pays(dense.shape[0], elements, weight.shape[0])
+    return ("cublas", "reference") if pays else ("reference",)
 
 
 def cost(
