@@ -1,11 +1,14 @@
 """What a profile makes of a GPU's trace, from a trace written by hand: no GPU is needed."""
 
 import pytest
+import torch
 
 from fuselab.inspect.findings import find
 from fuselab.inspect.kineto import (
+    Allocation,
     Detail,
     Details,
+    TensorUse,
     attach_details,
     read_window,
     short_kernel_name,
@@ -137,6 +140,34 @@ def test_a_sync_names_what_it_waited_for_and_a_pageable_copy_is_found(window):
     assert found["host sync"].saved_us == 30
     assert "it waits for aten::add" in found["host sync"].title
     assert found["pageable copy"].saved_us == 5
+
+
+@pytest.mark.parametrize(("kernel_us", "found"), [(40, 1), (1, 0)])
+def test_a_look_up_is_found_on_a_gpu_where_comparing_is_worth_a_line(kernel_us, found):
+    """Device time counts, comparison and reader: 2 us of a step of 2 ms are no finding."""
+    names = ("aten::eq", "aten::to")
+    events = [host("user_annotation", "ProfilerStep#3", 0, 2000)]
+    for at, name in enumerate(names):
+        events += [
+            host("cpu_op", name, 100 * at + 10, 50, **{"External id": at}),
+            host("cuda_runtime", "cudaLaunchKernel", 100 * at + 20, 5, correlation=at),
+            device("kernel", POINTWISE, 100 * at + 40, kernel_us, at),
+        ]
+    line = SourceLine("/home/me/model.py", 7)
+    result = Allocation(0.0, 256 * 1024, (1, 1), "cuda", 256 * 1024)
+    ids, known = ((2, 2), (256, 1), (1, 1)), ((3, 3), (1, 1024), (1024, 1))
+    given = tuple(TensorUse(*use, torch.int64) for use in (ids, known))
+    equal = TensorUse((1, 1), (256, 1024), (1024, 1), torch.bool)
+    details = [
+        Detail(name, line, None, (), False, MAIN, -1, inputs, made, None)
+        for name, inputs, made in zip(names, (given, (equal,)), ([result], []), strict=True)
+    ]
+    window = read_window({"traceEvents": events}, whole_steps=1)
+    assert attach_details(window, Details(details, [])) == 1.0
+    split = split_step(window, on_gpu=True)
+    ranked = find([window], Details(details, []), split, on_gpu=True)
+    look_ups = [each for each in ranked if each.kind == "quadratic look-up"]
+    assert [each.saved_us for each in look_ups] == [2 * kernel_us] * found
 
 
 @pytest.mark.parametrize(

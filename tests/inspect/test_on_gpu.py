@@ -71,6 +71,18 @@ def test_a_pageable_copy_is_found():
     assert p.result.split.data_us > 0
 
 
+def test_a_quadratic_look_up_is_found():
+    ids, known = torch.arange(4096, device="cuda"), torch.arange(32768, device="cuda")
+    with profile(schedule=(2, 1, 3, 1)) as p:
+        for _ in range(6):
+            equal = ids.unsqueeze(1) == known.unsqueeze(0)
+            equal.int().argmax(1)
+            p.step()
+    (found,) = [f for f in p.result.findings if f.kind == "quadratic look-up"]
+    assert "134,217,728 comparisons" in found.title
+    assert found.share > 0.1  # a byte written and read and an int written, and argmax reads that
+
+
 def test_explain_times_every_triton_kernel():
     target = targets.load(f"{TARGETS / 'sins.py'}:Breaks", "cuda")
     facts = explain_target(target, backward=True).facts
