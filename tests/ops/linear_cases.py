@@ -71,15 +71,24 @@ def check(
     output = forward(input, weight, bias, activation)
     assert output.dtype == input.dtype and output.is_contiguous()
 
-    def leaves(dtype: torch.dtype) -> list[Tensor | None]:
+    double = input.dtype == torch.float64
+
+    def leaves(dtype: torch.dtype, of: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [
             None if value is None else value.detach().to(dtype, copy=True).requires_grad_()
-            for value in (input, weight, bias)
+            for value in of
         ]
 
-    of_eager, of_exact = leaves(input.dtype), leaves(torch.float64)
-    eager, exact = reference(*of_eager, activation), reference(*of_exact, activation)
-    assert_within_bar(output, eager.detach(), exact.detach(), f"{activation} forward")
+    # Inputs and results: eager's (of float64 float32's, as ``assert_within_bar`` says), those of
+    # float64, and where these differ, float64's of eager's.
+    operands = (input, weight, bias)
+    inputs = [leaves(torch.float32 if double else input.dtype, operands)]
+    inputs.append(leaves(torch.float64, operands))
+    if double:
+        inputs.append(leaves(torch.float64, inputs[0]))
+    results = [reference(*tensors, activation) for tensors in inputs]
+    eager, exact, eager_exact = (result.detach() for result in (*results[:2], results[-1]))
+    assert_within_bar(output, eager, exact, f"{activation} forward", eager_exact)
     saved = save(output, input, weight, bias, activation)
     if upstreams is None:
         generator = torch.Generator().manual_seed(1)
@@ -90,21 +99,23 @@ def check(
         everything = [*backward((True, True, has_bias), upstream, *saved)]
         assert (everything[2] is not None) == has_bias
         places = [place for place in range(3) if everything[place] is not None]
-        theirs, truth = (
+        of_eager = upstream.to(eager.dtype)
+        gradients = [
             torch.autograd.grad(
                 result, [tensors[place] for place in places], grad, retain_graph=True
             )
-            for result, tensors, grad in (
-                (eager, of_eager, upstream),
-                (exact, of_exact, upstream.double()),
+            for tensors, result, grad in zip(
+                inputs, results, (of_eager, upstream.double(), of_eager.double()), strict=False
             )
-        )
-        for place, their, true in zip(places, theirs, truth, strict=True):
+        ]
+        for place, their, true, third in zip(
+            places, gradients[0], gradients[1], gradients[-1], strict=True
+        ):
             assert everything[place].dtype == input.dtype and everything[place].is_contiguous()
             what = f"{activation} gradient {place}"
-            assert_within_bar(everything[place], their, true, what)
+            assert_within_bar(everything[place], their, true, what, third)
             if count > 0:
                 continue
             alone = backward(tuple(index == place for index in range(3)), upstream, *saved)
             assert [grad is not None for grad in alone] == [index == place for index in range(3)]
-            assert_within_bar(alone[place], their, true, f"{what} alone")
+            assert_within_bar(alone[place], their, true, f"{what} alone", third)

@@ -51,9 +51,7 @@ def check(args):
     """Against float64 in eager's measure."""
     assert takes(*args)
     exact = reference(*(arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args))
-    ours = wgmma_launch.forward(*args, config=wgmma_launch.TILE)
-    assert_within_bar(ours, reference(*args), exact)
-    assert torch.equal(wgmma_launch.forward(*args, config=wgmma_launch.DIRECT_TILE), ours)
+    assert_within_bar(wgmma_launch.forward(*args), reference(*args), exact)
 
 
 @pytest.mark.gpu
@@ -106,5 +104,5 @@ def test_triton_takes_the_others(hopper):
 def test_results_repeat_to_the_bit(hopper):
     args = on_gpu(128 * 200 + 5, 520, 520, 16)
     first = wgmma_launch.forward(*args)
-    for tile in (wgmma_launch.TILE, wgmma_launch.DIRECT_TILE) * 10:
-        assert torch.equal(wgmma_launch.forward(*args, config=tile), first)
+    for _ in range(20):
+        assert torch.equal(wgmma_launch.forward(*args), first)

@@ -1,4 +1,4 @@
-"""What compute-sanitizer names that is none: why `sanitize.txt` is read with two exceptions.
+"""What compute-sanitizer names that is none: why `sanitize.txt` is read with an exception.
 
 Each pattern stands beside one that differs in nothing else and is judged rightly.
 """
@@ -18,18 +18,6 @@ pytestmark = [
         shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH"
     ),
 ]
-
-_READ_BACK = """
-import os
-os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-import torch
-from fuselab import ops
-
-input = torch.ones(256, 64, device="cuda", dtype=torch.bfloat16)
-weight = torch.ones(128, 64, device="cuda", dtype=torch.bfloat16)
-output = ops.linear_activation(input, weight, implementation="{implementation}")
-assert (output * 2).cpu().eq(128).all()
-"""
 
 _ONE_WORD = """
 import torch
@@ -58,13 +46,6 @@ def _named(tool: str, script: str) -> bool:
     watched = subprocess.run([*words, "-c", script], capture_output=True, text=True)
     assert watched.returncode in (0, 3), watched.stdout + watched.stderr
     return watched.returncode == 3
-
-
-@pytest.mark.parametrize(("implementation", "named"), [("triton", False), ("wgmma", True)])
-def test_initcheck_does_not_see_what_the_copy_engine_writes(
-    implementation: str, named: bool
-) -> None:
-    assert _named("initcheck", _READ_BACK.format(implementation=implementation)) is named
 
 
 @pytest.mark.parametrize("together", [False, True])

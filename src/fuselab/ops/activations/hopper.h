@@ -106,30 +106,6 @@ FUSELAB_INLINE void copy_in_all(uint32_t to, const TensorMap& map, int column, i
       : "memory");
 }
 
-// Into L2 alone, without a word when it is there.
-FUSELAB_INLINE void copy_ahead(const TensorMap& map, int column, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map),
-               "r"(column), "r"(row)
-               : "memory");
-}
-
-FUSELAB_INLINE void copy_out(const TensorMap& map, int column, int row, uint32_t from) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
-                   &map),
-               "r"(column), "r"(row), "r"(from)
-               : "memory");
-}
-
-FUSELAB_INLINE void copy_out_commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Until all but the last `pending` copies out have read their shared memory.
-template <int pending>
-FUSELAB_INLINE void copy_out_wait() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
-}
-
 // The matrix unit. A descriptor of rows of 128 bytes, 128-byte swizzle: bits 0 to 13 the address
 // / 16, 16 to 29 the leading offset (unused by this layout: 1), 32 to 45 the bytes from 8 rows to
 // the next 8, 1024 / 16, and in 62 and 63 the swizzle, 1. A step of 16 in depth is 32 bytes on.

@@ -107,15 +107,13 @@ def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) ->
     In bfloat16 on an H200 (4.2 TB/s, 700 TFLOP/s): 65536x13->512 is 69 MB and 16 us, all of it the
     output; 65536x512->256 101 MB and 24 us, or 17 GFLOP and 25 us; 4096^3 137 GFLOP and 196 us.
 
-    On 65536x512->256 `wgmma` takes 38 to 41 us (34.6 its kernel under Nsight Compute, 2026-11-21),
-    the library's best 43.6, and a copy of the same bytes 30.7: 1.4 times the library would be 31.1,
-    all but the copy. Of the 34.6 us memory is busy for 51 % and matrix units for 59 %; warps wait
-    on scoreboards as long as at barriers (2.2 and 2.3 cycles per instruction). What comes from L2
-    is not what holds it: 64 columns to a tile move 402 MB of it at 7.6 TB/s, 256 move 197 MB, and
-    two blocks to a cluster, or the weight kept in shared memory, less in the same time. A block
-    walks 3.9 tiles of 8 steps, so the likely rest is its beginning, the end of every tile (1,060
-    instructions a warp, and copies out that wait behind copies in), and loads that a ring of 64 KB
-    of input begins too late. Two ways past those are for tuning to choose: ``direct``, ``ahead``.
+    On 65536x512->256 `wgmma` takes 37.5 us, the library's best 43.3 and a copy of the same bytes
+    30.7 (2026-11-21): 1.4 times the library would be 30.9, the copy itself, of whose rate this is
+    81 %. What comes from L2 is not what holds it: two blocks to a cluster, which halve the weights'
+    part, take 38.4, and with the next tile's input asked for into L2 it took 44.7. Nor do memory
+    and matrix units: when the copy engine wrote the tiles (42.3 us) they were busy for 51 and 59 %
+    of the kernel's own time under Nsight Compute. A block walks 3.9 tiles of 8 steps, so the likely
+    rest is its beginning and the end of every tile, where nothing multiplies.
     """
     rows, columns = input.shape[:-1].numel(), weight.shape[0]
     return Cost(
@@ -151,8 +149,8 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     """On a CPU the reference: the product is nearly all of the time.
 
     us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / cublaslt / wgmma / triton:
-    65536x13 -> 512 99 / 65 / none / 24, 65536x512 -> 256 58 / 41 / 39 / 55, 65536x256 -> 64 24 /
-    19 / 18 / 19, 16384x1024 -> 1024 71 / 54 / 56 / 82, 4096x4096 -> 4096 198 / 181 / 185 / 261.
+    65536x13 -> 512 99 / 65 / none / 24, 65536x512 -> 256 60 / 43 / 38 / 55, 65536x256 -> 64 24 /
+    19 / 18 / 19, 16384x1024 -> 1024 71 / 54 / 55 / 82, 4096x4096 -> 4096 198 / 181 / 187 / 261.
 
     Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again; by
     arithmetic (700 TFLOP/s, 4.2 TB/s, not timed) that takes longer than eager's two more passes

@@ -19,7 +19,7 @@ from fuselab.ops.linear_activation.tiles import sizes
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
-from fuselab.runtime.tensor_map import NO_MAP, tensor_map, why_not
+from fuselab.runtime.tensor_map import tensor_map, why_not
 from fuselab.runtime.tuning import Config, chosen
 
 NAME = "fuselab::linear_activation"
@@ -28,66 +28,47 @@ TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 # As in wgmma_kernels.cu.
 _ROWS, _DEPTH, _THREADS = 128, 64, 384
-_CHUNK_ROWS, _CHUNK_COLUMNS = 64, 64
+_BOX_COLUMNS = 64  # of a weight that lies as (depth, columns)
 
-# ``columns`` of a tile of 128 rows, ``stages`` of 64 in depth in shared memory (as many as fit),
-# and ``cluster`` blocks that share their weights. 168 registers with every one (NVRTC 13.0); 256
-# columns spill 4 to 13 words of gelu, gelu_tanh, silu, sigmoid and tanh, none of the others. Two
-# blocks gain nothing here (65536x512->256 40.7 us for 40.8, 4096^3 184 for 186; H200, 2026-11-21);
-# lora_linear has a tile of such.
+# ``columns`` of a tile of 128 rows, ``stages`` of 64 in depth in shared memory, as many as fit: a
+# fifth of 256 columns is 48 KB, and 33 are left. 168 registers with every one; gelu alone spills,
+# 5 words (NVRTC 13.0). us with 256 columns / 128 / 64 (H200, bfloat16, 2026-11-21): 65536x512->256
+# 37.5 / 39.0 / 49.1, 16384x1024->1024 55.1 / 57.9 / 86.8, 4096x4096->4096 188.1 / 198.1 / 337.
 _CONFIGS = (
     Config(columns=256, stages=4, cluster=1),
-    Config(columns=128, stages=6, cluster=1),
-    Config(columns=64, stages=8, cluster=1),
+    Config(columns=128, stages=7, cluster=1),
+    Config(columns=64, stages=9, cluster=1),
 )
-# ``direct``: threads write a tile, not the copy engine, and wait for nothing (relu: 187 registers
-# of their 232, 16 stores of 16 bytes). ``ahead``: the next tile's input is asked for, into L2.
-# Neither is timed yet; with both L2 may be what is left, of which two blocks need a third less.
-_MORE_CONFIGS = (
-    Config(columns=256, stages=4, cluster=1, direct=1),
-    Config(columns=256, stages=4, cluster=1, direct=1, ahead=1),
-    Config(columns=256, stages=4, cluster=2, direct=1),
-    Config(columns=256, stages=4, cluster=2, direct=1, ahead=1),
-    Config(columns=256, stages=4, cluster=1, ahead=1),
-    Config(columns=128, stages=7, cluster=1, direct=1),
-    Config(columns=64, stages=9, cluster=1, direct=1),
-)
-_AHEAD_DEPTH = 512  # a tile's input is then up to 128 KB, those of 132 blocks a third of the L2
+# Two blocks that share their weights: 38.4, 56.1 and 187.0 us there.
+_PAIR = Config(columns=256, stages=4, cluster=2)
 
 
 def shared_bytes(config: Config) -> int:
-    """Dynamic shared memory of a block: the ring, two 8 KB chunks on their way out (none where it
-    writes directly) and the bias for each of two warp groups, two barriers per stage, and up to 1
-    KB of alignment."""
+    """Dynamic shared memory of a block: the ring, the bias for each of two warp groups, two
+    barriers per stage, and up to 1 KB of alignment."""
     ring = config.stages * (_ROWS + config.columns) * _DEPTH * 2
-    chunks = 0 if config.get("direct") else 4 * _CHUNK_ROWS * _CHUNK_COLUMNS * 2
-    return int(1024 + ring + chunks + 2 * config.columns * 2 + 16 * config.stages)
+    return int(1024 + ring + 2 * config.columns * 2 + 16 * config.stages)
 
 
 @lru_cache(maxsize=1024)
-def candidates(rows: int, columns: int, depth: int, multiprocessor_count: int) -> Sequence[Config]:
+def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[Config]:
     """What tuning may choose from; first the widest tile, not wider than it must be, that gives
     every multiprocessor one, else the narrowest."""
     widest = power_of_two(columns, 64, 256)
-    fitting = [config for config in _CONFIGS if config.columns <= widest]
-    more = [
-        config
-        for config in _MORE_CONFIGS
-        if config.columns <= widest and (depth <= _AHEAD_DEPTH or not config.get("ahead"))
-    ]
+    fitting = [config for config in (*_CONFIGS, _PAIR) if config.columns <= widest]
 
     def fills(config: Config) -> bool:
         tiles = ceil_div(rows, _ROWS) * ceil_div(columns, config.columns)
         return tiles >= multiprocessor_count
 
-    first = next(filter(fills, fitting), fitting[-1])
-    return tuple(dict.fromkeys((first, *fitting, *more)))
+    first = next(filter(fills, fitting), _CONFIGS[-1])
+    return tuple(dict.fromkeys((first, *fitting)))
 
 
 def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
     """``candidates`` for these arguments."""
     rows = input.shape[:-1].numel()
-    return candidates(rows, *weight.shape, multiprocessors(input.device))
+    return candidates(rows, weight.shape[0], multiprocessors(input.device))
 
 
 @cache
@@ -154,9 +135,8 @@ def multiply(
     ``forward`` of one pair, or one of its tiles that takes a second, up to 64 deep. ``across``: the
     kernel's right matrices are transposed, (depth, columns). ``supports`` says which matrices."""
     (rows, columns), depth = output.shape, pairs[0][0].shape[1]
-    bulk = columns % 8 == 0 and why_not(output) is None
     functor = activation_named(activation).functor
-    expression = _expression(functor, TYPES[output.dtype], config, bulk, kernel)
+    expression = _expression(functor, TYPES[output.dtype], config, columns % 8 == 0, kernel)
     tiles = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
     at_a_time = _clusters_at_a_time(source, expression, config, output.device)
     clusters = min(tiles, max(1, at_a_time))
@@ -164,16 +144,13 @@ def multiply(
     for left, right in pairs:
         maps.append(tensor_map(left, _ROWS, _DEPTH))
         own = config.columns // config.cluster
-        maps.append(tensor_map(right, *((_DEPTH, _CHUNK_COLUMNS) if across else (own, _DEPTH))))
+        maps.append(tensor_map(right, *((_DEPTH, _BOX_COLUMNS) if across else (own, _DEPTH))))
     source.launch(
         expression,
         (clusters * config.cluster, 1, 1),
         (_THREADS, 1, 1),
         (
             *maps,
-            tensor_map(output, _CHUNK_ROWS, _CHUNK_COLUMNS)
-            if bulk and not config.get("direct")
-            else NO_MAP,
             *(bias, output, i32(rows), i32(columns), i32(depth)),
             i64(0 if bias is None else bias.stride(0)),
         ),
@@ -185,27 +162,23 @@ backward = cuda_launch.backward
 
 
 def _expression(
-    functor: str, element: str, config: Config, bulk: bool, kernel: str = "forward"
+    functor: str, element: str, config: Config, packed: bool, kernel: str = "forward"
 ) -> str:
     ring = f"{config.columns}, {config.stages}, {config.cluster}"
-    flags = (bool(config.get("direct")), bool(config.get("ahead")), bulk)
-    return f"{kernel}<{functor}, {element}, {ring}, {', '.join(map(str, flags)).lower()}>"
+    return f"{kernel}<{functor}, {element}, {ring}, {str(packed).lower()}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every activation, every configuration, and both elements with both stores."""
-    widest, direct = _CONFIGS[0], _MORE_CONFIGS[0]
+    """Every activation, and every configuration with both elements and both stores."""
     found = [
-        _expression(entry.functor, "__nv_bfloat16", widest, True) for entry in ACTIVATIONS.values()
+        _expression(entry.functor, "__nv_bfloat16", _CONFIGS[0], True)
+        for entry in ACTIVATIONS.values()
     ]
-    found += [_expression("Relu", "__nv_bfloat16", config, True) for config in _MORE_CONFIGS]
-    found += [_expression("Gelu", "__nv_bfloat16", direct, True)]
-    found += [_expression("Relu", "__half", direct, False)]
     found += [
-        _expression("Relu", element, config, bulk)
+        _expression("Relu", element, config, packed)
         for element in TYPES.values()
-        for config in _CONFIGS
-        for bulk in (True, False)
+        for config in (*_CONFIGS, _PAIR)
+        for packed in (True, False)
     ]
     return tuple(dict.fromkeys(found))
 

@@ -40,10 +40,10 @@ _FINISHED = 32  # elements of a block of `finish`
 MOST_RANK = 16
 MOST_CLUSTER = 8  # blocks, of every GPU with clusters
 # Of the input's gradient. us of the whole backward with Triton's / with wgmma's (H200, bfloat16,
-# 2026-11-21): 8192 x 4096 -> 4096 455.1 / 450.5, 65536 x 512 -> 512 157.3 / 153.8, 4096 x 1024 ->
-# 1024 44.9 / 46.9, where 128 x 256 tiles are less than one round and Triton's 128 x 128 two.
+# 2026-11-21): 8192 x 4096 -> 4096 454.5 / 447.0; before threads wrote wgmma's tile 65536 x 512 ->
+# 512 157.3 / 153.8, 4096 x 1024 -> 1024 44.9 / 46.9, where 128 x 256 tiles are less than one round
+# and Triton's 128 x 128 two.
 _WGMMA, _TRITON = Config(product="wgmma"), Config(product="triton")
-_DIRECT = Config(product="wgmma", direct=1)  # by threads' stores, not timed yet
 
 
 def _cluster(columns: int, inner: int) -> int:
@@ -77,7 +77,7 @@ def configs(
     down = ceil_div(input.shape[:-1].numel(), wgmma_launch.ROWS)
     count = down * ceil_div(weight.shape[1], wgmma_launch.TILE.columns)
     wide = count >= multiprocessors(input.device)
-    return (_WGMMA, _DIRECT, _TRITON) if wide else (_TRITON, _WGMMA, _DIRECT)
+    return (_WGMMA, _TRITON) if wide else (_TRITON, _WGMMA)
 
 
 def supports(
@@ -186,12 +186,8 @@ def backward(
         candidates = configs(needs, grad_output, output, input, *layer)
         config = chosen(wgmma_launch.OP_NAME, "cuda_backward", key, candidates)
         operands = (grad, weight, grad_projection, lora_a)
-        if config == _TRITON:
-            multiplied = launch.pull_through(*operands)
-        else:
-            tile = wgmma_launch.DIRECT_TILE if config == _DIRECT else wgmma_launch.TILE
-            multiplied = wgmma_launch.pull_through(*operands, tile)
-        grad_input = multiplied.view(input.shape)
+        multiply = launch if config == _TRITON else wgmma_launch
+        grad_input = multiply.pull_through(*operands).view(input.shape)
     return grad_input, None, None, grad_a, grad_b
 
 

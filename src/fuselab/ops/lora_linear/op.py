@@ -134,10 +134,10 @@ def prefer(input: Tensor, *arguments: Any) -> Sequence[str]:
 
     us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / in_place / triton / cuda: 4096 x
     1024 -> 1024 49.1 / 37.3 / 26.9 / 27.5, with the backward 114 / 124 / 79.3 / 67.5; 8192 x 4096
-    -> 4096 522 / 461 / 403 / 395, 1075 / 1146 / 891 / 853; 8192 x 4096 -> 11008 1338 / 1209 / 1023
+    -> 4096 522 / 461 / 403 / 392, 1075 / 1146 / 891 / 853; 8192 x 4096 -> 11008 1338 / 1209 / 1023
     / none, 2607 / 2802 / 2193 / none; 65536 x 512 -> 512 245 / 181 / 107 / 105, 523 / 591 / 323 /
-    258. (cuda's 395 and 105 are of the tile that it has since, its steps of the one before: 402 and
-    123 forward.)
+    258. (cuda's 392 and 105 are of tiles that it has since, its steps of one before: 402 and 123
+    forward.)
 
     Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again: another
     forward, longer than what ours gains.
@@ -326,7 +326,7 @@ OP = FusedOp(
             one_pass.supports_backward,
         ),
     },
-    configs={"cuda": wgmma_launch.configs, "cuda_backward": one_pass.configs},
+    configs={"cuda_backward": one_pass.configs},
     cost=cost,
     cost_backward=cost_backward,
     cases=tuple(_cases()),

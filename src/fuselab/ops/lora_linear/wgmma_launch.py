@@ -8,7 +8,6 @@ rounded: the sum has no other place for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,20 @@ from torch import Tensor
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import wgmma_launch as wgmma
 from fuselab.ops.linear_activation.product import as_rows, empty_output
-from fuselab.ops.linear_activation.tiles import sizes
 from fuselab.ops.lora_linear import launch
 from fuselab.ops.lora_linear.layer import Layer
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.tensor_map import why_not
-from fuselab.runtime.tuning import Config, chosen
+from fuselab.runtime.tuning import Config
 
 WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
 
 # 128 x 256, as deep a ring as fits, and weights shared by two blocks. us of the forward with
-# clusters of 1 / 2 / 4 (H200, bfloat16, 2026-11-21): 8192 x 4096 -> 4096 403 / 395 / 424, 65536 x
-# 512 -> 512 120 / 105 / 109, 4096 x 1024 -> 1024 27.1 / 27.6 / 39.3; of 128 columns 423, 111, 27.5
-# at best.
+# clusters of 1 / 2 / 4, all before threads wrote the tile, which made the second 392 (H200,
+# bfloat16, 2026-11-21): 8192 x 4096 -> 4096 403 / 395 / 424, 65536 x 512 -> 512 120 / 105 / 109,
+# 4096 x 1024 -> 1024 27.1 / 27.6 / 39.3; of 128 columns 423, 111, 27.5 at best.
 OP_NAME = "fuselab::lora_linear"
 ROWS, TILE = 128, Config(columns=256, stages=4, cluster=2)
-DIRECT_TILE = Config(**TILE, direct=1)  # not timed yet; 8 tiles to a block at 8192 x 4096 -> 4096
 
 
 def takes(input: Tensor, layer: Layer) -> bool:
@@ -49,22 +46,16 @@ def takes(input: Tensor, layer: Layer) -> bool:
     )
 
 
-def configs(input: Tensor, *arguments: Any) -> Sequence[Config]:
-    """What tuning may choose from, where ``forward`` is of wgmma."""
-    return (TILE, DIRECT_TILE) if takes(input, Layer(*arguments)) else (TILE,)
-
-
-def forward(input: Tensor, *arguments: Any, config: Config | None = None) -> Tensor:
+def forward(input: Tensor, *arguments: Any) -> Tensor:
     """Two launches, S in the workspace, of a rank up to 64; Triton's product where ``takes`` says
-    no. ``config`` replaces the tuned or default one."""
+    no."""
     layer = Layer(*arguments)
     if not takes(input, layer):
         return launch.forward(input, *layer)
     weight, bias, lora_a, lora_b, scale, activation = layer
     x, output = as_rows(input), empty_output(input, weight)
-    config = config or chosen(OP_NAME, "cuda", (x.dtype, *sizes(x, weight)), (TILE, DIRECT_TILE))
     pairs = ((x, weight), (launch.project(x, lora_a, scale), lora_b))
-    wgmma.multiply(WGMMA, "adapt", pairs, bias, as_rows(output), activation, config)
+    wgmma.multiply(WGMMA, "adapt", pairs, bias, as_rows(output), activation, TILE)
     return output
 
 
@@ -78,13 +69,11 @@ def pulls(weight: Tensor, lora_a: Tensor) -> bool:
     )
 
 
-def pull_through(
-    grad: Tensor, weight: Tensor, grad_projection: Tensor, lora_a: Tensor, tile: Config = TILE
-) -> Tensor:
+def pull_through(grad: Tensor, weight: Tensor, grad_projection: Tensor, lora_a: Tensor) -> Tensor:
     """grad W + grad_projection A in one launch: (rows, N) and (rows, r) to (rows, K)."""
     output = grad.new_empty((grad.shape[0], weight.shape[1]))
     pairs = ((grad, weight), (grad_projection, lora_a))
-    wgmma.multiply(WGMMA, "pull_through", pairs, None, output, "identity", tile, across=True)
+    wgmma.multiply(WGMMA, "pull_through", pairs, None, output, "identity", TILE, across=True)
     return output
 
 
@@ -93,10 +82,9 @@ CUDA_EXPRESSIONS = (
         wgmma._expression(entry.functor, "__nv_bfloat16", TILE, True, "adapt")
         for entry in ACTIVATIONS.values()
     ),
-    wgmma._expression("Gelu", "__nv_bfloat16", DIRECT_TILE, True, "adapt"),
+    wgmma._expression("Relu", "__nv_bfloat16", TILE, False, "adapt"),
     *(
-        wgmma._expression("Identity", element, tile, True, "pull_through")
+        wgmma._expression("Identity", element, TILE, True, "pull_through")
         for element in ("__half", "__nv_bfloat16")
-        for tile in (TILE, DIRECT_TILE)
     ),
 )
