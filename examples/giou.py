@@ -204,6 +204,10 @@ def time_steps() -> None:
 #
 # [figures: generalized_box_iou_loss forward float32]
 #
+# [figures: generalized_box_iou_loss forward+backward float32]
+#
+# [plot: generalized_box_iou_loss forward+backward float32]
+#
 # [figures: padded_generalized_box_iou_loss forward+backward float32]
 #
 # In a detector's training step, `fuselab train boxes`:

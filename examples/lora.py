@@ -146,6 +146,8 @@ def time_a_layer() -> None:
 # And a whole small training, `fuselab train lora`:
 #
 # [modes: train_lora.json]
+#
+# [bars: modes train_lora.json]
 
 STEPS = (what_trains, a_wrapped_layer, train_and_merge, which_rank, time_a_layer)
 

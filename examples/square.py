@@ -158,6 +158,8 @@ def bytes_of_a_chain() -> None:
 #
 # [figures: square forward float32]
 #
+# [plot: square forward float32]
+#
 # A chain of three operations, `relu(input + scale * update + bias)`: compile and kernels of our own
 # are at the limit together, and both leave eager behind.
 #

@@ -152,6 +152,8 @@ def any_block() -> None:
 #
 # [figures: add forward float32]
 #
+# [plot: add forward float32]
+#
 # One addition alone gives a kernel of your own nothing to win: PyTorch's moves the same bytes. The
 # win begins where several operations follow each other and the tensors between them need not be
 # written: `relu(input + scale * update + bias)` in one kernel.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 import sys
@@ -89,22 +88,3 @@ def test_the_table_is_made_from_the_results() -> None:
 
     assert readme_table.written(README) == README
     assert "| **" in readme_table.table()
-
-
-def test_the_steps_of_a_dlrm_are_those_on_file() -> None:
-    file = CLONE / "benchmarks" / "nvidia-h200" / "dlrm_step.json"
-    measured = json.loads(file.read_text())["measured"]
-
-    def us(provider: str) -> list[str]:
-        return [
-            f"{each['loop_us']:.0f}"
-            for each in measured
-            if each["provider"] == provider
-            and each["precision"] == "bf16"
-            and each["case"].startswith("dot")
-        ]
-
-    text = " ".join(README.split())
-    small, middle, large = us("ours")
-    assert f"takes {small} us at 128 rows on an H200, {middle} at 2048 and {large} at 65536" in text
-    assert "takes {}, {} and {}.".format(*us("strong")) in text

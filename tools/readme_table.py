@@ -1,13 +1,11 @@
 """The README's table, made from the result files under benchmarks/.
 
-python tools/readme_table.py          print it
-python tools/readme_table.py --write  put it into README.md between its two marks
+python tools/readme_table.py prints it; tools/figures.py puts it into README.md between its marks.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +59,24 @@ def implementation(record: dict[str, Any]) -> str | None:
     return str(record["provider"]) if record["kind"] == "implementation" else None
 
 
-def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
-    """One row, from the newest file of its operator that has it."""
+def group_of(folder: str, operator: str, case: str, dtype: str, phase: str) -> dict[str, Any]:
+    """What was measured of a row, from the newest file of its operator that has it."""
     files = [*(RESULTS / folder).glob(f"{operator}.json")]
     if case != "4x4":  # the further files were taken beside other work, which host time feels
         files += (RESULTS / folder).glob(f"{operator}.*.json")
     results = [json.loads(file.read_text()) for file in files]
     results.sort(key=lambda result: result["environment"]["date"], reverse=True)
-    group = next(
+    return next(
         group
         for result in results
         for group in result["groups"]
         if (group["case"], group["dtype"], group["phase"]) == (case, dtype, phase)
     )
-    records = group["records"]
+
+
+def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
+    """One row of a table."""
+    records = group_of(folder, operator, case, dtype, phase)["records"]
     tiny = case == "4x4"
     key = "host_us" if tiny else "median_us"
     compiled = fastest([r for r in records if r["provider"].startswith("compile")], key)
@@ -93,6 +95,17 @@ def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
     )
 
 
+def limit() -> str:
+    """What the H200's last column is a share of, with the rows that arithmetic bounds."""
+    bounds = {row: group_of("nvidia-h200", *row)["ceiling"]["bound"] for row in H200_ROWS}
+    computes = [f"`{row[0]}` {row[1]}" for row, bound in bounds.items() if bound == "compute"]
+    return (
+        "The limit is the fastest kernel that only moves the same bytes, timed in the same rounds "
+        "(a little over 100 % is its own spread), or a matrix product of as many operations at the "
+        f"library's measured rate where that is more: {' and '.join(computes) or 'in no row here'}."
+    )
+
+
 def table() -> str:
     """Both tables, each with the line that says where it comes from."""
     h200 = json.loads((RESULTS / "nvidia-h200" / "softmax.json").read_text())["environment"]
@@ -107,10 +120,8 @@ def table() -> str:
             *(line("nvidia-h200", *row) for row in H200_ROWS),
             "",
             f"{h200['device_name']}, torch {h200['torch']}, Triton {h200['triton']}, "
-            f"{h200['date'][:10]}: medians, cold L2, all providers interleaved in one run. The "
-            "limit is the fastest kernel that only moves the same bytes, timed in the same rounds "
-            "(a little over 100 % is its own spread), and for `outer_interaction_linear` a matrix "
-            "product of as many operations.",
+            f"{h200['date'][:10]}: medians, cold L2, all providers interleaved in one run. "
+            f"{limit()}",
             "",
             *head,
             *(line("cpu", *row) for row in CPU_ROWS),
@@ -129,13 +140,5 @@ def written(readme: str) -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
-def main() -> None:
-    if sys.argv[1:] == ["--write"]:
-        path = CLONE / "README.md"
-        path.write_text(written(path.read_text()))
-    else:
-        print(table())
-
-
 if __name__ == "__main__":
-    main()
+    print(table())

@@ -2,11 +2,13 @@
 
 python tools/tutorials.py [NAME ...]   run the scripts (all without names) and write their pages
 python tools/tutorials.py --figures    renew text and figures, keep what the scripts printed
+python tools/tutorials.py --beside [NAME ...]   on an H200: write what measured steps print there
 
 A story is a script with ``STEPS``, functions that print. Comments that begin a line are the page's
 text, the code between them is shown, and what a step prints stands behind it, with the pictures
-that it wrote. What steps named ``time_...`` or ``measure_...`` print differs from run to run. In
-the text, on lines of their own:
+that it wrote. What steps named ``time_...`` or ``measure_...`` print differs from run to run, and
+what they print on an H200 (story.NAME.json) stands beside it. In the text, paragraphs of their own,
+which are left out with the line before that ends in a colon where there is no such file:
 
     [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
     [plot: softmax forward float32]       its bandwidth, or arithmetic, against the size
@@ -15,6 +17,7 @@ the text, on lines of their own:
     [ranges: train_boxes.json]            what `fuselab train boxes` measured
     [modes: train_lora.json]              what `fuselab train lora` measured
     [ceiling: bf16]                       what the device can do, and the operations per byte
+    [bars: modes train_lora.json]         times of [steps], in bfloat16, or of [modes] as bars
     [file: lora_floor.txt]                a file of benchmarks/nvidia-h200 as it is
 """
 
@@ -30,6 +33,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +42,7 @@ from typing import Any
 
 from fuselab.data.layout import KAGGLE_CARDINALITIES
 from fuselab.device import environment
+from fuselab.report.files import write_json
 from fuselab.report.numbers import NONE, byte_count, digits
 from fuselab.report.plots import COLORS, MARKERS
 
@@ -61,6 +66,7 @@ STORIES = (
 OUTPUT = re.compile(r"^```text( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED_ON = re.compile(r"^\*Printed on .*\*$", re.MULTILINE)
 WROTE = re.compile(r"^wrote (\S+\.png)$", re.MULTILINE)
+DIRECTIVE = re.compile(r"\[(figures|plot|host|steps|ranges|modes|ceiling|bars|file): (.+)\]")
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,24 @@ def printed(module: ModuleType, folder: Path) -> list[str]:
                 step()
             texts.append(text.getvalue())
     return texts
+
+
+def print_beside(name: str, folder: Path) -> None:
+    """What the measured steps print on this machine, written after each."""
+    module = load(name)
+    texts: dict[str, str] = {}
+    for step in module.STEPS:
+        if not is_measured(step.__name__):
+            continue
+        with (
+            tempfile.TemporaryDirectory() as away,
+            contextlib.chdir(away),
+            contextlib.redirect_stdout(io.StringIO()) as text,
+        ):
+            step()
+        texts[step.__name__] = WROTE.sub("", text.getvalue()).strip("\n")
+        payload = {"environment": environment.describe(), "printed": texts}
+        write_json(folder / f"story.{name}.json", payload)
 
 
 def where() -> str:
@@ -147,9 +171,10 @@ def page(name: str, outputs: Sequence[str], place: str) -> str:
         if piece.kind == "code" and piece.text:
             parts.append(f"```python\n{piece.text}\n```")
         elif piece.kind == "prose":
-            parts.append("\n".join(map(directive, piece.text.splitlines())))
+            parts += carried_out(piece.text)
         elif piece.kind == "output":
             parts += output(piece.text, by_step[piece.text])
+            parts += beside(RESULTS / f"story.{name}.json", piece.text)
     return "\n\n".join([*parts, place]) + "\n"
 
 
@@ -159,6 +184,19 @@ def output(step: str, text: str) -> list[str]:
     measured = " measured" if is_measured(step) else ""
     pictures = [f"![{Path(file).stem}](pictures/{file})" for file in WROTE.findall(text)]
     return [f"```text{measured}\n{shown}\n```", *pictures]
+
+
+def beside(file: Path, step: str) -> list[str]:
+    """What a step printed on an H200, if it did."""
+    payload = json.loads(file.read_text()) if file.exists() else {"printed": {}}
+    if step not in payload["printed"]:
+        return []
+    facts = payload["environment"]
+    return [
+        f"The same on an {facts['device_name']}, torch {facts['torch']}, {facts['date'][:10]} "
+        f"([{file.name}](../../benchmarks/nvidia-h200/{file.name})):",
+        f"```text beside\n{payload['printed'][step]}\n```",
+    ]
 
 
 def is_measured(step: str) -> bool:
@@ -182,27 +220,43 @@ def step_names(source: str) -> list[str]:
     raise ValueError("the script has no STEPS")
 
 
-def directive(line: str) -> str:
-    """``[figures: ...]`` and its kin carried out; any other line as it is."""
-    found = re.fullmatch(r"\[(figures|plot|host|steps|ranges|modes|ceiling|file): (.+)\]", line)
-    if found is None:
-        return line
-    if found[1] == "ceiling":
-        return ceiling(found[2])
-    if found[1] in ("steps", "ranges", "modes"):
-        return trained(found[1], RESULTS / found[2])
-    if found[1] == "file":
-        text = (RESULTS / found[2]).read_text(encoding="utf-8").rstrip()
-        return f"```\n{text}\n```\n\nFrom [{found[2]}](../../benchmarks/nvidia-h200/{found[2]})."
-    operator, phase, dtype = found[2].split()
+def carried_out(prose: str) -> list[str]:
+    """Paragraphs with ``[figures: ...]`` and its kin in place, or gone where nothing is on file."""
+    kept: list[str] = []
+    for paragraph in prose.split("\n\n"):
+        found = DIRECTIVE.fullmatch(paragraph)
+        text = paragraph if found is None else directive(*found.groups())
+        if text:
+            kept.append(text)
+        elif kept and kept[-1].endswith(":"):
+            kept.pop()
+    return kept
+
+
+def directive(kind: str, of: str) -> str:
+    """What stands in its place; empty where nothing is on file."""
+    if kind == "ceiling":
+        return ceiling(of)
+    if kind in TABLES:
+        return trained(kind, RESULTS / of)
+    if kind == "bars":
+        name = of.split()[1]
+        shown = f"![{name}, on an H200](pictures/{bars_name(name)})"
+        return shown if (RESULTS / name).exists() else ""
+    if kind == "file":
+        if not (RESULTS / of).exists():
+            return ""
+        text = (RESULTS / of).read_text(encoding="utf-8").rstrip()
+        return f"```\n{text}\n```\n\nFrom [{of}](../../benchmarks/nvidia-h200/{of})."
+    operator, phase, dtype = of.split()
     groups = measured(operator, phase, dtype)
     if not groups:
-        return f"No figures of `{operator}` ({phase}, {dtype}) on an H200 are on file yet."
-    if found[1] == "figures":
+        return ""
+    if kind == "figures":
         return table(groups)
-    if found[1] == "host":
+    if kind == "host":
         return host_table(groups[0])
-    return f"![{found[2]} on an H200](pictures/{plot_name(operator, phase, dtype)})"
+    return f"![{of} on an H200](pictures/{plot_name(operator, phase, dtype)})"
 
 
 def ceiling(unit: str) -> str:
@@ -308,33 +362,37 @@ def host_table(one: Measured) -> str:
     )
 
 
-def trained(kind: str, file: Path) -> str:
-    """The table of a training case study, and where it comes from."""
+def trained(kind: str, file: Path, root: str = "../..") -> str:
+    """The table of a training case study and where it comes from, on a page as deep as ``root``
+    says; empty where no such file is."""
     if not file.exists():
-        return "An H200 has not run it yet."
+        return ""
     payload = json.loads(file.read_text())
-    tables = {"steps": steps_table, "ranges": ranges_table, "modes": modes_table}
-    lines, what = tables[kind](payload)
+    lines, what = TABLES[kind](payload)
     facts = payload["environment"]
-    link = f"[{file.name}](../../benchmarks/nvidia-h200/{file.name})"
+    link = f"[{file.name}]({root}/benchmarks/nvidia-h200/{file.name})"
     where = f"{facts['device_name']}, torch {facts['torch']}, {facts['date'][:10]}"
     return "\n".join([*lines, "", f"{where}: {what}; {link}."])
 
 
 def steps_table(payload: dict[str, Any]) -> tuple[list[str], str]:
     """A row per provider and precision, a column per case."""
-    measured = payload["measured"]
-    cases = list(dict.fromkeys(one["case"] for one in measured))
-    times: dict[str, dict[str, float]] = {}
-    for one in measured:
-        name = f"{one['provider']}, {one['precision']}"
-        times.setdefault(name, {})[one["case"]] = one["loop_us"]
-    lines = [f"| us per step | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
+    times = step_times(payload, "{provider}, {precision}")
+    cases = list(dict.fromkeys(one["case"] for one in payload["measured"]))
+    lines = [f"| us | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
     for name, found in times.items():
         cells = (digits(found[case]) if case in found else NONE for case in cases)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     largest = min(payload["largest_table"], max(KAGGLE_CARDINALITIES))
-    return lines, f"the largest table has {largest:,} rows"
+    return lines, f"us per step or forward, the largest table has {largest:,} rows"
+
+
+def step_times(payload: dict[str, Any], label: str) -> dict[str, dict[str, float]]:
+    """Microseconds by ``label``, which is filled from each measurement, and by case."""
+    times: dict[str, dict[str, float]] = {}
+    for one in payload["measured"]:
+        times.setdefault(label.format(**one), {})[one["case"]] = one["loop_us"]
+    return times
 
 
 def ranges_table(payload: dict[str, Any]) -> tuple[list[str], str]:
@@ -372,6 +430,52 @@ def modes_table(payload: dict[str, Any]) -> tuple[list[str], str]:
     )
 
 
+def loader_table(payload: dict[str, Any]) -> tuple[list[str], str]:
+    """A row per batch size."""
+    figures = payload["figures"]
+    ways = ("in order", "given", "step", "fed")
+    sizes = dict.fromkeys(name.partition(":")[0] for name in figures if ": given" in name)
+    lines = [f"| million rows/s | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    for size in sizes:
+        rates = (digits(figures[f"{size}: {way} (M rows/s)"]) for way in ways)
+        lines.append(f"| batch {size} | {' | '.join(rates)} |")
+    return lines, (
+        f"{payload['rows']:,} rows in the page cache; the loader alone in order and shuffled "
+        "(given), the fused step in bfloat16 on one batch that stays, and fed by the loader"
+    )
+
+
+def parity_table(payload: dict[str, Any]) -> tuple[list[str], str]:
+    """A row per mode and precision; the first is eager's."""
+    seeds = list(next(iter(payload["runs"].values())))
+    head = " | ".join(f"seed {seed}" for seed in seeds)
+    lines = [f"| held-out loss | {head} | AUC | off at most |", "|---" * (len(seeds) + 3) + "|"]
+    eager: dict[str, float] = {}
+    for way, runs in payload["runs"].items():
+        losses = {seed: runs[seed]["held_out"]["loss"] for seed in seeds}
+        areas = [runs[seed]["held_out"]["auc"] for seed in seeds]
+        eager = eager or losses
+        off = max(abs(losses[seed] - eager[seed]) for seed in seeds)
+        cells = " | ".join(f"{loss:.5f}" for loss in losses.values())
+        span = f"{min(areas):.4f} to {max(areas):.4f}"
+        lines.append(f"| {way} | {cells} | {span} | {f'{off:.1g}' if off else NONE} |")
+    spread = max(eager.values()) - min(eager.values())
+    plan = next(iter(payload["runs"].values()))[seeds[0]]
+    return lines, (
+        f"{plan['steps']:,} steps of {plan['batch_size']} rows, {plan['optimizer']} {plan['lr']}; "
+        f"eager's own seeds differ by {spread:.1g}"
+    )
+
+
+TABLES = {
+    "steps": steps_table,
+    "ranges": ranges_table,
+    "modes": modes_table,
+    "loader": loader_table,
+    "parity": parity_table,
+}
+
+
 def plot_name(operator: str, phase: str, dtype: str) -> str:
     return f"h200-{operator}-{phase}-{dtype}.png"
 
@@ -386,6 +490,14 @@ def draw(operator: str, phase: str, dtype: str) -> None:
 
     groups = measured(operator, phase, dtype)
     if not groups:
+        return
+    title = f"{operator}, {phase}, {dtype}: {groups[0].environment['device_name']}"
+    path = PICTURES / plot_name(operator, phase, dtype)
+    if len(groups) == 1:
+        found = {name: time_of(groups[0].group, name) for name in providers(groups)}
+        case, limit = groups[0].group["case"], groups[0].group["ceiling"]
+        rows = {name: {case: us} for name, us in found.items() if us}
+        draw_bars(rows | ({"limit": {case: limit["median_us"]}} if limit else {}), title, path)
         return
     figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     cases = [one.group["case"] for one in groups]
@@ -412,16 +524,69 @@ def draw(operator: str, phase: str, dtype: str) -> None:
     axis.tick_params("x", rotation=25, labelsize=8)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=8)
-    axis.set_title(f"{operator}, {phase}, {dtype}: {groups[0].environment['device_name']}")
-    figure.savefig(PICTURES / plot_name(operator, phase, dtype), dpi=90)
+    axis.set_title(title)
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def bars_name(file: str) -> str:
+    return f"h200-{Path(file).stem}.png"
+
+
+def draw_study(kind: str, file: Path) -> None:
+    """The times of a training case study as bars."""
+    if not file.exists():
+        return
+    payload = json.loads(file.read_text())
+    what = file.stem
+    if kind == "modes":
+        rows = {one["mode"]: {"step": one["step_us"]} for one in payload["modes"]}
+    else:
+        half = [one for one in payload["measured"] if one["precision"] == "bf16"]
+        rows, what = step_times({"measured": half}, "{provider}"), f"{what}, bfloat16"
+    title = f"{what}: {payload['environment']['device_name']}"
+    draw_bars(rows, title, PICTURES / bars_name(file.name))
+
+
+def draw_bars(rows: dict[str, dict[str, float]], title: str, path: Path) -> None:
+    """Microseconds by bar and group of bars; a bar's length is its share of the group's longest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = list(dict.fromkeys(case for found in rows.values() for case in found))
+    longest = {case: max(found.get(case, 0) for found in rows.values()) for case in cases}
+    inches = 0.7 + 0.2 * sum(map(len, rows.values())) + 0.1 * len(cases)
+    figure, axis = pyplot.subplots(figsize=(7, inches), layout="constrained")
+    middles, at = [], 0.0
+    for case in cases:
+        first = at
+        for index, (name, found) in enumerate(rows.items()):
+            if case in found:
+                color = "#777777" if name == "limit" else COLORS[index % len(COLORS)]
+                share = found[case] / longest[case]
+                axis.barh(at, share, color=color)
+                axis.text(
+                    share + 0.01, at, f"{name}, {digits(found[case])} us", va="center", size=8
+                )
+                at += 1
+        middles.append((first + at - 1) / 2)
+        at += 0.5
+    axis.set_yticks(middles, cases)
+    axis.set(xlim=(0, 1.35), xticks=(0, 0.5, 1), xlabel="time, of the slowest", title=title)
+    axis.invert_yaxis()
+    figure.savefig(path, dpi=90)
     pyplot.close(figure)
 
 
 def draw_plots(name: str) -> None:
-    """Every ``[plot: ...]`` of a story."""
+    """Every ``[plot: ...]`` and ``[bars: ...]`` of a story."""
     source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
     for found in re.findall(r"^# \[plot: (\S+) (\S+) (\S+)\]$", source, re.MULTILINE):
         draw(*found)
+    for kind, file in re.findall(r"^# \[bars: (\S+) (\S+)\]$", source, re.MULTILINE):
+        draw_study(kind, RESULTS / file)
 
 
 def outputs_of(text: str) -> list[str]:
@@ -468,16 +633,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(STORIES))
     parser.add_argument("--figures", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--beside", action="store_true", help="write benchmarks/nvidia-h200/story.*"
+    )
     options = parser.parse_args()
-    PICTURES.mkdir(parents=True, exist_ok=True)
     for name in options.names or STORIES:
-        draw_plots(name)
-        if options.figures:
-            text = renewed(name)
+        if options.beside:
+            print_beside(name, RESULTS)
+        elif options.figures:
+            renew(name)
         else:
-            text = page(name, printed(load(name), PICTURES), where())
-        (FOLDER / f"{name}.md").write_text(text, encoding="utf-8")
-    (FOLDER / "README.md").write_text(index(), encoding="utf-8")
+            draw_plots(name)
+            write(name, page(name, printed(load(name), PICTURES), where()))
+    if not options.beside:
+        write("README", index())
+
+
+def renew(name: str) -> None:
+    """Write a page with today's text and figures and the outputs that it has."""
+    draw_plots(name)
+    write(name, renewed(name))
+
+
+def write(name: str, text: str) -> None:
+    (FOLDER / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

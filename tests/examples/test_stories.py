@@ -124,11 +124,55 @@ def test_tables_show_the_digits_of_the_files() -> None:
     assert widest.group["case"] == "1024x262144" and widest.file.name == "softmax.wide.json"
     time = tutorials.time_of(widest.group, "cuda")
     assert time is not None and tutorials.digits(time) in tutorials.table(groups).splitlines()[-3]
-    assert tutorials.directive("[figures: no_such forward float32]").startswith("No figures")
+
+
+def test_what_is_not_on_file_is_left_out_with_the_line_that_announces_it() -> None:
+    prose = "One.\n\nThe operator:\n\n[{}: {}]\n\nTwo."
+    missing = {
+        "figures": "no_such forward float32",
+        "plot": "no_such forward float32",
+        "host": "no_such forward float32",
+        "steps": "no_such.json",
+        "bars": "modes no_such.json",
+        "file": "no_such.txt",
+    }
+    for kind, of in missing.items():
+        assert tutorials.carried_out(prose.format(kind, of)) == ["One.", "Two."], kind
+    kept = tutorials.carried_out(prose.format("figures", "softmax forward float32"))
+    assert kept[1] == "The operator:" and kept[2].startswith("| us | eager |")
+
+
+def test_what_a_measured_step_printed_beside_stands_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written step by step, and no output of the page's own machine."""
+    source = '"""Title."""\n\n# ## One\n\n\ndef time_it():\n    print(7)\n    print("wrote a.png")'
+    source += "\n\n\ndef shown():\n    print(8)\n\n\nSTEPS = (time_it, shown)\n"
+    (tmp_path / "tale.py").write_text(source)
+    monkeypatch.setattr(tutorials, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(tutorials, "RESULTS", tmp_path)
+    without = tutorials.page("tale", ["1\n", "8\n"], "*Printed on paper*")
+    tutorials.print_beside("tale", tmp_path)
+    text = tutorials.page("tale", ["1\n", "8\n"], "*Printed on paper*")
+    assert json.loads((tmp_path / "story.tale.json").read_text())["printed"] == {"time_it": "7"}
+    assert "```text beside\n7\n```" in text and "beside" not in without
+    assert tutorials.outputs_of(text) == tutorials.outputs_of(without) == ["1\n", "8\n"]
+
+
+def test_bars_are_drawn_where_there_is_one_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tutorials, "PICTURES", tmp_path)
+    tutorials.draw("generalized_box_iou_loss", "forward+backward", "float32")
+    tutorials.draw_study("steps", tutorials.RESULTS / "dlrm_step.json")
+    tutorials.draw_study("modes", tmp_path / "no_such.json")
+    drawn = {file.name for file in tmp_path.iterdir()}
+    assert drawn >= {"h200-dlrm_step.png"} and len(drawn) == 2
 
 
 def test_tables_of_training_runs_come_from_their_files(tmp_path: Path) -> None:
     environment = {"device_name": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-21T10:00"}
+    plan = {"steps": 2000, "batch_size": 64, "optimizer": "sgd", "lr": 0.1}
     ranges = {"copy": 1.5, "forward": 20.0}
     payloads: dict[str, dict[str, Any]] = {
         "steps": {
@@ -148,6 +192,24 @@ def test_tables_of_training_runs_come_from_their_files(tmp_path: Path) -> None:
                     "held_out": 0.5,
                 }
             ],
+        },
+        "loader": {
+            "rows": 1000,
+            "figures": {
+                "8: in order (M rows/s)": 9.5,
+                "8: given (M rows/s)": 7.25,
+                "8: step (M rows/s)": 6.0,
+                "8: fed (M rows/s)": 5.125,
+            },
+        },
+        "parity": {
+            "runs": {
+                way: {
+                    "0": {**plan, "held_out": {"loss": loss, "auc": 0.75}},
+                    "1": {**plan, "held_out": {"loss": 0.5, "auc": 0.76}},
+                }
+                for way, loss in (("eager fp32", 0.51), ("fused bf16", 0.5102))
+            }
         },
         "modes": {
             "settings": {
@@ -171,11 +233,13 @@ def test_tables_of_training_runs_come_from_their_files(tmp_path: Path) -> None:
     rows = {
         "steps": "| ours, bf16 | 90.50 | – |",
         "ranges": "| cuda | eager | none | 1.500 | 20.00 | 21.50 | 0.500 |",
+        "loader": "| batch 8 | 9.500 | 7.250 | 6.000 | 5.125 |",
+        "parity": "| fused bf16 | 0.51020 | 0.50000 | 0.7500 to 0.7600 | 0.0002 |",
         "modes": "| fused | 0.1000 | 97.5% | 50.00 | 2.000 kB |",
     }
     for kind, payload in payloads.items():
         file = tmp_path / f"{kind}.json"
-        assert tutorials.trained(kind, file) == "An H200 has not run it yet."
+        assert tutorials.trained(kind, file) == ""
         file.write_text(json.dumps({"environment": environment, **payload}))
         table = tutorials.trained(kind, file).splitlines()
         assert rows[kind] in table and table[-1].startswith("NVIDIA H200, torch 2.11.0, 2026-11-21")

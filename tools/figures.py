@@ -1,0 +1,69 @@
+"""Every figure in README.md, docs/train.md and docs/tutorials/, from the files of benchmarks/.
+
+python tools/figures.py   write them
+
+Between ``<!-- figures: KIND FILE -->`` and ``<!-- end of figures -->`` stands what KIND makes of
+benchmarks/nvidia-h200/FILE, and nothing where there is no such file: the tables of
+``tutorials.TABLES``, and ``sentence``, the README's on a training step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import readme_table
+import tutorials
+
+CLONE = Path(__file__).resolve().parents[1]
+PAGES = {CLONE / "README.md": ".", CLONE / "docs" / "train.md": ".."}  # and the way to the clone
+BLOCK = re.compile(
+    r"(<!-- figures: (\w+) (\S+) -->\n).*?(<!-- end of figures -->)", re.MULTILINE | re.DOTALL
+)
+BATCHES = ("dot-128", "dot-2048", "dot-65536")
+
+
+def written(text: str, root: str) -> str:
+    """A page with its blocks made anew; ``root`` is the way from it to the clone."""
+
+    def block(found: re.Match[str]) -> str:
+        begin, kind, name, end = found.groups()
+        file = tutorials.RESULTS / name
+        made = sentence(file) if kind == "sentence" else tutorials.trained(kind, file, root)
+        return f"{begin}\n{made}\n\n{end}" if made else begin + end
+
+    return BLOCK.sub(block, text)
+
+
+def sentence(file: Path) -> str:
+    """How long a training step takes, ours and plain PyTorch's best; empty without a file."""
+    if not file.exists():
+        return ""
+    payload = json.loads(file.read_text())
+    times = tutorials.step_times(payload, "{provider}, {precision}")
+    small, middle, large = (f"{times['ours, bf16'][case]:.0f}" for case in BATCHES)
+    strong = [f"{times['strong, bf16'][case]:.0f}" for case in BATCHES]
+    return textwrap.fill(
+        "A fused step of the main configuration (33.8 million embeddings, dot interaction, "
+        f"bfloat16) takes {small} us at 128 rows on an H200, {middle} at 2048 and {large} at "
+        "65536. The strongest plain PyTorch that we know to write, one table and one CUDA graph, "
+        f"takes {', '.join(strong[:2])} and {strong[2]}.",
+        100,
+    )
+
+
+def main() -> None:
+    for path, root in PAGES.items():
+        text = written(path.read_text(encoding="utf-8"), root)
+        if path.name == "README.md":
+            text = readme_table.written(text)
+        path.write_text(text, encoding="utf-8")
+    for name in tutorials.STORIES:
+        tutorials.renew(name)
+    tutorials.write("README", tutorials.index())
+
+
+if __name__ == "__main__":
+    main()
