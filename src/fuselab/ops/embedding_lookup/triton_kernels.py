@@ -153,7 +153,9 @@ def change_rows(
         for i in tl.static_range(1, TABLES):
             place = tl.where(table == i, states[i].to(tl.int64), place)
         state = place.to(states[0].dtype) + (key - before)
-        total = tl.load(state, mask=wanted, other=1) + tl.sum(sums * sums, 1) / width
+        # A product that may fuse with the lanes' first exchange makes sums that differ by lane.
+        squares = tl.sum(tl.fma(sums, sums, 0.0), 1)
+        total = tl.load(state, mask=wanted, other=1) + squares / width
         tl.debug_barrier()  # every warp has read the states before one of them writes
         tl.store(state, total, mask=wanted)
         factor = factor / (tl.sqrt(total) + tl.load(eps))

@@ -142,7 +142,10 @@ def backward(
             if KIND == "sigmoid":
                 of_logit = upstream * (of_logit * (1.0 - of_logit))
             else:
-                of_logit = upstream * _loss_gradient(tl.sum(x * w, axis=1) + added, of_logit)
+                # As fma(x, w, rn(other x * w)) the lanes' first exchange would round the sum
+                # differently in the two halves of a warp, which both hold the row's logit.
+                z = tl.sum(tl.fma(x, w, 0.0), axis=1) + added
+                of_logit = upstream * _loss_gradient(z, of_logit)
         # Selected, not trusted to be 0: an infinite bias makes NaN of a row that is not there.
         of_logit = tl.where(inside, of_logit, 0.0)
         if grad_input is not None:
