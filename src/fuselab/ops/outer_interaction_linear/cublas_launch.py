@@ -32,6 +32,8 @@ CHUNK_BYTES = 63 * 2**20
 # 8 bytes a sum are few beside the 8 KB of products, at any batch.
 _LEAST_SQUARES = 8
 _ROWS, _COLUMNS = 16, 4  # of a program of Triton's: 16 and 4 KB of a square
+# pull_products: with 8 warps of 73 registers a thread a multiprocessor has 3 programs at a time.
+_PULL_ROWS, _PULL_WARPS, _PULL_PROGRAMS = 16, 8, 3
 
 
 def supports(
@@ -84,9 +86,8 @@ def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
 def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
     (rows, width), columns = z.shape, total.shape[1]
     found = list(chunks(rows, width, columns))
-    tiles = ceil_div(rows, _ROWS)
-    # Of 8 warps with 73 registers a thread a multiprocessor has three programs at a time.
-    splits = layer.shares(ceil_div(tiles, 3), found[0].squares, 2, z.device)
+    tiles = ceil_div(rows, _PULL_ROWS)
+    splits = layer.shares(ceil_div(tiles, _PULL_PROGRAMS), found[0].squares, 2, z.device)
     partial = z.new_zeros(splits, rows, width)
     room = z.new_empty(rows * found[0].pairs)
     for piece, folded in folded_pieces(weight, width, scratch, found, BLOCK):
@@ -104,9 +105,9 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
             piece.first,
             piece.squares,
             ceil_div(piece.squares, splits),
-            BLOCK_ROWS=_ROWS,
+            BLOCK_ROWS=_PULL_ROWS,
             BLOCK=BLOCK,
-            num_warps=8,
+            num_warps=_PULL_WARPS,
         )
     return partial
 
