@@ -9,6 +9,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab import fuse
 from fuselab.errors import ArgumentError, UnknownNameError
@@ -151,6 +153,45 @@ def test_hooks_and_replaced_forwards_still_run():
     torch.testing.assert_close(output, theirs(input))
 
 
+def test_slices_are_mlps_over_the_same_children():
+    ours = MLP.from_sequential(sequential())
+    first, rest, input = ours[:2], ours[2:], torch.randn(4, 13)
+    assert type(first) is MLP and list(first.state_dict()) == ["0.weight", "0.bias"]
+    assert list(rest.state_dict()) == ["2.weight", "2.bias", "4.weight", "4.bias"]
+    assert rest[0] is ours[2] and ours[-1] is ours[5]
+    torch.testing.assert_close(rest(first(input)), ours(input))
+
+
+class Watch(TorchDispatchMode):
+    """Names the operators of ours that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "fuselab":
+            self.called.append(func.name().split("::")[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_one_call_on_a_gpu_only_where_no_gradient_is_needed():
+    """By fake tensors of a GPU, whose autograd needs a GPU."""
+    module = MLP((13, 8, 4), last_activation="relu", device="meta").eval()
+    assert module._wants_gradient(torch.empty(5, 13))  # eval() alone does not say so
+    with FakeTensorMode(), Watch() as watch:
+        for linear in (module[0], module[2]):
+            for name, value in list(linear.named_parameters()):
+                setattr(linear, name, nn.Parameter(torch.empty(value.shape, device="cuda")))
+        input = torch.empty(5, 1, 13, device="cuda")
+        with torch.no_grad():
+            assert module(input).shape == (5, 1, 4)
+        assert watch.called == ["mlp"]
+        module.requires_grad_(False)
+        assert module(input).is_cuda and watch.called == ["mlp", "mlp"]
+        assert module._wants_gradient(input.requires_grad_())
+
+
 def test_copies_pickles_and_saves():
     ours, input = MLP((13, 8, 2)), torch.randn(3, 13)
     assert_same(copy.deepcopy(ours), ours, input)
@@ -183,6 +224,9 @@ def test_errors_name_the_argument():
         MLP((3,))
     with pytest.raises(ArgumentError, match=r"'sizes' is \(3, 0\)"):
         MLP((3, 0))
+    for wrong in (3, "35", (3, 2.5)):
+        with pytest.raises(ArgumentError, match=r"'sizes' is .*; expected two widths"):
+            MLP(wrong)
     with pytest.raises(UnknownNameError, match=r"unknown activation 'rleu'.*'relu'"):
         MLP((3, 2, 1), "rleu")
     with pytest.raises(UnknownNameError, match="unknown activation 'none'"):

@@ -134,6 +134,18 @@ def test_compile_vmap_and_func():
     )
 
 
+def test_autocast_mixes_dtypes_where_a_gradient_is_needed_too():
+    input, weights, biases = operands(4, (8, 6, 3))
+    for tensor in (*weights, *biases):
+        tensor.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = by_hand(input, weights, biases)
+        ours = mlp(input.bfloat16(), weights, biases, "relu", "sigmoid")
+    assert ours.dtype == torch.bfloat16 and torch.equal(ours, theirs)
+    (grad,) = torch.autograd.grad(ours.sum(), weights[:1])
+    assert grad.dtype == torch.float32
+
+
 def test_autocast_is_that_of_linear_layers():
     input, weights, biases = operands(4, (8, 6, 3))
     with torch.autocast("cpu", torch.bfloat16):
@@ -291,3 +303,14 @@ def test_errors_name_the_argument():
         mlp(input, weights, biases[:1])
     with pytest.raises(ShapeError, match=r"'weights\[0\]' has shape"):
         mlp(input[:, :4], weights)
+    for wrong in (input.double(), input.long()):
+        with pytest.raises(DtypeError, match=rf"'input' is {wrong.dtype} and 'weights\[0\]'"):
+            mlp(wrong, weights, biases)
+    with pytest.raises(DtypeError, match=r"'dtype' is torch\.float16"):
+        mlp(input, weights, dtype=torch.float16)
+    with pytest.raises(ArgumentError, match="unexpected argument 'act'"):
+        mlp(input, weights, biases, act="relu")
+    with pytest.raises(ArgumentError, match="takes 6 arguments, got 7"):
+        mlp(input, weights, biases, "relu", "relu", None, 1)
+    with pytest.raises(ArgumentError, match="the argument 'input' is missing"):
+        mlp(weights=weights)

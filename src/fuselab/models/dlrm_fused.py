@@ -22,13 +22,10 @@ from fuselab.ops import (
     mlp,
     outer_interaction_linear,
 )
+from fuselab.ops.mlp.op import MOST_ROWS
 
 # 16-bit matrix products want rows of a multiple of 16 bytes: dot's 367 columns become 368.
 _COLUMNS = 8
-
-# Up to here an MLP's inference in 16 bits is one launch (``mlp``, which takes no more anyway): an
-# estimate, not measured. 0 keeps the chain of layers.
-_ONE_LAUNCH_ROWS = 4096
 
 
 class FusedDlrm:
@@ -82,7 +79,7 @@ class FusedDlrm:
     def probabilities(self, dense: Tensor, rows: Tensor) -> Tensor:
         """[B, 1], float32. In one launch per MLP where these are of 16 bits and rows are few."""
         vectors = self.vectors(rows)
-        if self.half and len(rows) <= _ONE_LAUNCH_ROWS:
+        if self.half and len(rows) <= MOST_ROWS:
             hidden, layers = self._interact(_in_one_launch(dense, self.bottom, "relu"), vectors)
             last = [*layers, self.top[-1]]
             return _in_one_launch(hidden, last, "sigmoid", torch.float32)

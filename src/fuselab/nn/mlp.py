@@ -4,8 +4,11 @@ one."""
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +46,9 @@ class MLP(nn.Sequential):
     or of ``linear_sigmoid`` where the layer has one output. A child that is neither, that has hooks
     or whose ``forward`` was replaced runs as it is. Where all are pairs (behind the last layer no
     activation is needed), all but the last with the same activation, and either all or none have a
-    bias, they are one call of ``mlp`` on a GPU when no gradient is needed.
+    bias, they are one call of ``mlp`` on a GPU when no gradient is needed: under
+    ``torch.inference_mode()`` or ``torch.no_grad()``; ``eval()`` alone still keeps what a backward
+    would need.
 
     Args:
         sizes: widths from the input's to the output's, ``(13, 512, 256, 64)``; at least two.
@@ -69,9 +74,13 @@ class MLP(nn.Sequential):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if len(sizes) < 2 or min(sizes) < 1:
+        if (
+            not isinstance(sizes, Sequence)
+            or len(sizes) < 2
+            or not all(isinstance(size, Integral) and size >= 1 for size in sizes)
+        ):
             raise ArgumentError(
-                f"MLP: 'sizes' is {tuple(sizes)}; expected two widths or more, each at least 1."
+                f"MLP: 'sizes' is {sizes!r}; expected two widths or more, each at least 1."
             )
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
@@ -98,6 +107,14 @@ class MLP(nn.Sequential):
         for name, value in vars(module).items():
             made.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
         return made
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """A child, or an MLP of several."""
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        # nn.Sequential would hand them to this class's __init__.
+        named = list(self._modules.items())[index]
+        return type(self).from_sequential(nn.Sequential(OrderedDict(named)))
 
     def forward(self, input: Tensor) -> Tensor:
         layers = list(self)

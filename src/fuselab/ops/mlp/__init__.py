@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fuselab.op import Inputs, tensors_in
 from fuselab.ops.mlp import layers
-from fuselab.ops.mlp.op import OP, check_layers
+from fuselab.ops.mlp.op import OP, autocast, validate
 from fuselab.runtime.dispatch import check_types, operator
 
 _operator = operator(OP)
@@ -24,10 +24,17 @@ def mlp(*args: Any, implementation: str = "auto", **named: Any) -> Tensor:
         and torch.is_grad_enabled()
         and any(tensor.requires_grad for tensor in tensors_in((*args, *named.values())))
     ):
-        bound = OP.bind(Inputs(args, named))
+        try:
+            bound = OP.bind(Inputs(args, named))
+        except TypeError:
+            return _operator(*args, **named)  # which says what is wrong
         if not torch.compiler.is_compiling():
             check_types(OP, bound)
-        check_layers(*bound)
+        device = bound[0].device.type
+        if device != "meta" and torch.is_autocast_enabled(device):  # asking of meta raises
+            validate(*autocast(torch.get_autocast_dtype(device), *bound))
+        else:
+            validate(*bound)
         return layers.forward(*bound)
     return _operator(*args, implementation=implementation, **named)
 
