@@ -177,6 +177,10 @@ def test_synthesize_prepared_and_parquet(
         assert run(["data", "describe", options[1]]) == 0
         assert "300 rows" in capsys.readouterr().out
     assert Prepared(tmp_path / "a").rows == 300
+    facts = tmp_path / "facts.json"  # of a run that had nothing to do: no rate
+    assert run(["data", "synthesize", "--rows", "300", *options, "--json", str(facts)]) == 0
+    assert "seed 0, all or some of them prepared before\n" in capsys.readouterr().out
+    assert json.loads(facts.read_text())["rows_per_s"] is None
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,8 @@ from criteo_rows import line, real_sample, replaced
 from fuselab.data import Modulus, describe, synthesize
 from fuselab.data.layout import MISSING_ID, concatenate
 from fuselab.data.source import Source
-from fuselab.errors import DataError
+from fuselab.data.survey import Survey
+from fuselab.errors import DataError, OutputError
 
 
 def test_real_rows_against_plain_python() -> None:
@@ -77,6 +79,19 @@ def test_parts_of_any_size_add_up(tmp_path: Path) -> None:
         )  # fmt: skip
         for mine, others in ((column.mean, other.mean), (column.std, other.std)):
             assert mine == pytest.approx(others, rel=1e-9)
+
+
+def test_full_temporary_files_name_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a.tsv").write_text(line() + "\n")
+    monkeypatch.setattr(Survey, "save", full)
+    with pytest.raises(OutputError, match=r"the disk is full; .* TMPDIR names the folder"):
+        describe(tmp_path / "a.tsv")
+    monkeypatch.setattr("tempfile.TemporaryDirectory", full)
+    with pytest.raises(OutputError, match="No space left on device; set TMPDIR"):
+        describe(tmp_path / "a.tsv")
 
 
 def test_malformed_rows_are_counted_and_listed(tmp_path: Path) -> None:

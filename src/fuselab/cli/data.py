@@ -81,6 +81,7 @@ def synthesize(
 ) -> None:  # fmt: skip
     """Write synthetic rows, with a signal that a model can learn."""
     start = time.perf_counter()
+    begun = is_prepared(output)
     if prepared:
         ids = _modulus(largest_table)
         with _to_go_on_from():
@@ -91,8 +92,10 @@ def synthesize(
         with replacing(output) as temporary:  # which keeps the suffix, and so the format
             synthesize_file(temporary, rows, seed, Progress())
     seconds = time.perf_counter() - start
-    result = {"file": str(output), "rows": rows, "seed": seed, "rows_per_s": round(rows / seconds)}
-    print(f"{output}: {rows:,} rows, seed {seed}, {result['rows_per_s']:,} rows/s")
+    rate = None if begun else round(rows / seconds)
+    result = {"file": str(output), "rows": rows, "seed": seed, "rows_per_s": rate}
+    how = "all or some of them prepared before" if rate is None else f"{rate:,} rows/s"
+    print(f"{output}: {rows:,} rows, seed {seed}, {how}")
     _write(json, "data synthesize", result)
 
 

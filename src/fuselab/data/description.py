@@ -3,8 +3,9 @@ by their modulus does to each table."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from fuselab.data.survey import (
     added_up,
     survey_part,
 )
-from fuselab.errors import DataError
+from fuselab.errors import DataError, OutputError
 
 
 @dataclass(frozen=True)
@@ -114,18 +115,38 @@ def describe(
     """
     if is_prepared(path):
         return Description.from_json(load_manifest(Path(path))["description"])
-    with tempfile.TemporaryDirectory() as folder:
+    with _temporary_folder() as folder:
         tasks = [
-            SurveyTask(part, Path(folder) / f"{number}.npz", skip_malformed)
+            SurveyTask(part, folder / f"{number}.npz", skip_malformed)
             for number, part in enumerate(Source.at(path).parts())
         ]
         if progress is not None:
             progress.begin("read", len(tasks))
-        for _, rows in each(survey_part, tasks, processes or available_cores()):
+        for _, rows in each(_survey_aside, tasks, processes or available_cores()):
             if progress is not None:
                 progress.update(rows)
         survey = added_up([Saved(task.output) for task in tasks])
     return describe_survey(str(path), survey, modulus or Modulus())
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    with contextlib.ExitStack() as closing:
+        try:
+            folder = closing.enter_context(tempfile.TemporaryDirectory())
+        except OSError as error:
+            raise OutputError(f"{error.strerror or error}; set TMPDIR to one.") from error
+        yield Path(folder)
+
+
+def _survey_aside(task: SurveyTask) -> int:
+    """``survey_part`` into a folder that the user did not name."""
+    try:
+        return survey_part(task)
+    except OutputError as error:
+        if str(task.output) not in str(error):
+            raise
+        raise OutputError(f"{error} TMPDIR names the folder of temporary files.") from error
 
 
 def describe_survey(name: str, survey: Survey, modulus: Modulus) -> Description:
