@@ -13,8 +13,9 @@ import pyarrow.parquet
 import pytest
 from criteo_rows import line, replaced
 
-from fuselab.data import MISSING_COUNT, pieces, synthesize, tsv
-from fuselab.data.layout import Rows, concatenate
+from fuselab.data import MISSING_COUNT, open_dataset, pieces, synthesize, tsv
+from fuselab.data.layout import MISSING_LABEL, Rows, concatenate
+from fuselab.data.records import RECORD
 from fuselab.data.rejects import LISTED, Rejects
 from fuselab.data.source import Source
 from fuselab.errors import DataError, OutputError
@@ -108,6 +109,58 @@ def test_parts_end_to_end_are_the_file(tmp_path: Path, drawn: Rows, suffix: str)
             )
         found = concatenate([piece for part in parts for piece in part.read(Rejects())])
         same(found, whole(path))
+
+
+def without_labels(folder: Path, suffix: str) -> Path:
+    """ROWS rows of seed 2 without their labels."""
+    path = folder / f"a{suffix}"
+    if suffix == ".npz":
+        return save_npz(path, without_missing(concatenate(list(pieces(ROWS, seed=2)))), y=None)
+    if suffix == ".parquet":
+        synthesize(path, ROWS, seed=2)
+        labelled = pyarrow.parquet.read_table(path)
+        pyarrow.parquet.write_table(labelled.drop_columns(["labels"]), path)
+        return path
+    synthesize(folder / "labelled", ROWS, seed=2)
+    lines = (folder / "labelled").read_bytes().splitlines(keepends=True)
+    text = b"".join(each.split(b"\t", 1)[1] for each in lines)
+    path.write_bytes(gzip.compress(text) if suffix == ".gz" else text)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".gz", ".parquet", ".npz"])
+def test_rows_without_labels(tmp_path: Path, drawn: Rows, suffix: str) -> None:
+    path = without_labels(tmp_path, suffix)
+    expected = drawn if suffix in (".txt", ".gz") else without_missing(drawn)
+    source = Source.at(path, labels_required=False)
+    assert source.count_rows(Rejects()) == (ROWS,)
+    found = concatenate(list(source.read()))
+    same(found, Rows(numpy.full(ROWS, MISSING_LABEL), expected.counts, expected.ids))
+    data = open_dataset(path, labels_required=False)
+    records = numpy.empty(ROWS, RECORD)
+    data.open_reader().read_into(records, 0)
+    assert numpy.isnan(records["label"]).all()
+    for required in (lambda: whole(path), lambda: open_dataset(path)):
+        with pytest.raises(
+            DataError, match=r"expected .* without a label are for 'fuselab predict"
+        ):
+            required()
+
+
+def test_a_folder_may_hold_labelled_and_other_files(tmp_path: Path) -> None:
+    (tmp_path / "day_0").write_text(line("1") + "\n")
+    (tmp_path / "day_1").write_text(line().split("\t", 1)[1] + "\n" + "x" + line()[1:] + "\n")
+    source = Source.at(tmp_path, labels_required=False)
+    says = r"day_1, line 2, column 40: 40 columns; expected 39 tab-separated columns \(13 integers"
+    with pytest.raises(DataError, match=says):
+        list(source.read())
+    (tmp_path / "day_1").write_text(line().split("\t", 1)[1] + "\n")
+    assert concatenate(list(source.read())).labels.tolist() == [1, MISSING_LABEL]
+    (tmp_path / "day_1").write_text(replaced(15, "y").split("\t", 1)[1] + "\n")
+    with pytest.raises(
+        DataError, match=r"day_1, line 1, column 14 \(C1\): found 'y'; expected a h"
+    ):
+        list(source.read())
 
 
 # --- files, folders, globs -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import warnings
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from fuselab.data import MISSING_COUNT, MISSING_ID, TruncatedLineWarning, read, tsv
 from fuselab.data.layout import concatenate
+from fuselab.data.rejects import Rejects
+from fuselab.data.source import Source
 from fuselab.errors import DataError
 
 
@@ -118,6 +121,21 @@ def test_crlf_and_gzip_read_the_same(tmp_path: Path) -> None:
         assert (other.ids == plain.ids).all()
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path, suffix: str) -> None:
+    text = codecs.BOM_UTF8 + f"{line('1')}\n{line()}\n{replaced(1, '2')}\n".encode()
+    path = write(tmp_path / f"a.tsv{suffix}", gzip.compress(text) if suffix else text)
+    rejects = Rejects(skip=True)
+    parts = Source.at(path).parts(len(line()))
+    assert len(parts) == (1 if suffix else 3)
+    found = concatenate([rows for part in parts for rows in part.read(rejects)])
+    assert found.labels.tolist() == [1, 0]
+    assert rejects.sentences == [f"{path}, line 3, column 1 (label): found '2'; expected 0 or 1."]
+    twice = write(tmp_path / "b.tsv", codecs.BOM_UTF8 + text)
+    with pytest.raises(DataError, match=r"line 1, column 1 \(label\): found '\\ufeff1'"):
+        list(read(twice))
+
+
 # --- the last line -------------------------------------------------------------------------------
 
 
@@ -215,6 +233,21 @@ def test_39_and_41_columns_do_not_make_up_for_each_other(tmp_path: Path) -> None
     short, long = line().rsplit("\t", 1)[0], line() + "\t"
     path = write(tmp_path / "a.tsv", f"{line()}\n{long}\n{short}\n")
     with pytest.raises(DataError, match="line 2, column 41: 41 columns"):
+        list(read(path))
+
+
+def test_faults_of_every_kind_come_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    """A field of the first line is found behind the columns of the third, and named before."""
+    text = [replaced(20, "x"), line(), line() + "\t", "", replaced(3, "x"), line("1"), line("2")]
+    path = write(tmp_path / "a.tsv", "".join(each + "\n" for each in text))
+    rejects = Rejects(skip=True)
+    (rows,) = Source.at(path).read(rejects=rejects)
+    assert rows.labels.tolist() == [0, 1]
+    said = [sentence.removeprefix(f"{path}, line ") for sentence in rejects.sentences]
+    starts = ("1, column 20 (C6)", "3, column 41", "4: no tab", "5, column 3 (I2)", "7, column 1 (")
+    assert len(said) == len(starts)
+    assert all(map(str.startswith, said, starts)), said
+    with pytest.raises(DataError, match=r"line 1, column 20 \(C6\)"):
         list(read(path))
 
 

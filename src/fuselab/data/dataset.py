@@ -68,6 +68,7 @@ def open_dataset(
     dense: Dense | str | None = None,
     rows: int = 1_000_000,
     seed: int = 0,
+    labels_required: bool = True,
 ) -> Dataset:
     """The rows at ``path``; synthetic ones, ``rows`` of ``seed``, without it.
 
@@ -75,6 +76,9 @@ def open_dataset(
     file, a folder, a glob), which is then parsed in every epoch and counted once here. ``ids``
     (default ``Modulus()``, the Kaggle set's cardinalities) and ``dense`` (a ``Dense`` or its name,
     default ``"log1p"``) say how rows become records; prepared rows have decided that.
+
+    Raw files without labels are refused, or, where ``labels_required`` is false, read with NaN for
+    the label.
 
     The validation rows are those that ``prepare`` put aside; of several raw files the last one's;
     else the last seventh.
@@ -99,10 +103,12 @@ def open_dataset(
         synthetic = _Synthetic(seed, ids, transform)
         name = f"synthetic rows of seed {seed}"
         return Dataset(name, rows, ids.cardinalities, lambda: synthetic, last_seventh(rows))
-    source = Source.at(path)
+    source = Source.at(path, labels_required)
     rejects = Rejects()
     counts = source.count_rows(rejects)
     warn_of_cut(rejects)
+    if not sum(counts):
+        raise DataError(f"{path} holds no complete row.")
     boundary = sum(counts[:-1]) if len(counts) > 1 else last_seventh(counts[0])
 
     def reader() -> Reader:

@@ -15,9 +15,12 @@ SPARSE_COLUMNS = 26
 COLUMNS = 1 + DENSE_COLUMNS + SPARSE_COLUMNS
 
 # What stands in ``Rows`` for an empty field. Counts may be negative, so theirs is out of the way.
+MISSING_LABEL = 255
 MISSING_COUNT = int(numpy.iinfo(numpy.int64).min)
 MISSING_ID = -1
 
+# Ends the sentence that refuses rows for want of their label.
+FOR_PREDICT = "Rows without a label are for 'fuselab predict' alone."
 
 Counts = numpy.typing.NDArray[Any]  # int64 or float32
 
@@ -26,9 +29,9 @@ Counts = numpy.typing.NDArray[Any]  # int64 or float32
 class Rows:
     """Some rows as the file has them, untransformed.
 
-    ``labels`` uint8 [n], ``counts`` int64 [n, 13] with MISSING_COUNT where the field is empty
-    (parquet's are float32, NaN where null), ``ids`` int64 [n, 26]: the hex as an unsigned 32-bit
-    number, MISSING_ID where empty.
+    ``labels`` uint8 [n], MISSING_LABEL in rows to score that have none; ``counts`` int64 [n, 13]
+    with MISSING_COUNT where the field is empty (parquet's are float32, NaN where null); ``ids``
+    int64 [n, 26]: the hex as an unsigned 32-bit number, MISSING_ID where empty.
     """
 
     labels: numpy.typing.NDArray[numpy.uint8]

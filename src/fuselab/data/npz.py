@@ -20,30 +20,44 @@ from typing import IO, Any
 import numpy
 import numpy.typing
 
-from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS, Rows, column_name
+from fuselab.data.layout import (
+    DENSE_COLUMNS,
+    FOR_PREDICT,
+    MISSING_LABEL,
+    SPARSE_COLUMNS,
+    Rows,
+    column_name,
+)
 from fuselab.data.rejects import Rejects
-from fuselab.errors import DataError, OutputError
+from fuselab.errors import DataError, FuselabError, OutputError
 
 _WIDTHS = {"X_int": (DENSE_COLUMNS,), "X_cat": (SPARSE_COLUMNS,), "y": ()}
 _PIECE_ROWS = 16_384
 Array = numpy.typing.NDArray[Any]
 
 
-def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
+def has_labels(path: Path) -> bool:
+    with _archive(path) as archive:
+        return "y.npy" in archive.namelist()
+
+
+def parts(path: Path, part_bytes: int, labelled: bool) -> list[tuple[int, int]]:
     """One: unpacking the archive again for every part would cost more than reading it."""
-    return [(0, count_rows(path, Rejects()))]
+    return [(0, count_rows(path, Rejects(), labelled))]
 
 
-def count_rows(path: Path, rejects: Rejects) -> int:
-    with _opened(path) as members:
+def count_rows(path: Path, rejects: Rejects, labelled: bool) -> int:
+    with _opened(path, labelled) as members:
         return _check(path, {name: _header(file)[0] for name, file in members.items()})
 
 
-def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]:
+def read_part(
+    path: Path, start: int, stop: int, rejects: Rejects, labelled: bool
+) -> Iterator[Rows]:
     """Yields the rows from ``start`` to ``stop``."""
     with contextlib.ExitStack() as closing:
         arrays: dict[str, Array] = {}
-        with _opened(path) as members:
+        with _opened(path, labelled) as members:
             for name, file in members.items():
                 arrays[name] = _unpacked(closing, path, file)
         _check(path, {name: array.shape for name, array in arrays.items()})
@@ -54,23 +68,36 @@ def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[R
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[dict[str, IO[bytes]]]:
-    """The three members, at their beginnings."""
+def _opened(path: Path, labelled: bool) -> Iterator[dict[str, IO[bytes]]]:
+    """The members, at their beginnings."""
+    with _archive(path) as archive, contextlib.ExitStack() as closing:
+        members = {}
+        for name in _WIDTHS:
+            if name == "y" and not labelled:
+                continue
+            if f"{name}.npy" not in archive.namelist():
+                raise DataError(
+                    f"{path} has no array '{name}'; expected X_int, X_cat and y."
+                    + (f" {FOR_PREDICT}" if name == "y" else "")
+                )
+            members[name] = closing.enter_context(archive.open(f"{name}.npy"))
+        yield members
+
+
+@contextlib.contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Raises DataError for what goes wrong with it in the block."""
     try:
-        with contextlib.ExitStack() as closing:
-            archive = closing.enter_context(zipfile.ZipFile(path))
-            members = {}
-            for name in _WIDTHS:
-                if f"{name}.npy" not in archive.namelist():
-                    raise DataError(f"{path} has no array '{name}'; expected X_int, X_cat and y.")
-                members[name] = closing.enter_context(archive.open(f"{name}.npy"))
-            yield members
+        with zipfile.ZipFile(path) as archive:
+            yield archive
     except FileNotFoundError:
         raise DataError(f"no file '{path}'; give the path of a Criteo file.") from None
+    except FuselabError:
+        raise
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path} is not a whole .npz ({error}); fetch it again.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, numpy.dtype[Any]]:
@@ -84,14 +111,14 @@ def _unpacked(closing: contextlib.ExitStack, path: Path, file: IO[bytes]) -> Arr
     shape, by_column, dtype = _header(file)
     if dtype.kind not in "biuf":
         raise DataError(f"{path} holds an array of {dtype}; expected numbers.")
-    unpacked = closing.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - entered
     try:
+        unpacked = closing.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - entered
         shutil.copyfileobj(file, unpacked, 1 << 20)
         unpacked.flush()
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be unpacked in {tempfile.gettempdir()}: {error.strerror or error}; "
-            "set TMPDIR to a folder with more space."
+            f"{path} cannot be unpacked: {error.strerror or error}; set TMPDIR to a folder with "
+            "more space."
         ) from error
     order = "F" if by_column else "C"
     if unpacked.tell() != dtype.itemsize * int(numpy.prod(shape)):
@@ -102,12 +129,13 @@ def _unpacked(closing: contextlib.ExitStack, path: Path, file: IO[bytes]) -> Arr
 
 
 def _check(path: Path, shapes: dict[str, tuple[int, ...]]) -> int:
-    rows = shapes["y"][0] if shapes["y"] else 0
-    for name, width in _WIDTHS.items():
-        if shapes[name] != (rows, *width):
+    rows = shapes["X_int"][0] if shapes["X_int"] else 0
+    for name, shape in shapes.items():
+        expected = (rows, *_WIDTHS[name])
+        if shape != expected:
             raise DataError(
-                f"{path}: '{name}' has shape {shapes[name]}; expected {(rows, *width)}, as 'y' has "
-                f"{rows} rows."
+                f"{path}: '{name}' has shape {shape}; expected {expected}, as 'X_int' has {rows} "
+                "rows."
             )
     if not rows:
         raise DataError(f"{path} holds no row.")
@@ -115,8 +143,10 @@ def _check(path: Path, shapes: dict[str, tuple[int, ...]]) -> int:
 
 
 def _rows(path: Path, pieces: dict[str, Array], first: int, rejects: Rejects) -> Rows:
+    labelled = "y" in pieces
+    labels = pieces["y"] if labelled else numpy.zeros(len(pieces["X_int"]))
     fields = numpy.concatenate(
-        [pieces["y"][:, None], pieces["X_int"], pieces["X_cat"]], axis=1, dtype=numpy.float64
+        [labels[:, None], pieces["X_int"], pieces["X_cat"]], axis=1, dtype=numpy.float64
     )
     whole = numpy.isfinite(fields) & (fields == numpy.floor(fields))
     whole[:, 0] &= (fields[:, 0] == 0) | (fields[:, 0] == 1)
@@ -129,5 +159,7 @@ def _rows(path: Path, pieces: dict[str, Array], first: int, rejects: Rejects) ->
             f"found {fields[row, column]:g}; expected {expected}."
         )
     integers = fields[good].astype(numpy.int64)
+    if not labelled:
+        integers[:, 0] = MISSING_LABEL
     dense, sparse = 1, 1 + DENSE_COLUMNS
     return Rows(integers[:, 0].astype(numpy.uint8), integers[:, dense:sparse], integers[:, sparse:])

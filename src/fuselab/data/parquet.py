@@ -15,7 +15,15 @@ import numpy.typing
 import pyarrow
 import pyarrow.parquet
 
-from fuselab.data.layout import DENSE_COLUMNS, MISSING_ID, SPARSE_COLUMNS, Rows, is_missing
+from fuselab.data.layout import (
+    DENSE_COLUMNS,
+    FOR_PREDICT,
+    MISSING_ID,
+    MISSING_LABEL,
+    SPARSE_COLUMNS,
+    Rows,
+    is_missing,
+)
 from fuselab.data.rejects import Rejects
 from fuselab.errors import DataError
 
@@ -32,9 +40,13 @@ SCHEMA = pyarrow.schema(
 _BATCH_ROWS = 16_384
 
 
-def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
+def has_labels(path: Path) -> bool:
+    return LABEL in _opened(path, labelled=False).schema_arrow.names
+
+
+def parts(path: Path, part_bytes: int, labelled: bool) -> list[tuple[int, int]]:
     """Whole row groups, as many as make ``part_bytes``: ranges of their numbers."""
-    with _opened(path) as file:
+    with _opened(path, labelled) as file:
         sizes = [
             file.metadata.row_group(group).total_byte_size
             for group in range(file.metadata.num_row_groups)
@@ -48,19 +60,21 @@ def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
     return list(pairwise([*cuts, len(sizes)]))
 
 
-def count_rows(path: Path, rejects: Rejects) -> int:
-    with _opened(path) as file:
+def count_rows(path: Path, rejects: Rejects, labelled: bool) -> int:
+    with _opened(path, labelled) as file:
         return int(file.metadata.num_rows)
 
 
-def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]:
+def read_part(
+    path: Path, start: int, stop: int, rejects: Rejects, labelled: bool
+) -> Iterator[Rows]:
     """Yields the rows of the row groups from ``start`` to ``stop``."""
-    with _opened(path) as file:
+    with _opened(path, labelled) as file:
         groups = [file.metadata.row_group(group).num_rows for group in range(stop)]
         row = sum(groups[:start])
         try:
             for batch in file.iter_batches(
-                _BATCH_ROWS, range(start, stop), [LABEL, *DENSE, *SPARSE], use_threads=False
+                _BATCH_ROWS, range(start, stop), _names(labelled), use_threads=False
             ):
                 yield _rows(path, batch, row, rejects)
                 row += len(batch)
@@ -81,7 +95,11 @@ def table(rows: Rows) -> pyarrow.Table:
     return pyarrow.table([pyarrow.array(rows.labels), *dense, *sparse], schema=SCHEMA)
 
 
-def _opened(path: Path) -> pyarrow.parquet.ParquetFile:
+def _names(labelled: bool) -> list[str]:
+    return [*([LABEL] if labelled else []), *DENSE, *SPARSE]
+
+
+def _opened(path: Path, labelled: bool) -> pyarrow.parquet.ParquetFile:
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except FileNotFoundError:
@@ -89,11 +107,11 @@ def _opened(path: Path) -> pyarrow.parquet.ParquetFile:
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     found = {field.name: field.type for field in file.schema_arrow}
-    for name in (LABEL, *DENSE, *SPARSE):
+    for name in _names(labelled):
         if name not in found:
             raise DataError(
                 f"{path} has no column '{name}'; expected {LABEL}, {DENSE[0]} to {DENSE[-1]} and "
-                f"{SPARSE[0]} to {SPARSE[-1]}."
+                f"{SPARSE[0]} to {SPARSE[-1]}." + (f" {FOR_PREDICT}" if name == LABEL else "")
             )
         kind = found[name]
         integral = pyarrow.types.is_integer(kind) or pyarrow.types.is_boolean(kind)
@@ -107,14 +125,19 @@ def _opened(path: Path) -> pyarrow.parquet.ParquetFile:
 
 
 def _rows(path: Path, batch: pyarrow.RecordBatch, first: int, rejects: Rejects) -> Rows:
-    labels = _column(batch, LABEL, numpy.float64, numpy.nan)
+    labelled = LABEL in batch.schema.names
+    labels = (
+        _column(batch, LABEL, numpy.float64, numpy.nan)
+        if labelled
+        else numpy.full(len(batch), MISSING_LABEL)
+    )
     counts = numpy.empty((len(batch), DENSE_COLUMNS), dtype=numpy.float32)
     ids = numpy.empty((len(batch), SPARSE_COLUMNS), dtype=numpy.int64)
     for column, name in enumerate(DENSE):
         counts[:, column] = _column(batch, name, numpy.float32, numpy.nan)
     for column, name in enumerate(SPARSE):
         ids[:, column] = _column(batch, name, numpy.int64, MISSING_ID)
-    good = (labels == 0) | (labels == 1)
+    good = (labels == 0) | (labels == 1) if labelled else numpy.full(len(batch), True)
     for row in numpy.flatnonzero(~good).tolist():
         where = f"{path}, row {first + row + 1}, column '{LABEL}'"
         found = "nothing" if numpy.isnan(labels[row]) else f"{labels[row]:g}"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fuselab.data.dense import Dense
 from fuselab.data.ids import Modulus, Vocabulary
-from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS, Rows
+from fuselab.data.layout import DENSE_COLUMNS, MISSING_LABEL, SPARSE_COLUMNS, Rows
 
 RECORD = numpy.dtype(
     [("dense", "<f4", (DENSE_COLUMNS,)), ("label", "<f4"), ("sparse", "<i4", (SPARSE_COLUMNS,))]
@@ -28,6 +28,7 @@ Records = numpy.typing.NDArray[numpy.void]  # of dtype RECORD
 class Batch(NamedTuple):
     """B rows: ``labels`` float32 [B], ``dense`` float32 [B, 13], ``sparse`` int32 or int64 [B, 26].
 
+    A label is 0 or 1, NaN in rows that have none, which ``open_dataset`` gives only when asked.
     What a ``Loader`` gives holds indices into the tables, int32, and the three are views of one
     block; what ``batches`` gives holds the file's ids, int64.
     """
@@ -38,9 +39,10 @@ class Batch(NamedTuple):
 
 
 def fill(out: Records, rows: Rows, ids: Modulus | Vocabulary, dense: Dense) -> None:
-    """Writes the rows, transformed, into ``out`` [n]."""
+    """Writes the rows, transformed, into ``out`` [n]; a missing label is NaN."""
     out["dense"] = dense(rows.counts)
     out["label"] = rows.labels
+    out["label"][rows.labels == MISSING_LABEL] = numpy.nan
     out["sparse"] = ids.indices(rows.ids)
 
 

@@ -22,11 +22,15 @@ PART_BYTES = 64 << 20  # of text: some 270,000 rows
 class _Format(Protocol):
     """What ``tsv``, ``parquet`` and ``npz`` are; they say what a part's two numbers mean."""
 
-    def parts(self, path: Path, part_bytes: int) -> list[tuple[int, int]]: ...
+    def has_labels(self, path: Path) -> bool: ...
 
-    def count_rows(self, path: Path, rejects: Rejects) -> int: ...
+    def parts(self, path: Path, part_bytes: int, labelled: bool) -> list[tuple[int, int]]: ...
 
-    def read_part(self, path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]: ...
+    def count_rows(self, path: Path, rejects: Rejects, labelled: bool) -> int: ...
+
+    def read_part(
+        self, path: Path, start: int, stop: int, rejects: Rejects, labelled: bool
+    ) -> Iterator[Rows]: ...
 
 
 _FORMATS = {
@@ -41,21 +45,28 @@ class Part:
     file: Path
     start: int
     stop: int
+    labelled: bool
 
     def read(self, rejects: Rejects) -> Iterator[Rows]:
         """Yields its rows in order. Raises DataError; see ``Rejects``."""
-        return _format(self.file).read_part(self.file, self.start, self.stop, rejects)
+        return _format(self.file).read_part(
+            self.file, self.start, self.stop, rejects, self.labelled
+        )
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one format, in order: ``day_2`` comes before ``day_10``."""
+    """Files of one format, in order: ``day_2`` comes before ``day_10``.
+
+    Files without labels are refused when they are read, except where ``labels_required`` is false.
+    """
 
     path: str
     files: tuple[Path, ...]
+    labels_required: bool = True
 
     @classmethod
-    def at(cls, path: str | Path) -> Source:
+    def at(cls, path: str | Path, labels_required: bool = True) -> Source:
         """The file, the folder's data files, or what a glob matches.
 
         A name that ends in ``.parquet`` is parquet, ``.npz`` the original DLRM's, ``.gz`` gzipped
@@ -99,7 +110,7 @@ class Source:
                     f"'{path}' holds {name.name} plain and gzipped: the same rows twice; give a "
                     "glob that takes one of them."
                 )
-        return cls(str(path), tuple(files))
+        return cls(str(path), tuple(files), labels_required)
 
     def identity(self) -> list[dict[str, Any]]:
         """What tells these files, as they are now, from others."""
@@ -112,9 +123,9 @@ class Source:
     def parts(self, part_bytes: int = PART_BYTES) -> list[Part]:
         """All rows, cut where that costs nothing. Raises DataError for an empty file."""
         return [
-            Part(file, start, stop)
-            for file in self.files
-            for start, stop in _format(file).parts(file, part_bytes)
+            Part(file, start, stop, labelled)
+            for file, labelled in self._labelled()
+            for start, stop in _format(file).parts(file, part_bytes, labelled)
         ]
 
     def read(self, rows: int = 16_384, rejects: Rejects | None = None) -> Iterator[Rows]:
@@ -139,7 +150,14 @@ class Source:
     def count_rows(self, rejects: Rejects) -> tuple[int, ...]:
         """Rows of each file, taken as well formed: text is not parsed for it, but for a last line
         that stops short."""
-        return tuple(_format(file).count_rows(file, rejects) for file in self.files)
+        return tuple(
+            _format(file).count_rows(file, rejects, labelled) for file, labelled in self._labelled()
+        )
+
+    def _labelled(self) -> Iterator[tuple[Path, bool]]:
+        """Every file, and whether its rows are read with a label."""
+        for file in self.files:
+            yield file, self.labels_required or _format(file).has_labels(file)
 
 
 def regrouped(pieces: Iterable[Rows], rows: int) -> Iterator[Rows]:

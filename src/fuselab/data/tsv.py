@@ -2,12 +2,13 @@
 
 A block is some megabytes of text that end at a line break. Every step below works on the whole
 block in numpy: find the separators, load the eight bytes that end at each field into one 64-bit
-word, and turn digits into numbers by three shift-and-mask steps in that word. Only a block that is
-malformed is looked at again, to say where, or to halve it until its good lines stand alone.
+word, and turn digits into numbers by three shift-and-mask steps in that word. Lines of another
+number of columns are left out before, lines with a malformed field behind.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
 import gzip
@@ -22,8 +23,10 @@ import numpy.typing
 from fuselab.data.layout import (
     COLUMNS,
     DENSE_COLUMNS,
+    FOR_PREDICT,
     MISSING_COUNT,
     MISSING_ID,
+    MISSING_LABEL,
     Rows,
     column_name,
 )
@@ -32,7 +35,6 @@ from fuselab.errors import DataError
 
 BLOCK_BYTES = 2 << 20  # about 8,700 rows; the fastest of 1 to 16 MiB: it stays in a 2-core L2/L3
 
-_LAYOUT = f"{COLUMNS} tab-separated columns (label, 13 integers, 26 hex ids)"
 _LONGEST_COUNT = 16  # digits; a count is parsed as two words of eight
 
 # Every byte by what it may be: the value of a hex digit, or one of these.
@@ -50,14 +52,22 @@ Places = numpy.typing.NDArray[numpy.int64]
 Bytes = numpy.typing.NDArray[numpy.uint8]
 
 
-class _BadLineError(Exception):
-    """A line of a block, 0-based, and what is wrong with it: ", column 3 (I2): found ..."."""
-
-    def __init__(self, line: int, says: str) -> None:
-        self.line, self.says = line, says
+def _columns(labelled: bool) -> int:
+    return COLUMNS if labelled else COLUMNS - 1
 
 
-def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
+def _layout(labelled: bool) -> str:
+    label = "label, " if labelled else ""
+    return f"{_columns(labelled)} tab-separated columns ({label}13 integers, 26 hex ids)"
+
+
+def has_labels(path: Path) -> bool:
+    """False where the first line has the 39 columns of Kaggle's ``test.txt``."""
+    text = next(_blocks(path, 0, _size(path)), b"")
+    return text.partition(b"\n")[0].count(b"\t") + 1 != _columns(labelled=False)
+
+
+def parts(path: Path, part_bytes: int, labelled: bool) -> list[tuple[int, int]]:
     """Where the file can be cut: byte ranges of whole lines, each of about ``part_bytes``.
 
     A ``.gz`` is one part, (0, 0). Raises DataError for an empty file or one that cannot be read.
@@ -75,11 +85,14 @@ def parts(path: Path, part_bytes: int) -> list[tuple[int, int]]:
     return list(pairwise([*cuts, size]))
 
 
-def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[Rows]:
-    """Yields the rows of one of ``parts``, some thousands at a time.
+def read_part(
+    path: Path, start: int, stop: int, rejects: Rejects, labelled: bool
+) -> Iterator[Rows]:
+    """Yields the rows of one of ``parts``, some thousands at a time; without ``labelled`` of lines
+    without the first column.
 
-    Lines may end in CRLF. A last line without a line break that stops short of its 40 columns goes
-    to ``rejects.cut``, what else is malformed to ``rejects.malformed``, with file, line and column.
+    Lines may end in CRLF. A last line without a line break that stops short of its columns goes to
+    ``rejects.cut``, what else is malformed to ``rejects.malformed``, with file, line and column.
     """
     place = _Place(path, start)
     line = 0
@@ -91,19 +104,22 @@ def read_part(path: Path, start: int, stop: int, rejects: Rejects) -> Iterator[R
             if len(rest) > BLOCK_BYTES:
                 raise DataError(
                     f"{place(line)}: no line break in {len(rest)} bytes; "
-                    f"expected lines of {_LAYOUT}."
+                    f"expected lines of {_layout(labelled)}."
                 )
             continue
         block = rest + text[:cut]
-        yield from _rows(block, line, place, rejects)
+        yield _rows(block, line, place, rejects, labelled)
         line += block.count(b"\n")
         rest = text[cut:]
-    if rest and not _left_out(rest, line, place, rejects):
-        yield from _rows(rest + b"\n", line, place, rejects)
+    if rest and not _left_out(rest, line, place, rejects, labelled):
+        yield _rows(rest + b"\n", line, place, rejects, labelled)
 
 
-def count_rows(path: Path, rejects: Rejects) -> int:
-    """Rows of a file whose every row is well formed, by its line breaks alone."""
+def count_rows(path: Path, rejects: Rejects, labelled: bool) -> int:
+    """Rows of a file whose every row is well formed, by its line breaks alone. Raises DataError
+    where labels are wanted and the first line lacks its own: all others will."""
+    if labelled and not has_labels(path):
+        raise DataError(f"{path}, line 1{_wrong_columns(_columns(labelled=False), labelled)}")
     count = 0
     rest = b""
     for text in _blocks(path, 0, _size(path)):
@@ -111,12 +127,14 @@ def count_rows(path: Path, rejects: Rejects) -> int:
         cut = text.rfind(b"\n") + 1
         rest = text[cut:] if cut else rest + text
         if len(rest) > BLOCK_BYTES:
-            raise DataError(f"{path}: no line break in {len(rest)} bytes; expected {_LAYOUT}.")
-    return count + (bool(rest) and not _left_out(rest, count, _Place(path, 0), rejects))
+            raise DataError(
+                f"{path}: no line break in {len(rest)} bytes; expected {_layout(labelled)}."
+            )
+    return count + (bool(rest) and not _left_out(rest, count, _Place(path, 0), rejects, labelled))
 
 
 def no_rows(path: Path) -> DataError:
-    return DataError(f"{path} holds no complete row; expected lines of {_LAYOUT}.")
+    return DataError(f"{path} holds no complete row; expected lines of {_layout(labelled=True)}.")
 
 
 class _Place:
@@ -134,22 +152,13 @@ class _Place:
         return f"{self.path}, line {before + line + 1}"
 
 
-def _rows(text: bytes, line: int, place: _Place, rejects: Rejects) -> Iterator[Rows]:
+def _rows(text: bytes, line: int, place: _Place, rejects: Rejects, labelled: bool) -> Rows:
     """The good rows of a block that ends in a line break; the block's first line is ``line``."""
-    try:
-        rows = _parse(text)
-    except _BadLineError as bad:
-        middle = text.find(b"\n", len(text) // 2) + 1
-        if middle == len(text):
-            middle = text.rfind(b"\n", 0, -1) + 1
-        if rejects.skip and middle:
-            yield from _rows(text[:middle], line, place, rejects)
-            line += text[:middle].count(b"\n")
-            yield from _rows(text[middle:], line, place, rejects)
-        else:
-            rejects.malformed(f"{place(line + bad.line)}{bad.says}")
-    else:
-        yield rows
+    block = _Block(text, labelled)
+    rows = block.rows()
+    for number, says in block.faults():
+        rejects.malformed(f"{place(line + number)}{says}")
+    return rows
 
 
 def _size(path: Path) -> int:
@@ -161,15 +170,13 @@ def _size(path: Path) -> int:
 
 
 def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes from ``start`` to ``stop``; all of a ``.gz``."""
-    if path.suffix == ".gz":
-        with _naming(path), gzip.open(path, "rb") as packed:
-            while text := packed.read(BLOCK_BYTES):
-                yield text
-        return
-    with _naming(path), path.open("rb") as file:
-        file.seek(start)
-        while text := file.read(min(BLOCK_BYTES, stop - file.tell())):
+    """The bytes from ``start`` to ``stop``; all of a ``.gz``. A byte order mark in front of the
+    file, as Windows' editors leave it, is no part of them."""
+    packed = path.suffix == ".gz"
+    with _naming(path), gzip.open(path) if packed else path.open("rb") as file:
+        if start or file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            file.seek(start)
+        while text := file.read(BLOCK_BYTES if packed else min(BLOCK_BYTES, stop - file.tell())):
             yield text
 
 
@@ -188,20 +195,21 @@ def _naming(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _left_out(text: bytes, line: int, place: _Place, rejects: Rejects) -> bool:
+def _left_out(text: bytes, line: int, place: _Place, rejects: Rejects, labelled: bool) -> bool:
     """Whether a last line that no line break ends stops short; ``rejects.cut`` says so.
 
-    It is whole with 40 columns, the last of which is empty or, as in every Criteo file, 8 digits.
+    It is whole with all columns, the last of which is empty or, as in every Criteo file, 8 digits.
     """
     fields = text.rstrip(b"\r").split(b"\t")
-    if len(fields) > COLUMNS or (len(fields) == COLUMNS and len(fields[-1]) in (0, 8)):
+    columns = _columns(labelled)
+    if len(fields) > columns or (len(fields) == columns and len(fields[-1]) in (0, 8)):
         return False
-    if len(fields) < COLUMNS:
-        short = f"stops after {len(fields)} of {COLUMNS} columns"
+    if len(fields) < columns:
+        short = f"stops after {len(fields)} of {columns} columns"
     else:
         short = f"stops after {len(fields[-1])} of 8 digits in its last column"
     rejects.cut.append(
-        f"{place(line)}: the last line {short}; it was left out. Expected {_LAYOUT}."
+        f"{place(line)}: the last line {short}; it was left out. Expected {_layout(labelled)}."
     )
     return True
 
@@ -209,58 +217,62 @@ def _left_out(text: bytes, line: int, place: _Place, rejects: Rejects) -> bool:
 # --- one block -----------------------------------------------------------------------------------
 
 
-def _parse(text: bytes) -> Rows:
-    """The rows of a block that ends in a line break. Raises _BadLineError."""
-    # Sixteen bytes in front, so that the words that end at the first field are inside the array.
-    padded = numpy.frombuffer(b"\n" * 16 + text, dtype=numpy.uint8)
-    classes = _CLASS[padded]
-    separators = numpy.flatnonzero(classes[16:] >= _TAB) + 16
-    if len(separators) % COLUMNS or not _forty_columns(classes, separators):
-        _refuse_columns(classes, separators)
-    ends = separators.reshape(-1, COLUMNS)
-    starts = numpy.empty_like(ends)
-    starts.reshape(-1)[0] = 16
-    starts.reshape(-1)[1:] = separators[:-1] + 1
-    ends[:, -1] -= padded[ends[:, -1] - 1] == ord("\r")
-    block = _Block(padded, classes)
-    return Rows(
-        labels=block.labels(starts[:, 0], ends[:, 0]),
-        counts=block.counts(starts[:, 1 : 1 + DENSE_COLUMNS], ends[:, 1 : 1 + DENSE_COLUMNS]),
-        ids=block.ids(starts[:, 1 + DENSE_COLUMNS :], ends[:, 1 + DENSE_COLUMNS :]),
-    )
-
-
-def _forty_columns(classes: Bytes, separators: Places) -> bool:
-    kinds = classes[separators].reshape(-1, COLUMNS)
-    return bool((kinds[:, -1] == _BREAK).all()) and int((kinds == _BREAK).sum()) == len(kinds)
-
-
-def _refuse_columns(classes: Bytes, separators: Places) -> None:
-    breaks = numpy.flatnonzero(classes[separators] == _BREAK)
-    columns = numpy.diff(breaks, prepend=-1)
-    bad = int(numpy.flatnonzero(columns != COLUMNS)[0])
-    found = int(columns[bad])
-    if found == 1:
-        raise _BadLineError(bad, f": no tab in the line; expected {_LAYOUT}.")
-    says = f", column {min(found, COLUMNS + 1)}: {found} columns; expected {_LAYOUT}."
-    raise _BadLineError(bad, says)
-
-
 class _Block:
-    """The bytes of one block, and the three kinds of field in them."""
+    """A block that ends in a line break: its good rows, and what is wrong with its other lines."""
 
-    def __init__(self, padded: Bytes, classes: Bytes) -> None:
-        self.padded = padded
+    def __init__(self, text: bytes, labelled: bool) -> None:
+        self.labelled = labelled
+        # Sixteen bytes in front, so that the words that end at the first field are inside the
+        # array.
+        self.padded = numpy.frombuffer(b"\n" * 16 + text, dtype=numpy.uint8)
+        classes = _CLASS[self.padded]
         # Eight bytes from any offset as one big-endian word: unaligned, overlapping, no copy.
         self.words = numpy.ndarray((len(classes) - 7,), dtype=">u8", buffer=classes, strides=(1,))
+        ends = numpy.flatnonzero(classes[16:] >= _TAB) + 16
+        starts = numpy.empty_like(ends)
+        starts[0] = 16
+        starts[1:] = ends[:-1] + 1
+        self.columns = numpy.diff(numpy.flatnonzero(classes[ends] == _BREAK), prepend=-1)  # a line
+        self.whole = self.columns == _columns(labelled)
+        if not self.whole.all():
+            kept = numpy.repeat(self.whole, self.columns)
+            starts, ends = starts[kept], ends[kept]
+        self.starts, self.ends = (each.reshape(-1, _columns(labelled)) for each in (starts, ends))
+        self.ends[:, -1] -= self.padded[self.ends[:, -1] - 1] == ord("\r")
+        self.bad = numpy.zeros(self.ends.shape, dtype=numpy.bool_)  # fields, of the whole lines
 
-    def labels(self, starts: Places, ends: Places) -> numpy.typing.NDArray[numpy.uint8]:
+    def rows(self) -> Rows:
+        """Of the lines without a fault."""
+        first = int(self.labelled)
+        counts, ids = slice(first, first + DENSE_COLUMNS), slice(first + DENSE_COLUMNS, None)
+        rows = Rows(self._labels(), self._counts(counts), self._ids(ids))
+        if not self.bad.any():
+            return rows
+        good = ~self.bad.any(axis=1)
+        return Rows(rows.labels[good], rows.counts[good], rows.ids[good])
+
+    def faults(self) -> Iterator[tuple[int, str]]:
+        """Behind ``rows``: every line that is not among them, 0-based, and what is wrong with it:
+        ", column 3 (I2): found ..."."""
+        lines = numpy.flatnonzero(self.whole)
+        faulty = ~self.whole
+        faulty[lines] = self.bad.any(axis=1)
+        for line in numpy.flatnonzero(faulty).tolist():
+            if self.whole[line]:
+                yield line, self._wrong_field(int(numpy.searchsorted(lines, line)))
+            else:
+                yield line, _wrong_columns(int(self.columns[line]), self.labelled)
+
+    def _labels(self) -> numpy.typing.NDArray[numpy.uint8]:
+        if not self.labelled:
+            return numpy.full(len(self.ends), MISSING_LABEL, dtype=numpy.uint8)
+        starts, ends = self.starts[:, 0], self.ends[:, 0]
         first = self.padded[starts]
-        bad = (ends - starts != 1) | ((first != ord("0")) & (first != ord("1")))
-        self._refuse_any(bad, starts, ends, 0, "0 or 1")
+        self.bad[:, 0] = (ends - starts != 1) | ((first != ord("0")) & (first != ord("1")))
         return first - numpy.uint8(ord("0"))
 
-    def counts(self, starts: Places, ends: Places) -> numpy.typing.NDArray[numpy.int64]:
+    def _counts(self, columns: slice) -> numpy.typing.NDArray[numpy.int64]:
+        starts, ends = self.starts[:, columns], self.ends[:, columns]
         missing = ends == starts
         negative = (self.padded[starts] == ord("-")) & ~missing
         digits = ends - starts - negative
@@ -275,18 +287,16 @@ class _Block:
             bad[long] |= _any_high(upper + numpy.uint64(0x0606060606060606)) | _any_high(upper)
             bad[long] |= digits[long] > _LONGEST_COUNT
             values[long] += _decimal(upper) * 100_000_000
-        expected = f"an integer of at most {_LONGEST_COUNT} digits, or nothing"
-        self._refuse_any(bad, starts, ends, 1, expected)
+        self.bad[:, columns] = bad
         numpy.negative(values, out=values, where=negative)
         values[missing] = MISSING_COUNT
         return values
 
-    def ids(self, starts: Places, ends: Places) -> numpy.typing.NDArray[numpy.int64]:
+    def _ids(self, columns: slice) -> numpy.typing.NDArray[numpy.int64]:
+        starts, ends = self.starts[:, columns], self.ends[:, columns]
         digits = ends - starts
         words = self._last_digits(ends, digits)
-        bad = _any_high(words) | (digits > 8)
-        expected = "a hexadecimal id of at most 8 digits, or nothing"
-        self._refuse_any(bad, starts, ends, 1 + DENSE_COLUMNS, expected)
+        self.bad[:, columns] = _any_high(words) | (digits > 8)
         values = _hexadecimal(words)
         values[digits == 0] = MISSING_ID
         return values
@@ -297,23 +307,29 @@ class _Block:
         words &= _LAST_BYTES[numpy.clip(digits, 0, 8)]
         return words
 
-    def _refuse_any(
-        self,
-        bad: numpy.typing.NDArray[numpy.bool_],
-        starts: Places,
-        ends: Places,
-        first_column: int,
-        expected: str,
-    ) -> None:
-        if not bad.any():
-            return
-        row, column = (int(index[0]) for index in numpy.nonzero(bad.reshape(len(bad), -1)))
-        start, end = (places.reshape(len(bad), -1)[row, column] for places in (starts, ends))
-        field = self.padded[start:end].tobytes().decode("utf-8", "backslashreplace")
-        shown = repr(field if len(field) <= 32 else field[:32] + "...")
-        column += first_column
-        says = f"({column_name(column)}): found {shown}; expected {expected}."
-        raise _BadLineError(row, f", column {column + 1} {says}")
+    def _wrong_field(self, row: int) -> str:
+        place = int(self.bad[row].argmax())
+        field = self.padded[self.starts[row, place] : self.ends[row, place]].tobytes()
+        text = field.decode("utf-8", "backslashreplace")
+        shown = repr(text if len(text) <= 32 else text[:32] + "...")
+        column = place + (not self.labelled)
+        if column == 0:
+            expected = "0 or 1"
+        elif column <= DENSE_COLUMNS:
+            expected = f"an integer of at most {_LONGEST_COUNT} digits, or nothing"
+        else:
+            expected = "a hexadecimal id of at most 8 digits, or nothing"
+        name = column_name(column)
+        return f", column {place + 1} ({name}): found {shown}; expected {expected}."
+
+
+def _wrong_columns(found: int, labelled: bool) -> str:
+    expected = f"expected {_layout(labelled)}."
+    if found == 1:
+        return f": no tab in the line; {expected}"
+    if labelled and found == _columns(labelled=False):
+        expected += f" {FOR_PREDICT}"
+    return f", column {min(found, _columns(labelled) + 1)}: {found} columns; {expected}"
 
 
 # --- eight digits in one word --------------------------------------------------------------------
