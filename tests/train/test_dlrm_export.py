@@ -55,6 +55,45 @@ def test_predict_scores_raw_rows_in_order(trained: Path, tmp_path: Path, name: s
     numpy.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_predict_scores_rows_without_labels(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Kaggle's test.txt: the same probabilities, and metrics of the labelled rows alone."""
+    lines = (trained / "rows.tsv").read_text().splitlines(keepends=True)
+    cut = [each.split("\t", 1)[1] for each in lines]
+    (tmp_path / "test.txt").write_text("".join(cut))
+    (tmp_path / "days").mkdir()
+    (tmp_path / "days" / "day_0").write_text("".join(lines[:300]))
+    (tmp_path / "days" / "day_1").write_text("".join(cut[300:]))
+    expected = _expected(trained)
+    labels = next(batches(trained / "rows.tsv", ROWS)).labels
+    out, facts = tmp_path / "out.npy", tmp_path / "facts.json"
+    for name, known in (("test.txt", 0), ("days", 300), (trained / "rows.tsv", ROWS)):
+        words = ["predict", str(trained), str(tmp_path / name), "-o", str(out), "--device", "cpu"]
+        assert run([*words, "--json", str(facts)]) == 0
+        numpy.testing.assert_allclose(numpy.load(out), expected.numpy(), rtol=1e-5, atol=1e-6)
+        said, measured = capsys.readouterr().out, json.loads(facts.read_text())["metrics"]
+        assert "700 probabilities" in said
+        if not known:
+            assert measured is None and "no labels" in said
+            continue
+        wanted = torch.nn.functional.binary_cross_entropy(expected[:known], labels[:known])
+        assert f"rows with a label  {known}: loss {wanted:.4f}, accuracy" in said
+        assert measured["rows"] == known
+        assert measured["loss"] == pytest.approx(wanted.item(), rel=1e-5)
+        right = (expected[:known] > 0.5) == (labels[:known] > 0.5)
+        assert measured["accuracy"] == pytest.approx(right.float().mean().item())
+    words = ["train", "dlrm", "--config", str(trained / "tiny.json"), "--device", "cpu"]
+    for options in (
+        ["--data", str(tmp_path / "test.txt")],
+        ["--data", str(trained / "rows.tsv"), "--validation", str(tmp_path / "test.txt")],
+    ):
+        assert run([*words, *options]) == 2
+        streams = capsys.readouterr()
+        assert streams.err.endswith("Rows without a label are for 'fuselab predict' alone.\n")
+        assert streams.err.count("\n") == 1 and not streams.out
+
+
 def test_the_exported_graph_takes_any_batch(trained: Path, tmp_path: Path) -> None:
     import onnxruntime
 

@@ -18,7 +18,10 @@ def predict(
         Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
     ],
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="Rows to score, raw or prepared.")
+        str | None,
+        typer.Argument(
+            metavar="FILE", help="Rows to score, raw (also without labels) or prepared."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -32,12 +35,17 @@ def predict(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
 ) -> None:
-    """Score rows with a trained DLRM."""
+    """Score rows with a trained DLRM.
+
+    Where rows have a label, their loss, accuracy and AUC are told too.
+    """
+    from dataclasses import asdict
+
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
     from fuselab.report import files
     from fuselab.report.result import result
-    from fuselab.report.train_text import latency_text
+    from fuselab.report.train_text import latency_text, metrics_text
     from fuselab.train import dlrm_predict
     from fuselab.train.dlrm import load_model
 
@@ -53,9 +61,11 @@ def predict(
     facts: dict[str, Any] = {"checkpoint": checkpoint, "step": found.step}
     if file is not None and output is not None:
         data = dlrm_predict.dataset(file, model, found)
-        rows = dlrm_predict.write(output, dlrm_predict.predict(model, data))
-        facts |= {"file": file, "output": output, "rows": rows}
+        rows, metrics = dlrm_predict.score(output, model, data)
+        measured = None if metrics is None else asdict(metrics)
+        facts |= {"file": file, "output": output, "rows": rows, "metrics": measured}
         print(f"{output}: {rows:,} probabilities")
+        print("no labels" if measured is None else f"rows with a label  {metrics_text(measured)}")
     if latency:
         facts["latency"] = dlrm_predict.latencies(model)
         print(latency_text(facts["latency"]))

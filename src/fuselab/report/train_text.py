@@ -24,13 +24,18 @@ def train_text(facts: Mapping[str, Any]) -> str:
         lines.append(f"training loss  {curve[0][1]:.4f}")
     held_out = facts["held_out"]
     if held_out is not None:
-        lines.append(
-            f"held-out rows  {held_out['rows']:,}: loss {held_out['loss']:.4f}, accuracy "
-            f"{held_out['accuracy']:.4f}, AUC {held_out['auc']:.4f}"
-        )
+        lines.append(f"held-out rows  {metrics_text(held_out)}")
     if facts["checkpoint"] is not None:
         lines.append(f"checkpoint     {facts['checkpoint']}")
     return "\n".join(lines)
+
+
+def metrics_text(measured: Mapping[str, Any]) -> str:
+    """Of ``fuselab.train.metrics.Metrics``."""
+    return (
+        f"{measured['rows']:,}: loss {measured['loss']:.4f}, accuracy {measured['accuracy']:.4f}, "
+        f"AUC {measured['auc']:.4f}"
+    )
 
 
 def gradients_text(compared: Sequence[Mapping[str, Any]]) -> str:

@@ -22,13 +22,15 @@ from fuselab.models.dlrm_fused import FusedDlrm
 from fuselab.report.files import replacing
 from fuselab.train.captured import Captured
 from fuselab.train.checkpoint import Checkpoint, whole
+from fuselab.train.metrics import Metrics, metrics
 
 _ROWS = 16_384  # at once
 LATENCY_BATCHES = (1, 16, 128, 2048)
 
 
 def dataset(path: str, model: Dlrm, found: Checkpoint) -> Dataset:
-    """The rows at ``path``, raw or prepared, as the model of checkpoint ``found`` takes them.
+    """The rows at ``path``, raw (with labels or without) or prepared, as the model of checkpoint
+    ``found`` takes them.
 
     Raises ArgumentError for rows that were prepared in another way than those it was trained on,
     DataError, CheckpointError where ``found`` does not say how they were transformed.
@@ -36,7 +38,7 @@ def dataset(path: str, model: Dlrm, found: Checkpoint) -> Dataset:
     with whole("the checkpoint"):
         dense = Dense.of(found.facts["dense"])
     if not is_prepared(path):
-        return open_dataset(path, ids=ids(model), dense=dense)
+        return open_dataset(path, ids=ids(model), dense=dense, labels_required=False)
     prepared = Prepared(path)
     if prepared.cardinalities != model.config.table_sizes or prepared.dense() != dense:
         raise ArgumentError(
@@ -58,13 +60,34 @@ def ids(model: Dlrm) -> Modulus | Vocabulary:
     return Vocabulary(values)
 
 
-def predict(model: Dlrm, data: Dataset) -> Iterator[Tensor]:
-    """Probabilities by the fused forward, in the rows' order, [n] on the CPU, piece by piece."""
+def predict(model: Dlrm, data: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
+    """Probabilities by the fused forward, and labels (NaN where there is none): in the rows' order,
+    both [n] on the CPU, piece by piece."""
     device = next(model.parameters()).device
     fused = FusedDlrm(model)
     with torch.no_grad():
         for batch in Loader(data, _ROWS, device=device):
-            yield fused.probabilities(batch.dense, batch.sparse)[:, 0].cpu()
+            yield fused.probabilities(batch.dense, batch.sparse)[:, 0].cpu(), batch.labels.cpu()
+
+
+def score(path: Path, model: Dlrm, data: Dataset) -> tuple[int, Metrics | None]:
+    """Writes the probability of every row, one a line; a float32 array where the name ends in .npy.
+
+    Returns how many, and the metrics of the rows that have a label, None where none has. Raises
+    OutputError.
+    """
+    known: list[tuple[Tensor, Tensor]] = []
+
+    def probabilities() -> Iterator[Tensor]:
+        for piece, labels in predict(model, data):
+            labelled = ~labels.isnan()
+            known.append((piece[labelled], labels[labelled]))
+            yield piece
+
+    rows = _write(path, probabilities())
+    found, labels = (torch.cat(each) for each in zip(*known, strict=True))
+    # A float32 probability may be 1, whose logit is not finite; the one before it is 1 - 2^-24.
+    return rows, metrics(torch.logit(found.double(), 2**-25), labels) if len(labels) else None
 
 
 def latencies(model: Dlrm, batches: Sequence[int] = LATENCY_BATCHES) -> list[dict[str, Any]]:
@@ -105,9 +128,8 @@ def _batch(model: Dlrm, size: int, device: torch.device) -> Batch:
     )
 
 
-def write(path: Path, probabilities: Iterator[Tensor]) -> int:
-    """One number a line; a float32 array where the name ends in .npy. Returns how many. Raises
-    OutputError."""
+def _write(path: Path, probabilities: Iterator[Tensor]) -> int:
+    """Returns how many."""
     count = 0
     with replacing(path) as temporary:
         if path.suffix == ".npy":
