@@ -40,7 +40,7 @@ def test_probabilities_are_the_plain_models(
     device: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dlrm_fused, "_ONE_LAUNCH_ROWS", one_launch_rows)
+    monkeypatch.setattr(dlrm_fused, "MOST_ROWS", one_launch_rows)
     model = _model(interaction, device)
     batch = example_batch(batch=ROWS)
     dense, rows = batch.dense.to(device), model.rows(batch.sparse.to(device))
