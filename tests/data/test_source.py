@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import math
 import re
@@ -337,6 +338,23 @@ def test_no_room_to_unpack_an_npz(
     monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(OutputError, match="set TMPDIR to a folder with more space"):
         whole(save_npz(tmp_path / "a.npz", without_missing(drawn)))
+
+
+def test_an_npz_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "a.npz").write_bytes(b"")
+    monkeypatch.setattr("zipfile.ZipFile", refuse)
+    with pytest.raises(DataError, match=r"a\.npz cannot be read: Permission denied\."):
+        whole(tmp_path / "a.npz")
+
+
+@pytest.mark.filterwarnings("ignore::fuselab.data.TruncatedLineWarning")
+def test_a_file_without_a_row_is_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("0\t1")
+    with pytest.raises(DataError, match=r"a\.tsv holds no complete row"):
+        open_dataset(tmp_path / "a.tsv")
 
 
 def test_rows_are_counted_as_they_are_read(tmp_path: Path) -> None:
