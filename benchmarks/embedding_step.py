@@ -24,7 +24,6 @@ from fuselab.op import FusedOp
 from fuselab.ops import embedding_lookup
 from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
-from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime import tuning
@@ -46,7 +45,7 @@ def main() -> None:
         for name, (step, captured) in steps(sizes, batch, options.device).items():
             graph = captured and options.device != "cpu"
             timing = time(step, device=options.device, graph=graph, budget_s=BUDGET_S)
-            print(f"  {name:76} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
+            print(f"  {name:60} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
 
 
 def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bool]]:
@@ -93,13 +92,10 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
         ("SGD of bfloat16", SGD, (held, ids, half, RATE, "error", None)),
         ("row-wise Adagrad", ADAGRAD, (held, states, ids, grad, RATE, 1e-10, "error", None)),
     ):
-        given = (held, ids, "error", None, args[2 if op is SGD else 3].dtype)
         for config, update in candidates(op, args):
             found[f"update: {name}, {config}"] = update, True
-            for vectors, first in candidates(LOOK_UP, given):
-                found[f"step: look-up {vectors}; {name}, {config}"] = both(first, update), True
-    for vectors, first in candidates(LOOK_UP, (held, ids, "error", None, None)):
-        found[f"look-up: {vectors}"] = first, True
+            first = in_half(held, ids, "cuda") if args[2] is half else look_up("cuda")
+            found[f"step: {name}, {config}"] = both(first, update), True
     return found
 
 

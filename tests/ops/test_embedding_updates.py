@@ -17,7 +17,6 @@ from fuselab.errors import (
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
 from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
-from fuselab.ops.embedding_lookup.configs import HINTS
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.runtime.fallback import strict
 
@@ -175,15 +174,6 @@ def test_few_samples_of_narrow_rows_go_by_table_and_short_runs_before_long():
         torch.use_deterministic_algorithms(True)
         assert ways(SGD, tables, ids, grad, 0.1) == expected
         torch.use_deterministic_algorithms(False)
-
-
-def test_blocks_of_most_samples_where_every_multiprocessor_gets_two():
-    for count, first, second in ((1, 256, 1024), (2, 1024, 256)):
-        tables, ids, grad = made(40, 16, sizes=(3,) * count)
-        assert ways(SGD, tables, ids, grad, 0.1) == [
-            *(f"kernel=scatter samples={first} hints={hints}" for hints in HINTS),
-            f"kernel=scatter samples={second} hints=none",
-        ]
 
 
 def test_refusals():

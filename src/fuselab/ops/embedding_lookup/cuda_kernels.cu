@@ -6,9 +6,10 @@
 //
 // look_up: a block owns 256 / lanes * kItems consecutive positions, so ids are read and vectors
 //   written coalesced. Each id is read once, each row once per position, each vector written once.
-// scatter: adds gradients to rows by atomics. A block owns `samples` samples of one table; where the
-//   table is small, it first sorts them by row in shared memory and adds up every row's in two levels,
-//   in registers and then by join_piece: 1024 samples of a table of 3 rows take 3 atomics.
+// scatter: adds gradients to rows by atomics. A block owns `samples` samples of one table. Where
+//   that has fewer rows, it first sorts them by row in shared memory and adds up equal rows in
+//   registers, then over a warp, then, of the smallest tables, in shared memory: `samples` of a table
+//   of 3 rows take 3 atomics, and no sum is one long chain of floats.
 // key_positions, reduce_runs, join_runs: the same in a fixed order, and what Adagrad needs, a row's
 //   whole gradient. Positions are sorted by row (between the first two); a group of lanes adds up
 //   `run` sorted positions and writes every row that lies within them. The rest, runs of one row that
@@ -27,7 +28,7 @@
 
 constexpr int kThreads = 256;
 constexpr int kItems = 4;     // rows that a thread of look_up has in flight
-constexpr int kSmall = 1024;  // scatter sorts a table of fewer rows in shared memory
+constexpr int kSums = 1024;   // numbers that a block of scatter adds up in shared memory
 
 enum class Update { gradient, sgd, rowwise_adagrad };
 
@@ -55,80 +56,14 @@ __device__ __forceinline__ void assign(__nv_bfloat16& to, float x) { to = __floa
 template <int vector, int tiles>
 constexpr int kAhead = vector * tiles > 8 ? 1 : 4;
 
-// The same of partial sums to be joined.
-template <int vector, int tiles>
-constexpr int kJoined = vector * tiles > 4 ? kAhead<vector, tiles> : 8;
-
 // Blocks of scatter that a multiprocessor shall hold: narrow rows wait for memory most.
 template <int vector, int tiles>
-constexpr int kBlocks = vector * tiles > 4 ? 1 : 5;
+constexpr int kBlocks = vector * tiles > 4 ? 1 : 4;
 
 template <class Element, int vector>
 struct alignas(sizeof(Element) * vector < 16 ? sizeof(Element) * vector : 16) Vector {
   Element at[vector];
 };
-
-// What L2 is told. stream: to keep the rows of tables rather than vectors and gradients, which are met
-// once. prefetch: that, and of rows as soon as ids name them. ahead: that, and of a block's gradients
-// before its ids are there.
-enum class Hints { none, stream, prefetch, ahead };
-
-template <class Stored>
-__device__ __forceinline__ void prefetch(const Stored* row, int width) {
-#pragma unroll 1
-  for (int element = 0; element < width; element += 32 / sizeof(Stored)) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(row + element)));
-  }
-}
-
-// Elements that are read once: L2 drops them first.
-template <class Stored>
-struct ReadOnce {
-  const Stored* at;
-  __device__ __forceinline__ ReadOnce operator+(int64_t elements) const { return {at + elements}; }
-};
-
-template <class Gradient, Hints hints>
-struct Reading {
-  using Source = ReadOnce<Gradient>;
-};
-template <class Gradient>
-struct Reading<Gradient, Hints::none> {
-  using Source = const Gradient*;
-};
-
-template <class Packed>
-__device__ __forceinline__ Packed read_once(const Packed* from) {
-  Packed packed;
-  if constexpr (sizeof(Packed) == 16) {
-    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
-    memcpy(&packed, &bits, 16);
-  } else if constexpr (sizeof(Packed) == 8) {
-    const uint2 bits = __ldcs(reinterpret_cast<const uint2*>(from));
-    memcpy(&packed, &bits, 8);
-  } else if constexpr (sizeof(Packed) == 4) {
-    const unsigned bits = __ldcs(reinterpret_cast<const unsigned*>(from));
-    memcpy(&packed, &bits, 4);
-  } else {
-    packed = *from;
-  }
-  return packed;
-}
-
-template <class Packed>
-__device__ __forceinline__ void write_once(Packed* to, const Packed& packed) {
-  if constexpr (sizeof(Packed) == 16) {
-    uint4 bits;
-    memcpy(&bits, &packed, 16);
-    __stcs(reinterpret_cast<uint4*>(to), bits);
-  } else if constexpr (sizeof(Packed) == 8) {
-    uint2 bits;
-    memcpy(&bits, &packed, 8);
-    __stcs(reinterpret_cast<uint2*>(to), bits);
-  } else {
-    *to = packed;
-  }
-}
 
 // Positions of one table are scattered over a warp: indexing the kernel's parameters by them would
 // read constant memory once per lane.
@@ -173,7 +108,7 @@ struct Convert {
   }
 };
 
-template <class Move, class Id, Rule rule, int lanes, Hints hints, int capacity, class Index>
+template <class Move, class Id, Rule rule, int lanes, int capacity, class Index>
 __global__ void __launch_bounds__(kThreads)
     look_up(const Id* __restrict__ ids, typename Move::Result* __restrict__ output,
             int64_t positions, int tables,
@@ -225,13 +160,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
-      if (target[item] == nullptr) continue;
-      const auto result = Move::of(value[item]);
-      if constexpr (hints == Hints::none) {
-        target[item][chunk] = result;
-      } else {
-        write_once(target[item] + chunk, result);
-      }
+      if (target[item] != nullptr) target[item][chunk] = Move::of(value[item]);
     }
   }
 }
@@ -259,7 +188,6 @@ __device__ __forceinline__ void reduce_add(float* to, float x, float y, float z,
 template <class Element, int vector, int lanes, int tiles>
 struct Row {
   static constexpr int kLanes = lanes;
-  static constexpr int ahead = kAhead<vector, tiles>;
   Compute<Element> at[tiles][vector];
 
   __device__ __forceinline__ void clear() {
@@ -270,23 +198,15 @@ struct Row {
     }
   }
 
-  // Of a row of Stored: Element, the gradient's or, for partial sums, what they are computed in.
+  // Of a row of Stored, which is Element or, for partial sums, what it is computed in.
   template <class Stored>
   __device__ __forceinline__ void load(const Stored* row, int width) {
-    load(row, width, [](const Vector<Stored, vector>* from) { return *from; });
-  }
-  template <class Stored>
-  __device__ __forceinline__ void load(ReadOnce<Stored> row, int width) {
-    load(row.at, width, [](const Vector<Stored, vector>* from) { return read_once(from); });
-  }
-  template <class Stored, class Read>
-  __device__ __forceinline__ void load(const Stored* row, int width, Read read) {
     const int lane = threadIdx.x % lanes;
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
       const int column = (tile * lanes + lane) * vector;
       if (column < width) {
-        const auto packed = read(reinterpret_cast<const Vector<Stored, vector>*>(row + column));
+        const auto packed = *reinterpret_cast<const Vector<Stored, vector>*>(row + column);
 #pragma unroll
         for (int i = 0; i < vector; ++i) at[tile][i] = widened(packed.at[i]);
       } else {
@@ -312,9 +232,7 @@ struct Row {
   }
 
   // this += factor * other
-  template <class Other>
-  __device__ __forceinline__ void add(const Row<Other, vector, lanes, tiles>& other,
-                                      Compute<Element> factor = 1) {
+  __device__ __forceinline__ void add(const Row& other, Compute<Element> factor = 1) {
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
@@ -323,15 +241,14 @@ struct Row {
   }
 
   // row += factor * this, by atomics: four floats at once from sm_90 on.
-  template <class Stored>
-  __device__ __forceinline__ void add_to(Stored* row, int width, Stored factor) const {
+  __device__ __forceinline__ void add_to(Element* row, int width, Element factor) const {
     const int lane = threadIdx.x % lanes;
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
       const int column = (tile * lanes + lane) * vector;
       if (column >= width) continue;
 #if __CUDA_ARCH__ >= 900
-      if constexpr (sizeof(Stored) == 4 && vector == 4) {
+      if constexpr (sizeof(Element) == 4 && vector == 4) {
         reduce_add(row + column, factor * at[tile][0], factor * at[tile][1], factor * at[tile][2],
                    factor * at[tile][3]);
         continue;
@@ -339,6 +256,18 @@ struct Row {
 #endif
 #pragma unroll
       for (int i = 0; i < vector; ++i) reduce_add(row + column + i, factor * at[tile][i]);
+    }
+  }
+
+  // The same in shared memory.
+  __device__ __forceinline__ void add_to_shared(Compute<Element>* row, int width) const {
+    const int lane = threadIdx.x % lanes;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int column = (tile * lanes + lane) * vector;
+      if (column >= width) continue;
+#pragma unroll
+      for (int i = 0; i < vector; ++i) atomicAdd(row + column + i, at[tile][i]);
     }
   }
 
@@ -353,6 +282,19 @@ struct Row {
 #pragma unroll
     for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(mask, sum, step);
     return sum;
+  }
+
+  // What the lane `step` further on in the warp holds.
+  __device__ __forceinline__ Row of_lane_behind(int step) const {
+    Row other;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < vector; ++i) {
+        other.at[tile][i] = __shfl_down_sync(0xffffffffu, at[tile][i], step);
+      }
+    }
+    return other;
   }
 
   // Adds the rows that the groups of a warp hold; every group gets the same sum.
@@ -396,17 +338,16 @@ struct Step {
 
 // ---------------------------------------------------------------------------- atomics
 
-// Walks `count` gradients and flushes the sum of each run of equal rows. `fetch(place, value)` loads
-// one and returns its row, -1 for none; `flush(sum, row)`.
-template <class Values, class Fetch, class Flush>
-__device__ __forceinline__ void add_runs(int count, Fetch fetch, Flush flush) {
-  constexpr int ahead = Values::ahead;
-  Values sum;
+// Walks `count` gradients and flushes the sum of each run of equal rows but the last, which stays
+// in `sum`; returns that row, -1 for none. `fetch(place, value)` loads one and returns its row, -1
+// for none; `flush(sum, row)`.
+template <int ahead, class Values, class Fetch, class Flush>
+__device__ __forceinline__ int add_runs(int count, Values& sum, Fetch fetch, Flush flush) {
   sum.clear();
-  int64_t current = -1;
+  int current = -1;
   for (int i = 0; i < count; i += ahead) {
     Values value[ahead];
-    int64_t row[ahead];
+    int row[ahead];
 #pragma unroll
     for (int j = 0; j < ahead; ++j) row[j] = i + j < count ? fetch(i + j, value[j]) : -1;
 #pragma unroll
@@ -420,12 +361,27 @@ __device__ __forceinline__ void add_runs(int count, Fetch fetch, Flush flush) {
       sum.add(value[j]);
     }
   }
-  if (current >= 0) flush(sum, current);
+  return current;
 }
 
-// Exclusive prefix sum of kSmall counts by kThreads threads, in place.
-__device__ __forceinline__ void scan(int (&counts)[kSmall]) {
-  constexpr int each = kSmall / kThreads;
+// Adds up what the groups of a warp hold for equal rows, which are neighbours, in a tree; true in
+// the groups that then hold a row's sum.
+template <class Values>
+__device__ __forceinline__ bool join_groups(Values& sum, int row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = Values::kLanes; step < 32; step *= 2) {
+    const Values next = sum.of_lane_behind(step);
+    if (__shfl_down_sync(0xffffffffu, row, step) == row && lane + step < 32) sum.add(next);
+  }
+  const int before = __shfl_up_sync(0xffffffffu, row, Values::kLanes);
+  return row >= 0 && (lane < Values::kLanes || before != row);
+}
+
+// Exclusive prefix sum of `size` counts by kThreads threads, in place.
+template <int size>
+__device__ __forceinline__ void scan(int (&counts)[size]) {
+  constexpr int each = size / kThreads;
   __shared__ int warp_totals[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int own[each], total = 0;
@@ -447,6 +403,175 @@ __device__ __forceinline__ void scan(int (&counts)[kSmall]) {
 #pragma unroll
   for (int i = 0; i < each; ++i) counts[threadIdx.x * each + i] = before + own[i];
   __syncthreads();
+}
+
+// The samples of a block of scatter, and the rows of its table.
+template <class Values, class Element, class Gradient, class Id, Rule rule>
+struct Block {
+  const Id* ids;  // of the block's first sample, as grads
+  const Gradient* grads;
+  int64_t id_stride, grad_stride;
+  int count;  // of samples
+  int width;
+  int64_t rows, address, pitch;
+  Element factor;
+
+  __device__ __forceinline__ Id id(int sample) const { return ids[sample * id_stride]; }
+  __device__ __forceinline__ void load(Values& value, int sample) const {
+    value.load(grads + sample * grad_stride, width);
+  }
+  __device__ __forceinline__ int64_t row_of(Id id) const { return checked_row_of<rule>(id, rows); }
+  __device__ __forceinline__ Element* row(int64_t row) const {
+    return reinterpret_cast<Element*>(address + row * pitch);
+  }
+  __device__ __forceinline__ void add(const Values& sum, int64_t to) const {
+    sum.add_to(row(to), width, factor);
+  }
+};
+
+// Every gradient to its row; it is under way beside its id.
+template <int ahead, class Values, class Element, class Gradient, class Id, Rule rule>
+__device__ __forceinline__ void add_each(
+    const Block<Values, Element, Gradient, Id, rule>& block) {
+  constexpr int groups = kThreads / Values::kLanes;
+#pragma unroll 1
+  for (int i = threadIdx.x / Values::kLanes; i < block.count; i += ahead * groups) {
+    Values value[ahead];
+    Id id[ahead];
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      if (i + j * groups >= block.count) continue;
+      id[j] = block.id(i + j * groups);
+      block.load(value[j], i + j * groups);
+    }
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      if (i + j * groups >= block.count) continue;
+      const int64_t row = block.row_of(id[j]);
+      if (row >= 0) block.add(value[j], row);
+    }
+  }
+}
+
+// Sums of the samples, sorted by row, to the rows, fewer than `samples`. If staged, gradients are
+// under way beside their ids and wait in shared memory until those are sorted.
+template <int samples, int columns, bool staged, int ahead, class Values, class Element,
+          class Gradient, class Id, Rule rule>
+__device__ __forceinline__ void add_sorted(
+    const Block<Values, Element, Gradient, Id, rule>& block) {
+  constexpr int groups = kThreads / Values::kLanes;
+  constexpr int piece = samples / groups, each = samples / kThreads;
+  __shared__ int rows_of_samples[samples], places[samples];
+  __shared__ unsigned short order[samples];
+  __shared__ Element sums[kSums];
+  __shared__ alignas(16) Element stage[staged ? samples * columns : 1];
+  const int rows = static_cast<int>(block.rows), width = block.width;
+  const int group = threadIdx.x / Values::kLanes;
+  // All ids are under way before the first is looked at, which may stop the kernel.
+  Id id[each];
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int sample = threadIdx.x + i * kThreads;
+    id[i] = sample < block.count ? block.id(sample) : Id(0);
+  }
+  Values value[staged ? piece : 1];
+  if constexpr (staged) {
+#pragma unroll
+    for (int i = 0; i < piece; ++i) {
+      if (group + i * groups < block.count) block.load(value[i], group + i * groups);
+    }
+  }
+  const bool few = rows * width <= kSums;
+#pragma unroll
+  for (int i = 0; i < each; ++i) places[threadIdx.x + i * kThreads] = 0;
+  for (int i = threadIdx.x; few && i < rows * width; i += kThreads) sums[i] = 0;
+  __syncthreads();
+  int rank[each];
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int sample = threadIdx.x + i * kThreads;
+    const int row = sample < block.count ? static_cast<int>(block.row_of(id[i])) : -1;
+    rows_of_samples[sample] = row;
+    rank[i] = atomicAdd(&places[row < 0 ? rows : row], 1);
+  }
+  __syncthreads();
+  scan(places);
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int sample = threadIdx.x + i * kThreads, row = rows_of_samples[sample];
+    order[places[row < 0 ? rows : row] + rank[i]] = static_cast<unsigned short>(sample);
+  }
+  if constexpr (staged) {
+#pragma unroll
+    for (int i = 0; i < piece; ++i) {
+      const int sample = group + i * groups;
+      if (sample < block.count) value[i].store(stage + sample * columns, width);
+    }
+  }
+  __syncthreads();
+
+  Values sum;
+  const auto flush = [&](const Values& some, int row) {
+    if (few) {
+      some.add_to_shared(sums + row * width, width);
+    } else {
+      block.add(some, row);
+    }
+  };
+  const int last = add_runs<ahead>(
+      piece, sum,
+      [&](int place, Values& loaded) {
+        const int sample = order[group * piece + place], row = rows_of_samples[sample];
+        if (row < 0) return row;
+        if constexpr (staged) {
+          loaded.load(stage + sample * columns, width);
+        } else {
+          block.load(loaded, sample);
+        }
+        return row;
+      },
+      flush);
+  if (join_groups(sum, last)) flush(sum, last);
+  if (!few) return;
+  __syncthreads();
+  for (int i = threadIdx.x; i < rows * width; i += kThreads) {
+    const int row = i / width;
+    if (places[row] == places[row + 1]) continue;
+    reduce_add(block.row(row) + (i - row * width), block.factor * sums[i]);
+  }
+}
+
+template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
+          int tiles, int samples, bool staged, int capacity>
+__global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
+    scatter(const Id* __restrict__ ids, const Gradient* __restrict__ grad_output, int64_t batch,
+            int tables, int width, int64_t id_sample_stride, int64_t id_table_stride,
+            int64_t grad_sample_stride, int64_t grad_table_stride,
+            const Element* learning_rate_tensor, Element learning_rate,
+            const __grid_constant__ Tables<capacity> description) {
+  const int table = blockIdx.x % tables;
+  const int64_t first = static_cast<int64_t>(blockIdx.x / tables) * samples;
+  if (description.address[table] == 0) return;
+  const Step<Element> step{learning_rate_tensor, learning_rate, nullptr, 0};
+  using Values = Row<Element, vector, lanes, tiles>;
+  const Block<Values, Element, Gradient, Id, rule> block{
+      ids + first * id_sample_stride + table * id_table_stride,
+      grad_output + first * grad_sample_stride + table * grad_table_stride,
+      id_sample_stride,
+      grad_sample_stride,
+      batch - first < samples ? static_cast<int>(batch - first) : samples,
+      width,
+      description.rows[table],
+      description.address[table],
+      description.pitch[table],
+      update == Update::gradient ? Element(1) : -step.rate()};
+  constexpr int columns = vector * lanes * tiles, ahead = kAhead<vector, tiles>;
+  if (block.rows < samples) {
+    constexpr bool fits = samples * columns * sizeof(Element) <= 32768;
+    add_sorted<samples, columns, staged && fits, ahead>(block);
+  } else {
+    add_each<ahead>(block);
+  }
 }
 
 // ---------------------------------------------------------------------------- sorted runs
@@ -480,11 +605,9 @@ __device__ __forceinline__ int64_t quotient(int64_t position, int tables) {
 template <class Element, Update update, int vector, int lanes, int tiles>
 struct Target {
   using Number = Compute<Element>;
-  using Values = Row<Element, vector, lanes, tiles>;
-  using Sums = Values;
   Element* weights = nullptr;
   Number* state;
-  Values value;
+  Row<Element, vector, lanes, tiles> value;
   Number total;
 
   template <int capacity>
@@ -501,7 +624,8 @@ struct Target {
     }
   }
 
-  __device__ __forceinline__ void change(const Values& sum, int width, const Step<Number>& step) {
+  __device__ __forceinline__ void change(const Row<Element, vector, lanes, tiles>& sum, int width,
+                                         const Step<Number>& step) {
     if (weights == nullptr) return;
     if constexpr (update == Update::gradient) {
       sum.store(weights, width);
@@ -520,30 +644,10 @@ struct Target {
   }
 };
 
-// A row to which its gradient of one block is added by atomics. The sum of a block is in double:
-// tables of 2 and 3 rows were 12 and 75 ulp off where eager was 2.1 and 13.5 (255 and 2048 floats).
-template <class Element, Update update, int vector, int lanes, int tiles>
-struct AtomicTarget {
-  using Values = Row<Element, vector, lanes, tiles>;
-  using Sums = Row<double, vector, lanes, tiles>;
-  Element* weights;
-
-  template <int capacity>
-  __device__ __forceinline__ void load(int table, int64_t row, int,
-                                       const Tables<capacity>& description) {
-    weights =
-        reinterpret_cast<Element*>(description.address[table] + row * description.pitch[table]);
-  }
-  template <class Sum>
-  __device__ __forceinline__ void change(const Sum& sum, int width, const Step<Element>& step) {
-    sum.add_to(weights, width, update == Update::gradient ? Element(1) : -step.rate());
-  }
-};
-
 // Where the gradient of a sorted position lies, and the row it is for.
-template <class Source>
+template <class Gradient>
 struct Place {
-  Source gradient;
+  const Gradient* gradient;
   int table;
   int64_t row;
 };
@@ -551,7 +655,6 @@ struct Place {
 // All positions of all tables, sorted in global memory.
 template <class Gradient, class Key, int capacity>
 struct GlobalRuns {
-  using Index = int64_t;
   const Key* __restrict__ keys;
   const int64_t* __restrict__ order;
   const Gradient* __restrict__ grad_output;
@@ -562,7 +665,7 @@ struct GlobalRuns {
   const Tables<capacity>& description;
 
   __device__ __forceinline__ int64_t key(int64_t i) const { return keys[i]; }
-  __device__ __forceinline__ Place<const Gradient*> at(int64_t i) const {
+  __device__ __forceinline__ Place<Gradient> at(int64_t i) const {
     const int64_t position = order[i], sample = quotient(position, tables);
     const int table = static_cast<int>(position - sample * tables);
     return {grad_output + sample * grad_sample_stride + table * grad_table_stride, table,
@@ -574,7 +677,6 @@ struct GlobalRuns {
 constexpr int kMostSamples = 4096;
 template <class Gradient, int capacity>
 struct SharedRuns {
-  using Index = int64_t;
   const uint64_t* keys;
   const Gradient* __restrict__ grads;
   int64_t positions;
@@ -584,52 +686,33 @@ struct SharedRuns {
   static constexpr int64_t none = ~uint64_t(0) / kMostSamples;
 
   __device__ __forceinline__ int64_t key(int64_t i) const { return keys[i] / kMostSamples; }
-  __device__ __forceinline__ Place<const Gradient*> at(int64_t i) const {
+  __device__ __forceinline__ Place<Gradient> at(int64_t i) const {
     return {grads + keys[i] % kMostSamples * grad_sample_stride, table, key(i)};
   }
 };
 
-// The samples of a block of scatter, sorted by row in shared memory; ignored ones have row -1.
-template <class Source, int capacity>
-struct BlockRuns {
-  using Index = int;
-  const int64_t* rows;
-  const unsigned short* order;
-  Source grads;
-  int positions;
-  int table;
-  int64_t grad_sample_stride;
-  const Tables<capacity>& description;
-  static constexpr int none = -1;
-
-  __device__ __forceinline__ int key(int i) const { return static_cast<int>(rows[order[i]]); }
-  __device__ __forceinline__ Place<Source> at(int i) const {
-    return {grads + order[i] * grad_sample_stride, table, key(i)};
-  }
-};
-
 // A group of lanes adds up the piece-th `run` sorted positions.
-template <class Target, int run, class Runs, class Number, class StepNumber>
-__device__ __forceinline__ void reduce_piece(const Runs& runs, typename Runs::Index piece, Number* heads,
-                                             Number* tails, int width, const Step<StepNumber>& step) {
-  using Index = typename Runs::Index;
-  const Index begin = piece * run;
+template <class Element, Update update, int vector, int lanes, int tiles, int run, class Runs>
+__device__ __forceinline__ void reduce_piece(const Runs& runs, int64_t piece,
+                                             Compute<Element>* heads, Compute<Element>* tails,
+                                             int width, const Step<Compute<Element>>& step) {
+  const int64_t begin = piece * run;
   if (begin >= runs.positions) return;
-  const Index end = begin + run < runs.positions ? begin + run : runs.positions;
-  constexpr int ahead = Target::Values::ahead;
-  typename Target::Sums sum;
+  const int64_t end = begin + run < runs.positions ? begin + run : runs.positions;
+  constexpr int ahead = kAhead<vector, tiles>;
+  Row<Element, vector, lanes, tiles> sum;
   sum.clear();
   bool began_before = begin > 0 && runs.key(begin - 1) == runs.key(begin);
   bool goes_on = false;
-  for (Index i = begin; i < end; i += ahead) {
-    typename Target::Values value[ahead];
-    Target target[ahead];
+  for (int64_t i = begin; i < end; i += ahead) {
+    Row<Element, vector, lanes, tiles> value[ahead];
+    Target<Element, update, vector, lanes, tiles> target[ahead];
     bool counts[ahead], ends[ahead];
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
       counts[j] = ends[j] = false;
       if (i + j >= end) continue;
-      const auto key = runs.key(i + j);
+      const int64_t key = runs.key(i + j);
       counts[j] = key != runs.none;
       if (!counts[j]) continue;
       ends[j] = i + j + 1 == runs.positions || runs.key(i + j + 1) != key;
@@ -656,33 +739,34 @@ __device__ __forceinline__ void reduce_piece(const Runs& runs, typename Runs::In
 }
 
 // One warp joins the run that begins in a piece and goes on in the next ones.
-template <class Target, int run, int ahead, class Runs, class Number, class StepNumber>
-__device__ __forceinline__ void join_piece(const Runs& runs, typename Runs::Index piece, const Number* heads,
-                                           const Number* tails, int width,
-                                           const Step<StepNumber>& step) {
-  using Index = typename Runs::Index;
-  const Index begin = piece * run, end = begin + run;
+template <class Element, Update update, int vector, int lanes, int tiles, int run, class Runs>
+__device__ __forceinline__ void join_piece(const Runs& runs, int64_t piece,
+                                           const Compute<Element>* heads,
+                                           const Compute<Element>* tails, int width,
+                                           const Step<Compute<Element>>& step) {
+  const int64_t begin = piece * run, end = begin + run;
   if (end >= runs.positions) return;
-  const auto key = runs.key(end - 1), next = runs.key(end);
+  const int64_t key = runs.key(end - 1), next = runs.key(end);
   const bool began_before = begin > 0 && runs.key(begin - 1) == key;
   if (next != key || key == runs.none || began_before) return;
 
   // The first piece that the run does not reach. Most runs end within 32 pieces, which the lanes look
   // at first; of the rest they cut a 32nd out at a time.
   const int lane = threadIdx.x % 32;
-  Index low = piece + 2, high = (runs.positions - 1) / run + 1;
+  int64_t low = piece + 2, high = (runs.positions - 1) / run + 1;
   for (bool near = true; low < high; near = false) {
-    const Index stride = near ? 1 : (high - low + 31) / 32, probe = low + lane * stride;
+    const int64_t stride = near ? 1 : (high - low + 31) / 32, probe = low + lane * stride;
     const bool reached = probe < high && runs.key(probe * run) == key;
     const int count = __popc(__ballot_sync(0xffffffffu, reached));
     if (count < 32 && low + count * stride < high) high = low + count * stride;
     if (count > 0) low += (count - 1) * stride + 1;
   }
-  const Index pieces = low - piece - 1;
-  constexpr int groups = 32 / Target::Values::kLanes;
-  const int group = lane / Target::Values::kLanes;
-  Target target;
-  typename Target::Sums sum;
+  const int64_t pieces = low - piece - 1;
+  constexpr int ahead = vector * tiles > 4 ? kAhead<vector, tiles> : 8;
+  constexpr int groups = 32 / lanes;
+  const int group = lane / lanes;
+  Target<Element, update, vector, lanes, tiles> target;
+  Row<Element, vector, lanes, tiles> sum;
   if (group == 0) {
     const auto place = runs.at(end - 1);
     target.load(place.table, place.row, width, runs.description);
@@ -690,8 +774,8 @@ __device__ __forceinline__ void join_piece(const Runs& runs, typename Runs::Inde
   } else {
     sum.clear();
   }
-  for (Index i = group; i < pieces; i += groups * ahead) {
-    typename Target::Sums value[ahead];
+  for (int64_t i = group; i < pieces; i += groups * ahead) {
+    Row<Element, vector, lanes, tiles> value[ahead];
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
       if (i + j * groups < pieces) {
@@ -708,99 +792,6 @@ __device__ __forceinline__ void join_piece(const Runs& runs, typename Runs::Inde
   if (group == 0) target.change(sum, width, step);
 }
 
-template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
-          int tiles, int samples, Hints hints, int capacity>
-__global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
-    scatter(const Id* __restrict__ ids, const Gradient* __restrict__ grad_output, int64_t batch,
-            int tables, int width, int64_t id_sample_stride, int64_t id_table_stride,
-            int64_t grad_sample_stride, int64_t grad_table_stride,
-            const Element* learning_rate_tensor, Element learning_rate,
-            const __grid_constant__ Tables<capacity> description) {
-  static_assert(samples <= kSmall);
-  __shared__ int64_t rows_of_samples[samples];
-  __shared__ int places[kSmall];
-  __shared__ unsigned short order[samples];
-  const int table = blockIdx.x % tables;
-  const int64_t first = static_cast<int64_t>(blockIdx.x / tables) * samples;
-  const int64_t rows = description.rows[table];
-  if (description.address[table] == 0) return;
-  const bool small = rows < kSmall;
-
-  if (small) {
-    for (int place = threadIdx.x; place < kSmall; place += kThreads) places[place] = 0;
-    __syncthreads();
-  }
-  // All ids are under way before the first is looked at, which may stop the kernel.
-  constexpr int each = samples / kThreads;
-  Id id[each];
-  int rank[each];
-#pragma unroll
-  for (int i = 0; i < each; ++i) {
-    const int64_t sample = first + threadIdx.x + i * kThreads;
-    if (sample >= batch) continue;
-    id[i] = ids[sample * id_sample_stride + table * id_table_stride];
-    if constexpr (hints == Hints::ahead && tiles == 1) {
-      prefetch(grad_output + sample * grad_sample_stride + table * grad_table_stride, width);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < each; ++i) {
-    const int sample = threadIdx.x + i * kThreads;
-    const int64_t row = first + sample < batch ? checked_row_of<rule>(id[i], rows) : -1;
-    rows_of_samples[sample] = row;
-    if constexpr ((hints == Hints::prefetch || hints == Hints::ahead) && tiles == 1) {
-      const int64_t target = description.address[table] + row * description.pitch[table];
-      if (row >= 0 && !small) prefetch(reinterpret_cast<const Element*>(target), width);
-    }
-    if (small) rank[i] = atomicAdd(&places[row < 0 ? rows : row], 1);
-  }
-  __syncthreads();
-  if (small) {
-    scan(places);
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-      const int sample = threadIdx.x + i * kThreads;
-      const int64_t row = rows_of_samples[sample];
-      order[places[row < 0 ? rows : row] + rank[i]] = static_cast<unsigned short>(sample);
-    }
-    __syncthreads();
-  }
-
-  if (learning_rate_tensor != nullptr) learning_rate = *learning_rate_tensor;  // once per thread
-  const Step<Element> step{nullptr, learning_rate, nullptr, 0};
-  using Added = AtomicTarget<Element, update, vector, lanes, tiles>;
-  using Source = typename Reading<Gradient, hints>::Source;
-  constexpr int groups = kThreads / lanes, piece = samples / groups;
-  const Source grads{grad_output + first * grad_sample_stride + table * grad_table_stride};
-  if constexpr (tiles == 1) {
-    if (small) {
-      __shared__ alignas(16) double heads[kThreads * vector], tails[kThreads * vector];
-      const BlockRuns<Source, capacity> runs{rows_of_samples, order,  grads, samples, table,
-                                             grad_sample_stride, description};
-      reduce_piece<Added, piece>(runs, threadIdx.x / lanes, heads, tails, width, step);
-      __syncthreads();
-      for (int border = threadIdx.x / 32; border < groups; border += kThreads / 32) {
-        join_piece<Added, piece, 2>(runs, border, heads, tails, width, step);
-      }
-      return;
-    }
-  }
-  const int begin = threadIdx.x / lanes * piece;
-  add_runs<typename Added::Values>(
-      piece,
-      [&](int place, typename Added::Values& value) {
-        const int sample = small ? order[begin + place] : begin + place;
-        const int64_t row = rows_of_samples[sample];
-        if (row >= 0) value.load(grads + sample * grad_sample_stride, width);
-        return row;
-      },
-      [&](const typename Added::Values& sum, int64_t row) {
-        Added target;
-        target.load(table, row, width, description);
-        target.change(sum, width, step);
-      });
-}
-
 template <class Element, class Gradient, class Key, Update update, int vector, int lanes, int tiles,
           int run, int capacity>
 __global__ void __launch_bounds__(kThreads)
@@ -815,7 +806,7 @@ __global__ void __launch_bounds__(kThreads)
   const GlobalRuns<Gradient, Key, capacity> runs{
       keys,     order,    grad_output, positions, tables, all_rows, grad_sample_stride,
       grad_table_stride, description};
-  reduce_piece<Target<Element, update, vector, lanes, tiles>, run>(
+  reduce_piece<Element, update, vector, lanes, tiles, run>(
       runs, piece, heads, tails, width,
       Step<Compute<Element>>{learning_rate_tensor, learning_rate, eps_tensor, eps});
 }
@@ -833,7 +824,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t piece = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const GlobalRuns<Element, Key, capacity> runs{keys, order, nullptr, positions, tables, all_rows,
                                                 0,    0,     description};
-  join_piece<Target<Element, update, vector, lanes, tiles>, run, kJoined<vector, tiles>>(
+  join_piece<Element, update, vector, lanes, tiles, run>(
       runs, piece, heads, tails, width,
       Step<Compute<Element>>{learning_rate_tensor, learning_rate, eps_tensor, eps});
 }
@@ -917,10 +908,10 @@ __global__ void __launch_bounds__(size / 2 < 1024 ? size / 2 : 1024)
   const SharedRuns<Gradient, capacity> runs{keys,  grad_output + table * grad_table_stride,
                                            batch, table, grad_sample_stride, description};
   constexpr int run = size / groups;
-  using Changed = Target<Element, update, vector, lanes, 1>;
-  reduce_piece<Changed, run>(runs, threadIdx.x / lanes, heads, tails, width, step);
+  reduce_piece<Element, update, vector, lanes, 1, run>(runs, threadIdx.x / lanes, heads, tails,
+                                                       width, step);
   __syncthreads();
   for (int piece = threadIdx.x / 32; piece < groups; piece += threads / 32) {
-    join_piece<Changed, run, kJoined<vector, 1>>(runs, piece, heads, tails, width, step);
+    join_piece<Element, update, vector, lanes, 1, run>(runs, piece, heads, tails, width, step);
   }
 }

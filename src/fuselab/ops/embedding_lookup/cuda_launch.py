@@ -44,7 +44,6 @@ def forward(
     output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
     if output.numel() == 0:
         return output
-    hints = configs.chosen_look_up(tables, ids, output).hints
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
         step = alignment(*group.addresses, *group.pitches, width * itemsize)
@@ -54,7 +53,7 @@ def forward(
         per_block = configs.THREADS // lanes * _ITEMS
         CUDA.launch(
             f"look_up<{_move(step, tables[0].dtype, output.dtype)}, {CPP_IDS[ids.dtype]}, "
-            f"Rule::{rule(out_of_range, hash)}, {lanes}, Hints::{hints}, {group.capacity}, "
+            f"Rule::{rule(out_of_range, hash)}, {lanes}, {group.capacity}, "
             f"{index_type(part.numel())}>",
             (ceil_div(part.numel(), per_block), 1, 1),
             (configs.THREADS, 1, 1),
@@ -138,7 +137,7 @@ def _scatter(
     samples = config.samples
     CUDA.launch(
         f"scatter<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-        f"Update::{how.update}, {spread}, {samples}, Hints::{config.hints}, {group.capacity}>",
+        f"Update::{how.update}, {spread}, {samples}, {config.staged}, {group.capacity}>",
         (tables * ceil_div(batch, samples), 1, 1),
         (configs.THREADS, 1, 1),
         (
@@ -251,22 +250,22 @@ def _representative_expressions() -> Iterator[str]:
             for spread, samples in ((usual, 1024), (narrow, 256), (wide, 256)):
                 yield (
                     f"scatter<{name}, {name}, {ids}, Rule::modulus, Update::sgd, {spread}, "
-                    f"{samples}, Hints::none, 32>"
+                    f"{samples}, 1, 32>"
                 )
     float_from_half = ("float, __nv_bfloat16", "float, __half")
     for types, vector in (*((types, 4) for types in float_from_half), ("double, float", 2)):
         spread = Spread.by_vector(16, vector)
-        for hints in configs.HINTS:
+        for config in configs.SCATTERS:
             yield (
-                f"scatter<{types}, int64_t, Rule::error, Update::gradient, {spread}, 1024, "
-                f"Hints::{hints}, 32>"
+                f"scatter<{types}, int64_t, Rule::error, Update::gradient, {spread}, "
+                f"{config.samples}, {config.staged}, 32>"
             )
     for types, vector in ((float_from_half[0], 4), ("__half, float", 4), ("__half, double", 2)):
         spread = Spread.by_vector(16, vector)
         yield f"reduce_runs<{types}, int32_t, Update::rowwise_adagrad, {spread}, 32, 32>"
     for meaning in ("error", "clamp", "ignore", "modulus"):
         yield f"key_positions<int64_t, int32_t, Rule::{meaning}, 32>"
-        yield f"look_up<Copy<uint4>, int64_t, Rule::{meaning}, 4, Hints::none, 32, int32_t>"
+        yield f"look_up<Copy<uint4>, int64_t, Rule::{meaning}, 4, 32, int32_t>"
     for size in (64, 2048):
         for update in ("gradient", "sgd", "rowwise_adagrad"):
             yield (
@@ -280,11 +279,11 @@ def _representative_expressions() -> Iterator[str]:
         "2, 8, 1024, 32>"
     )
     for chunk in _CHUNKS.values():
-        yield f"look_up<Copy<{chunk}>, int32_t, Rule::modulus, 4, Hints::stream, 256, int64_t>"
+        yield f"look_up<Copy<{chunk}>, int32_t, Rule::modulus, 4, 256, int64_t>"
     for dtype, output_dtype in permutations(_TYPES, 2):
         step = min(_MOST_BYTES, dtype.itemsize * _MOST_BYTES // output_dtype.itemsize)
         move = _move(step, dtype, output_dtype)
-        yield f"look_up<{move}, int64_t, Rule::error, 4, Hints::stream, 32, int32_t>"
+        yield f"look_up<{move}, int64_t, Rule::error, 4, 32, int32_t>"
 
 
 CUDA_EXPRESSIONS = tuple(_representative_expressions())

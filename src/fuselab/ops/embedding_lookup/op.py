@@ -197,6 +197,6 @@ OP = FusedOp(
     rewrites=tuple(rewrites()),
     peers={"per_table": reference.per_table},
     dtypes=DTYPES,
-    configs={"cuda": configs.look_up, "cuda_backward": configs_backward},
+    configs={"cuda_backward": configs_backward},
     nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",
 )
