@@ -21,7 +21,7 @@ from fuselab.ops import softmax
 from fuselab.ops.softmax import cpu_launch, cuda_launch
 from fuselab.ops.softmax.declaration import CASES
 from fuselab.ops.softmax.layout import Rows, rows_of, vector_length
-from fuselab.ops.softmax.op import OP, _order_on_cuda
+from fuselab.ops.softmax.op import OP
 from fuselab.runtime.dispatch import choose
 from fuselab.runtime.fallback import strict
 
@@ -121,17 +121,6 @@ def test_auto_takes_the_library_where_vectors_would_be_empty():
     assert choose(OP, (torch.empty(8, 1000, 3), 1, None)) == "reference"
     assert choose(OP, (torch.empty(8, 1000, 16), 1, None)) == "cpp"
     assert choose(OP, (torch.empty(()), 0, None)) == "cpp"
-
-
-def test_the_measured_order_on_a_gpu():
-    def order(dtype: torch.dtype, *shape: int, dim: int = -1) -> str:
-        return _order_on_cuda(torch.empty(shape, dtype=dtype, device="meta"), dim, dtype)[0]
-
-    assert order(torch.float32, 4096, 16384) == "triton"
-    assert order(torch.float32, 4096, 4096) == "cuda"
-    assert order(torch.float32, 4, 16385) == order(torch.bfloat16, 4, 16385) == "cuda"
-    assert order(torch.bfloat16, 4096, 16384) == order(torch.bfloat16, 4096, 4096) == "cuda"
-    assert order(torch.float32, 16384, 40, dim=0) == order(torch.float32) == "cuda"
 
 
 @dtypes
@@ -344,12 +333,15 @@ def test_candidates_hold_the_width_and_begin_with_the_default(step, itemsize):
 @pytest.mark.parametrize(
     "step, itemsize, width, largest, expected",
     [
-        ("forward", 4, 16_384, 16, "threads=1024 elements=16 blocks=2 cluster=1"),
-        ("forward", 2, 65_536, 16, "threads=256 elements=32 blocks=4 cluster=8"),
-        ("forward", 2, 131_072, 16, "threads=512 elements=32 blocks=2 cluster=8"),
-        ("forward", 2, 200_000, 16, "threads=1024 elements=32 blocks=1 cluster=8 streamed=1"),
-        ("forward", 2, 262_144, 8, "threads=1024 elements=32 blocks=1 cluster=8 streamed=1"),
-        ("forward", 2, 262_145, 16, "threads=1024 elements=32 blocks=1 cluster=16 streamed=1"),
+        ("forward", 4, 8_193, 8, "threads=256 elements=16 blocks=8 cluster=4"),
+        ("forward", 4, 16_384, 1, "threads=1024 elements=16 blocks=2 cluster=1"),
+        ("forward", 2, 16_384, 16, "threads=1024 elements=16 blocks=2 cluster=1"),
+        ("forward", 2, 32_768, 16, "threads=512 elements=32 blocks=4 cluster=2"),
+        ("forward", 2, 65_536, 16, "threads=512 elements=32 blocks=4 cluster=4"),
+        ("forward", 2, 131_072, 16, "threads=512 elements=32 blocks=4 cluster=8"),
+        ("forward", 2, 200_000, 16, "threads=512 elements=32 blocks=4 cluster=16"),
+        ("forward", 2, 262_144, 8, "threads=1024 elements=32 blocks=2 cluster=8"),
+        ("forward", 2, 262_145, 16, "threads=1024 elements=32 blocks=2 cluster=16"),
         ("forward", 2, 524_289, 16, "piece=16384 threads=512 vectors=2"),
         ("forward", 4, 65_536, 16, "threads=512 elements=32 blocks=2 cluster=4"),
         ("forward", 4, 131_072, 16, "threads=512 elements=32 blocks=2 cluster=8"),
@@ -370,32 +362,16 @@ def test_the_default_follows_from_the_bytes_of_a_row(step, itemsize, width, larg
     assert str(cuda_launch.cuda_candidates(step, itemsize, width, largest)[0]) == expected
 
 
-def test_only_half_precision_forwards_wider_than_131072_are_streamed():
-    for step, itemsize in (("forward", 2), ("forward", 4), ("backward", 2), ("backward", 4)):
-        for width in (65_536, 131_072, 131_073, 262_144, 524_288, 524_289):
-            for largest in (1, 8, 16):
-                found = cuda_launch.cuda_candidates(step, itemsize, width, largest)
-                expected = (step, itemsize) == (
-                    "forward",
-                    2,
-                ) and 131_072 < width <= largest * 32_768
-                assert ["streamed" in config for config in found] == [
-                    expected and place == 0 for place in range(len(found))
-                ]
-                if expected:  # rows that are not whole vectors stay on chip too
-                    assert found[1].threads == 1024 and found[1].cluster == found[0].cluster
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_only_whole_vectors_are_streamed(dtype):
-    vector = 16 // dtype.itemsize
-    for width, whole in ((8 * vector, True), (8 * vector + 2, False)):
-        tensors = (torch.empty(3, width, dtype=dtype), torch.empty(3, width, dtype=dtype))
-        rows = rows_of(tensors[0], -1)
-        found = cuda_launch._vectors("forward", rows, tensors)
-        assert cuda_launch._are_whole_vectors(found, tensors) is whole
-    mixed = (torch.empty(3, 64, dtype=torch.float16), torch.empty(3, 64))
-    assert not cuda_launch._are_whole_vectors((4,), mixed)
+@pytest.mark.parametrize("blocks", [4, 2])
+def test_terms_are_computed_twice_from_pairs_alone(blocks):
+    """One by one, or cast, elements keep their terms, as those of 2 blocks do anyway."""
+    half, other = "__half", "__nv_bfloat16"
+    cases = (8, half, blocks), (2, half, blocks), (1, half, 2), (8, other, 2)
+    for vector, output, expected in cases:
+        types = "kSoftmax", "kApart", half, output
+        config = cuda_launch._row(512, 32, blocks, cluster=16)
+        found = cuda_launch._resident("forward", types, (vector,), config)
+        assert found.endswith(f"{vector}, {32 // vector}, 512, {expected}, 16>")
 
 
 def test_columns_leave_nothing_to_choose():

@@ -4,9 +4,8 @@
 //   *_resident  rows along the last dimension that fit on chip (*_cluster: on several blocks): each
 //               element is read once, its exp is computed once, kept in registers, scaled and
 //               written once. A row belongs to 1 to 32 lanes of a warp, to a block, or to a cluster
-//               of blocks (sm_90 and newer); in forward_streamed the blocks stay and take row after
-//               row: while one's sums are exchanged and it is written, the next one is on its way
-//               into shared memory.
+//               of blocks (sm_90 and newer). Of long 16-bit rows the elements stay in registers, and
+//               exp is computed twice: half the bytes, so twice as many rows at a time.
 //   *_pieces    rows of any width, cut into pieces of one block each: one launch reads every piece
 //               for its maximum and sum (backward: sum), and *_apply, the next launch, merges those
 //               of a row in a fixed order, reads the elements again and writes. So a single row
@@ -319,11 +318,10 @@ struct Mailbox {
   Message of_block[kCluster];
   uint64_t arrived;  // mbarrier: a phase of it ends when of_block is full
 };
-// kBoxes: 1 for one row; 2, in turn, for row after row.
-template <int kWarps, int kCluster, int kBoxes, typename Message>
-__device__ Mailbox<kWarps, kCluster, Message>& mailbox(int turn) {
-  __shared__ Mailbox<kWarps, kCluster, Message> boxes[kBoxes];
-  return boxes[turn % kBoxes];
+template <int kWarps, int kCluster, typename Message>
+__device__ Mailbox<kWarps, kCluster, Message>& mailbox() {
+  __shared__ Mailbox<kWarps, kCluster, Message> box;
+  return box;
 }
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -340,25 +338,16 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-__device__ __forceinline__ void expect_messages(const void* arrived, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(arrived)),
-               "r"(bytes)
-               : "memory");
-#endif
-}
-// Before the loads: this block's mailboxes are open, and it says so to the others.
-template <int kWarps, int kCluster, int kBoxes, typename Message>
+// Before the loads: this block's mailbox is open, and it says so to the others.
+template <int kWarps, int kCluster, typename Message>
 __device__ __forceinline__ void open_mailbox() {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kBoxes; ++i) {
-      const void* arrived = &mailbox<kWarps, kCluster, kBoxes, Message>(i).arrived;
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrived))
-                   : "memory");
-      expect_messages(arrived, kCluster * sizeof(Message));
-    }
+    const unsigned arrived = shared_address(&mailbox<kWarps, kCluster, Message>().arrived);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrived) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrived),
+                 "n"(kCluster * sizeof(Message))
+                 : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncwarp();
@@ -387,15 +376,15 @@ __device__ __forceinline__ void send(const void* slot, const void* arrived, unsi
 }
 // acquire.cta: what arrives lies in this block's own shared memory, which no cache stands before.
 // acquire.cluster is a CCTL.IVALL besides, which empties L1, of every warp in every row (sm_90).
-__device__ __forceinline__ void wait_until_filled(const void* arrived, unsigned parity) {
+__device__ __forceinline__ void wait_until_filled(const void* arrived) {
 #if __CUDA_ARCH__ >= 900
   unsigned filled = 0;
   while (!filled)
     asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2; "
+        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], 0; "
         "selp.u32 %0, 1, 0, p; }"
         : "=r"(filled)
-        : "r"(shared_address(arrived)), "r"(parity)
+        : "r"(shared_address(arrived))
         : "memory");
   __syncwarp();
 #endif
@@ -421,15 +410,10 @@ struct AddSums {
 
 // Every warp gives lane 0's partial result and gets that of the row: one barrier in a block; in a
 // cluster the first warp of each block then sends the block's to all blocks. A block has all its
-// messages before it ends.
-//
-// With one mailbox, shared memory is written once per launch, so nothing guards its reuse. With two,
-// `turn` counts the rows from 0, and a box is filled again two rows later: whoever sends then has
-// everyone's message of the row between, which a block sends behind a barrier that its warps reach
-// only after they have read this row's, and after it expects the messages that come next.
-template <int kWarps, int kCluster, typename Merge, int kBoxes = 1, typename Accumulator>
-__device__ Partial<Accumulator> exchange(Partial<Accumulator> own, unsigned turn = 0) {
-  auto& box = mailbox<kWarps, kCluster, kBoxes, Partial<Accumulator>>(turn);
+// messages before it ends. Shared memory is written once per launch: nothing guards its reuse.
+template <int kWarps, int kCluster, typename Merge, typename Accumulator>
+__device__ Partial<Accumulator> exchange(Partial<Accumulator> own) {
+  auto& box = mailbox<kWarps, kCluster, Partial<Accumulator>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (lane == 0) box.of_warp[warp] = own;
   __syncthreads();
@@ -437,28 +421,16 @@ __device__ Partial<Accumulator> exchange(Partial<Accumulator> own, unsigned turn
     return Merge::template of<kWarps>(box.of_warp);
   } else {
     static_assert(sizeof(own) == 8, "a message to another block moves 8 bytes");
-    if (turn == 0) wait_until_all_are_open();
+    wait_until_all_are_open();
     if (warp == 0) {
       const auto of_block = Merge::template of<kWarps>(box.of_warp);
       uint64_t message;
       memcpy(&message, &of_block, 8);
       if (lane < kCluster) send(box.of_block + cluster_rank(), &box.arrived, lane, message);
     }
-    wait_until_filled(&box.arrived, turn / 2 % 2);
-    if (kBoxes > 1 && threadIdx.x == 0) expect_messages(&box.arrived, kCluster * sizeof(own));
+    wait_until_filled(&box.arrived);
     return Merge::template of<kCluster>(box.of_block);
   }
-}
-
-// From device to shared memory, past registers and L1; `from` and `to` on 16 bytes.
-__device__ __forceinline__ void copy_asynchronously(uint4* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
-               "l"(__cvta_generic_to_global(from))
-               : "memory");
-}
-// Until what this thread copied is there, for itself to read.
-__device__ __forceinline__ void wait_for_own_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // What a thread owns of a resident row: vectors `first + i * kStep`, for i below kVectors.
@@ -491,7 +463,8 @@ __device__ Partial<Accumulator> merge_lanes(Accumulator maximum, Accumulator sum
 
 // Whether a thread's share of the registers holds its 16-bit elements, but not a float32 term of each
 // and 16 registers for the rest: then terms are computed once for the sum and again for the output.
-// `resident` threads shall fit one SM.
+// `resident` threads shall fit one SM. For pairs of Output's own type only: elements that come one by
+// one, or are cast, take a register each.
 template <typename Output>
 __device__ constexpr bool has_terms_twice(int elements, int resident) {
   return sizeof(Output) == 2 && 65536 / resident < elements + 16;
@@ -529,9 +502,10 @@ __device__ __forceinline__ void forward_on_chip(
     int64_t inner_count, int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Output>::type;
   using Where = Place<kThreads, kCluster>;
+  static_assert(!kTwice || (kVector > 1 && IsSame<Input, Output>), "terms twice: of pairs");
   // A read-only load may sink below the wait for the other blocks: ptxas put it there (CUDA 13.0).
   constexpr bool kReadOnly = kAliasing == kApart && kCluster == 1;
-  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, 1, Partial<Accumulator>>();
+  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
   const Where place;
   const bool in_range = place.row < rows;
   const Input* from =
@@ -547,7 +521,7 @@ __device__ __forceinline__ void forward_on_chip(
   }
   Accumulator term[kVectors * kVector];
   Accumulator maximum = negative_infinity<Accumulator>();
-  if constexpr (kTwice && kVector > 1 && IsSame<Input, Output>) {
+  if constexpr (kTwice) {
     maximum = maximum_of_pairs(raw);
   } else {
 #pragma unroll
@@ -598,7 +572,7 @@ __device__ __forceinline__ void backward_on_chip(
     int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Grad>::type;
   using Where = Place<kThreads, kCluster>;
-  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, 1, Partial<Accumulator>>();
+  if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
   const Where place;
   const bool in_range = place.row < rows;
   const Grad* grad_row =
@@ -697,78 +671,6 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
   forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, kCluster,
                   has_terms_twice<Output>(kVectors * kVector, kBlocks * kThreads)>(
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
-}
-
-// The forward for rows of 16-byte vectors (aligned, dim_stride 1), by at most as many clusters as run
-// at a time: cluster c takes rows c, c + clusters, ... As soon as a row is in registers, its thread
-// asks for its own vectors of the next one, into the very slots of shared memory that it alone has
-// just read: no barrier, no mbarrier, and the copy is issued behind a shuffle of what was read. So an
-// SM has its share of a row in flight while it exchanges, scales and writes: 64 KB of a bfloat16 row
-// of 262144 on 8 blocks, where 40 KB hold an H200's 4.3 TB/s at 1 us of latency. Dynamic shared
-// memory: 16 bytes * kVectors * kThreads. Grid: clusters * kCluster, at most rows * kCluster.
-template <Form kForm, typename T, int kVectors, int kThreads, int kBlocks, int kCluster>
-__global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
-    forward_streamed(const T* input, T* output, int64_t rows, int32_t width, int64_t inner_count,
-                     int64_t outer_stride, int64_t inner_stride, int64_t) {
-  using Accumulator = typename AccumulatorOf<T>::type;
-  using Where = Place<kThreads, kCluster>;
-  constexpr int kVector = 16 / sizeof(T);
-  extern __shared__ uint4 slots[];
-  uint4* const own_slots = slots + threadIdx.x;
-  open_mailbox<Where::kWarps, kCluster, 2, Partial<Accumulator>>();
-  const Where place;
-  const auto request = [&](int64_t row) {
-    const T* from = input + row_offset(row, inner_count, outer_stride, inner_stride);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t element = (place.first + i * Where::kStep) * kVector;
-      if (element < width) copy_asynchronously(own_slots + i * kThreads, from + element);
-    }
-  };
-  request(place.row);
-  unsigned turn = 0;
-  for (int64_t row = place.row; row < rows; ++turn) {
-    wait_for_own_copies();
-    Pack<T, kVector> raw[kVectors];
-    Accumulator term[kVectors * kVector];
-    Accumulator maximum = negative_infinity<Accumulator>();
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t element = (place.first + i * Where::kStep) * kVector;
-      raw[i].fill(Convert<T>::from(negative_infinity<float>()));
-      if (element < width) raw[i].word[0] = own_slots[i * kThreads];
-    }
-#pragma unroll
-    for (int i = 0; i < kVectors * kVector; ++i) {
-      term[i] = widened<T>(raw[i / kVector], i % kVector);
-      maximum = larger(maximum, term[i]);
-    }
-    maximum = lanes_maximum<1, 16>(maximum);
-    T* to = output + row * width;
-    row += gridDim.x / kCluster;
-    if (row < rows) request(row);
-
-    const Accumulator shift = shift_for(maximum);
-    Accumulator sum = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors * kVector; ++i) {
-      term[i] = exponential_term<kForm, T>(term[i] - shift);
-      sum += term[i];
-    }
-    const auto of_row = exchange<Where::kWarps, kCluster, MergePartials, 2>(
-        Partial<Accumulator>{maximum, lanes_sum<1, 16>(sum)}, turn);
-    const Finish<kForm, Accumulator> finish(of_row, exponential(maximum - of_row.maximum));
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t element = (place.first + i * Where::kStep) * kVector;
-      Pack<T, kVector> result;
-#pragma unroll
-      for (int j = 0; j < kVector; ++j)
-        result.element[j] = Convert<T>::from(finish(
-            kForm == kSoftmax ? term[i * kVector + j] : widened<T>(raw[i].element[j])));
-      if (element < width) result.store(to + element);
-    }
-  }
 }
 
 // grad_input[row, :] = output * (grad_output - sum(grad_output * output)), of log_softmax

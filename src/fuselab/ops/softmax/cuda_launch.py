@@ -37,35 +37,29 @@ def _row(threads: int, elements: int, blocks: int = 1, cluster: int = 1) -> Conf
     return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster)
 
 
-def _stream(threads: int, elements: int, blocks: int, cluster: int) -> Config:
-    """A ``_row`` of blocks that stay and take row after row, the next one on its way into shared
-    memory meanwhile; in the forward, for rows of 16-byte vectors."""
-    return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster, streamed=1)
-
-
 def _width(config: Config) -> int:
-    """The widest row that a ``_row`` or a ``_stream`` holds."""
+    """The widest row that a ``_row`` holds."""
     return int(config.threads * config.elements * config.cluster)
 
 
 # Threads of an SM that can run without spilling, by elements per thread (sm_90, both forms, CUDA
 # 13.0): 32 registers each at 2048, 64 at 1024. Keyed by step and bytes of the widest dtype. Where a
 # 16-bit forward's share has no room for the terms, it computes them twice (has_terms_twice of
-# cuda_kernels.cu): 32 elements in 32 registers, 64 in 62, nothing spilt (float16's log_softmax: 12
-# and 17 words). So 128 KB of a bfloat16 row are in flight per SM as of a float32 one, where the
-# terms allow 64; for 11 instructions per element instead of 8 (softmax). Not timed.
+# cuda_kernels.cu): 32 elements in 32 registers, nothing spilt (float16's log_softmax: 14 words). So
+# 128 KB of a bfloat16 row are in flight per SM, as of a float32 one, where the terms allow 64, for
+# 11 instructions per element instead of 8 (softmax).
 # Registers, softmax / log_softmax, at these bounds:
 #   forward, 16 elements     float32 32 / 32, bfloat16 32 / 32: 128 / 64 KB in flight per SM
-#   forward, 32 elements     float32 64 / 63 (cluster 64 / 64), bfloat16 47 / 64 (56 / 56)
+#   forward, 32 elements     float32 64 / 63 (cluster 64 / 64), bfloat16 47 / 64 (56 / 56), terms
+#                            twice 32 / 32
 #   backward, 16 elements    float32 47 / 50 (48 / 59), bfloat16 32 / 32: 128 KB in flight per SM
 #   backward, 32 elements    bfloat16 56 / 64
-# Above them they spill: 26 to 48 words for 32 elements forward at 2048 threads. So do, within them,
-# float16's backward with 32 elements (11 words) and rows read element by element, of odd widths (2
-# to 6 words; bfloat16's backward with 32 elements 58). Loads and stores are LDG.E.128 and STG.E.128
-# where vector_length allows, loads all issued before the first use. Streamed, 16-bit types: 56
-# to 64 registers, nothing spilt; 64 KB of LDGSTS.128 in flight per SM.
+# Above them they spill: 26 to 48 words for 32 elements with their terms, forward at 2048 threads.
+# Within them so do float16's backward with 32 elements (11 words) and rows read element by element,
+# of odd widths (2 to 6 words; bfloat16's backward with 32 elements 58). Loads and stores are
+# LDG.E.128 and STG.E.128 where vector_length allows, loads all issued before the first use.
 _FITTING_THREADS = {
-    ("forward", 2): ((8, 2048), (16, 2048), (32, 1024), (32, 2048), (64, 1024)),
+    ("forward", 2): ((8, 2048), (16, 2048), (32, 1024), (32, 2048)),
     ("forward", 4): ((8, 2048), (16, 2048), (32, 1024)),
     ("backward", 2): ((8, 2048), (16, 2048), (32, 1024)),
     ("backward", 4): ((8, 2048), (16, 1024)),
@@ -74,20 +68,22 @@ _FITTING_THREADS = {
 }
 # The first line that is wide enough is taken; clusters only on sm_90 and newer, those of 16 where
 # the device has room for one. A cluster's blocks exchange by st.async, so that nothing waits for a
-# memory fence. Behind a streamed line comes one as wide, for rows that are not whole vectors.
+# memory fence.
 #
 # Clusters grow with the bytes that a row keeps on chip (backward: of two tensors), so that a block
-# has 64 KB at most and an SM two or more: one loads while another exchanges and writes. Clusters of
-# 8 run on 120 of an H200's 132 SMs, of 16 on 112, so 8 come first; past 16 a block takes 128 KB.
-# A line serves down to half its width, with half the bytes in flight. H200, 2026-11-21, us (share
-# of the limit), chosen against the next best:
-#   forward   bfloat16  2048x65536   4 blocks of 16 KB, by 8   142 (92 %)   2 of 32 KB, by 4   148
-#             bfloat16  1024x262144  streamed, 1 of 64 KB      304 (84 %)   2 of 32 KB, by 16  325
+# has 64 KB at most and an SM two or more: one loads while another exchanges and writes. Past
+# clusters of 16 it has 128 KB. A line serves down to half its width, with half the bytes in flight.
+# H200, 2026-11-21, us (share of the limit), chosen against the next best:
+#   forward   bfloat16  2048x65536   4 blocks of 16 KB, by 4   134 (98 %)   2 of 32 KB, by 2   134
+#             bfloat16  1024x262144  4 of 16 KB, by 16         262 (97 %)   2 of 32 KB, by 8   268
+#             float32   4096x16384   8 of 16 KB, by 4          133 (98 %)   2 of 64 KB, one    135
 #             float32   1024x262144  2 of 64 KB, by 16         530 (95 %)   1 of 128 KB, by 8  537
 #   backward  bfloat16  1024x262144  2 of 64 KB, by 16         380 (98 %)   1 of 128 KB, by 8  380
 #             float32   1024x262144  1 of 128 KB, by 16        816 (91 %)   in pieces         1228
-# From these follow, not timed themselves, float16 (the bytes of bfloat16), log_softmax (softmax's),
-# 131072 (by 8, with 262144's bytes per SM) and 524288 (twice 262144's largest cluster).
+# Without terms twice the two bfloat16 forwards took 142 and 304 at best, the latter by clusters
+# that stay and have the next row copied into shared memory meanwhile. From these follow, not timed
+# themselves, float16 (the bytes of bfloat16), log_softmax (softmax's), 32768 and 131072 (their
+# neighbours' blocks) and 524288 (262144's, with blocks of twice as many threads).
 _NARROW = tuple(_row(threads, 8, 16) for threads in (1, 2, 4, 8, 16, 32))
 _FORWARD = (
     *_NARROW,
@@ -100,7 +96,8 @@ _FORWARD = (
 )
 _FORWARD_ONE_BLOCK = (*_FORWARD, _row(1024, 32))
 _FORWARD_FLOAT = (
-    *_FORWARD,
+    *_FORWARD[:-1],
+    _row(256, 16, 8, cluster=4),
     _row(512, 32, 2, cluster=2),
     _row(512, 32, 2, cluster=4),
     _row(512, 32, 2, cluster=8),
@@ -110,13 +107,12 @@ _FORWARD_FLOAT = (
 )
 _FORWARD_HALF = (
     *_FORWARD,
-    _row(512, 32, 2, cluster=2),
-    _row(256, 32, 4, cluster=8),
-    _row(512, 32, 2, cluster=8),
-    _stream(1024, 32, 1, cluster=8),
-    _row(1024, 32, 1, cluster=8),
-    _stream(1024, 32, 1, cluster=16),
-    _row(1024, 32, 1, cluster=16),
+    _row(512, 32, 4, cluster=2),
+    _row(512, 32, 4, cluster=4),
+    _row(512, 32, 4, cluster=8),
+    _row(512, 32, 4, cluster=16),
+    _row(1024, 32, 2, cluster=8),
+    _row(1024, 32, 2, cluster=16),
 )
 _BACKWARD_FLOAT = (
     *_NARROW,
@@ -198,16 +194,8 @@ def _has_clusters_of_16(device: torch.device) -> bool:
     of 1024 threads."""
     config = _row(1024, 16, cluster=16)
     expression = _resident("backward", ("kSoftmax", "float", "float"), (4, 4), config)
-    return _active_clusters(expression, config, 0, device) > 0
-
-
-@functools.cache
-def _active_clusters(
-    expression: str, config: Config, shared_bytes: int, device: torch.device
-) -> int:
-    """Clusters of a kernel that run at a time."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    return CUDA.active_clusters(expression, index, config.threads, shared_bytes, config.cluster)
+    return CUDA.active_clusters(expression, index, config.threads, 0, config.cluster) > 0
 
 
 def _largest_cluster(width: int, device: torch.device) -> int:
@@ -218,9 +206,8 @@ def _largest_cluster(width: int, device: torch.device) -> int:
 
 
 def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple[Config, ...]:
-    """What tuning may choose from for rows of ``width``, the tables' choice first, then their
-    choice for rows that are not whole vectors: spreads of all kinds that hold it without spilling,
-    at full occupancy, and in one block at half; and pieces.
+    """What tuning may choose from for rows of ``width``, the tables' choice first: spreads of all
+    kinds that hold it without spilling, at full occupancy, and in one block at half; and pieces.
 
     ``itemsize`` is that of the widest dtype, ``largest`` the blocks of the largest cluster.
     """
@@ -230,8 +217,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
         for line in (with_clusters if largest > 1 else one_block)
         if _width(line) >= width and line.cluster <= largest
     ]
-    lines.append(_PIECES)
-    defaults = lines[0], next(line for line in lines if "streamed" not in line)
+    default = lines[0] if lines else _PIECES
     bucket = power_of_two(width)
     fitting = _FITTING_THREADS[step, itemsize]
     if width <= 512:
@@ -241,7 +227,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
             for threads in (4, 8, 16, 32)
             if threads * elements == bucket and 16 <= elements * itemsize <= 64 and itemsize < 8
         ]
-        return tuple(dict.fromkeys((*defaults, *narrow)))
+        return tuple(dict.fromkeys((default, *narrow)))
     spreads = [
         _row(threads, elements, most // threads // share, cluster)
         for elements, most in fitting
@@ -253,7 +239,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
         if most * elements <= 32768 or threads >= 512  # with terms twice few, each is compiled
     ]
     pieces = (_PIECES,) if width > 16384 else ()
-    return tuple(dict.fromkeys((*defaults, *spreads, *pieces)))
+    return tuple(dict.fromkeys((default, *spreads, *pieces)))
 
 
 @functools.lru_cache(1024)
@@ -287,24 +273,6 @@ def _launch(
         )
         return
     config = gpu_launch.chosen("cuda", _configs, step, form, rows, tensors)
-    if "streamed" in config:
-        expression = _streamed(types, config)
-        shared_bytes = config.threads * config.elements * 2
-        clusters = 0
-        if _are_whole_vectors(vectors, tensors):
-            clusters = _active_clusters(expression, config, shared_bytes, tensors[0].device)
-        if clusters:
-            # No more than finish in as many turns: 64 of 66 for 2048 rows, in 32 turns.
-            clusters = ceil_div(rows.rows, ceil_div(rows.rows, clusters))
-            CUDA.launch(
-                expression,
-                (clusters * config.cluster, 1, 1),
-                (config.threads, 1, 1),
-                (*tensors, i64(rows.rows), i32(rows.width), *places),
-                shared_bytes,
-            )
-            return
-        config = _not_streamed(step, rows, tensors)
     if "cluster" in config:
         block = config.threads if config.threads > 32 else _NARROW_BLOCK
         grid = ceil_div(rows.rows * config.threads * config.cluster, block)
@@ -342,19 +310,6 @@ def _move_in_pairs(rows: Rows, tensors: tuple[Tensor, ...]) -> bool:
     return pairs and rows.inner_stride == 1 and not any(step % 2 for step in steps)
 
 
-def _are_whole_vectors(vectors: tuple[int, ...], tensors: tuple[Tensor, ...]) -> bool:
-    """Whether every access to every tensor is one of 16 bytes."""
-    sizes = {tensor.element_size() * vector for tensor in tensors for vector in vectors}
-    return sizes == {16} and len({tensor.dtype for tensor in tensors}) == 1
-
-
-def _not_streamed(step: str, rows: Rows, tensors: tuple[Tensor, ...]) -> Config:
-    """The tables' choice for rows that are not whole vectors."""
-    itemsize = max(tensor.element_size() for tensor in tensors)
-    found = _configs(step, itemsize, rows.width, tensors[0].device)
-    return next(config for config in found if "streamed" not in config)
-
-
 def _form(step: str, form: Form, tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
     """The kernels' first template arguments."""
     if step == "backward":
@@ -377,16 +332,15 @@ def _instance(name: str, *arguments: object) -> str:
 
 
 def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config: Config) -> str:
-    arguments = (*types, *vectors, config.elements // vectors[0], config.threads, config.blocks)
+    arguments = (*types, *vectors, config.elements // vectors[0], config.threads)
+    # Elements that come one by one, or are cast, have no pairs to compute terms twice from: they
+    # spill 20 to 75 words, and 3 in twice the registers.
+    pairs = vectors[0] > 1 and types[-1] == types[-2]
+    halved = not pairs and config.elements * config.threads * config.blocks > 32768
+    arguments = (*arguments, config.blocks // 2 if halved else config.blocks)
     if config.cluster == 1:
         return _instance(f"{step}_resident", *arguments)
     return _instance(f"{step}_cluster", *arguments, config.cluster)
-
-
-def _streamed(types: Sequence[str], config: Config) -> str:
-    """``types`` as of ``_resident``: a form first, and one 16-bit type, 8 to a vector."""
-    sizes = config.elements // 8, config.threads, config.blocks, config.cluster
-    return _instance("forward_streamed", types[0], types[-1], *sizes)
 
 
 def _in_pieces(
@@ -429,17 +383,12 @@ def _representative_expressions() -> tuple[str, ...]:
         types = (_TYPES[dtype],) * 2
         for step, form, lengths in _steps(vector):
             lines = CUDA_ROWS[step, dtype.itemsize][0][3 if form[0] == "kSoftmax" else -4 :]
-            found += [
-                _streamed((*form, *types), line)
-                if "streamed" in line
-                else _resident(step, (*form, *types), lengths, line)
-                for line in lines
-            ]
+            found += [_resident(step, (*form, *types), lengths, line) for line in lines]
             found += _in_pieces(step, (*form, *types), lengths, 2**20, _PIECES)
-    for config in (_row(1024, 32, 2), _row(1024, 32, 2, cluster=8), _row(512, 64, 2, cluster=8)):
-        for _, form, lengths in _steps(8)[:2]:  # terms twice
-            for name in ("__half", "__nv_bfloat16"):
-                found.append(_resident("forward", (*form, name, name), lengths, config))
+    for config in (_row(1024, 32, 2), _row(512, 32, 4, cluster=4)):  # terms twice
+        for _, form, lengths in (*_steps(8)[:2], *_steps(1)[:2]):
+            for output in ("__half", "__nv_bfloat16"):
+                found.append(_resident("forward", (*form, "__half", output), lengths, config))
     for types in (("__half", "__half"), ("__half", "float"), ("double", "__nv_bfloat16")):
         for step, form, lengths in _steps(1):
             found.append(_resident(step, (*form, *types), lengths, _row(4, 8)))

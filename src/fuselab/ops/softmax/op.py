@@ -23,14 +23,20 @@ __all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "OP"]
 
 
 def prefer(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Sequence[str]:
-    """On the GPU ``_order_on_cuda``; on the CPU the C++ kernel, but for columns narrower than a
-    vector.
+    """On the GPU CUDA C++; on the CPU the C++ kernel, but for columns narrower than a vector.
+
+    us, Triton / CUDA (H200, torch 2.11, Triton 3.6, 2026-11-21):
+                            4096x16384 float32   2048x65536 float32   1024x262144 bfloat16
+        forward             132.6 / 132.9        423.8 / 259.5        545 / 262
+        with backward       323.4 / 323.1        1039 / 629           1209 / 642
+    (642: timed apart; 323.1: with a forward of 134.5) and (32, 19, 128, 128) over dim 1, float32:
+    87.8 / 41.2 and 137.6 / 88.4.
 
     Against ATen, one thread of an AMD EPYC (Zen 4): 4096x1024 takes 0.65 of its time in float32 and
     0.78 in bfloat16, 65536x10 0.09, (1024, 4096) over dim 0 0.35; (64, 1000, 3) over dim 1 3 times.
     """
     if input.is_cuda:
-        return _order_on_cuda(input, dim, dtype or input.dtype)
+        return ("cuda", "triton")
     return ("reference",) if are_narrow_columns(input, dim) else ("cpp",)
 
 
@@ -40,24 +46,9 @@ def prefer_backward(
     """As ``prefer``; on the CPU C++ for columns (0.6 of ATen's time over dim 0), ATen for rows, of
     which the C++ kernel takes 1.1 to 1.5 of its time."""
     if output.is_cuda:
-        return _order_on_cuda(output, dim, output.dtype)
+        return ("cuda", "triton")
     rows = neighbours(output, dim) == 1
     return ("reference",) if rows or are_narrow_columns(output, dim) else ("cpp",)
-
-
-def _order_on_cuda(tensor: Tensor, dim: int, dtype: torch.dtype) -> Sequence[str]:
-    """CUDA first, but for float32 rows of 8193 to 16384 elements.
-
-    us, Triton / CUDA (H200, torch 2.11, Triton 3.6, 2026-11-21):
-                            4096x16384 float32   2048x65536 float32   1024x262144 bfloat16
-        forward             133.7 / 134.5        423.8 / 259.5        545 / 304
-        with backward       323.4 / 323.1        1039 / 629           1209 / 684
-    (684: forward and backward timed apart) and (32, 19, 128, 128) over dim 1, float32: 87.8 / 41.2
-    and 137.6 / 88.4.
-    """
-    rows = tensor.dim() > 0 and neighbours(tensor, dim) == 1
-    triton = rows and dtype == torch.float32 and 8192 < tensor.shape[dim] <= 16384
-    return ("triton", "cuda") if triton else ("cuda", "triton")
 
 
 def _rewrite_call(input: Tensor, dim: int) -> Inputs:

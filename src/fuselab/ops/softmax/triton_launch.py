@@ -63,10 +63,6 @@ _LOOPED = (
     Config(looped=8192, warps=16),
     Config(looped=4096, warps=16),
 )
-# Beside a whole row of 8193 to 16384, forward: 8 or 16 KB per program in flight, and a second pass
-# out of L2, as torch.compile's kernel does it, which takes 131.4 us at 4096x16384 in float32 where
-# ours take 133.6 (H200). Not timed.
-_LOOPED_BESIDE = Config(looped=2048, warps=16), Config(looped=4096, warps=16)
 # A tile of columns: at most this many elements, 8 to 32 columns across, 8 warps.
 TRITON_COLUMNS_TILE = 8192
 
@@ -85,8 +81,7 @@ def triton_candidates(step: str, width: int) -> tuple[Config, ...]:
         for warps in (4, 8, 16, 32)
         if 8 <= rows * block // (warps * 32) <= (32 if step == "forward" else 16)
     ]
-    looped = _LOOPED_BESIDE if step == "forward" and block == 16384 else ()
-    return tuple(dict.fromkeys((default, *spreads, *looped)))
+    return tuple(dict.fromkeys((default, *spreads)))
 
 
 def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tuple[Config, ...]:
