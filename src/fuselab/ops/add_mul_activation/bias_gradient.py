@@ -22,11 +22,11 @@ from fuselab.runtime.tuning import Config, chosen
 #             kernels that write as much keep it 88 % busy (GIoU's backward).
 # What did not help, as a share of the time: blocks of consecutive rows 1.03 and 1.06; blocks in 2,
 # 4 or 8 waves 1.00 to 1.10; a half or three quarters of the bytes in flight 1.00 to 1.02; clusters
-# that need no second launch 1.13 and 1.08; that launch started under the first's end 0.99. The last
-# block to arrive could add the sums instead: less than 0.985 and 0.97 it cannot make of it, since a
-# fence, an atomic and a read of 64 KB take half of the 4 us; and its counters have no safe place,
-# for a graph that holds their address may run beside a call on the stream that they belong to. 97 %
-# needs the first launch at a flat kernel's rate and no second one.
+# that need no second launch 1.13 and 1.08; that launch started under the first's end 0.99. Not
+# tried: the last block to arrive adds the sums. Predicted 0.985 and 0.97, since a fence, an atomic
+# and a read of 64 KB take half of the 4 us; and its counters have no safe place, for a graph that
+# holds their address may run beside a call on the stream that they belong to. 97 % needs the first
+# launch at a flat kernel's rate and no second one.
 CUDA = (
     Config(threads=512, blocks=2, in_flight=2),
     Config(threads=256, blocks=4, in_flight=2),
