@@ -268,10 +268,10 @@ FUSELAB_INLINE void store_everywhere(Element* place, int distance, const uint32_
 
 // input (rows, depth of the first layer) with its strides in elements; output (rows, columns of the
 // last), contiguous. Grid: ceil(rows / (16 * row_tiles)) * cluster blocks. Dynamic shared memory:
-// 16 * row_tiles rows of both buffers.
+// 16 * row_tiles rows of both buffers. Of 16 rows an SM holds two blocks: the launcher counts on it.
 template <class Hidden, class Last, class Element, class Input, class Output, int row_tiles,
           int column_tiles, int cluster>
-__global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, 1)
+__global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, row_tiles == 1 ? 2 : 1)
     forward(const Input* __restrict__ input, Output* __restrict__ output, int64_t rows,
             int64_t input_row, int64_t input_column, const __grid_constant__ Network network) {
   constexpr int tile_rows = 16 * row_tiles;
