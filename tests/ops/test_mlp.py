@@ -19,7 +19,7 @@ from fuselab.errors import (
 from fuselab.ops import mlp
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.mlp import cuda_launch, layers
-from fuselab.ops.mlp.op import OP, prefer
+from fuselab.ops.mlp.op import MOST_ROWS, OP, prefer
 from fuselab.ops.mlp.reference import reference
 from fuselab.runtime.tuning import Config
 
@@ -180,8 +180,8 @@ def test_few_rows_are_one_launch_on_a_gpu():
         def __init__(self, rows):
             self.shape = torch.Size((rows, 13))
 
-    assert prefer(OnGpu(4096), []) == ("cuda", "layers")
-    assert prefer(OnGpu(4097), []) == ("layers",)
+    assert prefer(OnGpu(MOST_ROWS), []) == ("cuda", "layers")
+    assert prefer(OnGpu(MOST_ROWS + 1), []) == ("layers",)
 
 
 @pytest.mark.parametrize("widths", DLRM, ids=str)

@@ -10,7 +10,7 @@ from fuselab.nn import MLP
 from fuselab.ops import mlp
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.mlp import cuda_launch, layers
-from fuselab.ops.mlp.op import OP
+from fuselab.ops.mlp.op import MOST_ROWS, OP
 from fuselab.ops.mlp.reference import reference
 from fuselab.runtime.dispatch import choose
 from fuselab.runtime.fallback import strict
@@ -109,7 +109,7 @@ def test_dlrms_layers(rows, widths):
 
 def test_the_choice():
     half = operands(128, (13, 64, 16), torch.bfloat16, "cuda")
-    many = operands(5000, (13, 64, 16), torch.bfloat16, "cuda")
+    many = operands(MOST_ROWS + 1, (13, 64, 16), torch.bfloat16, "cuda")
     rest = ("relu", "identity", None)
     assert choose(OP, (*half, *rest)) == "cuda"
     assert choose(OP, (*many, *rest)) == "layers"
@@ -177,6 +177,7 @@ def test_the_module_takes_it_in_inference():
         args = (input, [*module.parameters()][::2], [*module.parameters()][1::2])
         one_launch = cuda_launch.forward(*args, "relu", "sigmoid", None)
         assert torch.equal(module(input), one_launch)
+        assert torch.equal(torch.compile(module, fullgraph=True)(input), one_launch)
         chain = layers.forward(*args, "relu", "sigmoid", None)
     torch.testing.assert_close(one_launch, chain, rtol=2e-2, atol=1e-2)
     assert module(input).requires_grad
