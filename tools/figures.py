@@ -38,13 +38,14 @@ def written(text: str, root: str) -> str:
 
 
 def sentence(file: Path) -> str:
-    """How long a training step takes, ours and plain PyTorch's best; empty without a file."""
-    if not file.exists():
-        return ""
-    payload = json.loads(file.read_text())
+    """How long a training step takes, ours and plain PyTorch's best; empty where one is not on
+    file."""
+    payload = json.loads(file.read_text()) if file.exists() else {"measured": []}
     times = tutorials.step_times(payload, "{provider}, {precision}")
-    small, middle, large = (f"{times['ours, bf16'][case]:.0f}" for case in BATCHES)
-    strong = [f"{times['strong, bf16'][case]:.0f}" for case in BATCHES]
+    ways = [times.get(f"{provider}, bf16", {}) for provider in ("ours", "strong")]
+    if any(case not in found for found in ways for case in BATCHES):
+        return ""
+    (small, middle, large), strong = ([f"{found[case]:.0f}" for case in BATCHES] for found in ways)
     return textwrap.fill(
         "A fused step of the main configuration (33.8 million embeddings, dot interaction, "
         f"bfloat16) takes {small} us at 128 rows on an H200, {middle} at 2048 and {large} at "

@@ -11,7 +11,7 @@ what they print on an H200 (story.NAME.json) stands beside it. In the text, para
 which are left out with the line before that ends in a colon where there is no such file:
 
     [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
-    [plot: softmax forward float32]       its bandwidth, or arithmetic, against the size
+    [plot: softmax forward float32]       its bandwidth or arithmetic against the size, or its times
     [host: add forward float32]           host time per call of its smallest case
     [steps: dlrm_step.json]               what benchmarks/dlrm_step.py measured
     [ranges: train_boxes.json]            what `fuselab train boxes` measured
@@ -66,6 +66,7 @@ STORIES = (
 OUTPUT = re.compile(r"^```text( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED_ON = re.compile(r"^\*Printed on .*\*$", re.MULTILINE)
 WROTE = re.compile(r"^wrote (\S+\.png)$", re.MULTILINE)
+FEWEST_POINTS = 4  # of a line; fewer cases are drawn as bars
 DIRECTIVE = re.compile(r"\[(figures|plot|host|steps|ranges|modes|ceiling|bars|file): (.+)\]")
 
 
@@ -482,7 +483,7 @@ def plot_name(operator: str, phase: str, dtype: str) -> str:
 
 def draw(operator: str, phase: str, dtype: str) -> None:
     """Bandwidth against the case, or arithmetic where that can be the limit: one line per provider,
-    dashed for the limit."""
+    dashed for the limit. Times as bars where there are few cases."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -493,11 +494,14 @@ def draw(operator: str, phase: str, dtype: str) -> None:
         return
     title = f"{operator}, {phase}, {dtype}: {groups[0].environment['device_name']}"
     path = PICTURES / plot_name(operator, phase, dtype)
-    if len(groups) == 1:
-        found = {name: time_of(groups[0].group, name) for name in providers(groups)}
-        case, limit = groups[0].group["case"], groups[0].group["ceiling"]
-        rows = {name: {case: us} for name, us in found.items() if us}
-        draw_bars(rows | ({"limit": {case: limit["median_us"]}} if limit else {}), title, path)
+    if len(groups) < FEWEST_POINTS:
+        rows: dict[str, dict[str, float]] = {name: {} for name in [*providers(groups), "limit"]}
+        for one in groups:
+            for name in rows:
+                limit = one.group["ceiling"]
+                us = limit["median_us"] if limit and name == "limit" else time_of(one.group, name)
+                rows[name] |= {one.group["case"]: us} if us else {}
+        draw_bars(rows, title, path)
         return
     figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     cases = [one.group["case"] for one in groups]
