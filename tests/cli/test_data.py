@@ -204,7 +204,7 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
          "--largest-table is for ids by modulus"),
         (["prepare", "ROWS", "-o", "NEW", "--ids", "vocabulary", "--metadata", "FOLDER"],
          "give one of them"),
-        (["prepare", "ROWS", "-o", "NEW", "--largest-table", "0"], "the cardinality of C1 is 0"),
+        (["prepare", "ROWS", "-o", "NEW", "--largest-table", "0"], "table': 0 is not in"),
         (["prepare", "FOLDER", "-o", "NEW"], "is prepared already"),
         (["synthesize", "-o", "NEW", "--largest-table", "9"], "add --prepared"),
         (["synthesize", "-o", "NEW", "--rows", "0"], "0 rows were asked for"),

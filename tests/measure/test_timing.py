@@ -80,6 +80,11 @@ def test_wrong_options_are_refused(
         fuselab.time(torch.relu, torch.ones(1), **options)  # type: ignore[arg-type]
 
 
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="fn is of type Tensor; give what is called"):
+        fuselab.time(torch.ones(1))  # type: ignore[arg-type]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_gpu_is_refused() -> None:
     with pytest.raises(DeviceError, match="no CUDA device"):

@@ -49,7 +49,9 @@ OnError = Annotated[
 ]
 LargestTable = Annotated[
     int | None,
-    typer.Option(help="Modulus: no table has more rows than this; default: the Kaggle set's."),
+    typer.Option(
+        min=1, help="Modulus: no table has more rows than this; default: the Kaggle set's."
+    ),
 ]
 
 

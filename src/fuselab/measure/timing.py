@@ -78,9 +78,11 @@ def time(
     busy. ``cold`` evicts the last-level cache before each call, ``graph`` replays the call from a
     CUDA graph. Samples are taken for about ``budget_s`` seconds, at least 6.
 
-    Raises ArgumentError for an unknown mode or a graph on the CPU, DeviceError for a device that is
-    not there.
+    Raises ArgumentError for an unknown mode, a graph on the CPU or what cannot be called,
+    DeviceError for a device that is not there.
     """
+    if not callable(fn):
+        raise ArgumentError(f"fn is of type {type(fn).__name__}; give what is called: time(fn, x).")
     if mode not in MODES:
         raise ArgumentError(f"mode is '{mode}'; it must be one of {', '.join(MODES)}.")
     where = _device(device, fn, args)
