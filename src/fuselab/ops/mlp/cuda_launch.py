@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,36 +49,36 @@ def candidates(
     has_clusters: bool,
 ) -> Sequence[Config]:
     """What tuning may choose from: ``rows`` of a cluster of ``cluster`` blocks and the ``columns``
-    of a warp's product; the least estimated time first, none where no tile fits.
+    of a warp's product, the default first; none where no tile fits.
 
-    The estimate is fitted to DLRM's prediction layers of 128 and 2048 samples on an H200 (``bench
-    --tune``, 2026-11-21, cold L2): a launch takes 5 us; then, of 16 rows, a layer 2.25 us and a
-    block's share of the weights 40 us per million, of 32 rows half as much again, of 64 rows 2.5
-    times that. Of 16 rows an SM holds two blocks, which take a quarter longer together.
-    Microseconds estimated (measured) of 128 samples: 16 rows in clusters of 8 13.4 (13.8), of 4
-    15.0 (15.5), one block 24.5 (23.5); of 2048: 16 rows in clusters of 2 21.4 (22.3), 32 rows in
-    clusters of 2 24.7 (25.3), 16 rows in one block 24.5 (25.9), in clusters of 8 47 (57).
+    The default is the largest cluster of 16 rows of which every block runs at once: of 8 and 4 one
+    on an SM, of 2 and 1 two; past that 64 rows, which read the weights a quarter as often. DLRM's
+    bottom and top layers in bfloat16, us (H200, 2026-11-21), the default's in brackets:
+
+        rows        128          512          1024         2048         4096         8192
+        8        [13.5  12.8]  24.3  22.5
+        4         15.1  14.3  [17.0  17.1]  27.5  28.3
+        2         16.2         16.0        [16.4  17.3] [18.8  21.1]  34.1  38.0
+        1                                   21.2         21.8  24.8  [24.8  29.4]  46.1  54.1
+        64 rows                                                                   [32.8  46.7]
     """
     per_row = 2 * sum(row_strides(widths[:-1]))
-    weight_elements = sum(depth * columns for depth, columns in pairwise(widths))
+    pairs = min(2, most_shared_bytes // (16 * per_row)) * multiprocessor_count
 
-    def estimated_us(config: Config) -> float:
-        blocks = ceil_div(rows, config.rows) * config.cluster
-        block = 2.25 * (len(widths) - 1) + 40e-6 * weight_elements / config.cluster
-        block *= (config.rows + 16) / 32
-        if blocks <= multiprocessor_count:
-            return 5 + block
-        if config.rows > 16 or 2 * config.rows * per_row > most_shared_bytes:
-            return 5 + ceil_div(blocks, multiprocessor_count) * block
-        return 5 + ceil_div(blocks, 2 * multiprocessor_count) * 1.25 * block
+    def order(config: Config) -> int:
+        if config.rows == 64:
+            return 0
+        blocks = ceil_div(rows, 16) * config.cluster
+        at_once = blocks <= (multiprocessor_count if config.cluster >= 4 else pairs)
+        return -config.cluster if at_once else config.cluster
 
     found = [
         Config(rows=tile, cluster=cluster, columns=8 if cluster >= 4 else 16)
-        for cluster in ((1, 2, 4, 8) if has_clusters else (1,))
-        for tile in (16, 32, 64)
+        for tile, clusters in ((16, (1, 2, 4, 8) if has_clusters else (1,)), (64, (1,)))
+        for cluster in clusters
         if tile * per_row <= most_shared_bytes
     ]
-    return tuple(sorted(found, key=lambda config: (estimated_us(config), config.rows)))
+    return tuple(sorted(found, key=order))
 
 
 @cache
@@ -199,9 +198,9 @@ def _representative_expressions() -> tuple[str, ...]:
         _expression("Relu", "Identity", (brain, brain, brain), config)
         for config in (
             Config(rows=16, cluster=1, columns=16),
+            Config(rows=16, cluster=2, columns=16),
+            Config(rows=16, cluster=4, columns=8),
             Config(rows=64, cluster=1, columns=16),
-            Config(rows=32, cluster=2, columns=16),
-            Config(rows=64, cluster=8, columns=8),
         )
     ]
     found += [

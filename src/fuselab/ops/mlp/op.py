@@ -138,14 +138,14 @@ def fake_gradient(
     )
 
 
-# One launch wins at 128 and 2048 rows of DLRM's layers (H200, 2026-11-21: its forward takes 23.7
-# and 42.2 us, PyTorch's best 55.2 and 109.7). Past about 4096, an estimate, a layer alone fills the
-# GPU, and the library's kernels multiply about twice as fast as mma.sync.
-MOST_ROWS = 4096
+# DLRM's bottom and top layers in bfloat16 (H200, 2026-11-21), us of one launch and of the chain:
+# 13.5 and 18.9, 12.8 and 18.6 at 128 rows; 18.8 and 19.9, 21.1 and 21.2 at 2048; 24.8 and 21.6,
+# 29.4 and 24.6 at 4096, where a layer alone fills the GPU.
+MOST_ROWS = 2048
 
 
 def prefer(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Sequence[str]:
-    """On a GPU one launch up to 4096 rows, else the chain; on a CPU the reference."""
+    """On a GPU one launch up to 2048 rows, else the chain; on a CPU the reference."""
     if not input.is_cuda:
         return ("reference",)
     few = input.shape[:-1].numel() <= MOST_ROWS
