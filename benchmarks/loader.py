@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, help="a prepared folder")
-    parser.add_argument("--rows", type=int, default=8 << 20, help="random rows, 160 bytes each")
+    parser.add_argument("--rows", type=int, default=32 << 20, help="random rows, 160 bytes each")
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 2048, 65536])
     parser.add_argument("--largest", type=int, default=2**31, help="rows of the largest table")
     parser.add_argument("--seconds", type=float, default=2.0, help="per figure")

@@ -192,7 +192,8 @@ class _Stager:
 
     def _order(self, window: _Window) -> Tensor:
         key = (self.loader.seed, self.epoch, window.number)
-        return torch.from_numpy(permutation(window.size, key)[window.skip : window.stop])
+        order = torch.from_numpy(permutation(window.size, key)[window.skip : window.stop])
+        return order.pin_memory() if self.cuda else order
 
     def _on_device(self, window: _Window) -> Tensor:
         """The window's rows in the source's order, int32 [n, 40]; on a GPU still on their way."""
@@ -218,7 +219,7 @@ class _Stager:
         # As 8-byte elements the gather has half as many to do.
         rows = words.view(torch.int64)
         if self.cuda:
-            order = order.pin_memory().to(self.loader.device, non_blocking=True)
+            order = order.to(self.loader.device, non_blocking=True)
             return rows.index_select(0, order).view(torch.int32)
         out = _on_huge_pages(len(order))
         torch.index_select(rows, 0, order, out=out.view(torch.int64))

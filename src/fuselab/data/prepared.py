@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import numpy.typing
 
+from fuselab.data import loading
 from fuselab.data.dense import Dense
 from fuselab.data.ids import Modulus, Vocabulary
 from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS
@@ -100,10 +102,20 @@ class Prepared:
             shard = self.shards[number]
             start = first + done - (self._ends[number] - shard.rows)
             count = min(len(out) - done, shard.rows - start)
-            _read(shard, out[done : done + count], start)
-            _check_labels(shard, out[done : done + count], start)
-            self._check_indices(shard, out[done : done + count], start)
+            self._read(shard, out[done : done + count], start)
             done += count
+
+    def _read(self, shard: Shard, out: Records, first: int) -> None:
+        """Opening the file every time (5 us) costs nothing beside a read, and no limit on open
+        files."""
+        try:
+            with shard.path.open("rb", buffering=0) as file:
+                right = _filled(file.fileno(), shard, out, first, self._largest)
+        except OSError as error:
+            raise DataError(f"{shard.path} cannot be read: {error.strerror or error}.") from error
+        if not right:
+            _check_labels(shard, out, first)
+            self._check_indices(shard, out, first)
 
     def _check_indices(self, shard: Shard, out: Records, first: int) -> None:
         """Raises DataError for an id beyond its table, which a damaged file has, where an embedding
@@ -194,20 +206,26 @@ def _open_shard(path: Path, rows: int) -> Shard:
     return Shard(path, rows, offset)
 
 
-def _read(shard: Shard, out: Records, first: int) -> None:
-    """Fills ``out`` with the shard's rows from ``first`` on. Opening it every time (5 us) costs
-    nothing beside a read, and no limit on open files."""
-    view = memoryview(out.view(numpy.uint8).data)
+def _filled(
+    file: int, shard: Shard, out: Records, first: int, largest: numpy.typing.NDArray[numpy.uint32]
+) -> bool:
+    """Fills ``out`` with the shard's rows from ``first`` on. Whether they are known to be right."""
     offset = shard.offset + first * RECORD.itemsize
-    try:
-        with shard.path.open("rb", buffering=0) as file:
-            while len(view):
-                got = os.preadv(file.fileno(), [view], offset)  # at most 2 GiB a call
-                if not got:
-                    raise DataError(f"{shard.path} ends early; {_AGAIN}")
-                view, offset = view[got:], offset + got
-    except OSError as error:
-        raise DataError(f"{shard.path} cannot be read: {error.strerror or error}.") from error
+    early = f"{shard.path} ends early; {_AGAIN}"
+    if loading.compiled():
+        problem, number = loading.read_rows(file, offset, out, largest)
+        if problem == loading.ENDS_EARLY:
+            raise DataError(early)
+        if problem == loading.ERRNO:
+            raise OSError(number, os.strerror(number))
+        return problem == loading.NONE
+    view = memoryview(out.view(numpy.uint8).data)
+    while len(view):
+        got = os.preadv(file, [view], offset)  # at most 2 GiB a call
+        if not got:
+            raise DataError(early)
+        view, offset = view[got:], offset + got
+    return False
 
 
 def _unknown_version(file: object) -> Any:

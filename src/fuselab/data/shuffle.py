@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import numpy.typing
 
+from fuselab.data import loading
 from fuselab.errors import ArgumentError
 
 _ROUNDS = 4
@@ -32,6 +33,8 @@ def permutation(rows: int, key: Sequence[int]) -> numpy.typing.NDArray[numpy.int
     bits = max(1, (rows - 1).bit_length())
     # A seed sequence promises the same words in every version of numpy.
     secrets = numpy.random.SeedSequence(key).generate_state(2 * _ROUNDS, numpy.uint32)
+    if loading.compiled():
+        return loading.order_rows(rows, bits, secrets)
     order = numpy.arange(rows, dtype=numpy.uint32)
     for start in range(0, rows, _PIECE):
         piece = order[start : start + _PIECE]
