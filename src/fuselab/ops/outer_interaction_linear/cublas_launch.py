@@ -3,7 +3,7 @@ into a workspace, in L2 where few samples allow, and takes up from there.
 
 At 2048 x 432 -> 512 the three products are 609 GFLOP, 1.7 ms at the 356 TFLOP/s of a large TF32
 product on an H200; the plain layer's are 1174. Beside them z_i z_j is written twice and its
-gradient read once, 0.79 GB each, of chunks of 66 MB with their part of the folded weight.
+gradient read once, 0.79 GB each, of chunks of 87 MB with their part of the folded weight.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from fuselab.ops.outer_interaction_linear.folding import (
     pair_count,
     square_count,
 )
+from fuselab.ops.outer_interaction_linear.triton_launch import transposed
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
 # Of products, or their gradient, and of the folded weight, or its own. us of 2048 x 26 x 16 -> 512
-# in TF32 on an H200 (2026-11-21), forward and backward: 12 MiB 1345, 4106; 42 1248, 3370; 63 1151,
-# 3166.
-CHUNK_BYTES = 63 * 2**20
+# in TF32 on an H200 (2026-11-21), forward and backward (before the two gains below): 42 MiB 1250,
+# 3401; 63 1153, 3169; 82.5 1102, 2791; 126 1143, 2962; 165 1106, 2687; 500 1003, 2652. 82.5 MiB are
+# 33 squares there: 4 x 132 tiles of 128 x 256 of the products' gradient, whole waves.
+CHUNK_BYTES = 165 * 2**19
 # A chunk's sums are added to those before it: with 8 squares, 2048 products a sum, the additions'
 # 8 bytes a sum are few beside the 8 KB of products, at any batch.
 _LEAST_SQUARES = 8
 _ROWS, _COLUMNS = 16, 4  # of a program of Triton's: 16 and 4 KB of a square
-# pull_products: with 8 warps of 73 registers a thread a multiprocessor has 3 programs at a time.
-_PULL_ROWS, _PULL_WARPS, _PULL_PROGRAMS = 16, 8, 3
+_ACROSS_ROWS = 64  # of a program whose samples are neighbours: 64 KB of a square
+# pull_products: sums and barriers stay in one warp. The input's gradient takes 1265 us (as above),
+# with 16 samples in 8 warps 1454. Its 61 registers would let a multiprocessor have 32 programs: a
+# fourth share of the sums.
+_PULL_ROWS, _PULL_WARPS, _PULL_PROGRAMS = 2, 1, 24
 
 
 def supports(
@@ -56,8 +61,9 @@ def pays(rows: int, elements: int, columns: int) -> bool:
     read beside it; 8 B (K² - P) bytes of products and 2 B N (K² - P) operations are spared, and a
     GPU does about 80 operations of TF32 in the time of a byte of memory, of exact float32 fewer.
     So it pays where B (K² - P) (1 + N / 320) >= P N: at 432 -> 512 from 212 samples on. The lines
-    through the times at 128 and 2048 samples meet the reference's at 260 (forward) and 180
-    (backward; H200, TF32, 2026-11-21), hence 512. Under 128 MiB of products launches count.
+    through the times at 128 and 2048 samples, of chunks of 63 MiB, meet the reference's at 260
+    (forward) and 180 (backward; H200, TF32, 2026-11-21), hence 512. Under 128 MiB of products
+    launches count.
     """
     pairs, all_pairs = pair_count(elements), elements**2
     spared = rows * (all_pairs - pairs) * (512 + columns)
@@ -113,14 +119,29 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
 
 
 def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
+    """Of operands whose samples are neighbours, as TF32's wgmma takes them: 978 us for 1354 (as
+    above)."""
     (rows, width), columns = z.shape, total.shape[1]
-    found = list(chunks(rows, width, columns))
-    products = z.new_empty(rows * found[0].pairs)
+    z_across, total_across = transposed(z), transposed(total)
+    pitch = z_across.stride(0)
+    found = list(chunks(pitch, width, columns))
+    products = z.new_empty(found[0].pairs, pitch)
     room = z.new_empty(columns * found[0].pairs)
     for piece in found:
-        formed = _form(z, piece, products)
+        launch(
+            triton_kernels.form_across,
+            (ceil_div(pitch, _ACROSS_ROWS), piece.squares),
+            z_across,
+            products,
+            width,
+            pitch,
+            piece.first,
+            BLOCK_ROWS=_ACROSS_ROWS,
+            BLOCK=BLOCK,
+            num_warps=8,
+        )
         grad_folded = room[: columns * piece.pairs].view(columns, piece.pairs)
-        torch.mm(total.t(), formed, out=grad_folded)
+        torch.mm(total_across, products[: piece.pairs, :rows].t(), out=grad_folded)
         launch(
             triton_kernels.unfold,
             (ceil_div(columns, _COLUMNS), piece.squares),

@@ -42,9 +42,10 @@ def reference(
         it takes programs to fill the GPU; never anything of B x K² numbers. At 2048 x 26 x 16 ->
         512 in 16 bits 54 MB forward; backward 34 MB, 55 where the pre-activation is computed again:
         the sums lie in the weight's gradient until that is written, and take 36 or 72 MB more where
-        it is not asked for. Of ``cublas``: products and sums of a chunk of pairs, up to 66 MB (or 8
-        KB per sample and output, if that is more), beside the output or as many copies of z as it
-        takes programs to fill the GPU three times; 73 MB forward and backward at that size.
+        it is not asked for. Of ``cublas``: products and sums of a chunk of pairs, up to 87 MB (or 8
+        KB per sample and output, if that is more), beside the output, or as many copies of z as it
+        takes programs to fill the GPU, or z and the output's gradient transposed; 94 MB forward and
+        up to 105 backward at that size.
 
     Differentiable twice in all four tensors. The backward keeps them, and the output where the
     activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the

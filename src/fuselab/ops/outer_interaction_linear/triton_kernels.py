@@ -10,7 +10,7 @@ number BLOCK² b (b + 1) / 2 + i BLOCK + j % BLOCK. Any run of BLOCK_I i's of on
 in ``folded``, which holds V in that order, a piece at a time. Of K = 432 that is 96768 numbers in a
 row, 3.5 % more than there are pairs: those with i > j are zeros.
 
-transpose         what wgmma_kernels.cu takes z from: its samples are neighbours.
+transpose         what wgmma_kernels.cu and form_across take z from: its samples are neighbours.
 fold              a program adds a TILE x TILE tile of one W_n to its mirror image: W is read once.
 forward           a program owns BLOCK_ROWS x BLOCK_COLUMNS of the output and a share of the pairs,
                   BLOCK_I x BLOCK of them per step: the products of z go from registers into the
@@ -276,6 +276,28 @@ def form_products(
     place = place_in_square(row, pairs, tl.program_id(1), BLOCK)
     value = left[:, :, None] * right[:, None, :]
     tl.store(products + place, value, mask=row[:, None, None] < rows)
+
+
+@triton.jit
+def form_across(
+    transposed,  # (width, rows), rows `pitch` apart
+    products,  # (pairs, rows), likewise
+    width,
+    pitch,
+    first,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """As form_products, with samples as neighbours. Those past the last are whatever lies there."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    upper, lower = triangle_place(first + tl.program_id(1))
+    inside = tl.arange(0, BLOCK).to(tl.int64)
+    left = load_elements(transposed, lower * BLOCK + inside, row, width, pitch)
+    right = load_elements(transposed, upper * BLOCK + inside, row, width, pitch)
+    pair = inside[:, None, None] * BLOCK + inside[None, :, None]
+    place = (tl.program_id(1) * (BLOCK * BLOCK) + pair) * pitch + row[None, None, :]
+    value = left[:, None, :] * right[None, :, :]
+    tl.store(products + place, value, mask=row[None, None, :] < pitch)
 
 
 @triton.jit
