@@ -347,40 +347,27 @@ def test_cases():
 
 
 # On both sides of what scatter sorts and what it adds up in shared memory; tables of one size.
-MANY = (3, 1, 255, 256, 64, 65, 5000, 1023, 1024, 10, 511, 512, 2, 70_000, 15, 24, 3, 105)
-
-
-def forced_changes(op, args, expected):
-    """The tables (and states) after each candidate of ``op``'s update, by the candidate."""
-    candidates = op.configs["cuda"](*args)
-    assert {config.kernel for config in candidates} == expected
-    for config in candidates:
-        given = [
-            [tensor.clone() for tensor in arg] if isinstance(arg, list) else arg for arg in args
-        ]
-        with tuning.forced(op.name, "cuda", config):
-            op.implementations["cuda"].forward(*given)
-        yield config, given
+MANY = (3, 1, 255, 256, 64, 65, 5000, 10, 2, 70_000, 15, 24, 3, 105)
 
 
 @pytest.mark.parametrize(
     "rule, id_dtype", [*((rule, torch.int64) for rule in RULES), ("error", torch.int32)]
 )
-def test_every_way_to_scatter(rule, id_dtype):
-    for batch in (1, 15, 16, 17, 31, 32, 33, 64, 2000):
+def test_scatter(rule, id_dtype):
+    for batch in (1, 15, 16, 17, 31, 32, 33, 64, 255, 256, 257, 2000):
         tables, ids, grad = made(
             batch, 16, sizes=MANY, stray=RULES[rule], seed=batch, device="cuda"
         )
         exact = gradients(tables, ids, grad, rule)
-        out_of_range, hash = ("error", rule) if rule == "modulus" else (rule, None)
-        args = (tables, ids.to(id_dtype), grad, 0.1, out_of_range, hash)
-        for config, (changed, *_) in forced_changes(SGD, args, {"scatter"}):
-            for table, ours, (sums, most) in zip(tables, changed, exact, strict=True):
-                limit = (
-                    8 * torch.finfo(torch.float32).eps * (float(table.abs().max()) + float(most))
-                )
-                error = (ours.double() - (table.double() - 0.1 * sums)).abs().max()
-                assert float(error) <= limit, (config, batch)
+        start = [table.clone() for table in tables]
+        assert SGD.configs["cuda"](tables, ids, grad, 0.1, "error", None)[0].kernel == "scatter"
+        embedding_sgd_(
+            tables, ids.to(id_dtype), grad, 0.1, implementation="cuda", **arguments(rule)
+        )
+        for before, ours, (sums, most) in zip(start, tables, exact, strict=True):
+            limit = 8 * torch.finfo(torch.float32).eps * (float(before.abs().max()) + float(most))
+            error = (ours.double() - (before.double() - 0.1 * sums)).abs().max()
+            assert float(error) <= limit, batch
 
 
 @pytest.mark.parametrize("batch", [255, 2047, 2048, 4097, 65536])
@@ -414,6 +401,19 @@ def test_every_kernel_leaves_tables_without_need_alone(fixed_order):
         assert_near(found, [one for one, need in zip(exact, needs, strict=True) if need], 100.0)
 
 
+def every_change(args, expected):
+    """The tables and states after each candidate of Adagrad's update, by the candidate."""
+    candidates = ADAGRAD.configs["cuda"](*args)
+    assert {config.kernel for config in candidates} == expected
+    for config in candidates:
+        given = [
+            [tensor.clone() for tensor in arg] if isinstance(arg, list) else arg for arg in args
+        ]
+        with tuning.forced(ADAGRAD.name, "cuda", config):
+            ADAGRAD.implementations["cuda"].forward(*given)
+        yield config, given
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_every_length_of_run(dtype):
     """Runs that end at, before and behind a piece's border, and of more pieces than 32 lanes hold;
@@ -426,8 +426,8 @@ def test_every_length_of_run(dtype):
         args = (tables, states, ids, grad, 0.1, 1e-8, "error", None)
         kernels = {"sorted", "table"} if batch <= 4096 else {"sorted"}
         for (config, first), (_, again) in zip(
-            forced_changes(ADAGRAD, args, kernels),
-            forced_changes(ADAGRAD, args, kernels),
+            every_change(args, kernels),
+            every_change(args, kernels),
             strict=True,
         ):
             assert_near(first[0], expected, 1.0)

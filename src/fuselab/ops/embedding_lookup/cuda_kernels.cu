@@ -6,10 +6,10 @@
 //
 // look_up: a block owns 256 / lanes * kItems consecutive positions, so ids are read and vectors
 //   written coalesced. Each id is read once, each row once per position, each vector written once.
-// scatter: adds gradients to rows by atomics. A block owns `samples` samples of one table. Where
-//   that has fewer rows, it first sorts them by row in shared memory and adds up equal rows in
-//   registers, then over a warp, then, of the smallest tables, in shared memory: `samples` of a table
-//   of 3 rows take 3 atomics, and no sum is one long chain of floats.
+// scatter: adds gradients to rows by atomics. A block owns 256 samples of one table. Where that has
+//   fewer rows, it first sorts them by row in shared memory and adds up equal rows in registers, then
+//   over a warp, then, of the smallest tables, in shared memory: 256 samples of a table of 3 rows
+//   take 3 atomics per column, and no sum is one long chain of floats.
 // key_positions, reduce_runs, join_runs: the same in a fixed order, and what Adagrad needs, a row's
 //   whole gradient. Positions are sorted by row (between the first two); a group of lanes adds up
 //   `run` sorted positions and writes every row that lies within them. The rest, runs of one row that
@@ -378,19 +378,11 @@ __device__ __forceinline__ bool join_groups(Values& sum, int row) {
   return row >= 0 && (lane < Values::kLanes || before != row);
 }
 
-// Exclusive prefix sum of `size` counts by kThreads threads, in place.
-template <int size>
-__device__ __forceinline__ void scan(int (&counts)[size]) {
-  constexpr int each = size / kThreads;
+// Exclusive prefix sum of kThreads counts, in place.
+__device__ __forceinline__ void scan(int (&counts)[kThreads]) {
   __shared__ int warp_totals[kThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int own[each], total = 0;
-#pragma unroll
-  for (int i = 0; i < each; ++i) {
-    own[i] = total;
-    total += counts[threadIdx.x * each + i];
-  }
-  int inclusive = total;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = counts[threadIdx.x];
+  int inclusive = own;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const int lower = __shfl_up_sync(0xffffffffu, inclusive, step);
@@ -398,10 +390,9 @@ __device__ __forceinline__ void scan(int (&counts)[size]) {
   }
   if (lane == 31) warp_totals[warp] = inclusive;
   __syncthreads();
-  int before = inclusive - total;
+  int before = inclusive - own;
   for (int other = 0; other < warp; ++other) before += warp_totals[other];
-#pragma unroll
-  for (int i = 0; i < each; ++i) counts[threadIdx.x * each + i] = before + own[i];
+  counts[threadIdx.x] = before;
   __syncthreads();
 }
 
@@ -453,27 +444,21 @@ __device__ __forceinline__ void add_each(
   }
 }
 
-// Sums of the samples, sorted by row, to the rows, fewer than `samples`. If staged, gradients are
-// under way beside their ids and wait in shared memory until those are sorted.
-template <int samples, int columns, bool staged, int ahead, class Values, class Element,
-          class Gradient, class Id, Rule rule>
+// Sums of the samples, sorted by row, to the rows, fewer than kThreads: a thread sorts a sample, a
+// group of lanes adds up as many as it has lanes. Gradients of up to 32 KB are under way beside
+// their ids and wait in shared memory until those are sorted; wider ones are read in their order.
+template <int columns, int ahead, class Values, class Element, class Gradient, class Id, Rule rule>
 __device__ __forceinline__ void add_sorted(
     const Block<Values, Element, Gradient, Id, rule>& block) {
-  constexpr int groups = kThreads / Values::kLanes;
-  constexpr int piece = samples / groups, each = samples / kThreads;
-  __shared__ int rows_of_samples[samples], places[samples];
-  __shared__ unsigned short order[samples];
+  constexpr int piece = Values::kLanes, groups = kThreads / piece;
+  constexpr bool staged = kThreads * columns * sizeof(Element) <= 32768;
+  __shared__ int rows_of_samples[kThreads], places[kThreads];
+  __shared__ unsigned char order[kThreads];
   __shared__ Element sums[kSums];
-  __shared__ alignas(16) Element stage[staged ? samples * columns : 1];
+  __shared__ alignas(16) Element stage[staged ? kThreads * columns : 1];
   const int rows = static_cast<int>(block.rows), width = block.width;
-  const int group = threadIdx.x / Values::kLanes;
-  // All ids are under way before the first is looked at, which may stop the kernel.
-  Id id[each];
-#pragma unroll
-  for (int i = 0; i < each; ++i) {
-    const int sample = threadIdx.x + i * kThreads;
-    id[i] = sample < block.count ? block.id(sample) : Id(0);
-  }
+  const int group = threadIdx.x / piece, own = threadIdx.x;
+  const Id id = own < block.count ? block.id(own) : Id(0);
   Values value[staged ? piece : 1];
   if constexpr (staged) {
 #pragma unroll
@@ -482,25 +467,15 @@ __device__ __forceinline__ void add_sorted(
     }
   }
   const bool few = rows * width <= kSums;
-#pragma unroll
-  for (int i = 0; i < each; ++i) places[threadIdx.x + i * kThreads] = 0;
-  for (int i = threadIdx.x; few && i < rows * width; i += kThreads) sums[i] = 0;
+  places[own] = 0;
+  for (int i = own; few && i < rows * width; i += kThreads) sums[i] = 0;
   __syncthreads();
-  int rank[each];
-#pragma unroll
-  for (int i = 0; i < each; ++i) {
-    const int sample = threadIdx.x + i * kThreads;
-    const int row = sample < block.count ? static_cast<int>(block.row_of(id[i])) : -1;
-    rows_of_samples[sample] = row;
-    rank[i] = atomicAdd(&places[row < 0 ? rows : row], 1);
-  }
+  const int own_row = own < block.count ? static_cast<int>(block.row_of(id)) : -1;
+  rows_of_samples[own] = own_row;
+  const int rank = atomicAdd(&places[own_row < 0 ? rows : own_row], 1);
   __syncthreads();
   scan(places);
-#pragma unroll
-  for (int i = 0; i < each; ++i) {
-    const int sample = threadIdx.x + i * kThreads, row = rows_of_samples[sample];
-    order[places[row < 0 ? rows : row] + rank[i]] = static_cast<unsigned short>(sample);
-  }
+  order[places[own_row < 0 ? rows : own_row] + rank] = static_cast<unsigned char>(own);
   if constexpr (staged) {
 #pragma unroll
     for (int i = 0; i < piece; ++i) {
@@ -542,7 +517,7 @@ __device__ __forceinline__ void add_sorted(
 }
 
 template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
-          int tiles, int samples, bool staged, int capacity>
+          int tiles, int capacity>
 __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
     scatter(const Id* __restrict__ ids, const Gradient* __restrict__ grad_output, int64_t batch,
             int tables, int width, int64_t id_sample_stride, int64_t id_table_stride,
@@ -550,7 +525,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
             const Element* learning_rate_tensor, Element learning_rate,
             const __grid_constant__ Tables<capacity> description) {
   const int table = blockIdx.x % tables;
-  const int64_t first = static_cast<int64_t>(blockIdx.x / tables) * samples;
+  const int64_t first = static_cast<int64_t>(blockIdx.x / tables) * kThreads;
   if (description.address[table] == 0) return;
   const Step<Element> step{learning_rate_tensor, learning_rate, nullptr, 0};
   using Values = Row<Element, vector, lanes, tiles>;
@@ -559,16 +534,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
       grad_output + first * grad_sample_stride + table * grad_table_stride,
       id_sample_stride,
       grad_sample_stride,
-      batch - first < samples ? static_cast<int>(batch - first) : samples,
+      batch - first < kThreads ? static_cast<int>(batch - first) : kThreads,
       width,
       description.rows[table],
       description.address[table],
       description.pitch[table],
       update == Update::gradient ? Element(1) : -step.rate()};
   constexpr int columns = vector * lanes * tiles, ahead = kAhead<vector, tiles>;
-  if (block.rows < samples) {
-    constexpr bool fits = samples * columns * sizeof(Element) <= 32768;
-    add_sorted<samples, columns, staged && fits, ahead>(block);
+  if (block.rows < kThreads) {
+    add_sorted<columns, ahead>(block);
   } else {
     add_each<ahead>(block);
   }

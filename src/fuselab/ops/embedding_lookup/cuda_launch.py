@@ -134,11 +134,10 @@ def _scatter(
     how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     batch, tables, width = grad_output.shape
-    samples = config.samples
     CUDA.launch(
         f"scatter<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-        f"Update::{how.update}, {spread}, {samples}, {config.staged}, {group.capacity}>",
-        (tables * ceil_div(batch, samples), 1, 1),
+        f"Update::{how.update}, {spread}, {group.capacity}>",
+        (tables * ceil_div(batch, configs.THREADS), 1, 1),
         (configs.THREADS, 1, 1),
         (
             ids,
@@ -247,19 +246,12 @@ def _representative_expressions() -> Iterator[str]:
                 yield f"join_runs<{name}, {ids}, Update::{update}, {spread}, {run}, 32>"
         yield f"reduce_runs<{name}, {name}, {ids}, Update::sgd, {wide}, {configs.RUNS[0]}, 256>"
         if dtype.itemsize >= 4:
-            for spread, samples in ((usual, 1024), (narrow, 256), (wide, 256)):
-                yield (
-                    f"scatter<{name}, {name}, {ids}, Rule::modulus, Update::sgd, {spread}, "
-                    f"{samples}, 1, 32>"
-                )
+            for spread in (usual, narrow, wide):
+                yield f"scatter<{name}, {name}, {ids}, Rule::modulus, Update::sgd, {spread}, 32>"
     float_from_half = ("float, __nv_bfloat16", "float, __half")
     for types, vector in (*((types, 4) for types in float_from_half), ("double, float", 2)):
         spread = Spread.by_vector(16, vector)
-        for config in configs.SCATTERS:
-            yield (
-                f"scatter<{types}, int64_t, Rule::error, Update::gradient, {spread}, "
-                f"{config.samples}, {config.staged}, 32>"
-            )
+        yield f"scatter<{types}, int64_t, Rule::error, Update::gradient, {spread}, 32>"
     for types, vector in ((float_from_half[0], 4), ("__half, float", 4), ("__half, double", 2)):
         spread = Spread.by_vector(16, vector)
         yield f"reduce_runs<{types}, int32_t, Update::rowwise_adagrad, {spread}, 32, 32>"
