@@ -1,4 +1,6 @@
 // Small CPU kernels for the tests of the runtime.
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 
@@ -39,6 +41,15 @@ void widths(int32_t* output, int32_t a, int64_t b, float c, double d) {
   output[1] = b == (int64_t{1} << 40);
   output[2] = c == 0.1f;
   output[3] = d == 0.1;
+}
+
+// flags[1] = whether another thread has set flags[0] within 5 s.
+void waits(int32_t* flags) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::seconds(5);
+  const std::atomic_ref<int32_t> set(flags[0]);
+  while (set == 0 && Clock::now() < end) continue;
+  flags[1] = set;
 }
 
 void throws(float*, int32_t kind) {

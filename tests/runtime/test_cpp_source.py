@@ -35,6 +35,16 @@ def test_every_width_arrives() -> None:
     assert output.tolist() == [-5, 1, 1, 1]
 
 
+def test_other_threads_run_meanwhile() -> None:
+    SOURCE.prebuild(("waits",))
+    flags = torch.zeros(2, dtype=torch.int32)
+    thread = threading.Timer(0.05, lambda: flags[0].fill_(1))
+    thread.start()
+    SOURCE.launch("waits", (flags,))
+    thread.join()
+    assert flags.tolist() == [1, 1]
+
+
 def test_none_is_a_null_pointer() -> None:
     grad, left, right, output = torch.randn(4, 5).unbind()
     SOURCE.launch("mul_backward<float>", (grad, left, right, None, output, i64(5)))

@@ -47,7 +47,7 @@ void read_rows(int file, int64_t offset, int64_t rows, uint32_t* out, const uint
 
 // shuffle.py's permutation; `secrets` [2 * rounds]: factor and addend of each round.
 void order_rows(int64_t rows, int bits, const uint32_t* secrets, int rounds, uint32_t* out) {
-  const uint32_t mask = bits < 32 ? (1u << bits) - 1 : ~0u;
+  const uint32_t mask = (1u << bits) - 1;  // below 2^31 rows
   const int half = (bits + 1) / 2;
   const auto scrambled = [&](uint32_t word) {
     for (int round = 0; round < rounds; ++round) {

@@ -58,7 +58,7 @@ constexpr std::size_t max_maps = 8;          // tensor maps of a launch
 constexpr std::size_t max_memory = 255;      // outputs and workspaces of a plan
 constexpr std::size_t max_plans = 4096;      // per operator, then it starts afresh
 constexpr std::size_t max_values = 64;       // per key whose plan depends on a float's value
-constexpr int64_t release_gil_bytes = 1 << 20;  // a CPU kernel over 1 MiB runs 20 us or longer
+constexpr int64_t release_gil_bytes = 1 << 20;  // of a plan: over 1 MiB a CPU kernel runs 20 us
 
 // ---------------------------------------------------------------------------- the CUDA driver
 
@@ -875,14 +875,12 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
   c10::SmallVector<uint64_t, 32> values(length, 0);
   c10::SmallVector<void*, 32> pointers(length, nullptr);
   std::vector<std::unique_ptr<TensorMap>> maps;
-  int64_t bytes = 0;
   for (Py_ssize_t index = 0; index < length; ++index) {
     PyObject* value = PyList_GET_ITEM(args[2], index);
     pointers[index] = &values[index];
     if (codes[index] == 't') {
       const at::Tensor& tensor = tensor_of(value);
       values[index] = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-      bytes += static_cast<int64_t>(tensor.nbytes());
     } else if (codes[index] == 's') {  // a struct by value, whose bytes Python holds
       pointers[index] = PyBytes_AsString(value);
     } else if (codes[index] == 'm') {  // (matrix, layout), or None
@@ -901,7 +899,7 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (launch.cuda) {
     launch.run_cuda(pointers.data(), Queue(launch.device_index));
   } else {
-    launch.run_cpu(pointers.data(), bytes >= release_gil_bytes);
+    launch.run_cpu(pointers.data(), true);  // it may wait for a disk, whatever its size
   }
   Py_RETURN_NONE;
   });
