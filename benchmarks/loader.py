@@ -55,9 +55,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         sizes = [min(size, options.largest) for size in KAGGLE_CARDINALITIES]
         folder = options.data or random_records(Path(made), options.rows, sizes)
-        figures = dict(parts(folder))
+        figures, data = dict(parts(folder)), open_dataset(folder)
         for batch in options.batch:
-            figures.update(loaded(open_dataset(folder), batch, device, options.seconds))
+            figures.update(loaded(data, batch, device, options.seconds))
     for name, figure in figures.items():
         print(f"{name:50} {figure:14,.2f}")
     largest = max(options.batch)
@@ -67,7 +67,7 @@ def main() -> None:
         f"{NEEDED} asked: {'yes' if given >= NEEDED * step else 'no'}"
     )
     if options.json:
-        facts = {"schema": 1, "environment": environment.describe(), "rows": options.rows}
+        facts = {"schema": 1, "environment": environment.describe(), "rows": data.rows}
         write_json(options.json, {**facts, "figures": figures})
 
 
