@@ -32,7 +32,7 @@ run = partial(check, OP, cublas_launch.forward, cublas_launch.backward)
 
 def in_chunks(step: str, squares: int, *args: Any) -> Any:
     """In the interpreter's process: chunks of so many squares of pairs; what a workspace holds
-    before it is written, and past the last sample for good, is NaN."""
+    before it is written is NaN."""
     before = cublas_launch.CHUNK_BYTES, cublas_launch._LEAST_SQUARES
     cublas_launch.CHUNK_BYTES, cublas_launch._LEAST_SQUARES = 0, squares
     torch.use_deterministic_algorithms(True)
@@ -59,6 +59,25 @@ def test_shapes_in_the_interpreter(shape):
     squares all at once, and 4 and 2 of them; samples that fill a row of the transposed, and not."""
     for squares in (8, 4):
         interpreted(squares)(*layer(*shape), "identity")
+
+
+def transposed_memory(z: torch.Tensor) -> torch.Tensor:
+    """All that ``transposed`` allocates, NaN before it is written."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = cublas_launch.transposed(z)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return found.as_strided((found.shape[0], found.stride(0)), found.stride())
+
+
+def test_the_transposed_is_written_whole():
+    """form_across reads the samples past the last."""
+    for rows, pitch in ((5, 8), (65, 72), (8, 8)):
+        z = normal(rows, 17)
+        expected = torch.nn.functional.pad(z.t(), (0, pitch - rows))
+        found = interpreter.run(f"{__name__}:transposed_memory", z)
+        assert torch.equal(found, expected)
 
 
 def test_special_values_and_strides_in_the_interpreter():

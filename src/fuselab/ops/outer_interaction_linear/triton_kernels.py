@@ -82,13 +82,13 @@ def transpose(
     pitch,
     TILE: tl.constexpr,
 ):
-    """transposed = zᵀ, for one TILE x TILE tile."""
+    """transposed = zᵀ, zeros past the last sample, for one TILE x TILE tile."""
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     i = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     tl.store(
         transposed + i[:, None] * pitch + row[None, :],
         tl.trans(load_elements(z, row, i, rows, width)),
-        mask=(i[:, None] < width) & (row[None, :] < rows),
+        mask=(i[:, None] < width) & (row[None, :] < pitch),
     )
 
 
@@ -288,7 +288,7 @@ def form_across(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As form_products, with samples as neighbours. Those past the last are whatever lies there."""
+    """As form_products, with samples as neighbours. Those past the last are zeros."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     upper, lower = triangle_place(first + tl.program_id(1))
     inside = tl.arange(0, BLOCK).to(tl.int64)
