@@ -60,7 +60,7 @@ def implementation(record: dict[str, Any]) -> str | None:
 
 
 def group_of(folder: str, operator: str, case: str, dtype: str, phase: str) -> dict[str, Any]:
-    """What was measured of a row, from the newest file of its operator that has it."""
+    """What was measured of a row, from the newest file of its operator that has it with ours."""
     files = [*(RESULTS / folder).glob(f"{operator}.json")]
     if case != "4x4":  # the further files were taken beside other work, which host time feels
         files += (RESULTS / folder).glob(f"{operator}.*.json")
@@ -71,7 +71,14 @@ def group_of(folder: str, operator: str, case: str, dtype: str, phase: str) -> d
         for result in results
         for group in result["groups"]
         if (group["case"], group["dtype"], group["phase"]) == (case, dtype, phase)
+        and has_ours(group)
     )
+
+
+def has_ours(group: dict[str, Any]) -> bool:
+    """Whether an implementation of ours was timed by name. Files of further peers have ``auto``
+    alone beside them, and are no newer state of the others."""
+    return any(record["kind"] == "implementation" for record in group["records"])
 
 
 def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:

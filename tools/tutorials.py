@@ -40,6 +40,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import readme_table
+
 from fuselab.data.layout import KAGGLE_CARDINALITIES
 from fuselab.device import environment
 from fuselab.report.files import write_json
@@ -284,7 +286,7 @@ class Measured:
 
 
 def measured(operator: str, phase: str, dtype: str) -> list[Measured]:
-    """Each case of an operator from the newest file that has it, smallest first."""
+    """Each case of an operator from the newest file that has it with ours, smallest first."""
     files = [*RESULTS.glob(f"{operator}.json"), *RESULTS.glob(f"{operator}.*.json")]
     payloads = [(file, json.loads(file.read_text())) for file in files]
     payloads.sort(key=lambda pair: pair[1]["environment"]["date"])
@@ -292,7 +294,7 @@ def measured(operator: str, phase: str, dtype: str) -> list[Measured]:
         group["case"]: Measured(file, payload["environment"], group)
         for file, payload in payloads
         for group in payload["groups"]
-        if (group["phase"], group["dtype"]) == (phase, dtype)
+        if (group["phase"], group["dtype"]) == (phase, dtype) and readme_table.has_ours(group)
     }
     return sorted(found.values(), key=lambda one: one.group["bytes_read"] or 0)
 

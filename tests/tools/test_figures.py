@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import figures
+import readme_table
 import tutorials
 
 MEND = "run python tools/figures.py and commit what it wrote"
@@ -48,3 +49,19 @@ def test_a_block_is_made_anew_and_empty_without_its_file(
     table = figures.written(page.format("steps", ""), "..")
     assert "| ours, bf16 | 90.60 | 135.2 | 942.4 |" in table
     assert "](../benchmarks/nvidia-h200/steps.json)" in table
+
+
+def test_a_newer_file_of_peers_alone_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all, of_peers = [{"kind": "auto"}, {"kind": "implementation"}], [{"kind": "auto"}]
+    for name, day, records in (("softmax", 10, of_all), ("softmax.liger", 11, of_peers)):
+        group = {"case": "8x8", "dtype": "float32", "phase": "forward", "records": records}
+        payload = {"environment": {"date": f"2026-11-{day}"}, "groups": [group | {"bytes_read": 1}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(payload))
+    monkeypatch.setattr(tutorials, "RESULTS", tmp_path)
+    monkeypatch.setattr(readme_table, "RESULTS", tmp_path)
+    (taken,) = tutorials.measured("softmax", "forward", "float32")
+    assert taken.group["records"] == of_all
+    row = readme_table.group_of(".", "softmax", "8x8", "float32", "forward")
+    assert row["records"] == of_all
