@@ -182,6 +182,9 @@ def test_few_rows_are_one_launch_on_a_gpu():
 
     assert prefer(OnGpu(MOST_ROWS), []) == ("cuda", "layers")
     assert prefer(OnGpu(MOST_ROWS + 1), []) == ("layers",)
+    large = [torch.empty(2048, 2048, device="meta")] * 3
+    assert prefer(OnGpu(64), large) == ("cuda", "layers")
+    assert prefer(OnGpu(128), large) == ("layers",)
 
 
 @pytest.mark.parametrize("widths", DLRM, ids=str)

@@ -142,13 +142,17 @@ def fake_gradient(
 # 13.5 and 18.9, 12.8 and 18.6 at 128 rows; 18.8 and 19.9, 21.1 and 21.2 at 2048; 24.8 and 21.6,
 # 29.4 and 24.6 at 4096, where a layer alone fills the GPU.
 MOST_ROWS = 2048
+_MOST_WEIGHTS = 1 << 19
 
 
 def prefer(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Sequence[str]:
-    """On a GPU one launch up to 2048 rows, else the chain; on a CPU the reference."""
+    """On a GPU one launch up to 2048 rows of DLRM's layers (0.32 million weights, and half as many
+    again), fewer of larger ones, else the chain; on a CPU the reference. Every tile of rows reads
+    all the weights, so rows times weights is what a launch moves; other layers are not timed."""
     if not input.is_cuda:
         return ("reference",)
-    few = input.shape[:-1].numel() <= MOST_ROWS
+    rows, elements = input.shape[:-1].numel(), sum(weight.numel() for weight in weights)
+    few = rows <= MOST_ROWS and rows * elements <= MOST_ROWS * _MOST_WEIGHTS
     return ("cuda", "layers") if few else ("layers",)
 
 
