@@ -2,7 +2,7 @@
 
 In numpy either is dozens of short operations, and a dozen threads that want Python's lock for each
 of them wait for each other: on an H200's 16 cores a loader gave 51 million rows a second where the
-same reads alone made 148. Without a C++ compiler numpy it is.
+same reads alone made 148; compiled it gives 91 of 167. Without a C++ compiler numpy it is.
 """
 
 from __future__ import annotations

@@ -77,9 +77,8 @@ def supports_triton(tables: Sequence[Tensor], *_: Any) -> str | None:
 
 
 def prefer(tables: Sequence[Tensor], ids: Tensor, *_: Any) -> Sequence[str]:
-    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 15.3
-    and 154.5 us, of which the update has since come down to 9.6 and 84.6; Triton 76.9 and 391.7
-    (H200, 2026-11-21)."""
+    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 16.4
+    and 144.4 us, Triton 77.3 and 393.7 (H200, 2026-11-21)."""
     return ("cuda", "triton") if ids.is_cuda else ("cpp",)
 
 

@@ -118,11 +118,11 @@ def prefer(
     """us of 2048 x 26 x 16 -> 512, relu, on an H200 (torch 2.11, 2026-11-21). bfloat16, wgmma /
     triton / the reference: forward 462 / 476 / 1469, backward 931 / 1227 / 3555, both 1394 / 1707 /
     5054 (torch.compile of the reference 824 forward). float32 in TF32, cublas / triton / the
-    reference: forward 1102 / 1187 / 2415, backward 2791 / 7579 / 6951 (cublas before two of its
-    phases were shortened, by 565 when timed alone); cublas in one chunk / the reference: of 192
-    samples 359 / 347 and 751 / 856, of 276 460 / 496 and 845 / 1150. So float32 takes `cublas` from
-    so many samples on, 276 of them at that size, that it is not slower than the reference, and the
-    reference before."""
+    reference: forward 1102 / 1187 / 2415, backward 2791 / 7579 / 6951, before two of cublas's
+    phases were shortened (a whole DLRM step from 5104 to 3761); cublas in one chunk / the
+    reference: of 192 samples 359 / 347 and 751 / 856, of 276 460 / 496 and 845 / 1150. So float32
+    takes `cublas` from so many samples on, 276 of them at that size, that it is not slower than the
+    reference, and the reference before."""
     return _order(dense, embeddings, weight)
 
 
