@@ -192,9 +192,9 @@ def test_the_measured_order_on_a_gpu():
             return prefer(input, weight, of_bias, activation)[0]
 
     assert order(13) == order(32, "gelu", grad=True) == "triton"
-    assert order(33) == order(512) == order(1023) == "wgmma"
+    assert order(33) == order(512) == order(2047) == "wgmma"
     assert (
-        order(1024) == order(4096, "identity", bias=False) == order(1024, "gelu_tanh") == "cublaslt"
+        order(2048) == order(4096, "identity", bias=False) == order(2048, "gelu_tanh") == "cublaslt"
     )
     # cuBLASLt's epilogue has no gelu, and without a bias no relu.
     assert order(4096, "gelu") == order(4096, bias=False) == "wgmma"

@@ -142,15 +142,15 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None, activation
     )
 
 
-_LIBRARY_DEPTH = 1024  # from this depth on cuBLASLt's products beat ours by a hundredth
+_LIBRARY_DEPTH = 2048  # from this depth on cuBLASLt's products beat ours by a hundredth
 
 
 def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Sequence[str]:
     """On a CPU the reference: the product is nearly all of the time.
 
     us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / cublaslt / wgmma / triton:
-    65536x13 -> 512 99 / 65 / none / 24, 65536x512 -> 256 60 / 43 / 38 / 55, 65536x256 -> 64 24 /
-    19 / 18 / 19, 16384x1024 -> 1024 71 / 54 / 55 / 82, 4096x4096 -> 4096 198 / 181 / 187 / 261.
+    65536x13 -> 512 100 / 66 / none / 26, 65536x512 -> 256 61 / 44 / 38 / 55, 65536x256 -> 64 24 /
+    19 / 18 / 19, 16384x1024 -> 1024 74 / 56 / 55 / 82, 4096x4096 -> 4096 200 / 183 / 184 / 261.
 
     Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again; by
     arithmetic (700 TFLOP/s, 4.2 TB/s, not timed) that takes longer than eager's two more passes
