@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -576,6 +578,42 @@ def test_writing_over_what_must_not_be_written_over_is_refused() -> None:
     assert both.tolist() == [2.0] * 6
     with pytest.raises(UnsupportedError, match="vmap cannot follow"):
         torch.func.vmap(lambda value: shift_op_([value], state, 1.0)[0])(torch.ones(2, 3))
+
+
+def test_meta_and_fake_tensors_lie_nowhere_and_so_overlap_nothing() -> None:
+    for mode, device in ((contextlib.nullcontext(), "meta"), (FakeTensorMode(), "cpu")):
+        with mode:
+            values, state = torch.zeros(3, device=device), torch.zeros(1, device=device)
+            assert shift_op_([values], state, 1.0)[0] is values
+
+
+def test_what_no_kernel_can_write_over_is_refused() -> None:
+    state = torch.zeros(1)
+    with pytest.raises(ArgumentError, match=r"'values' has layout torch\.sparse_coo"):
+        shift_op_([torch.ones(2, 2).to_sparse()], state, 1.0)
+    with pytest.raises(ArgumentError, match="resolve_neg"):
+        shift_op_([torch._neg_view(torch.ones(3))], state, 1.0)
+
+
+def test_nested_and_quantized_tensors_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # both are announced to change
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)])
+        quantized = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+    with pytest.raises(ArgumentError, match="'update' is a nested tensor"):
+        tanh_op(torch.ones(2, 3), nested)
+    with pytest.raises(ArgumentError, match="'input' is a quantized tensor"):
+        tanh_op(quantized, torch.ones(2, 3))
+
+
+def test_a_float_that_no_kernel_can_take_is_refused() -> None:
+    input = torch.ones(2, 3)
+    with pytest.raises(DeviceError, match="'scale' is on meta and 'input' on cpu"):
+        tanh_op(input, input, None, torch.empty((), device="meta"))
+    with pytest.raises(ArgumentError, match=r"'scale' must be a real number, got torch\.complex64"):
+        tanh_op(input, input, None, torch.tensor(1j))
+    with pytest.raises(ArgumentError, match="'scale' must be a number that a float can hold"):
+        tanh_op(input, input, None, 10**400)
 
 
 def test_a_name_with_an_underscore_and_mutates_go_together() -> None:

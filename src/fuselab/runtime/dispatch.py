@@ -150,6 +150,14 @@ def _device_of(op: FusedOp, args: Sequence[Any]) -> torch.device:
                     f"{op.short_name}: '{name}' has layout {value.layout}; expected torch.strided "
                     "(to_dense() gives it)."
                 )
+            if value.is_nested or value.is_quantized:
+                what, cure = (
+                    ("nested", "unbind") if value.is_nested else ("quantized", "dequantize")
+                )
+                raise ArgumentError(
+                    f"{op.short_name}: '{name}' is a {what} tensor; expected an ordinary one "
+                    f"({cure}() gives it)."
+                )
             if first is None:
                 first = name, value
             elif value.device != first[1].device:
@@ -159,7 +167,18 @@ def _device_of(op: FusedOp, args: Sequence[Any]) -> torch.device:
                 )
     if first is None:
         raise ArgumentError(f"{op.short_name}: at least one tensor argument is needed.")
-    return first[1].device
+    device = first[1].device
+    for name, given in zip(op.signature.parameters, args, strict=True):
+        if (
+            name in op.float_parameters
+            and isinstance(given, Tensor)
+            and not (given.device == device or given.is_cpu)
+        ):
+            raise DeviceError(
+                f"{op.short_name}: '{name}' is on {given.device} and '{first[0]}' on {device}; "
+                "give a number, or a tensor on that device."
+            )
+    return device
 
 
 def _schema_type(op_name: str, parameter: inspect.Parameter) -> str:
@@ -722,6 +741,16 @@ def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
             end_written = max(end_written, begin + span)
 
 
+def _lies_in_memory(tensor: Tensor) -> bool:
+    """Whether address and strides say which bytes a tensor has: not of sparse, nested, meta or
+    fake ones, for which no plan is held."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_meta or tensor.is_nested)
+    )
+
+
 def _span(tensor: Tensor) -> int:
     """Bytes from the first to the last element."""
     if tensor.is_contiguous():
@@ -966,10 +995,16 @@ def _public_function(registration: _Registration) -> Callable[..., Tensor]:
             args = bind(args, kwargs)
         if not torch.compiler.is_compiling():
             # A plan's key has the strides, so there is none for a tensor that overlaps itself; but
-            # of several tensors it does not know where they lie. Under torch.func they have no
-            # address, and no plan.
-            if several and torch._C._functorch.peek_interpreter_stack() is None:
-                refuse_overlap(registration.op, args)
+            # of several tensors it does not know where they lie. Under torch.func and modes they
+            # may have no address, and there is no plan.
+            if several and not (
+                torch._C._functorch.peek_interpreter_stack() or torch._C._len_torch_dispatch_stack()
+            ):
+                try:
+                    refuse_overlap(registration.op, args)
+                except (ArgumentError, RuntimeError):
+                    if all(map(_lies_in_memory, tensors_in(args))):
+                        raise
             if launcher.lookup(forward_id, implementation, args) is not None:
                 _bump_versions(tensors_in([args[place] for place in written]))
                 return args[first_written]
@@ -1072,10 +1107,18 @@ def check_types(op: FusedOp, args: Sequence[Any]) -> None:
             raise ArgumentError(
                 f"{short}: '{name}' must be {words}, got a {type(wrong).__name__} in it."
             )
+    if op.mutates and any(tensor.is_neg() for tensor in tensors_in(args)):
+        raise ArgumentError(
+            f"{short}: it writes over its arguments, and one of them is a lazy negation "
+            "(torch.Tensor.is_neg); resolve_neg() gives an ordinary tensor."
+        )
     for place in registration.float_positions:
-        value = args[place]
+        value, name = args[place], registration.accepted[place][0]
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise ArgumentError(f"{short}: '{name}' must be a number that a float can hold.")
         if isinstance(value, Tensor):
-            name = registration.accepted[place][0]
+            if value.is_complex():
+                raise ArgumentError(f"{short}: '{name}' must be a real number, got {value.dtype}.")
             if value.dim() != 0:
                 raise ArgumentError(
                     f"{short}: '{name}' must be a number, got a Tensor of shape "
