@@ -61,7 +61,8 @@ def commands(stage: str, operators: list[str], out: Path, options: list[str]) ->
         watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", python, script)
         for name in operators:
             only = () if tool == "memcheck" else ("--only", str(out / f"{name}.json"))
-            yield Command(f"{tool}-{name}", (*watch, name, *only))
+            zeroed = ("--zeroed-products",) if tool == "initcheck" else ()
+            yield Command(f"{tool}-{name}", (*watch, name, *only, *zeroed))
     for name in operators:
         json = ("--json", str(out / f"{stage}-{name}.json"))
         if stage in ("check", "full-check"):

@@ -5,20 +5,26 @@
     compute-sanitizer --tool racecheck --error-exitcode 3 \\
         python tools/sanitize.py softmax --only calls.json
     compute-sanitizer --tool initcheck --error-exitcode 3 \\
-        python tools/sanitize.py softmax --only calls.json
+        python tools/sanitize.py softmax --only calls.json --zeroed-products
 
 Runs the boundary cases of the operators named (all of the library without a name), forward and
 backward, on the first GPU. Allocations bypass PyTorch's cache, so that each tensor has bounds of
 its own. The first command compiles, which takes minutes under a sanitizer, and records the calls
 that launch a kernel which none before them had launched: enough for what does not hang on bounds.
+
+cuBLAS's kernels for Hopper store by bulk copies, which initcheck does not see: it names whoever
+reads a product (``--products-alone`` shows that, with PyTorch's own operators only). So under it
+products are written to memory that holds zeros.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +39,32 @@ from fuselab.prove.subject import Subject
 from fuselab.prove.trials import as_leaves
 from fuselab.runtime import fallback, launcher
 
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation")
 MOST_ELEMENTS = 1 << 18  # of a tensor: the sanitizers slow a kernel down a hundred times
 DTYPES = (torch.float32, torch.bfloat16)
+
+
+def zero_products(key: str = "CUDA") -> torch.library.Library:
+    """Products go to memory that held zeros before, for as long as the result is kept."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in PRODUCTS:
+        library.impl(name, partial(_into_zeros, getattr(torch.ops.aten, name).out), key)
+    return library
+
+
+def _into_zeros(product: Callable[..., torch.Tensor], *args: Any, **named: Any) -> torch.Tensor:
+    left, right = [arg for arg in args if isinstance(arg, torch.Tensor)][-2:]
+    zeros = left.new_zeros(*left.shape[:-1], right.shape[-1])
+    return product(*args, **named, out=zeros)
+
+
+def products_alone() -> None:
+    """Products of PyTorch and what reads them, with no kernel of this project."""
+    for rows, columns, depth in itertools.product((64, 256), repeat=3):
+        left = torch.ones(rows, depth, device="cuda", dtype=torch.bfloat16)
+        right = torch.ones(columns, depth, device="cuda", dtype=torch.bfloat16)
+        torch.relu(torch.mm(left, right.t()))
+    torch.cuda.synchronize()
 
 
 class Launches:
@@ -113,8 +143,14 @@ def main() -> None:
     parser.add_argument("operators", nargs="*", metavar="NAME")
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--only", type=Path, metavar="FILE")
+    parser.add_argument("--zeroed-products", action="store_true")
+    parser.add_argument("--products-alone", action="store_true")
     options = parser.parse_args()
     only = None if options.only is None else frozenset(json.loads(options.only.read_text()))
+    kept = zero_products() if options.zeroed_products else None  # noqa: F841 - while we run
+    if options.products_alone:
+        products_alone()
+        return
     launches, recorded = Launches(), []
     with fallback.strict():
         for name in options.operators or ops.operators():
