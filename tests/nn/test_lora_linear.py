@@ -15,6 +15,7 @@ from fuselab.errors import (
     ArgumentError,
     DataError,
     DifferentiationError,
+    DtypeError,
     OutputError,
     ShapeError,
     UnknownNameError,
@@ -177,6 +178,29 @@ def test_refusals_of_the_layer():
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))
     with pytest.raises(ArgumentError, match="parametrization"):
         LoRALinear.wrap(normed, 1, 1.0)
+    for rank in (1.5, "2", None):
+        with pytest.raises(ArgumentError, match="'rank' is"):
+            LoRALinear.wrap(linear, rank, 1.0)
+    for alpha in (float("nan"), None, torch.ones(())):  # a NaN would only show in every output
+        with pytest.raises(ArgumentError, match="'alpha' is"):
+            LoRALinear.wrap(linear, 1, alpha)
+    for other in (None, nn.Embedding(3, 4), nn.LazyLinear(3)):
+        with pytest.raises(ArgumentError, match=r"expected an nn\.Linear"):
+            LoRALinear.wrap(other, 1, 1.0)
+    with pytest.raises(DtypeError, match="complex64"):
+        LoRALinear.wrap(nn.Linear(8, 6, dtype=torch.complex64), 1, 1.0)
+    with pytest.raises(ArgumentError, match="has an adapter"):
+        LoRALinear.wrap(LoRALinear.wrap(linear, 1, 1.0), 1, 1.0)
+
+
+def test_merged_in_inference_mode_it_still_gives_the_inputs_gradient(x):
+    layer = trained(LoRALinear.wrap(nn.Linear(8, 6), 3, 1.0)).eval()
+    apart = torch.func.grad(lambda input: layer(input).sum())(x)
+    with torch.inference_mode():
+        layer.merge()
+    input = x.clone().requires_grad_()
+    layer(input).sum().backward()
+    torch.testing.assert_close(input.grad, apart)
 
 
 # A model's layers
@@ -269,6 +293,9 @@ def test_the_error_of_every_rank_is_that_of_its_adapter():
         (torch.ones(3), 1, 1.0, ShapeError, r"\(3,\)"),
         (torch.ones(3, 4), 4, 1.0, ArgumentError, "'rank' is 4; expected 1 to 3"),
         (torch.ones(3, 4), 0, 1.0, ArgumentError, "'rank' is 0"),
+        (torch.ones(3, 4), 1.5, 1.0, ArgumentError, "'rank' is 1.5"),
+        (torch.ones(3, 4), 1, None, ArgumentError, "'scale' is None"),
+        (torch.ones(3, 4, dtype=torch.int32), 1, 1.0, DtypeError, "int32"),
         (torch.ones(3, 4), 1, 0.0, ArgumentError, "'scale' is 0"),
         (torch.full((3, 4), torch.nan), 1, 1.0, ArgumentError, "NaN"),
     ],

@@ -10,15 +10,24 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fuselab.errors import ArgumentError, DifferentiationError, ShapeError
+from fuselab.errors import ArgumentError, DifferentiationError, DtypeError, ShapeError
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation import linear_activation
 from fuselab.ops.lora_linear import lora_linear
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 class LoRALinear(nn.Module):
@@ -45,31 +54,46 @@ class LoRALinear(nn.Module):
 
         Args:
             linear: its parameters are frozen and shared, not copied.
-            rank: of the update, 1 or more.
-            alpha: the update is scaled by alpha / rank.
+            rank: of the update, an int from 1.
+            alpha: the update is scaled by alpha / rank; finite.
             activation: what follows the layer, computed with it: identity, relu, leaky_relu (slope
                 0.01), gelu (erf), gelu_tanh, silu, sigmoid or tanh.
 
         Raises:
-            ArgumentError: rank below 1, or a weight that is computed from other parameters.
+            ArgumentError: a rank or alpha that is none, no linear layer, or one whose weight is not
+                yet there or computed from other parameters.
+            DtypeError: a weight that is not floating.
             UnknownNameError: no such activation.
         """
         super().__init__()
-        if rank < 1:
-            raise ArgumentError(f"LoRALinear: 'rank' is {rank}; expected 1 or more.")
+        if not _is_rank(rank):
+            raise ArgumentError(f"LoRALinear: 'rank' is {rank!r}; expected an int, 1 or more.")
+        if not _is_finite(alpha):
+            raise ArgumentError(f"LoRALinear: 'alpha' is {alpha!r}; expected a finite number.")
+        is_linear = isinstance(linear, (nn.Linear, LoRALinear))
+        if not is_linear or isinstance(linear, nn.LazyLinear):
+            raise ArgumentError(
+                f"LoRALinear: 'linear' is {type(linear).__name__}; expected an nn.Linear."
+            )
         if not isinstance(linear.weight, nn.Parameter):
             raise ArgumentError(
                 "LoRALinear: the weight of 'linear' is no parameter but computed from some; remove "
                 "its parametrization first (torch.nn.utils.parametrize.remove_parametrizations)."
             )
+        if not linear.weight.is_floating_point():
+            raise DtypeError(
+                f"LoRALinear: the weight of 'linear' is {linear.weight.dtype}; expected a floating "
+                "dtype."
+            )
         activation_named(activation)
         self.out_features, self.in_features = linear.weight.shape
-        self.rank, self.alpha, self.activation = rank, alpha, activation
+        self.rank, self.activation = int(rank), activation
+        self.alpha = alpha if isinstance(alpha, int) else float(alpha)
         self.weight, self.bias = linear.weight, linear.bias
         for parameter in self.parameters():
             parameter.requires_grad_(False)
-        self.lora_a = nn.Parameter(self.weight.new_empty(rank, self.in_features))
-        self.lora_b = nn.Parameter(self.weight.new_empty(self.out_features, rank))
+        self.lora_a = nn.Parameter(self.weight.new_empty(self.rank, self.in_features))
+        self.lora_b = nn.Parameter(self.weight.new_empty(self.out_features, self.rank))
         self.register_buffer("merged_weight", None, persistent=False)
         self.reset_adapter()
         self.train(linear.training)
@@ -78,7 +102,15 @@ class LoRALinear(nn.Module):
     def wrap(
         cls, linear: nn.Linear, rank: int, alpha: float, activation: str = "identity"
     ) -> LoRALinear:
-        """``LoRALinear(linear, rank, alpha, activation)``."""
+        """``LoRALinear(linear, rank, alpha, activation)`` of a layer without an adapter.
+
+        Raises ArgumentError for one with an adapter, which the constructor would leave behind.
+        """
+        if isinstance(linear, LoRALinear):
+            raise ArgumentError(
+                "LoRALinear.wrap: 'linear' has an adapter; go on with that one, or begin anew by "
+                "its reset_adapter()."
+            )
         return cls(linear, rank, alpha, activation)
 
     @property
@@ -118,6 +150,7 @@ class LoRALinear(nn.Module):
         """Whether ``forward`` uses the merged weight."""
         return self.merged_weight is not None
 
+    @torch.inference_mode(False)  # no inference tensor: a backward may go through it to the input
     @torch.no_grad()
     def merge(self) -> None:
         """From now on infer with W + alpha / rank B A, rounded once to the weight's dtype.
@@ -250,22 +283,28 @@ def adapters_from_difference(
         scale: the layer's alpha / rank, not 0.
 
     Raises:
-        ShapeError: not a matrix. ArgumentError: rank or scale out of range, values not finite.
+        DtypeError: not floating. ShapeError: not a matrix. ArgumentError: rank or scale out of
+        range, values not finite.
     """
+    if not weight_difference.is_floating_point():
+        raise DtypeError(
+            f"adapters_from_difference: 'weight_difference' is {weight_difference.dtype}; expected "
+            "a floating dtype."
+        )
     if weight_difference.dim() != 2:
         raise ShapeError(
             f"adapters_from_difference: 'weight_difference' has shape "
             f"{tuple(weight_difference.shape)}; expected (N, K)."
         )
     full_rank = min(weight_difference.shape)
-    if not 1 <= rank <= full_rank:
+    if not _is_rank(rank) or rank > full_rank:
         raise ArgumentError(
-            f"adapters_from_difference: 'rank' is {rank}; expected 1 to {full_rank} for a "
+            f"adapters_from_difference: 'rank' is {rank!r}; expected 1 to {full_rank} for a "
             f"difference of shape {tuple(weight_difference.shape)}."
         )
-    if scale == 0 or not math.isfinite(scale):
+    if not _is_finite(scale) or scale == 0:
         raise ArgumentError(
-            f"adapters_from_difference: 'scale' is {scale}; expected not 0, finite."
+            f"adapters_from_difference: 'scale' is {scale!r}; expected not 0, finite."
         )
     if not weight_difference.isfinite().all():
         raise ArgumentError("adapters_from_difference: 'weight_difference' has NaN or infinity.")
