@@ -247,6 +247,12 @@ def test_patterns_that_name_nothing_or_no_plain_linear(block):
     attention = nn.MultiheadAttention(8, 2)  # reads out_proj.weight itself
     with pytest.raises(ArgumentError, match="'out_proj' is a NonDynamicallyQuantizableLinear"):
         add_adapters(attention, ["out_proj"], 2, 1.0)
+    for pattern in ("(", None, 3):
+        with pytest.raises(ArgumentError, match="regular expression"):
+            add_adapters(block, pattern, 2, 1.0)
+    block.attention["out"] = attention.out_proj
+    with pytest.raises(ArgumentError, match="out' is a NonDynamicallyQuantizableLinear"):
+        add_adapters(block, ".*", 2, 1.0)  # after layers that it could wrap
     assert all(value.requires_grad for value in block.parameters())
 
 
@@ -370,6 +376,10 @@ def test_keys_and_shapes_are_pefts(block, tmp_path, monkeypatch):
         ({"peft_type": "IA3"}, "peft_type 'LORA'"),
         ({"lora_alpha": None}, "'lora_alpha' is None"),
         ({"use_dora": True}, "'use_dora' is set"),
+        ({"lora_alpha": float("nan")}, "'lora_alpha' is nan"),
+        ({"alpha_pattern": ["layers"]}, "expected numbers by name"),
+        ({"alpha_pattern": {"layers": "2"}}, "expected numbers by name"),
+        ({"alpha_pattern": {"(": 2}}, "no regular expression"),
     ],
 )
 def test_configurations_that_are_something_else(block, tmp_path, change, words):
@@ -395,6 +405,10 @@ def test_checkpoints_that_do_not_fit_leave_the_model_alone(block, tmp_path, monk
         ({a: whole[a][:2]}, r"expected \(r, 8\) and \(12, r\)"),
         ({f"{prefix}.layers.0.bias": whole[b]}, "is not an adapter of a linear layer"),
         ({a: None}, "lora_B of 'layers.0' and not the other half"),
+        ({a: 1.0}, "lora_A.weight' is no dense tensor of a floating dtype"),
+        ({a: torch.ones(3, 8, dtype=torch.int32)}, "no dense tensor of a floating dtype"),
+        ({b: torch.ones(())}, r"expected \(r, 8\) and \(12, r\)"),
+        (dict.fromkeys(whole), "holds no adapter"),
     ):
         tensors = {key: value for key, value in (whole | changed).items() if value is not None}
         torch.save(tensors, tmp_path / "adapter_model.bin")

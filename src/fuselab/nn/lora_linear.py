@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -26,7 +26,7 @@ def _is_rank(value: object) -> bool:
     return isinstance(value, Integral) and int(value) >= 1
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
@@ -68,7 +68,7 @@ class LoRALinear(nn.Module):
         super().__init__()
         if not _is_rank(rank):
             raise ArgumentError(f"LoRALinear: 'rank' is {rank!r}; expected an int, 1 or more.")
-        if not _is_finite(alpha):
+        if not is_finite(alpha):
             raise ArgumentError(f"LoRALinear: 'alpha' is {alpha!r}; expected a finite number.")
         is_linear = isinstance(linear, (nn.Linear, LoRALinear))
         if not is_linear or isinstance(linear, nn.LazyLinear):
@@ -197,20 +197,22 @@ def add_adapters(
         rank, alpha: of ``LoRALinear.wrap``.
 
     Raises:
-        ArgumentError: the pattern names no layer, or one that is a subclass of ``nn.Linear``, whose
-            owner may read its weight past ``forward`` (``nn.MultiheadAttention`` does).
+        ArgumentError: the pattern is none, or names no layer, or one that is a subclass of
+            ``nn.Linear``, whose owner may read its weight past ``forward``
+            (``nn.MultiheadAttention`` does). The model is then as it was.
     """
+    is_named = _matcher(target_modules)
     names = [
         name
         for name, module in model.named_modules(remove_duplicate=False)
-        if name and isinstance(module, nn.Linear) and _is_named(name, target_modules)
+        if name and isinstance(module, nn.Linear) and is_named(name)
     ]
     if not names:
         raise ArgumentError(
             f"add_adapters: 'target_modules' {target_modules!r} names no nn.Linear inside the "
             "model; named_modules() lists the names, and LoRALinear.wrap takes a single layer."
         )
-    layers: dict[nn.Module, LoRALinear] = {}
+    linears: dict[str, nn.Linear] = {}
     for name in names:
         linear = model.get_submodule(name)
         if type(linear) is not nn.Linear:
@@ -218,9 +220,12 @@ def add_adapters(
                 f"add_adapters: '{name}' is a {type(linear).__name__}, not an nn.Linear; name the "
                 "others, and replace this one by LoRALinear.wrap where its owner calls it."
             )
-        layers.setdefault(linear, LoRALinear.wrap(linear, rank, alpha))
-    for name in names:
-        replace_layer(model, name, layers[model.get_submodule(name)])
+        linears[name] = linear
+    layers = {
+        linear: LoRALinear.wrap(linear, rank, alpha) for linear in dict.fromkeys(linears.values())
+    }
+    for name, linear in linears.items():
+        replace_layer(model, name, layers[linear])
     freeze_all_but_adapters(model)
     return model
 
@@ -248,10 +253,23 @@ def freeze_all_but_adapters(model: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
-def _is_named(name: str, target_modules: str | Sequence[str]) -> bool:
-    if isinstance(target_modules, str):
-        return re.fullmatch(target_modules, name) is not None
-    return any(name == target or name.endswith(f".{target}") for target in target_modules)
+def _matcher(target_modules: str | Sequence[str]) -> Callable[[str], bool]:
+    """Whether a dotted name is one of those. Raises ArgumentError."""
+    if not isinstance(target_modules, str | Iterable):
+        raise ArgumentError(
+            f"add_adapters: 'target_modules' is {target_modules!r}; expected a regular expression "
+            "or a list of names."
+        )
+    if not isinstance(target_modules, str):
+        ends = tuple(f".{target}" for target in target_modules)
+        return lambda name: f".{name}".endswith(ends)
+    try:
+        pattern = re.compile(target_modules)
+    except re.error as error:
+        raise ArgumentError(
+            f"add_adapters: 'target_modules' {target_modules!r} is no regular expression: {error}."
+        ) from error
+    return lambda name: pattern.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -302,7 +320,7 @@ def adapters_from_difference(
             f"adapters_from_difference: 'rank' is {rank!r}; expected 1 to {full_rank} for a "
             f"difference of shape {tuple(weight_difference.shape)}."
         )
-    if not _is_finite(scale) or scale == 0:
+    if not is_finite(scale) or scale == 0:
         raise ArgumentError(
             f"adapters_from_difference: 'scale' is {scale!r}; expected not 0, finite."
         )

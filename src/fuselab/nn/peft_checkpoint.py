@@ -21,7 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from fuselab.errors import ArgumentError, DataError, MissingDependencyError, OutputError
-from fuselab.nn.lora_linear import LoRALinear, freeze_all_but_adapters, replace_layer
+from fuselab.nn.lora_linear import (
+    LoRALinear,
+    freeze_all_but_adapters,
+    is_finite,
+    replace_layer,
+)
 
 CONFIG = "adapter_config.json"
 SAFETENSORS = "adapter_model.safetensors"
@@ -79,13 +84,18 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
     folder = Path(folder)
     config = _read_config(folder / CONFIG)
     factors: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in _read_tensors(folder).items():
-        match = _KEY.fullmatch(key)
+    tensors = _read_tensors(folder)
+    if not isinstance(tensors, dict) or not tensors:
+        raise DataError(f"{folder}: the checkpoint holds no adapter.")
+    for key, tensor in tensors.items():
+        match = _KEY.fullmatch(str(key))
         if match is None:
             raise DataError(
                 f"{folder}: '{key}' is not an adapter of a linear layer; expected "
                 "base_model.model.NAME.lora_A.weight or lora_B.weight."
             )
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.is_sparse:
+            raise DataError(f"{folder}: '{key}' is no dense tensor of a floating dtype.")
         factors.setdefault(match[1], {})[match[2]] = tensor
     adapters = {name: _adapter(model, name, pair, config) for name, pair in factors.items()}
     layers: dict[nn.Module, LoRALinear] = {}
@@ -155,7 +165,7 @@ def _adapter(
         raise DataError(f"the checkpoint adapts '{name}', which {found} in the model.")
     if pair.keys() != {"A", "B"}:
         raise DataError(f"the checkpoint has lora_{min(pair)} of '{name}' and not the other half.")
-    rank = pair["A"].shape[0]
+    rank = pair["B"].shape[-1] if pair["B"].dim() else 0
     columns, inner = module.weight.shape
     if pair["A"].shape != (rank, inner) or pair["B"].shape != (columns, rank) or rank < 1:
         raise DataError(
@@ -183,8 +193,18 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read: {error}.") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise DataError(f"{path}: expected an object with peft_type 'LORA'.")
-    if not isinstance(config.get("lora_alpha"), int | float):
+    if not is_finite(config.get("lora_alpha")):
         raise DataError(f"{path}: 'lora_alpha' is {config.get('lora_alpha')!r}; expected a number.")
+    pattern = config.get("alpha_pattern") or {}
+    if not isinstance(pattern, dict) or not all(map(is_finite, pattern.values())):
+        raise DataError(f"{path}: 'alpha_pattern' is {pattern!r}; expected numbers by name.")
+    for key in pattern:
+        try:
+            re.compile(key)
+        except re.error as error:
+            raise DataError(
+                f"{path}: '{key}' of 'alpha_pattern' is no regular expression: {error}."
+            ) from error
     for option in ("use_dora", "fan_in_fan_out"):
         if config.get(option):
             raise DataError(f"{path}: '{option}' is set; expected plain LoRA of nn.Linear layers.")
