@@ -221,15 +221,17 @@ def test_rows_of_the_buffers_keep_banks_apart():
 def test_the_networks_layout():
     """As cuda_kernels.cu declares Layer and Network: 16 x 32 bytes and three ints."""
     _, weights, biases = operands(1, (13, 8, 4), torch.bfloat16)
-    value = cuda_launch._network(weights, biases).value
-    assert len(value) == 16 * 32 + 16
-    assert struct.unpack_from("QQqii", value, 32) == (
-        *(weights[1].data_ptr(), biases[1].data_ptr()),
-        *(8, 8, 4),
-    )
-    assert value[64:512] == bytes(448)
-    assert struct.unpack_from("3i", value, 512) == (2, 96, 96)
-    assert struct.unpack_from("Q", cuda_launch._network(weights, []).value, 8) == (0,)
+    content, tensors = cuda_launch._network(weights, biases).value
+    assert len(content) == 16 * 32 + 16
+    assert struct.unpack_from("QQqii", content, 32) == (0, 0, 8, 8, 4)
+    assert content[64:512] == bytes(448)
+    assert struct.unpack_from("3i", content, 512) == (2, 96, 96)
+    assert {at: tensor.data_ptr() for at, tensor in tensors} == {
+        32 * place + 8 * of: tensor.data_ptr()
+        for of, each in enumerate((weights, biases))
+        for place, tensor in enumerate(each)
+    }
+    assert [at for at, _ in cuda_launch._network(weights, []).value[1]] == [0, 32]
 
 
 def test_the_launch(monkeypatch):
@@ -246,7 +248,7 @@ def test_the_launch(monkeypatch):
     assert (grid, block, shared) == ((1, 1, 1), (256, 1, 1), 64 * 2 * (96 + 96))
     assert x.shape == (50, 13) and x.dtype == torch.float32
     assert written is output and rows.value == 50
-    assert [stride.value for stride in strides] == [13, 1] and len(network.value) == 528
+    assert [stride.value for stride in strides] == [13, 1] and len(network.value[0]) == 528
     small = Config(rows=16, cluster=8, columns=8)
     cuda_launch.forward(input, *args[:4], None, small)
     own = "__nv_bfloat16"

@@ -29,6 +29,20 @@ void mul_backward(const T* grad, const T* left, const T* right, T* grad_left, T*
   }
 }
 
+// terms.weight[t] * terms.term[t], summed over the terms that are there.
+struct Terms {
+  const float* term[64];
+  int64_t weight[64];
+};
+void weighted_sum(Terms terms, float* output, int64_t numel) {
+  for (int64_t i = 0; i < numel; ++i) {
+    output[i] = 0;
+    for (int t = 0; t < 64; ++t) {
+      if (terms.term[t] != nullptr) output[i] += terms.weight[t] * terms.term[t][i];
+    }
+  }
+}
+
 void openmp_threads(int32_t* output) {
   int32_t count = 0;
 #pragma omp parallel reduction(+ : count)

@@ -22,6 +22,20 @@ __global__ void reverse(const float* input, float* output, int32_t words_reserve
   output[i] = slice[blockDim.x - 1 - threadIdx.x + words_reserved];
 }
 
+// weight[t] * term[t], summed over the terms that are there.
+struct Terms {
+  const float* term[64];
+  int64_t weight[64];
+};
+__global__ void weighted_sum(Terms terms, float* output, int64_t numel) {
+  int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+  if (i >= numel) return;
+  output[i] = 0;
+  for (int t = 0; t < 64; ++t) {
+    if (terms.term[t] != nullptr) output[i] += float(terms.weight[t]) * terms.term[t][i];
+  }
+}
+
 // Adds the input to *sum, which the launcher has filled with zeros.
 __global__ void add_up(const float* input, float* sum, int64_t numel) {
   int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;

@@ -89,19 +89,21 @@ int cuTensorMapEncodeTiled(void* map, int dtype, unsigned rank, void* address,
   return sizes[1] == 99;
 }
 
-// A kernel of three maps, the last of them zeros.
+// A kernel of two maps and a struct of two addresses and two numbers.
 static void print_maps(void** parameters) {
-  for (int place = 0; place < 3; ++place) {
+  for (int place = 0; place < 2; ++place) {
     const auto* words = static_cast<const uint64_t*>(parameters[place]);
     std::printf("launch with %#lx %lu %lu %lu %lu %lu, %lu at %lu\n", words[0], words[1], words[2],
                 words[3], words[4], words[5], words[15],
                 reinterpret_cast<uintptr_t>(parameters[place]) % 64);
   }
+  const auto* words = static_cast<const int64_t*>(parameters[2]);
+  std::printf("launch with %#lx %#lx %ld %ld\n", words[0], words[1], words[2], words[3]);
   std::fflush(stdout);
 }
 
-// A kernel of the parameters (pointer, i64, f32, i32, f64, pointer), of 384 threads one of maps. A
-// block of 999 threads fails.
+// A kernel of the parameters (pointer, i64, f32, i32, f64, pointer), of 384 threads that of
+// maps. A block of 999 threads fails.
 int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                    void* stream, void** parameters, void**) {

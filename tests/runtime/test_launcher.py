@@ -101,6 +101,15 @@ def test_whatever_differs_but_a_float_has_no_plan(op: Planned, other: Any) -> No
     assert not op.hits(*other())
 
 
+def test_every_alignment_up_to_16_bytes_is_another_key(op: Planned) -> None:
+    """An implementation may choose 8 bytes at a time by what it finds."""
+    memory = torch.ones(16)
+    for runs, first in enumerate((0, 1, 2), 1):  # at 16, 4 and 8 bytes
+        for begin in (first, first + 4):
+            assert op(memory[begin : begin + 3], 2.0).tolist() == [2.0] * 3
+            assert op.runs == runs
+
+
 @pytest.mark.parametrize(
     ("kept", "asked"),
     [((1, 2), (1, 3)), ((1, 2), (1, 2, 3)), ((True,), (1,)), ((None, 1), (1, None)), (0, False)],
@@ -120,7 +129,7 @@ def test_implementations_have_plans_of_their_own(op: Planned) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [object(), 1 + 2j, 2**80, {"a": 1}, (1.5,), ("a",), (torch.ones(1),), torch.Size([2, 3])],
+    [object(), 1 + 2j, 2**80, {"a": 1}, (1.5,), ("a",), ((1,),), torch.Size([2, 3])],
 )
 def test_values_of_other_types_have_no_plan(value: Any) -> None:
     op = Planned(lambda tensor, plain: scaled_relu(tensor, 1.0))

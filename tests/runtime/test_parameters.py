@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
+import struct
 
 import pytest
 import torch
@@ -83,8 +84,13 @@ def test_handing_a_traced_float_on_is_no_look() -> None:
     assert value.seen == set()
 
 
-def test_a_struct_goes_as_its_bytes_through_ctypes_too() -> None:
-    codes, values = encode([i32(1), Struct(b"\x01\x02\x03")])
+def test_a_struct_goes_as_its_bytes_and_addresses_through_ctypes_too() -> None:
+    first, second = torch.ones(2), torch.ones(3)
+    described = Struct.of_arrays(3, [[first, None], [-7, 2**40], [second]])
+    codes, values = encode([i32(1), Struct(b"\x01\x02\x03"), described])
     held, pointers = cuda_driver.packed(codes, values)
-    assert codes == "is" and ctypes.string_at(pointers[1], 3) == b"\x01\x02\x03"
+    assert codes == "iss" and ctypes.string_at(pointers[1], 3) == b"\x01\x02\x03"
     assert held[0].value == 1
+    words = struct.unpack("9q", ctypes.string_at(pointers[2], 72))
+    assert words == (first.data_ptr(), 0, 0, -7, 2**40, 0, second.data_ptr(), 0, 0)
+    assert repr(described) == "Struct(72 bytes)"

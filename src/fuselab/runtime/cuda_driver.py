@@ -249,13 +249,13 @@ def packed(codes: str, values: Sequence[Any]) -> tuple[list[Any], Any]:
         elif code == "n":
             held.append(ctypes.c_void_p(0))
         elif code == "s":
-            held.append(ctypes.create_string_buffer(value, len(value)))
+            content, tensors = value
+            memory = ctypes.create_string_buffer(content, len(content))
+            for at, tensor in tensors:
+                ctypes.c_uint64.from_buffer(memory, at).value = tensor.data_ptr()
+            held.append(memory)
         elif code == "m":
-            held.append(
-                ctypes.create_string_buffer(_MAP_BYTES)
-                if value is None
-                else tensor_map(value[0].data_ptr(), value[1])
-            )
+            held.append(tensor_map(value[0].data_ptr(), value[1]))
         else:
             held.append(_SCALARS[code](value))
     return held, (ctypes.c_void_p * max(1, len(held)))(*map(ctypes.addressof, held))

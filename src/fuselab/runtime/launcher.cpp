@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -52,8 +53,9 @@ const at::Tensor& tensor_of(PyObject* object) {
   return reinterpret_cast<THPVariable*>(object)->cdata;
 }
 
-constexpr std::size_t max_key_words = 160;   // 10 tensors of 7 dimensions; more have no plan
+constexpr std::size_t max_key_words = 384;  // 64 tensors of 2 dimensions; more have no plan
 constexpr std::size_t max_parameters = 64;  // of a launch
+constexpr std::size_t max_tensors = 64;     // of a call
 constexpr std::size_t max_maps = 8;          // tensor maps of a launch
 constexpr std::size_t max_memory = 255;      // outputs and workspaces of a plan
 constexpr std::size_t max_plans = 4096;      // per operator, then it starts afresh
@@ -256,13 +258,21 @@ struct Launch {
   }
 };
 
-struct Parameter {
+// Where a value comes from.
+struct Origin {
   enum class Source : uint8_t { constant, argument, memory };
+  Source source = Source::constant;
+  uint8_t index = 0;  // of the argument or of the memory
+  // Of the constant, how many bytes into the memory, or which item of the argument, -1 for itself.
+  uint64_t bits = 0;
+};
+
+struct Parameter {
   char code;
-  Source source;
-  uint8_t index;  // of the argument or of the memory
-  uint64_t bits;  // of the constant, or how many bytes into the memory
-  MapLayout map;  // of code 'm'; as a constant, a map of zeros that the kernel does not read
+  Origin origin;
+  MapLayout map;                                         // of code 'm'
+  std::string content;                                   // of code 's', a struct by value
+  std::vector<std::pair<std::size_t, Origin>> addresses;  // that go into it, from which byte on
 };
 
 // What a call allocates: an output, or a workspace that lives until the last step has been enqueued
@@ -420,18 +430,18 @@ class KeyBuilder {
     if (device_.has_value() && *device_ != device) return false;
     device_ = device;
     const auto address = reinterpret_cast<uintptr_t>(value.const_data_ptr());
-    const int64_t aligned = (address & 15) == 0 ? 1 : 0;
+    const int64_t alignment = std::countr_zero(address | 16);  // 2 to its power divides the address
     // Which earlier tensor begins at the same address, if any (1 the first): a plan recorded with
     // one tensor twice cannot tell which of two it passed to the kernel.
-    if (address_count_ == max_parameters) return false;
+    if (address_count_ == max_tensors) return false;
     const std::span<const uintptr_t> earlier(addresses_, address_count_);
     const auto same = std::find(earlier.begin(), earlier.end(), address);
     const int64_t shared_with = same == earlier.end() ? 0 : same - earlier.begin() + 1;
     if (impl->requires_grad()) requires_grad_ |= uint64_t{1} << address_count_;
     addresses_[address_count_++] = address;
     const int64_t rank = value.dim();
-    push(Tag::tensor | static_cast<int64_t>(value.scalar_type()) << 8 | aligned << 16 |
-         static_cast<int64_t>(device.is_cuda()) << 17 |
+    push(Tag::tensor | static_cast<int64_t>(value.scalar_type()) << 8 | alignment << 16 |
+         static_cast<int64_t>(device.is_cuda()) << 19 |
          static_cast<int64_t>(static_cast<uint8_t>(device.index())) << 24 | rank << 32 |
          shared_with << 48);
     for (int64_t size : value.sizes()) push(size);
@@ -464,12 +474,14 @@ class KeyBuilder {
     return true;
   }
 
-  bool add_sequence(PyObject* arg) {  // of ints, bools and None; a list and a tuple are the same
+  // Of tensors, ints, bools and None; a list and a tuple are the same.
+  bool add_sequence(PyObject* arg) {
     const Py_ssize_t length = PySequence_Fast_GET_SIZE(arg);
     push(Tag::sequence | static_cast<int64_t>(length) << 8);
     for (Py_ssize_t index = 0; index < length; ++index) {
       PyObject* item = PySequence_Fast_GET_ITEM(arg, index);
-      if (item == Py_None || PyBool_Check(item) || PyLong_CheckExact(item)) {
+      if (is_plain_tensor(item) || item == Py_None || PyBool_Check(item) ||
+          PyLong_CheckExact(item)) {
         if (!add(item)) return false;
       } else {
         return false;
@@ -482,7 +494,7 @@ class KeyBuilder {
   std::size_t words_ = 0;
   int64_t floats_[max_parameters];
   std::size_t float_count_ = 0;
-  uintptr_t addresses_[max_parameters];
+  uintptr_t addresses_[max_tensors];
   std::size_t address_count_ = 0;
   std::optional<c10::Device> device_;
   uint64_t requires_grad_ = 0;  // a bit per tensor
@@ -517,6 +529,34 @@ bool nobody_watches() {
 
 // ---------------------------------------------------------------------------- running a plan
 
+// The arguments of a call, with tuples in place of lists: another thread may change a list while a
+// CPU kernel runs.
+class Arguments {
+ public:
+  explicit Arguments(PyObject* given) : held_(Py_NewRef(given)) {
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); ++index) {
+      PyObject* arg = PyTuple_GET_ITEM(given, index);
+      if (!PyList_CheckExact(arg)) continue;
+      if (held_ == given) copy(given);
+      Py_DECREF(PyTuple_GET_ITEM(held_, index));
+      PyTuple_SET_ITEM(held_, index, PyList_AsTuple(arg));
+    }
+  }
+  ~Arguments() { Py_DECREF(held_); }
+  PyObject* get() const { return held_; }
+
+ private:
+  void copy(PyObject* given) {
+    Py_DECREF(given);
+    held_ = PyTuple_New(PyTuple_GET_SIZE(given));
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); ++index) {
+      PyTuple_SET_ITEM(held_, index, Py_NewRef(PyTuple_GET_ITEM(given, index)));
+    }
+  }
+
+  PyObject* held_;
+};
+
 std::vector<c10::IValue> profiled_inputs(PyObject* args) {
   std::vector<c10::IValue> inputs;
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(args); ++index) {
@@ -527,6 +567,13 @@ std::vector<c10::IValue> profiled_inputs(PyObject* args) {
       inputs.emplace_back(PyFloat_AS_DOUBLE(arg));
     } else if (PyBool_Check(arg)) {
       inputs.emplace_back(arg == Py_True);
+    } else if (PyTuple_CheckExact(arg)) {
+      c10::List<at::Tensor> tensors;
+      for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(arg); ++place) {
+        PyObject* item = PyTuple_GET_ITEM(arg, place);
+        if (is_plain_tensor(item)) tensors.push_back(tensor_of(item));
+      }
+      inputs.emplace_back(std::move(tensors));
     } else {
       inputs.emplace_back();
     }
@@ -545,36 +592,45 @@ double as_double(PyObject* number) {
 
 using Tensors = c10::SmallVector<at::Tensor, 8>;
 
+uint64_t value_of(const Origin& origin, char code, const Plan& plan, PyObject* args,
+                  const Tensors& memory) {
+  if (origin.source == Origin::Source::constant) return origin.bits;
+  if (origin.source == Origin::Source::memory) {
+    return reinterpret_cast<uintptr_t>(memory[origin.index].mutable_data_ptr()) + origin.bits;
+  }
+  PyObject* arg = PyTuple_GET_ITEM(args, origin.index);
+  if (code == 'f' || code == 'd') return float_bits(code, as_double(arg));
+  const auto item = static_cast<Py_ssize_t>(origin.bits);
+  const at::Tensor& tensor = tensor_of(item < 0 ? arg : PyTuple_GET_ITEM(arg, item));
+  // In place: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
+  return reinterpret_cast<uintptr_t>(plan.outputs == 0 ? tensor.mutable_data_ptr()
+                                                       : tensor.const_data_ptr());
+}
+
+void put_address(std::string& content, std::size_t at, uint64_t address) {
+  std::memcpy(content.data() + at, &address, sizeof address);
+}
+
 void run_step(const Step& step, const Plan& plan, PyObject* args, const Tensors& memory,
               const std::optional<Queue>& queue) {
   uint64_t values[max_parameters];
   void* pointers[max_parameters];
   TensorMap maps[max_maps];
+  std::deque<std::string> structs;
   std::size_t count = 0, map_count = 0;
   for (const Parameter& parameter : step.parameters) {
     uint64_t& value = values[count];
     pointers[count++] = &value;
-    value = parameter.bits;
-    if (parameter.source == Parameter::Source::memory) {
-      value += reinterpret_cast<uintptr_t>(memory[parameter.index].mutable_data_ptr());
-    } else if (parameter.source == Parameter::Source::argument) {
-      PyObject* arg = PyTuple_GET_ITEM(args, parameter.index);
-      if (parameter.code != 't' && parameter.code != 'm') {
-        value = float_bits(parameter.code, as_double(arg));
-      } else if (plan.outputs == 0) {
-        // In place: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
-        value = reinterpret_cast<uintptr_t>(tensor_of(arg).mutable_data_ptr());
-      } else {
-        value = reinterpret_cast<uintptr_t>(tensor_of(arg).const_data_ptr());
-      }
-    }
+    value = value_of(parameter.origin, parameter.code, plan, args, memory);
     if (parameter.code == 'm') {
       TensorMap& map = maps[map_count++];
       pointers[count - 1] = &map;
-      if (parameter.source == Parameter::Source::constant) {
-        map = TensorMap{};
-      } else {
-        parameter.map.encode(map, value);
+      parameter.map.encode(map, value);
+    } else if (parameter.code == 's') {
+      std::string& content = structs.emplace_back(parameter.content);
+      pointers[count - 1] = content.data();
+      for (const auto& [at, origin] : parameter.addresses) {
+        put_address(content, at, value_of(origin, 't', plan, args, memory));
       }
     }
   }
@@ -650,29 +706,30 @@ PyObject* lookup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
   Operator& op = operator_of(args[0]);
   if (op.is_empty() || !nobody_watches()) Py_RETURN_NONE;
+  const Arguments arguments(args[2]);
   KeyBuilder key;
-  if (!key.build(op, args[1], args[2])) Py_RETURN_NONE;
+  if (!key.build(op, args[1], arguments.get())) Py_RETURN_NONE;
   std::shared_ptr<const Plan> plan;  // outlives the GIL's release
   if (detached || !key.needs_gradient()) plan = plan_for(op, key);
   if (plan == nullptr) {
     if (!named || detached || !is_by_reference(op, key)) Py_RETURN_NONE;
     PyObject* reference = Py_NewRef(op.reference);  // outlives `forget`
-    PyObject* output = PyObject_CallObject(reference, args[2]);
+    PyObject* output = PyObject_CallObject(reference, arguments.get());
     Py_DECREF(reference);
     return output;
   }
-  if (!named) return run(*plan, args[2]);
+  if (!named) return run(*plan, arguments.get());
   std::vector<c10::IValue> inputs;  // outlives the guard
   at::RecordFunction guard(at::RecordScope::FUNCTION);
   if (guard.isActive()) {
     if (guard.needsInputs()) {
-      inputs = profiled_inputs(args[2]);
+      inputs = profiled_inputs(arguments.get());
       guard.before(op.name.c_str(), c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
     } else {
       guard.before(op.name.c_str());
     }
   }
-  return run(*plan, args[2]);
+  return run(*plan, arguments.get());
   });
 }
 
@@ -752,7 +809,7 @@ uint64_t scalar_bits(char code, PyObject* value) {
     case 'l':
       return PyLong_AsUnsignedLongLongMask(value);
     case 'n':
-    case 'm':
+    case 's':
       return 0;
     default:
       return float_bits(code, as_double(value));
@@ -772,6 +829,30 @@ bool read_launch(PyObject* described, Launch& launch) {
   return true;
 }
 
+Origin read_origin(char code, int source, int index, PyObject* constant) {
+  const auto from = static_cast<Origin::Source>(source);
+  const uint64_t bits = from == Origin::Source::constant ? scalar_bits(code, constant)
+                                                         : PyLong_AsUnsignedLongLongMask(constant);
+  return {from, static_cast<uint8_t>(index), bits};
+}
+
+bool read_struct(PyObject* content, PyObject* addresses, Parameter& parameter) {
+  const Py_ssize_t length = PyBytes_Size(content);
+  if (length < 0) return false;
+  parameter.content.assign(PyBytes_AS_STRING(content), length);
+  for (Py_ssize_t place = 0; place < PyList_GET_SIZE(addresses); ++place) {
+    Py_ssize_t at = 0;
+    int source = 0, index = 0;
+    PyObject* constant = nullptr;
+    if (PyArg_ParseTuple(PyList_GET_ITEM(addresses, place), "n(iiO)", &at, &source, &index,
+                         &constant) == 0) {
+      return false;
+    }
+    parameter.addresses.emplace_back(at, read_origin('t', source, index, constant));
+  }
+  return true;
+}
+
 // Step of a plan from (launch, parameters, bytes touched), or from the place of the memory to zero.
 bool read_step(PyObject* described, Step& step) {
   if (PyLong_Check(described)) {
@@ -788,18 +869,16 @@ bool read_step(PyObject* described, Step& step) {
   for (Py_ssize_t place = 0; place < PyList_GET_SIZE(parameters); ++place) {
     int code = 0, source = 0, index = 0;
     PyObject* constant = nullptr;
-    PyObject* layout = nullptr;
+    PyObject* rest = nullptr;
     if (PyArg_ParseTuple(PyList_GET_ITEM(parameters, place), "CiiO|O", &code, &source, &index,
-                         &constant, &layout) == 0) {
+                         &constant, &rest) == 0) {
       return false;
     }
-    const auto from = static_cast<Parameter::Source>(source);
-    uint64_t bits = 0;
-    if (from == Parameter::Source::constant) bits = scalar_bits(static_cast<char>(code), constant);
-    if (from == Parameter::Source::memory) bits = PyLong_AsUnsignedLongLong(constant);
     Parameter& parameter = step.parameters.emplace_back();
-    parameter = {static_cast<char>(code), from, static_cast<uint8_t>(index), bits, {}};
-    if (layout != nullptr && !parameter.map.read(layout)) return false;
+    parameter.code = static_cast<char>(code);
+    parameter.origin = read_origin(parameter.code, source, index, constant);
+    if (code == 'm' && !parameter.map.read(rest)) return false;
+    if (code == 's' && !read_struct(constant, rest, parameter)) return false;
   }
   step.release_gil = !step.launch.cuda && bytes >= release_gil_bytes;
   return PyErr_Occurred() == nullptr;
@@ -808,8 +887,10 @@ bool read_step(PyObject* described, Step& step) {
 // keep(id, implementation, args, steps, memory, outputs, is_tuple, by_value)
 //   steps: [(launch, parameters, bytes touched), or the place of the memory to fill with zeros]
 //     launch: (cuda, function, device index, grid, block, shared bytes)
-//     parameters: [(code, source, index, constant)], for a tensor map its layout behind; source
-//     0 constant, 1 argument, 2 memory, of which the constant says how many bytes into it
+//     parameters: [(code, source, index, constant)], source 0 constant; 1 argument, of which the
+//     constant says which item, -1 for itself; 2 memory, of which it says how many bytes into it.
+//     For a tensor map its layout behind; for a struct, whose bytes are the constant, the addresses
+//     in it: [(byte, (source, index, constant))]
 //   memory: [a tensor of that shape, strides and dtype, or None], `outputs` outputs first
 PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, count, 8)) return nullptr;
@@ -874,23 +955,35 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (codes == nullptr || !read_launch(args[0], launch)) return nullptr;
   c10::SmallVector<uint64_t, 32> values(length, 0);
   c10::SmallVector<void*, 32> pointers(length, nullptr);
-  std::vector<std::unique_ptr<TensorMap>> maps;
+  std::deque<TensorMap> maps;
+  std::deque<std::string> structs;
   for (Py_ssize_t index = 0; index < length; ++index) {
     PyObject* value = PyList_GET_ITEM(args[2], index);
     pointers[index] = &values[index];
     if (codes[index] == 't') {
       const at::Tensor& tensor = tensor_of(value);
       values[index] = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-    } else if (codes[index] == 's') {  // a struct by value, whose bytes Python holds
-      pointers[index] = PyBytes_AsString(value);
-    } else if (codes[index] == 'm') {  // (matrix, layout), or None
-      pointers[index] = maps.emplace_back(std::make_unique<TensorMap>()).get();
-      if (value != Py_None) {
-        MapLayout layout;
-        if (!layout.read(PyTuple_GetItem(value, 1))) return nullptr;
-        const at::Tensor& matrix = tensor_of(PyTuple_GetItem(value, 0));
-        layout.encode(*maps.back(), reinterpret_cast<uintptr_t>(matrix.const_data_ptr()));
+    } else if (codes[index] == 's') {  // (bytes, ((place, tensor), ...))
+      PyObject *content = nullptr, *tensors = nullptr;
+      if (PyArg_ParseTuple(value, "SO!", &content, &PyTuple_Type, &tensors) == 0) return nullptr;
+      std::string& made =
+          structs.emplace_back(PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content));
+      for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(tensors); ++place) {
+        Py_ssize_t at = 0;
+        PyObject* tensor = nullptr;
+        if (PyArg_ParseTuple(PyTuple_GET_ITEM(tensors, place), "nO", &at, &tensor) == 0) {
+          return nullptr;
+        }
+        put_address(made, at, reinterpret_cast<uintptr_t>(tensor_of(tensor).const_data_ptr()));
       }
+      pointers[index] = made.data();
+    } else if (codes[index] == 'm') {  // (matrix, layout)
+      TensorMap& map = maps.emplace_back();
+      pointers[index] = &map;
+      MapLayout layout;
+      if (!layout.read(PyTuple_GetItem(value, 1))) return nullptr;
+      const at::Tensor& matrix = tensor_of(PyTuple_GetItem(value, 0));
+      layout.encode(map, reinterpret_cast<uintptr_t>(matrix.const_data_ptr()));
     } else {
       values[index] = scalar_bits(codes[index], value);
     }

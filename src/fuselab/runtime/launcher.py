@@ -315,7 +315,14 @@ class Recording:
         self._opaque: str | None = None
         self._watch = _Watch(self._note_zeros)
         self._outer = _thread.recording
-        self._device = next(arg.device for arg in args if isinstance(arg, Tensor))
+        # (argument, item of it, tensor); item -1 for an argument that is a tensor itself.
+        self._tensors = [
+            (index, item, value)
+            for index, arg in enumerate(args)
+            for item, value in (enumerate(arg) if isinstance(arg, tuple | list) else ((-1, arg),))
+            if isinstance(value, Tensor)
+        ]
+        self._device = self._tensors[0][2].device
         self._device_index = self._device.index if self._device.type == "cuda" else None
         self._stream = _raw_stream(self._device_index)
 
@@ -338,8 +345,6 @@ class Recording:
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
         """One launch, as it is about to happen."""
         self._steps.append((described, codes, list(values)))
-        if "s" in codes:
-            self.note_opaque("a struct by value")
         if described[0]:
             self._check_stream(described[2])
 
@@ -396,14 +401,20 @@ class Recording:
             described, codes, values = step
             parameters: list[tuple[Any, ...]] = []
             for code, value in zip(codes, values, strict=True):
-                if code in "tm" and value is not None:
+                if code in "tm":
                     tensor, *layout = value if code == "m" else (value,)
                     source = self._source(tensor, memory)
                     if source is None:
                         return None
                     parameters.append((code, *source, *layout))
+                elif code == "s":
+                    content, tensors = value
+                    members = [(at, self._source(tensor, memory)) for at, tensor in tensors]
+                    if any(source is None for _, source in members):
+                        return None
+                    parameters.append((code, 0, 0, content, members))
                 elif isinstance(value, TracedFloat):
-                    parameters.append((code, 1, value.index, None))
+                    parameters.append((code, 1, value.index, -1))
                     traced.add(value.index)
                 else:
                     parameters.append((code, 0, 0, value))
@@ -416,15 +427,16 @@ class Recording:
         by_value = bool(floats) and (computed_float or bool(self._seen) or floats != traced)
         return steps, memory.tensors, len(results), is_tuple, by_value
 
-    def _source(self, value: Tensor, memory: _Memory) -> tuple[int, int, int | None] | None:
-        """Where a tensor comes from: (1, argument, None) or (2, memory, bytes into it)."""
+    def _source(self, value: Tensor, memory: _Memory) -> tuple[int, int, int] | None:
+        """Where a tensor comes from: (1, argument, item of it or -1) or (2, memory, bytes into
+        it)."""
         pointer = value.data_ptr()
         if pointer == 0:
             return None
-        for index, arg in enumerate(self._of[2]):
+        for index, item, tensor in self._tensors:
             # The first of several with this address: which of them share one is a part of the key.
-            if isinstance(arg, Tensor) and arg.data_ptr() == pointer:
-                return 1, index, None
+            if tensor.data_ptr() == pointer:
+                return 1, index, item
         place = memory.place(value)
         return None if place is None else (2, place, pointer - value.untyped_storage().data_ptr())
 

@@ -6,6 +6,7 @@ A CUDA C++ or C++ kernel has typed parameters, a Python number has no width: ``i
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,24 +112,38 @@ class f64(Scalar):  # noqa: N801
 
 
 class Struct(Scalar):
-    """A struct by value: its bytes, laid out as the kernel declares it."""
+    """A struct by value: its bytes, laid out as the kernel declares it, and the tensors whose
+    addresses go into them, each with the place of its 8 bytes. An address comes from a tensor
+    alone: the launcher puts it in at every launch, a plan's too."""
 
     __slots__ = ()
     code = "s"
 
+    def __init__(self, content: bytes, tensors: Sequence[tuple[int, Tensor]] = ()) -> None:
+        self.value = content, tuple(tensors)
+
+    @classmethod
+    def of_arrays(cls, capacity: int, arrays: Sequence[Sequence[Tensor | int | None]]) -> Struct:
+        """Arrays of ``capacity`` 64-bit integers, zeros past their end; tensors stand for their
+        addresses, None for a null pointer."""
+        words = [word for array in arrays for word in (*array, *[0] * (capacity - len(array)))]
+        tensors = [(8 * at, word) for at, word in enumerate(words) if isinstance(word, Tensor)]
+        numbers = [word if isinstance(word, int) else 0 for word in words]
+        return cls(struct.pack(f"{len(words)}q", *numbers), tensors)
+
     def __repr__(self) -> str:
-        return f"Struct({len(self.value)} bytes)"
+        return f"Struct({len(self.value[0])} bytes)"
 
 
 class TensorMap(Scalar):
     """A CUtensorMap by value, of a (matrix, layout) as tensor_map.py has them; made for the
-    matrix's address at every launch. None is a map of zeros, which the kernel does not read."""
+    matrix's address at every launch."""
 
     __slots__ = ()
     code = "m"
 
     def __repr__(self) -> str:
-        return f"TensorMap({self.value and self.value[1]})"
+        return f"TensorMap({self.value[1]})"
 
 
 def encode(args: Sequence[Tensor | Scalar | None]) -> tuple[str, list[Any]]:

@@ -18,7 +18,6 @@ Layout = tuple[int, int, int, int, int, int]
 
 _DTYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
 _VECTOR_BYTES = 16
-NO_MAP = TensorMap(None)  # for a kernel that does not read that parameter
 
 
 def why_not(matrix: Tensor) -> str | None:

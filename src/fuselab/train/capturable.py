@@ -6,7 +6,6 @@ checkpoint of either continues with the other.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -83,14 +82,9 @@ class DenseOptimizer:
         sizes = [grad.numel() for grad in grads]
         blocks = [ceil_div(size, _BLOCK) for size in sizes]
         states = [*(tensors[part] for tensors in self.state.values()), [], []][:2]
-        lists = (self.parameters[part], grads, self.copies[part], *states)
-        fields = [
-            *([tensor.data_ptr() for tensor in tensors] for tensors in lists),
-            sizes,
-            [0, *accumulate(blocks)][:-1],
-        ]
-        words = [word for field in fields for word in (*field, *[0] * (_TENSORS - len(field)))]
-        described = Struct(struct.pack(f"{len(words)}q", *words))
+        tensors = (self.parameters[part], grads, self.copies[part], *states)
+        first = [0, *accumulate(blocks)][:-1]
+        described = Struct.of_arrays(_TENSORS, (*tensors, sizes, first))
         expression = _expression(grads[0].dtype, self.name)
         if self.rate.is_cuda:
             grid, block = (sum(blocks), 1, 1), (_THREADS, 1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -57,10 +56,8 @@ class Group:
         """``Tables<capacity>`` of tables.h."""
         capacity = capacity or self.capacity
         first = [0, *accumulate(self.rows)][:-1]
-        states = [state.data_ptr() for state in self.states]
-        fields = (self.addresses, self.pitches, self.rows, first, states)
-        words = [word for field in fields for word in (*field, *[0] * (capacity - len(field)))]
-        return Struct(struct.pack(f"{len(words)}q", *words))
+        arrays = (self.tables, self.pitches, self.rows, first, self.states)
+        return Struct.of_arrays(capacity, arrays)
 
 
 def groups(

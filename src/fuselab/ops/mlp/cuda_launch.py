@@ -159,19 +159,18 @@ def forward(
 
 def _network(weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Struct:
     """``Network`` of cuda_kernels.cu."""
-    layers = [
-        struct.pack(
-            "QQqii",
-            weight.data_ptr(),
-            biases[place].data_ptr() if biases else 0,
-            weight.stride(0),
-            *(weight.shape[1], weight.shape[0]),
-        )
-        for place, weight in enumerate(weights)
-    ]
-    nothing = bytes(len(layers[0]) * (MOST_LAYERS - len(layers)))
+    layers = [struct.pack("QQqii", 0, 0, w.stride(0), w.shape[1], w.shape[0]) for w in weights]
+    size = len(layers[0])
+    nothing = bytes(size * (MOST_LAYERS - len(layers)))
     strides = row_strides([weight.shape[1] for weight in weights])
-    return Struct(b"".join(layers) + nothing + struct.pack("4i", len(layers), *strides, 0))
+    return Struct(
+        b"".join(layers) + nothing + struct.pack("4i", len(layers), *strides, 0),
+        [
+            (size * place + 8 * of, tensor)
+            for of, tensors in enumerate((weights, biases))
+            for place, tensor in enumerate(tensors)
+        ],
+    )
 
 
 def _expression(
