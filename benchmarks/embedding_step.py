@@ -4,9 +4,9 @@
 
 Ids are uniform, the upstream gradient is given. On a GPU each step is replayed from a CUDA graph
 where it can be captured (sparse gradients cannot), with cold caches. Rows that name a configuration
-are the candidates of tuning, the default first: the operator's update, alone or after a look-up. A
-fixed order is asked of PyTorch, which then fills fresh memory with NaN, so the look-up's output is
-written twice.
+are the candidates of tuning, the default first: the look-up, the operator's update, and one after
+the other. A fixed order is asked of PyTorch, which then fills fresh memory with NaN, so the
+look-up's output is written twice.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fuselab.op import FusedOp
 from fuselab.ops import embedding_lookup
 from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime import tuning
@@ -45,7 +46,7 @@ def main() -> None:
         for name, (step, captured) in steps(sizes, batch, options.device).items():
             graph = captured and options.device != "cpu"
             timing = time(step, device=options.device, graph=graph, budget_s=BUDGET_S)
-            print(f"  {name:60} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
+            print(f"  {name:75} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
 
 
 def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bool]]:
@@ -85,6 +86,9 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
         found[f"step: SGD in a fixed order, {kind}"] = updating("sgd", kind, True), True
         found[f"step: row-wise Adagrad, {kind}"] = updating("rowwise_adagrad", kind), True
     half = grad.bfloat16()
+    look_ups = list(candidates(LOOK_UP, (held, ids, "error", None, None)))
+    for config, step in look_ups:
+        found[f"look-up: {config}"] = step, True
     for kind in kinds:
         found[f"look-up: {kind}, bfloat16"] = in_half(held, ids, kind), True
     for name, op, args in (
@@ -94,8 +98,9 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
     ):
         for config, update in candidates(op, args):
             found[f"update: {name}, {config}"] = update, True
-            first = in_half(held, ids, "cuda") if args[2] is half else look_up("cuda")
-            found[f"step: {name}, {config}"] = both(first, update), True
+            firsts = [("bfloat16", in_half(held, ids, "cuda"))] if args[2] is half else look_ups
+            for first, step in firsts if op is SGD else firsts[:1]:
+                found[f"step: look-up {first}; {name}, {config}"] = both(step, update), True
     return found
 
 

@@ -44,6 +44,19 @@ def arguments(rule):
     return {"hash": rule} if rule == "modulus" else {"out_of_range": rule}
 
 
+def rule_and_hash(rule):
+    return ("error", rule) if rule == "modulus" else (rule, None)
+
+
+def rows_of(table, ids, rule):
+    """The rows of one table, zeros for none, by indexing."""
+    if rule == "modulus":
+        return table[ids % len(table)]
+    inside = (ids >= 0) & (ids < len(table))
+    rows = table[ids.clamp(0, len(table) - 1)]
+    return rows if rule == "clamp" else torch.where(inside[:, None], rows, 0)
+
+
 def gradients(tables, ids, grad_output, rule):
     """Each row's summed gradient in float64, and the sum of its magnitudes."""
     found = []
@@ -359,15 +372,74 @@ def test_scatter(rule, id_dtype):
             batch, 16, sizes=MANY, stray=RULES[rule], seed=batch, device="cuda"
         )
         exact = gradients(tables, ids, grad, rule)
-        start = [table.clone() for table in tables]
-        assert SGD.configs["cuda"](tables, ids, grad, 0.1, "error", None)[0].kernel == "scatter"
-        embedding_sgd_(
-            tables, ids.to(id_dtype), grad, 0.1, implementation="cuda", **arguments(rule)
+        candidates = SGD.configs["cuda"](tables, ids, grad, 0.1, "error", None)
+        assert {config.kernel for config in candidates} == {"scatter", "samples"}
+        for config in candidates:
+            changed = [table.clone() for table in tables]
+            with tuning.forced(SGD.name, "cuda", config):
+                embedding_sgd_(
+                    changed, ids.to(id_dtype), grad, 0.1, implementation="cuda", **arguments(rule)
+                )
+            for before, ours, (sums, most) in zip(tables, changed, exact, strict=True):
+                largest = float(before.abs().max()) + float(most)
+                limit = 8 * torch.finfo(torch.float32).eps * largest
+                error = (ours.double() - (before.double() - 0.1 * sums)).abs().max()
+                assert float(error) <= limit, (batch, str(config))
+
+
+@pytest.mark.parametrize(
+    "width, dtype, grad_dtype",
+    [
+        *((width, torch.float32, torch.float32) for width in (3, 12, 128)),
+        (16, torch.float32, torch.bfloat16),
+        (64, torch.float64, torch.float64),
+    ],
+    ids=str,
+)
+def test_scatter_of_whole_samples(width, dtype, grad_dtype):
+    """More samples than are under way, ids and gradients with gaps, and tables that are summed in
+    shared memory, that are not, and both."""
+    for sizes in ((3, 1, 105, 27, 5000), (7,), (2000, 9, 300)):
+        tables, ids, grad = made(40_001, width, dtype, sizes=sizes, device="cuda")
+        gapped = ids.new_zeros(len(ids), 2 * len(sizes))[:, ::2].copy_(ids)
+        grad = grad.to(grad_dtype)
+        upstream = grad.new_zeros(*grad.shape[:2], 2 * width)[..., :width].copy_(grad)
+        exact = gradients(tables, ids, grad, "error")
+        args = (tables, gapped, upstream, 0.1, "error", None)
+        for config in SGD.configs["cuda"](*args):
+            changed = [table.clone() for table in tables]
+            with tuning.forced(SGD.name, "cuda", config):
+                SGD.implementations["cuda"].forward(changed, *args[1:])
+            for before, ours, (sums, most) in zip(tables, changed, exact, strict=True):
+                limit = 64 * torch.finfo(dtype).eps * (float(before.abs().max()) + float(most))
+                error = (ours.double() - (before.double() - 0.1 * sums)).abs().max()
+                assert float(error) <= limit, (sizes, str(config))
+
+
+@pytest.mark.parametrize(
+    "rule, dtype",
+    [*((rule, torch.float32) for rule in RULES), *(("error", dtype) for dtype in DTYPES[1:])],
+    ids=str,
+)
+def test_every_look_up(rule, dtype):
+    """Each candidate, on both sides of a block's samples at a time (51 of 5 tables x 16 floats) and
+    of what is under way."""
+    for batch, width in ((1, 16), (51, 12), (52, 16), (10_000, 16), (40_001, 12), (9000, 64)):
+        if width == 64 and (rule, dtype) != ("error", torch.float32):
+            continue
+        tables, ids, _ = made(batch, width, dtype, stray=RULES[rule], device="cuda")
+        wide = [table.new_zeros(len(table), 2 * width)[:, :width].copy_(table) for table in tables]
+        exact = torch.stack(
+            [rows_of(table, column, rule) for table, column in zip(tables, ids.T, strict=True)], 1
         )
-        for before, ours, (sums, most) in zip(start, tables, exact, strict=True):
-            limit = 8 * torch.finfo(torch.float32).eps * (float(before.abs().max()) + float(most))
-            error = (ours.double() - (before.double() - 0.1 * sums)).abs().max()
-            assert float(error) <= limit, batch
+        outputs = (None, torch.bfloat16) if rule == "error" else (None,)
+        for given in ((wide, ids.T.contiguous().T, *rule_and_hash(rule), out) for out in outputs):
+            candidates = LOOK_UP.configs["cuda"](*given)
+            assert {config.kernel for config in candidates} == {"positions", "samples"}
+            for config in candidates:
+                with tuning.forced(LOOK_UP.name, "cuda", config):
+                    output = LOOK_UP.implementations["cuda"].forward(*given)
+                assert torch.equal(output, exact.to(output.dtype)), (batch, width, str(config))
 
 
 @pytest.mark.parametrize("batch", [255, 2047, 2048, 4097, 65536])
@@ -392,7 +464,7 @@ def test_every_kernel_leaves_tables_without_need_alone(fixed_order):
     exact = [one for one, _ in gradients(tables, ids, grad, "error")]
     candidates = LOOK_UP.configs["cuda_backward"](*args)
     kernels = {config.kernel for config in candidates}
-    assert kernels == ({"table", "sorted"} if fixed_order else {"scatter"})
+    assert kernels == ({"table", "sorted"} if fixed_order else {"scatter", "samples"})
     for config in candidates:
         with tuning.forced(LOOK_UP.name, "cuda_backward", config):
             grads = LOOK_UP.implementations["cuda"].backward(*args)

@@ -1,23 +1,87 @@
-"""Configurations that tuning may choose from: how a gradient is brought to rows."""
+"""Configurations that tuning may choose from: how rows are looked up, and changed."""
 
 from __future__ import annotations
 
 import functools
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from fuselab.ops.embedding_lookup.change import Change
+from fuselab.ops.embedding_lookup.description import MOST, Group, alignment
 from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.runtime import tuning
-from fuselab.runtime.gpu_limits import multiprocessors
-from fuselab.runtime.grid import power_of_two
+from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
+from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
 
 THREADS = 256  # kThreads of cuda_kernels.cu
 RUNS = (32, 8)
 MOST_SAMPLES = 4096  # kMostSamples
 SCATTER = Config(kernel="scatter")
+POSITIONS = Config(kernel="positions")
+MOST_THREADS = 1024  # kMostThreads
+SAMPLES = tuple(Config(kernel="samples", ahead=ahead) for ahead in (4, 2, 6))
+
+
+def look_up(ids: Tensor, chunk_bytes: int, chunks: int) -> tuple[Config, ...]:
+    """``kernel``: blocks of ``positions`` in turn, or one that stays for whole ``samples``, whose
+    rows are under way ``ahead`` samples before."""
+    if chunks > 32:
+        return (POSITIONS,)
+    return (POSITIONS, *_by_samples(ids, chunk_bytes, power_of_two(chunks)))
+
+
+def chosen_look_up(ids: Tensor, chunk_bytes: int, chunks: int) -> Config:
+    samples = power_of_two(ids.shape[0], 128, 65536)
+    key = (chunk_bytes, chunks, ids.shape[1], samples)
+    candidates = look_up(ids, chunk_bytes, chunks)
+    return tuning.chosen("fuselab::embedding_lookup", "cuda", key, candidates)
+
+
+def row_chunk(group: Group, width: int, itemsize: int, output_itemsize: int) -> tuple[int, int]:
+    """Bytes that a thread of a look-up moves at a time (16 at most, read or written), and how many
+    of them make a row."""
+    step = alignment(*group.addresses, *group.pitches, width * itemsize)
+    step = min(step, itemsize * 16 // output_itemsize)
+    return step, width * itemsize // step
+
+
+def _by_samples(ids: Tensor, chunk_bytes: int, lanes: int) -> tuple[Config, ...]:
+    """What takes whole samples: copies of 4, 8 or 16 bytes, a sample's threads in one block."""
+    if chunk_bytes not in (4, 8, 16) or min(ids.shape[1], MOST) * lanes > MOST_THREADS:
+        return ()
+    most = shared_bytes(ids.device)
+    return tuple(one for one in SAMPLES if ring_bytes(one.ahead, chunk_bytes, ids) <= most)
+
+
+def ring_bytes(ahead: int, chunk_bytes: int, ids: Tensor) -> int:
+    """Shared memory for what is under way: a chunk and an id for every thread."""
+    return ahead * MOST_THREADS * (chunk_bytes + ids.element_size())
+
+
+def places(tables: int, lanes: int) -> int:
+    """Samples that a block takes at a time."""
+    return MOST_THREADS // (tables * lanes)
+
+
+def samples_shape(ids: Tensor, lanes: int) -> tuple[int, int]:
+    """Blocks and threads of a kernel that takes whole samples."""
+    at_once = places(ids.shape[1], lanes)
+    blocks = min(multiprocessors(ids.device), ceil_div(ids.shape[0], at_once))
+    return blocks, ceil_div(at_once * ids.shape[1] * lanes, 32) * 32
+
+
+@functools.lru_cache
+def summed_rows(rows: tuple[int, ...], most: int) -> tuple[int, int]:
+    """Of the smallest tables that have at most ``most`` rows together: the rows of the largest, and
+    of all. Tables of as many rows are all in or all out."""
+    ordered = sorted(rows)
+    for count, sum_ in zip(range(len(rows), 0, -1), [*accumulate(ordered)][::-1], strict=True):
+        if sum_ <= most and (count == len(rows) or ordered[count] > ordered[count - 1]):
+            return ordered[count - 1], sum_
+    return -1, 0
 
 
 def change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> tuple[Config, ...]:
@@ -46,7 +110,10 @@ def change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> tup
         by_table = ids.shape[0] <= MOST_SAMPLES and spread.tiles == 1 and spread.lanes <= 8
         threads = ids.numel() * spread.lanes // RUNS[0]
         return _in_order(by_table, threads >= 2 * multiprocessors(ids.device) * THREADS)
-    return (SCATTER,)
+    if spread.tiles > 1:
+        return (SCATTER,)
+    chunk_bytes = spread.vector * grad_output.element_size()
+    return (SCATTER, *_by_samples(ids, chunk_bytes, spread.lanes))
 
 
 @functools.cache

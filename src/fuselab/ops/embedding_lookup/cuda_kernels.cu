@@ -10,6 +10,12 @@
 //   fewer rows, it first sorts them by row in shared memory and adds up equal rows in registers, then
 //   over a warp, then, of the smallest tables, in shared memory: 256 samples of a table of 3 rows
 //   take 3 atomics per column, and no sum is one long chain of floats.
+// look_up_samples, scatter_samples: the same of many samples, by one block per multiprocessor that
+//   stays until the end and takes whole samples, of which ids, upstream gradients and vectors are
+//   one piece of memory. A thread keeps one table and one chunk of its vectors. What it will need
+//   is under way to its own place in shared memory, `ahead` samples before, so no thread waits for
+//   another. Rows of the smallest tables are summed in shared memory until the end, which makes
+//   one atomic of a block's whole share of a row.
 // key_positions, reduce_runs, join_runs: the same in a fixed order, and what Adagrad needs, a row's
 //   whole gradient. Positions are sorted by row (between the first two); a group of lanes adds up
 //   `run` sorted positions and writes every row that lies within them. The rest, runs of one row that
@@ -27,6 +33,7 @@
 #include "tables.h"
 
 constexpr int kThreads = 256;
+constexpr int kMostThreads = 1024;  // of a block that takes whole samples
 constexpr int kItems = 4;     // rows that a thread of look_up has in flight
 constexpr int kSums = 1024;   // numbers that a block of scatter adds up in shared memory
 
@@ -165,6 +172,110 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// ---------------------------------------------------------------------------- whole samples
+
+// `bytes` (4, 8 or 16), of which both addresses are multiples, to shared memory, for this thread
+// alone. Streamed: past the L1, which is kept for the rest (of 16 bytes; fewer always pass it).
+template <int bytes, bool streamed>
+__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+  const auto place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (bytes == 16 && streamed) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(bytes)
+                 : "memory");
+  }
+}
+__device__ __forceinline__ void end_of_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all but the `younger` last groups of this thread's copies are there.
+template <int younger>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(younger) : "memory");
+}
+
+// What a thread keeps of a block that takes whole samples: it is one of the `lanes` threads of a
+// table in one of as many samples, `places`, as the block has threads for; the last ones rest.
+template <int lanes>
+struct Share {
+  int table, lane, place, places;
+  int64_t first, step;  // of its samples
+  int steps;            // how many they are
+
+  __device__ __forceinline__ Share(int64_t batch, int tables)
+      : table(threadIdx.x / lanes % tables),
+        lane(threadIdx.x % lanes),
+        place(threadIdx.x / lanes / tables),
+        places(blockDim.x / lanes / tables),
+        first(static_cast<int64_t>(blockIdx.x) * places + place),
+        step(static_cast<int64_t>(gridDim.x) * places),
+        steps(place < places && first < batch ? static_cast<int>((batch - 1 - first) / step) + 1
+                                              : 0) {}
+};
+
+// Rows are under way `ahead` samples before their vectors are written, ids twice that.
+template <class Move, class Id, Rule rule, int lanes, int ahead, int capacity>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    look_up_samples(const Id* __restrict__ ids, typename Move::Result* __restrict__ output,
+                    int64_t batch, int tables, int chunks, int64_t id_sample_stride,
+                    int64_t id_table_stride, int64_t output_sample_stride,
+                    const __grid_constant__ Tables<capacity> description) {
+  using Chunk = typename Move::Chunk;
+  extern __shared__ uint4 memory[];
+  const Share<lanes> share(batch, tables);
+  if (share.steps == 0 || share.lane >= chunks) return;
+  auto* rows_ahead = reinterpret_cast<Chunk*>(memory) + threadIdx.x;  // (ahead, threads)
+  auto* ids_ahead = reinterpret_cast<Id*>(reinterpret_cast<Chunk*>(memory) + ahead * kMostThreads) +
+                    threadIdx.x;  // the same
+  const int64_t rows = description.rows[share.table], pitch = description.pitch[share.table];
+  const int64_t address = description.address[share.table] + share.lane * sizeof(Chunk);
+  const int64_t id_step = share.step * id_sample_stride;
+  const int64_t output_step = share.step * output_sample_stride;
+  ids += share.first * id_sample_stride + share.table * id_table_stride;
+  output += share.first * output_sample_stride + static_cast<int64_t>(share.table) * chunks +
+            share.lane;
+  const auto fetch_id = [&](int slot) {
+    copy_ahead<sizeof(Id), false>(ids_ahead + slot * kMostThreads, ids);
+    ids += id_step;
+  };
+  const auto fetch_row = [&](int slot) {
+    const int64_t row = checked_row_of<rule>(ids_ahead[slot * kMostThreads], rows);
+    if (row >= 0) {
+      copy_ahead<sizeof(Chunk), false>(
+          rows_ahead + slot * kMostThreads, reinterpret_cast<const void*>(address + row * pitch));
+    } else {
+      rows_ahead[slot * kMostThreads] = Chunk{};
+    }
+  };
+
+#pragma unroll
+  for (int slot = 0; slot < ahead; ++slot) {
+    if (slot < share.steps) fetch_id(slot);
+  }
+  end_of_copies();
+  wait_for_copies<0>();
+#pragma unroll
+  for (int slot = 0; slot < ahead; ++slot) {
+    if (slot < share.steps) fetch_row(slot);
+    if (slot + ahead < share.steps) fetch_id(slot);
+    end_of_copies();
+  }
+  for (int begin = 0; begin < share.steps; begin += ahead) {
+#pragma unroll
+    for (int slot = 0; slot < ahead; ++slot) {
+      const int left = share.steps - begin - slot;
+      if (left <= 0) return;
+      wait_for_copies<ahead - 1>();
+      *output = Move::of(rows_ahead[slot * kMostThreads]);
+      output += output_step;
+      if (left > ahead) fetch_row(slot);
+      if (left > 2 * ahead) fetch_id(slot);
+      end_of_copies();
+    }
+  }
+}
+
 // ---------------------------------------------------------------------------- atomics on global memory
 
 // By name: atomicAdd on an address that comes as an integer is one on generic memory, and returns.
@@ -269,6 +380,16 @@ struct Row {
 #pragma unroll
       for (int i = 0; i < vector; ++i) atomicAdd(row + column + i, at[tile][i]);
     }
+  }
+
+  __device__ __forceinline__ bool any() const {
+    bool found = false;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < vector; ++i) found |= at[tile][i] != 0;
+    }
+    return found;
   }
 
   // Sum of squares over the whole row, the same in all its lanes.
@@ -545,6 +666,102 @@ __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
     add_sorted<columns, ahead>(block);
   } else {
     add_each<ahead>(block);
+  }
+}
+
+// Tables of at most `most_rows` rows are summed in shared memory, by every place of the block apart.
+template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
+          int ahead, int capacity>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    scatter_samples(const Id* __restrict__ ids, const Gradient* __restrict__ grad_output,
+                    int64_t batch, int tables, int width, int64_t id_sample_stride,
+                    int64_t id_table_stride, int64_t grad_sample_stride,
+                    int64_t grad_table_stride, const Element* learning_rate_tensor,
+                    Element learning_rate, int most_rows,
+                    const __grid_constant__ Tables<capacity> description) {
+  using Values = Row<Element, vector, lanes, 1>;
+  constexpr int columns = vector * lanes;
+  extern __shared__ uint4 memory[];
+  const Share<lanes> share(batch, tables);
+  const int64_t address = description.address[share.table];
+  const int64_t rows = description.rows[share.table], pitch = description.pitch[share.table];
+  const int steps = address != 0 ? share.steps : 0;
+  const bool sums_up = share.place < share.places && address != 0 && rows <= most_rows;
+  int before = 0, summed = 0;  // rows summed here of the tables before, of all
+  for (int table = 0; table < tables; ++table) {
+    if (table == share.table) before = summed;
+    if (description.rows[table] <= most_rows) summed += static_cast<int>(description.rows[table]);
+  }
+  // (ahead, groups of lanes, columns), (ahead, threads), (places, summed, columns)
+  auto* const stage = reinterpret_cast<Gradient*>(memory) + threadIdx.x / lanes * columns;
+  auto* const all_ids =
+      reinterpret_cast<Id*>(reinterpret_cast<Gradient*>(memory) + ahead * kMostThreads * vector);
+  auto* const sums = reinterpret_cast<Element*>(all_ids + ahead * kMostThreads);
+  Id* const ids_ahead = all_ids + threadIdx.x;
+  Element* const own_sums = sums + (share.place * summed + before) * columns;
+
+  const bool has_columns = share.lane * vector < width;
+  const int64_t id_step = share.step * id_sample_stride;
+  const int64_t grad_step = share.step * grad_sample_stride;
+  ids += share.first * id_sample_stride + share.table * id_table_stride;
+  grad_output += share.first * grad_sample_stride + share.table * grad_table_stride +
+                 share.lane * vector;
+  const auto fetch = [&](int slot) {
+    copy_ahead<sizeof(Id), false>(ids_ahead + slot * kMostThreads, ids);
+    if (has_columns) {
+      copy_ahead<sizeof(Gradient) * vector, true>(
+          stage + slot * kMostThreads * vector + share.lane * vector, grad_output);
+    }
+    ids += id_step;
+    grad_output += grad_step;
+  };
+
+#pragma unroll
+  for (int slot = 0; slot < ahead; ++slot) {
+    if (slot < steps) fetch(slot);
+    end_of_copies();
+  }
+  Values value;
+  value.clear();
+  for (int row = 0; sums_up && row < rows; ++row) value.store(own_sums + row * columns, width);
+  const Step<Element> rate{learning_rate_tensor, learning_rate, nullptr, 0};
+  const Element factor = update == Update::gradient ? Element(1) : -rate.rate();
+  const auto target = [&](int64_t row) {
+    return reinterpret_cast<Element*>(address + row * pitch);
+  };
+
+  for (int begin = 0; begin < steps; begin += ahead) {
+#pragma unroll
+    for (int slot = 0; slot < ahead; ++slot) {
+      const int left = steps - begin - slot;
+      if (left <= 0) break;
+      wait_for_copies<ahead - 1>();
+      value.load(stage + slot * kMostThreads * vector, width);
+      const int64_t row = checked_row_of<rule>(ids_ahead[slot * kMostThreads], rows);
+      if (row >= 0 && sums_up) {
+        Element* const to = own_sums + static_cast<int>(row) * columns;
+        Values sum;
+        sum.load(to, width);
+        sum.add(value);
+        sum.store(to, width);
+      } else if (row >= 0) {
+        value.add_to(target(row), width, factor);
+      }
+      if (left > ahead) fetch(slot);
+      end_of_copies();
+    }
+  }
+
+  __syncthreads();
+  if (!sums_up) return;
+  for (int row = share.place; row < rows; row += share.places) {
+    value.clear();
+    for (int place = 0; place < share.places; ++place) {
+      Values sum;
+      sum.load(sums + (place * summed + before + row) * columns, width);
+      value.add(sum);
+    }
+    if (value.any()) value.add_to(target(row), width, factor);
   }
 }
 

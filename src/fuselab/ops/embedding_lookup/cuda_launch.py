@@ -11,11 +11,12 @@ from torch import Tensor
 
 from fuselab.ops.embedding_lookup import configs
 from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import Group, alignment, groups
+from fuselab.ops.embedding_lookup.description import Group, groups
 from fuselab.ops.embedding_lookup.rules import rule
 from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.ops.indices import CPP_IDS, index_type
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
+from fuselab.runtime.gpu_limits import shared_bytes
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
 
@@ -46,27 +47,36 @@ def forward(
         return output
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
-        step = alignment(*group.addresses, *group.pitches, width * itemsize)
-        step = min(step, itemsize * _MOST_BYTES // output.element_size())
-        chunks = width * itemsize // step
+        step, chunks = configs.row_chunk(group, width, itemsize, output.element_size())
         lanes = min(power_of_two(chunks), 32)
-        per_block = configs.THREADS // lanes * _ITEMS
+        config = configs.chosen_look_up(part, step, chunks)
+        types = (
+            f"{_move(step, tables[0].dtype, output.dtype)}, {CPP_IDS[ids.dtype]}, "
+            f"Rule::{rule(out_of_range, hash)}, {lanes}"
+        )
+        if config.kernel == "samples":
+            kernel = f"look_up_samples<{types}, {config.ahead}, {group.capacity}>"
+            blocks, threads = configs.samples_shape(part, lanes)
+            count, ring = part.shape[0], configs.ring_bytes(config.ahead, step, ids)
+        else:
+            kernel = f"look_up<{types}, {group.capacity}, {index_type(part.numel())}>"
+            blocks = ceil_div(part.numel(), configs.THREADS // lanes * _ITEMS)
+            threads, count, ring = configs.THREADS, part.numel(), 0
         CUDA.launch(
-            f"look_up<{_move(step, tables[0].dtype, output.dtype)}, {CPP_IDS[ids.dtype]}, "
-            f"Rule::{rule(out_of_range, hash)}, {lanes}, {group.capacity}, "
-            f"{index_type(part.numel())}>",
-            (ceil_div(part.numel(), per_block), 1, 1),
-            (configs.THREADS, 1, 1),
+            kernel,
+            (blocks, 1, 1),
+            (threads, 1, 1),
             (
                 part,
                 output[:, group.columns],
-                i64(part.numel()),
+                i64(count),
                 i32(part.shape[1]),
                 i32(chunks),
                 *map(i64, part.stride()),
                 i64(ids.shape[1] * chunks),
                 group.description(),
             ),
+            shared_bytes=ring,
         )
     return output
 
@@ -153,6 +163,37 @@ def _scatter(
     )
 
 
+def _scatter_samples(
+    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
+) -> None:
+    batch, tables, width = grad_output.shape
+    ring = configs.ring_bytes(config.ahead, spread.vector * grad_output.element_size(), ids)
+    row = spread.lanes * spread.vector * how.dtype.itemsize * configs.places(tables, spread.lanes)
+    room = (shared_bytes(ids.device) - ring) // row
+    most_rows, summed = configs.summed_rows(group.rows, room)
+    blocks, threads = configs.samples_shape(ids, spread.lanes)
+    CUDA.launch(
+        f"scatter_samples<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
+        f"Update::{how.update}, {spread.vector}, {spread.lanes}, {config.ahead}, "
+        f"{group.capacity}>",
+        (blocks, 1, 1),
+        (threads, 1, 1),
+        (
+            ids,
+            grad_output,
+            i64(batch),
+            i32(tables),
+            i32(width),
+            *map(i64, ids.stride()),
+            *map(i64, grad_output.stride()[:2]),
+            *how.numbers()[:2],
+            i32(most_rows),
+            group.description(),
+        ),
+        shared_bytes=ring + summed * row,
+    )
+
+
 def _sort_and_reduce(
     how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
@@ -221,7 +262,12 @@ def _update_tables(
     )
 
 
-_KERNELS = {"scatter": _scatter, "sorted": _sort_and_reduce, "table": _update_tables}
+_KERNELS = {
+    "scatter": _scatter,
+    "samples": _scatter_samples,
+    "sorted": _sort_and_reduce,
+    "table": _update_tables,
+}
 
 
 def _types(how: Change, grad_output: Tensor) -> str:
@@ -255,6 +301,9 @@ def _representative_expressions() -> Iterator[str]:
     for types, vector in ((float_from_half[0], 4), ("__half, float", 4), ("__half, double", 2)):
         spread = Spread.by_vector(16, vector)
         yield f"reduce_runs<{types}, int32_t, Update::rowwise_adagrad, {spread}, 32, 32>"
+    for ahead in (config.ahead for config in configs.SAMPLES):
+        yield f"scatter_samples<float, float, int64_t, Rule::error, Update::sgd, 4, 4, {ahead}, 32>"
+        yield f"look_up_samples<Copy<uint4>, int64_t, Rule::error, 4, {ahead}, 32>"
     for meaning in ("error", "clamp", "ignore", "modulus"):
         yield f"key_positions<int64_t, int32_t, Rule::{meaning}, 32>"
         yield f"look_up<Copy<uint4>, int64_t, Rule::{meaning}, 4, 32, int32_t>"
