@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from linear_cases import LAYOUTS, SHAPES, check, operands
@@ -13,7 +15,7 @@ from fuselab.ops.linear_activation import cuda_launch, triton_launch
 from fuselab.ops.linear_activation.op import OP
 from fuselab.ops.linear_activation.reference import gradient, reference
 from fuselab.runtime.fallback import strict
-from fuselab.runtime.tuning import forced
+from fuselab.runtime.tuning import Config, forced
 
 pytestmark = pytest.mark.gpu
 
@@ -88,6 +90,31 @@ def test_unaligned_operands(implementation):
     for depth in (16, 32) if implementation == "cuda" else (16, 128):
         input, weight, bias = operands(300, depth, 64, torch.bfloat16, "cuda")
         check(*KERNELS[implementation], shifted(input), shifted(weight), shifted(bias))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_kernel(groups):
+    """Its edges: 16 rows, 8, 64 and 128 columns, 16 and 32 deep, any layout; then many rows."""
+    config = Config(groups=groups, blocks=4, transposed=1)
+    kernels = partial(cuda_launch.forward, config=config), cuda_launch.backward
+    depths = (1, 12, 13, 16, 17, 31, 32) if groups == 1 else (1, 12, 13, 16)
+    for place, depth in enumerate(depths):
+        for columns in (1, 8, 63, 64, 65, 72, 128, 129, 136):
+            rows = (1, 15, 16, 17, 63, 64, 65)[(place + columns) % 7]
+            dtype = (torch.float16, torch.bfloat16)[columns % 2 ^ place % 2]
+            check(*kernels, *operands(rows, depth, columns, dtype, "cuda", bias=rows != 16))
+    for activation in ACTIVATIONS:
+        check(*kernels, *operands(1031, 13, 136, torch.bfloat16, "cuda"), activation)
+    for layout in LAYOUTS.values():
+        input, weight, bias = operands(16, 16, 16, torch.bfloat16, "cuda")
+        bias = bias.repeat_interleave(2)[::2]
+        check(*kernels, layout(input), layout(weight), bias)
+    for shape in ((10_007, 13, 512), (200_001, 7, 200), (1, 16, 4099)):
+        args = operands(*shape, torch.bfloat16, "cuda")
+        exact, eager = reference(*(value.double() for value in args)), reference(*args)
+        assert_within_bar(kernels[0](*args, "relu"), eager, exact, str(shape))
+        again = kernels[0](args[0].reshape(1, *args[0].shape), *args[1:], "relu")
+        assert torch.equal(again[0], kernels[0](*args, "relu"))
 
 
 @pytest.mark.parametrize("depth", [13, 32, 128])

@@ -44,6 +44,16 @@ _DEFAULTS = {
     (False, False): Config(groups=4, blocks=4),
     (False, True): Config(groups=4, blocks=2),
 }
+# The same product with the weights as operand A, for 16 bits: a block owns ``groups`` groups of 64
+# columns. Registers for sm_90 to a depth of 16: 80 and 120 with 1 and 2 groups, to 32 104 and 180
+# (at most 128 with every activation but in the last). Not timed.
+_TRANSPOSED = {
+    False: tuple(
+        Config(groups=groups, blocks=blocks, transposed=1)
+        for groups, blocks in ((2, 4), (2, 3), (2, 2), (1, 6), (1, 4))
+    ),
+    True: (Config(groups=1, blocks=4, transposed=1),),
+}
 
 
 def candidates(dtype: torch.dtype, columns: int, depth: int) -> Sequence[Config]:
@@ -56,12 +66,13 @@ def candidates(dtype: torch.dtype, columns: int, depth: int) -> Sequence[Config]
         for groups in ((1, 2, 4) if half else (4,))
         for blocks in (2, 3, 4, 5, 6, 7)
     )
-    return tuple(
+    found = tuple(
         dict.fromkeys(
             Config(groups=min(config.groups, needed), blocks=config.blocks)
             for config in (first, *more)
         )
     )
+    return found + (_TRANSPOSED[depth > 16] if half else ())
 
 
 def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
@@ -92,6 +103,7 @@ def forward(
     x = as_rows(input)
     (rows, depth), columns = x.shape, weight.shape[0]
     functor = activation_named(activation).functor
+    resident = multiprocessors(input.device)
     pack = 16 // input.element_size()
     packed = columns % pack == 0
     # Exact in float32 whatever is allowed: to ask would keep the launch from being a plan.
@@ -103,13 +115,20 @@ def forward(
         warp_columns, warp_rows = 128, 2
     else:
         steps = 1 if depth <= 16 else 2
-        expression = _half(functor, _TYPES[input.dtype], steps, config.groups, packed)
+        kernel = "transposed" if "transposed" in config else "shallow_half"
+        expression = _half(functor, _TYPES[input.dtype], steps, config.groups, packed, kernel)
         warp_columns, warp_rows = 32 * config.groups, 16
-    across = ceil_div(columns, warp_columns)
-    # At least one warp for every tile of columns; no more warps than there are tiles.
-    tiles = across * ceil_div(rows, warp_rows)
-    most = max(multiprocessors(input.device) * config.blocks, ceil_div(across, _WARPS))
-    blocks = min(most, ceil_div(tiles, _WARPS))
+    if "transposed" in config:
+        # As many blocks to every tile of columns, each with a tile of rows for every warp.
+        across = ceil_div(columns, 64 * config.groups)
+        down = min(ceil_div(rows, 16 * _WARPS), max(1, resident * config.blocks // across))
+        blocks = across * down
+    else:
+        across = ceil_div(columns, warp_columns)
+        # At least one warp for every tile of columns; no more warps than there are tiles.
+        tiles = across * ceil_div(rows, warp_rows)
+        most = max(resident * config.blocks, ceil_div(across, _WARPS))
+        blocks = min(most, ceil_div(tiles, _WARPS))
     numbers = (rows, columns, depth, *x.stride(), *weight.stride())
     CUDA.launch(
         expression,
@@ -133,9 +152,16 @@ def _single(functor: str, padded_depth: int, packed: bool) -> str:
     return f"forward_shallow_float<{functor}, {padded_depth}, {str(packed).lower()}>"
 
 
-def _half(functor: str, element: str, steps: int, groups: int, packed: bool) -> str:
+def _half(
+    functor: str,
+    element: str,
+    steps: int,
+    groups: int,
+    packed: bool,
+    kernel: str = "shallow_half",
+) -> str:
     flag = str(packed).lower()
-    return f"forward_shallow_half<{functor}, {element}, {steps}, {groups}, {flag}>"
+    return f"forward_{kernel}<{functor}, {element}, {steps}, {groups}, {flag}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
@@ -144,6 +170,7 @@ def _representative_expressions() -> tuple[str, ...]:
     for entry in ACTIVATIONS.values():
         found.append(_single(entry.functor, 16, True))
         found.append(_half(entry.functor, "__nv_bfloat16", 1, 4, True))
+        found.append(_half(entry.functor, "__nv_bfloat16", 1, 2, True, "transposed"))
     for packed in (True, False):
         found += [_single("Relu", depth, packed) for depth in (8, 32)]
         found += [
@@ -151,6 +178,11 @@ def _representative_expressions() -> tuple[str, ...]:
             for element in _TYPES.values()
             for steps in (1, 2)
             for groups in (1, 2, 4)
+        ]
+        found += [
+            _half("Relu", element, steps, groups, packed, "transposed")
+            for element in _TYPES.values()
+            for steps, groups in ((1, 1), (1, 2), (2, 1))
         ]
     return tuple(dict.fromkeys(found))
 
