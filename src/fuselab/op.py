@@ -132,6 +132,8 @@ class Gradient:
     produce; without it, ``reference`` runs on fake tensors. ``prefer(needs, grad_output, *saved)``
     gives the order in which ``implementation="auto"`` asks the implementations. ``frozen`` names
     the arguments whose gradient is refused, each with what to do instead, as the end of a sentence.
+    ``unchanged(grad_output, *saved)`` says of every gradient whether it is ``grad_output`` itself:
+    the public function returns it then, and asks the implementations for the others alone.
     """
 
     save: Callable[..., tuple[Any, ...]]
@@ -139,6 +141,7 @@ class Gradient:
     fake: Callable[..., tuple[Tensor | None, ...]] | None = None
     prefer: Callable[..., Sequence[str]] | None = None
     frozen: Mapping[str, str] = field(default_factory=dict)
+    unchanged: Callable[..., Sequence[bool]] | None = None
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ def test_costs_count_every_byte_once():
     args = torch.zeros(8, 16), torch.zeros(16)
     assert OP.cost(*args).bytes_read == 4 * (128 + 16)
     assert OP.cost(*args).bytes_written == 4 * 128
-    assert OP.cost_backward(*args).bytes_moved == 4 * (128 + 128 + 16)
+    assert OP.cost_backward(*args).bytes_moved == 4 * (128 + 16)
+    assert OP.cost_backward(args[0], args[0]).bytes_moved == 0
 
 
 def test_errors_name_the_argument():
@@ -116,19 +117,6 @@ def test_unaligned_and_mixed_on_a_gpu(forward):
         normal(64, 1, dtype=torch.float32, device="cuda", seed=3),
     ):
         assert_same(forward(input, other), input, other)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("implementation", ["triton", "cuda"])
-def test_gradients_on_a_gpu(implementation):
-    input, other = (
-        normal(*shape, dtype=torch.float32, device="cuda").requires_grad_()
-        for shape in ((65, 34), (34,))
-    )
-    upstream = normal(65, 34, dtype=torch.float32, device="cuda", seed=2)
-    output = add(input, other, implementation=implementation)
-    ours = torch.autograd.grad(output, (input, other), upstream)
-    assert torch.equal(ours[0], upstream) and torch.equal(ours[1], upstream.sum(0))
 
 
 @pytest.mark.gpu

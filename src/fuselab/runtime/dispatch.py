@@ -638,13 +638,22 @@ class _Registration:
         """The gradients by the contract's formula where no implementation is to be asked, else
         None. They may be views of the upstream gradient, which autograd allows (a sum's are that
         gradient: copied, a backward of 262144 x 1024 took twice as long on an H200)."""
+        needs, *rest = arguments
         with launcher.Choice() as choice:
-            if self._with_backward(name, arguments):
+            if any(self.changed(needs, rest)) and self._with_backward(name, arguments):
                 return None
         reference = self.op.gradient.reference  # type: ignore[union-attr]
         if choice.is_final:
             launcher.keep_reference(self.backward_id, name, arguments, reference)
         return _without_autocast(reference, arguments)
+
+    def changed(self, needs: Sequence[bool], arguments: Sequence[Any]) -> tuple[bool, ...]:
+        """``needs`` without the gradients that are the upstream one itself."""
+        unchanged = self.op.gradient.unchanged  # type: ignore[union-attr]
+        if unchanged is None:
+            return tuple(needs)
+        pairs = zip(needs, unchanged(*arguments), strict=True)
+        return tuple(need and not is_unchanged for need, is_unchanged in pairs)
 
     def _fake_backward(self, *args: Any) -> Any:
         needs, grad_output, *saved_and_name = args
@@ -817,6 +826,13 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
                 held = registration.gradient_by_reference(name, arguments)
             if held is not None:
                 return held
+        asked = tuple(needs) if fresh else registration.changed(needs, (grad, *saved))
+        if asked != tuple(needs):
+            grads = raw_backward(name, asked, grad, saved) if any(asked) else (None,) * len(asked)
+            return tuple(
+                grad if need and not ask else found
+                for need, ask, found in zip(needs, asked, grads, strict=True)
+            )
         scalar_tensors = _has_scalar_tensor(registration.schema[1][2:], saved)
         grads = registration.raw_backward(scalar_tensors, list(needs), grad, *saved, name)
         grads = (grads,) if isinstance(grads, Tensor) else grads

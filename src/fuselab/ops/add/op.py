@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fuselab.ops.activations.grid import (
     triton_arithmetic,
 )
 from fuselab.ops.activations.layout import MAX_RANK, Nest, arithmetic_unit, bytes_behind, nest
+from fuselab.ops.add import broadcast_gradient
 from fuselab.ops.add.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.triton_launch import launch
@@ -115,11 +117,14 @@ def cost(input: Tensor, other: Tensor) -> Cost:
 
 
 def cost_backward(input: Tensor, other: Tensor) -> Cost:
-    """The upstream gradient read once, both gradients written once."""
+    """Nothing where neither was broadcast: both gradients are the upstream one. Else that is read
+    once, and what was broadcast written once."""
     dtype = torch.result_type(input, other)
     numel = torch.broadcast_shapes(input.shape, other.shape).numel()
-    written = sum(tensor.numel() * tensor.element_size() for tensor in (input, other))
-    return Cost(numel * dtype.itemsize, written, 2 * numel, arithmetic_unit(dtype))
+    summed = [tensor for tensor in (input, other) if tensor.numel() != numel]
+    written = sum(tensor.numel() * tensor.element_size() for tensor in summed)
+    read = numel * dtype.itemsize if summed else 0
+    return Cost(read, written, len(summed) * numel, arithmetic_unit(dtype))
 
 
 def prefer(input: Tensor, other: Tensor) -> Sequence[str]:
@@ -208,16 +213,32 @@ OP = FusedOp(
     name="fuselab::add",
     reference=reference,
     implementations={
-        "triton": Implementation("cuda", forward_triton),
-        "cuda": Implementation("cuda", forward_cuda),
+        "triton": Implementation(
+            "cuda",
+            forward_triton,
+            partial(broadcast_gradient.backward, broadcast_gradient.sums_triton),
+            supports_backward=broadcast_gradient.refusal,
+        ),
+        "cuda": Implementation(
+            "cuda",
+            forward_cuda,
+            partial(broadcast_gradient.backward, broadcast_gradient.sums_cuda),
+            supports_backward=broadcast_gradient.refusal,
+        ),
     },
     cost=cost,
     cost_backward=cost_backward,
     cases=tuple(_cases()),
-    gradient=Gradient(save, gradient),
+    gradient=Gradient(
+        save,
+        gradient,
+        prefer=broadcast_gradient.prefer,
+        unchanged=broadcast_gradient.unchanged,
+    ),
     draw=draw,
     validate=validate,
     fake=empty_output,
     prefer=prefer,
     dtypes=DTYPES,
+    configs={"cuda_backward": broadcast_gradient.configs},
 )

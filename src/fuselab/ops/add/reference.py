@@ -21,8 +21,10 @@ def reference(input: Tensor, other: Tensor) -> Tensor:
         that has the broadcast shape; contiguous where neither has. Arithmetic is in float32, in
         float64 where the result is; the result is rounded once.
 
-    Differentiable twice in both. A gradient is the upstream gradient, summed over what was
-    broadcast by ``torch.Tensor.sum_to_size``, in an order that does not vary from run to run.
+    Differentiable twice in both. A gradient is the upstream one, summed over what was broadcast in
+    an order that does not vary from run to run: leading dimensions of a contiguous upstream
+    gradient of 2^22 elements or more by kernels on a GPU, in float64; others by
+    ``torch.Tensor.sum_to_size``.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (implementation), DeviceError, UnsupportedError (an

@@ -1,0 +1,54 @@
+// Sums over the leading dimensions of a dense tensor on NVIDIA GPUs: the gradient of an operand
+// that was broadcast along them.
+//
+// The tensor is a matrix (rows, columns), read once: memory is the floor. Threads of a block are
+// (x, y), a power of two each; a thread owns `width` columns (16 bytes) and has `unroll` rows in
+// flight, so that a tile is x * width columns of unroll * y rows. The blocks of rows sweep the rows
+// together, a tile each at a time, and each leaves its column sums, which column_sums adds up: two
+// fixed orders, no atomics.
+
+#include "../add_mul_activation/cuda_kernels.cu"
+
+// Row b of `sums` is what block b of rows adds up; with one block it is the result. A thread adds
+// the rows that it has in flight in pairs, in float, and those in double: a conversion per `unroll`
+// elements, of which a multiprocessor makes 16 a cycle. With width > 1 the matrix is aligned and
+// columns are a multiple of width. Grid: tiles of columns, blocks of rows. Without the second bound
+// ptxas keeps to 40 registers, and waits for half of the loads before it asks for the others.
+template <class Grad, class Sum, int width, int block_threads, int unroll>
+__global__ void __launch_bounds__(block_threads, 1024 / block_threads)
+    leading_sums(const Grad* __restrict__ grad, Sum* __restrict__ sums, int64_t rows,
+                 int64_t columns) {
+  using Real = Arithmetic<Grad>;
+  const int64_t column = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * width;
+  double total[width] = {};
+  if (column < columns) {
+    const int64_t tile_rows = unroll * blockDim.y;
+    int64_t row = blockIdx.y * tile_rows;
+    for (; row < rows; row += gridDim.y * tile_rows) {
+      const int64_t mine = row + threadIdx.y;
+      const Grad* from = grad + mine * columns + column;
+      Pack<Grad, width> pack[unroll] = {};  // zeros, whatever the dtype
+#pragma unroll
+      for (int k = 0; k < unroll; ++k, from += blockDim.y * columns) {
+        if (mine + k * blockDim.y < rows) pack[k] = load<(width > 1), width>(from);
+      }
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        Real sum[unroll];
+#pragma unroll
+        for (int k = 0; k < unroll; ++k) sum[k] = widened<Real>(pack[k].element[i]);
+#pragma unroll
+        for (int apart = 1; apart < unroll; apart *= 2) {
+#pragma unroll
+          for (int k = 0; k < unroll; k += 2 * apart) sum[k] += sum[k + apart];
+        }
+        total[i] += static_cast<double>(sum[0]);
+      }
+    }
+  }
+  sum_over_rows_of_threads<block_threads>(total);
+  if (threadIdx.y == 0 && column < columns) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) assign(sums[blockIdx.y * columns + column + i], total[i]);
+  }
+}
