@@ -687,18 +687,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const int64_t rows = description.rows[share.table], pitch = description.pitch[share.table];
   const int steps = address != 0 ? share.steps : 0;
   const bool sums_up = share.place < share.places && address != 0 && rows <= most_rows;
-  int before = 0, summed = 0;  // rows summed here of the tables before, of all
-  for (int table = 0; table < tables; ++table) {
-    if (table == share.table) before = summed;
-    if (description.rows[table] <= most_rows) summed += static_cast<int>(description.rows[table]);
-  }
   // (ahead, groups of lanes, columns), (ahead, threads), (places, summed, columns)
   auto* const stage = reinterpret_cast<Gradient*>(memory) + threadIdx.x / lanes * columns;
   auto* const all_ids =
       reinterpret_cast<Id*>(reinterpret_cast<Gradient*>(memory) + ahead * kMostThreads * vector);
   auto* const sums = reinterpret_cast<Element*>(all_ids + ahead * kMostThreads);
   Id* const ids_ahead = all_ids + threadIdx.x;
-  Element* const own_sums = sums + (share.place * summed + before) * columns;
 
   const bool has_columns = share.lane * vector < width;
   const int64_t id_step = share.step * id_sample_stride;
@@ -721,6 +715,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     if (slot < steps) fetch(slot);
     end_of_copies();
   }
+  int before = 0, summed = 0;  // rows summed here of the tables before, of all
+  for (int table = 0; table < tables; ++table) {
+    if (table == share.table) before = summed;
+    if (description.rows[table] <= most_rows) summed += static_cast<int>(description.rows[table]);
+  }
+  Element* const own_sums = sums + (share.place * summed + before) * columns;
   Values value;
   value.clear();
   for (int row = 0; sums_up && row < rows; ++row) value.store(own_sums + row * columns, width);
