@@ -137,7 +137,7 @@ def test_first_and_second_derivatives():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (3,), (13,), (4, 8), (33,), (513,)], ids=str)
 def test_sums_on_a_gpu(shape, dtype):
-    for rows in (2, 3, 127, 128, 129, 1023, 1024, 1025, 1028, 4097, 33_000, 33_001):
+    for rows in (2, 3, 127, 128, 129, 1023, 1024, 1025, 1028, 4097, 12_000, 12_001):
         grad = on_gpu(rows, *shape, dtype=dtype)
         check_sums(broadcast_gradient.sums_cuda, grad, shape)
     check_sums(broadcast_gradient.sums_cuda, grad, (1, *shape), torch.float32)
@@ -147,13 +147,13 @@ def test_sums_on_a_gpu(shape, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(), (13,), (513,)], ids=str)
 def test_tritons_sums_on_a_gpu(shape, dtype):
-    for rows in (2, 127, 128, 129, 33_001):
+    for rows in (2, 127, 128, 129, 12_001):
         check_sums(broadcast_gradient.sums_triton, on_gpu(rows, *shape, dtype=dtype), shape)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", broadcast_gradient.CUDA, ids=str)
-@pytest.mark.parametrize("shape", [(1,), (12,), (13,), (512,), (70_001,)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (12,), (13,), (512,), (7001,)], ids=str)
 def test_every_candidate_of_tuning_is_right(shape, config):
     for dtype in (torch.float32, torch.bfloat16):
         for rows in (5, 1040, 5001):
