@@ -22,6 +22,7 @@ MOST_SAMPLES = 4096  # kMostSamples
 SCATTER = Config(kernel="scatter")
 POSITIONS = Config(kernel="positions")
 MOST_THREADS = 1024  # kMostThreads
+MOST_PLACES = 32
 SAMPLES = tuple(Config(kernel="samples", ahead=ahead) for ahead in (4, 2, 6))
 
 
@@ -49,8 +50,12 @@ def row_chunk(group: Group, width: int, itemsize: int, output_itemsize: int) -> 
 
 
 def _by_samples(ids: Tensor, chunk_bytes: int, lanes: int) -> tuple[Config, ...]:
-    """What takes whole samples: copies of 4, 8 or 16 bytes, a sample's threads in one block."""
-    if chunk_bytes not in (4, 8, 16) or min(ids.shape[1], MOST) * lanes > MOST_THREADS:
+    """What takes whole samples: in one launch, by copies of 4, 8 or 16 bytes, one sample to
+    ``MOST_PLACES`` at a time, so that a block's sums of a row are few."""
+    tables = ids.shape[1]
+    if tables > MOST or chunk_bytes not in (4, 8, 16):
+        return ()
+    if not 1 <= places(tables, lanes) <= MOST_PLACES:
         return ()
     most = shared_bytes(ids.device)
     return tuple(one for one in SAMPLES if ring_bytes(one.ahead, chunk_bytes, ids) <= most)

@@ -49,7 +49,7 @@ def forward(
         part = ids[:, group.columns]
         step, chunks = configs.row_chunk(group, width, itemsize, output.element_size())
         lanes = min(power_of_two(chunks), 32)
-        config = configs.chosen_look_up(part, step, chunks)
+        config = configs.chosen_look_up(ids, step, chunks)
         types = (
             f"{_move(step, tables[0].dtype, output.dtype)}, {CPP_IDS[ids.dtype]}, "
             f"Rule::{rule(out_of_range, hash)}, {lanes}"

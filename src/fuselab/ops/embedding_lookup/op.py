@@ -106,7 +106,7 @@ def configs_forward(
     width, itemsize = tables[0].shape[1], tables[0].element_size()
     output_itemsize = (dtype or tables[0].dtype).itemsize
     chunk = configs.row_chunk(group, width, itemsize, output_itemsize)
-    return configs.look_up(ids[:, group.columns], *chunk)
+    return configs.look_up(ids, *chunk)
 
 
 def configs_backward(
