@@ -99,7 +99,7 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
         for config, update in candidates(op, args):
             found[f"update: {name}, {config}"] = update, True
             firsts = [("bfloat16", in_half(held, ids, "cuda"))] if args[2] is half else look_ups
-            for first, step in firsts if op is SGD else firsts[:1]:
+            for first, step in firsts[: 2 if op is SGD else 1]:
                 found[f"step: look-up {first}; {name}, {config}"] = both(step, update), True
     return found
 

@@ -669,7 +669,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
   }
 }
 
-// Tables of at most `most_rows` rows are summed in shared memory, by every place of the block apart.
+// Tables of at most `most_rows` rows are summed in shared memory, by each place of the block apart.
 template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
           int ahead, int capacity>
 __global__ void __launch_bounds__(kMostThreads, 1)
