@@ -174,6 +174,9 @@ def test_what_cannot_be_tuned_is_one_sentence() -> None:
         tuned(implementations=["tritn"])
     with pytest.raises(UnknownNameError, match="unknown case '4100'"):
         tuned(cases=["4100"])
+    of_backward = replace(OP, configs={"plain_backward": candidates})
+    with pytest.raises(ArgumentError, match="nothing to tune but plain_backward; give --backward"):
+        tuned(of_backward)
     on_gpu = replace(
         OP, implementations={"plain": replace(OP.implementations["plain"], device="cuda")}
     )

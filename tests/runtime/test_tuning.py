@@ -130,7 +130,17 @@ def test_files_are_stable_and_keep_what_others_saved(op: FusedOp) -> None:
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 9}', '{"schema": 1, "operators": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"schema": 9}',
+        '{"schema": 1, "operators": 3}',
+        '{"schema": 1, "operators": {"tuningtest::op": {"plain": ["k"]}}}',
+        '{"schema": 1, "operators": {"another::op": {"plain": {"k": 3}}}}',
+    ],
+)
 def test_a_file_that_cannot_be_read_costs_one_warning_and_is_never_overwritten(
     op: FusedOp, text: str
 ) -> None:

@@ -186,17 +186,22 @@ def _names(
     for name in asked or ():
         if name not in known and known:
             raise UnknownNameError("tunable implementation", name, known)
-    names = [
+    here = [
         key
         for key in op.configs
-        if (backward or not key.endswith("_backward"))
-        and (asked is None or key.removesuffix("_backward") in asked)
+        if (asked is None or key.removesuffix("_backward") in asked)
         and op.implementations[key.removesuffix("_backward")].device == device.type
     ]
+    names = [key for key in here if backward or not key.endswith("_backward")]
     if not op.configs:
         raise ArgumentError(
             f"{op.short_name} has nothing to tune: its FusedOp.configs is empty; give it the "
             "candidate configurations of an implementation (docs/bench.md)."
+        )
+    if here and not names:
+        raise ArgumentError(
+            f"{op.short_name} has nothing to tune but {', '.join(here)}; give --backward "
+            "(backward=True)."
         )
     if not names:
         devices = sorted({op.implementations[name].device for name in known})

@@ -268,9 +268,19 @@ def read(file: Path) -> dict[str, Any]:
         raise DataError(f"{file}: cannot be read as JSON ({error}); mend or delete it.") from error
     if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
         raise DataError(f"{file}: is no file of tuned configurations, schema {SCHEMA}; delete it.")
-    if not isinstance(payload.get("operators"), dict):
-        raise DataError(f"{file}: has no 'operators'; mend or delete it.")
+    if not _is_nested(payload.get("operators"), 4):
+        raise DataError(
+            f"{file}: 'operators' must hold an object of choices by operator, implementation and "
+            "key; mend or delete it."
+        )
     return payload
+
+
+def _is_nested(value: Any, depth: int) -> bool:
+    """Whether ``value`` is dicts in dicts, that deep."""
+    return depth == 0 or (
+        isinstance(value, dict) and all(_is_nested(item, depth - 1) for item in value.values())
+    )
 
 
 def save(op: FusedOp, device: str, choices: Mapping[tuple[str, str], Choice], file: Path) -> None:
