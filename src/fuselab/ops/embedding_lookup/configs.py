@@ -134,7 +134,7 @@ def chosen_change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor)
         "sgd": ("fuselab::embedding_sgd_", "cuda"),
         "rowwise_adagrad": ("fuselab::embedding_adagrad_", "cuda"),
     }[how.update]
-    order = "any order" if candidates[0].kernel == "scatter" else "fixed order"
+    order = "any order" if SCATTER in candidates else "fixed order"
     samples = power_of_two(ids.shape[0], 128, 65536)
     key = (how.dtype, grad_output.dtype, ids.shape[1], grad_output.shape[2], samples, order)
     return tuning.chosen(name, implementation, key, candidates)
