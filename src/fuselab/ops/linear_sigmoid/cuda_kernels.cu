@@ -17,6 +17,11 @@ constexpr int block_warps = 8;
 constexpr int threads = 32 * block_warps;
 constexpr int in_flight = 4;
 
+// Blocks that an SM's registers are to hold, `most` where a lane has few elements of a row. Without
+// that ptxas saves registers: it used each load right behind it, so that one waited for the other.
+template <int most, int elements>
+constexpr int resident_blocks = elements <= 8 ? most : 1;
+
 // What is made of a logit: the probability, a loss per row, or a block's sum of losses.
 enum class Kind { sigmoid, losses, loss };
 
@@ -41,49 +46,99 @@ FUSELAB_INLINE float loss_gradient(float z, float target) {
   return (1.0f - target) * at.gate - target * at.complement;
 }
 
-// A lane's part of one row, or of the weights: packs lane, lane + 32, ... of `width` elements.
-template <int width, int chunks>
+// A lane's part of one row: packs lane, lane + 32, ... of `width` elements, zeros where the row ends.
+template <class Element, int width, int chunks>
 struct Part {
-  float value[chunks][width];
+  Pack<Element, width> pack[chunks];
 
-  template <class Element>
+  // Zeros first, then a load over them: with a choice behind it several loads had one register, and
+  // waited for each other. Packs go past the read-only cache: its loads ptxas moves behind a
+  // __syncwarp().
   FUSELAB_INLINE void load_from(const Element* row, int64_t stride, int depth, bool inside) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const int column = (chunk * 32 + lane) * width;
-      Pack<Element, width> pack;
-      const bool there = inside && column < depth;
-      if (there) {
-        if constexpr (width > 1) {
-          pack = load<true, width>(row + column);
-        } else {
-          pack.element[0] = __ldg(row + column * stride);
-        }
-      }
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        value[chunk][i] = there ? widened<float>(pack.element[i]) : 0.0f;
+      for (int i = 0; i < width; ++i) pack[chunk].element[i] = Element(0.0f);
+      if (inside && column < depth) {
+        if constexpr (width > 1) {
+          static_assert(sizeof(pack[chunk]) == 16);
+          *reinterpret_cast<uint4*>(pack[chunk].element) =
+              __ldcg(reinterpret_cast<const uint4*>(row + column));
+        } else {
+          pack[chunk].element[0] = __ldg(row + column * stride);
+        }
       }
     }
   }
-
-  FUSELAB_INLINE float dot(const Part& other) const {
+  FUSELAB_INLINE float at(int chunk, int i) const {
+    return widened<float>(pack[chunk].element[i]);
+  }
+  // This lane's share of a row's logit.
+  FUSELAB_INLINE float times(const Part& weight) const {
     float sum = 0.0f;
 #pragma unroll
     for (int chunk = 0; chunk < chunks; ++chunk) {
 #pragma unroll
-      for (int i = 0; i < width; ++i) sum += value[chunk][i] * other.value[chunk][i];
+      for (int i = 0; i < width; ++i) sum += at(chunk, i) * weight.at(chunk, i);
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
     return sum;
   }
 };
 
-// The sum of every warp's `value` (of lane 0), in thread 0.
-FUSELAB_INLINE double sum_over_warps(double value) {
+// The logit of row k, in lane k.
+template <class Row>
+FUSELAB_INLINE float logit_of_lane(const Row (&x)[in_flight], const Row& weight, float added) {
+  float sum[in_flight], z = 0.0f;
+#pragma unroll
+  for (int k = 0; k < in_flight; ++k) sum[k] = x[k].times(weight);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) sum[k] += __shfl_xor_sync(~0u, sum[k], offset);
+  }
+#pragma unroll
+  for (int k = 0; k < in_flight; ++k) {
+    if (threadIdx.x % 32 == k) z = sum[k] + added;
+  }
+  return z;
+}
+
+// ceil(columns / blockDim.x) blocks add up what the blocks of another kernel left in sums (blocks,
+// columns), in a fixed order; the last column's total goes to `last`, the others' to `others`, which
+// are null where not needed.
+template <class Result>
+__global__ void __launch_bounds__(1024)
+    add_up(const double* __restrict__ sums, Result* __restrict__ others, Result* __restrict__ last,
+           int64_t blocks, int64_t columns) {
+  __shared__ double total[1024];
+  const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  Result* const result = column < columns - 1 ? others : column < columns ? last : nullptr;
+  double partial[4] = {};
+  for (int64_t first = threadIdx.y; result && first < blocks; first += 4 * blockDim.y) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t block = first + i * blockDim.y;
+      if (block < blocks) partial[i] += sums[block * columns + column];
+    }
+  }
+  total[thread] = (partial[0] + partial[1]) + (partial[2] + partial[3]);
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) total[thread] += total[thread + half * blockDim.x];
+  }
+  if (result && threadIdx.y == 0) assign(result[result == last ? 0 : column], total[thread]);
+}
+
+// The sum of the `value` of every warp's first in_flight lanes, in thread 0.
+FUSELAB_INLINE double sum_over_block(double value) {
   __shared__ double of_warp[block_warps];
+#pragma unroll
+  for (int offset = in_flight / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(~0u, value, offset);
+  }
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
   __syncthreads();
   double total = 0.0;
@@ -93,7 +148,7 @@ FUSELAB_INLINE double sum_over_warps(double value) {
 
 // output: a probability or loss per row; where kind is loss, sums[block] of losses times factor.
 template <Kind kind, class Element, class Target, class Output, int width, int chunks>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, resident_blocks<4, chunks * width>)
     forward(const Element* __restrict__ input, const Element* __restrict__ weight,
             const Element* __restrict__ bias, const Target* __restrict__ target,
             Output* __restrict__ output, int64_t rows, int64_t depth_argument, int64_t input_row,
@@ -102,49 +157,44 @@ __global__ void __launch_bounds__(threads)
   const int lane = threadIdx.x % 32;
   const int64_t warps = int64_t(gridDim.x) * block_warps;
   const float added = bias ? widened<float>(*bias) : 0.0f;
-  Part<width, chunks> w;
+  Part<Element, width, chunks> w;
   w.load_from(weight, weight_column, depth, true);
   double total = 0.0;
   for (int64_t first = (int64_t(blockIdx.x) * block_warps + threadIdx.x / 32) * in_flight;
        first < rows; first += warps * in_flight) {
-    Part<width, chunks> x[in_flight];
+    const int64_t row = first + lane;  // what belongs to row k is in lane k
+    const bool inside = lane < in_flight && row < rows;
+    Target wanted;
+    if constexpr (kind != Kind::sigmoid) wanted = target[min(row, rows - 1) * target_row];
+    Part<Element, width, chunks> x[in_flight];
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
-      x[k].load_from(input + (first + k) * input_row, input_column, depth, first + k < rows);
+      x[k].load_from(input + min(first + k, rows - 1) * input_row, input_column, depth, true);
     }
-    float z = 0.0f;  // lane k has the logit of row k
-#pragma unroll
-    for (int k = 0; k < in_flight; ++k) {
-      const float sum = x[k].dot(w) + added;
-      if (lane == k) z = sum;
-    }
-    const int64_t row = first + lane;
-    if (lane < in_flight && row < rows) {
+    __syncwarp();  // all loads are on their way before the first is used
+    const float z = logit_of_lane(x, w, added);
+    if (inside) {
       if constexpr (kind == Kind::sigmoid) {
         assign(output[row], logistic(z).gate);
       } else {
-        const float loss = loss_of(z, widened<float>(target[row * target_row]));
+        const float loss = loss_of(z, widened<float>(wanted));
         if constexpr (kind == Kind::losses) assign(output[row], loss);
         total += static_cast<double>(loss);
       }
     }
   }
   if constexpr (kind == Kind::loss) {
-#pragma unroll
-    for (int offset = in_flight / 2; offset > 0; offset /= 2) {
-      total += __shfl_xor_sync(~0u, total, offset);
-    }
-    total = sum_over_warps(total);
+    total = sum_over_block(total);
     if (threadIdx.x == 0) assign(output[blockIdx.x], total * factor);
   }
 }
 
 // Gradients of input (null where not needed), and every block's sums for those of weight and bias:
-// weight_sums[block][column], bias_sums[block]. saved is the output of sigmoid, the target of a loss,
+// weight_sums[block][column] and bias_sums[block], rows of depth + 1. saved is the output of sigmoid, the target of a loss,
 // whose logit is formed again from the row that the warp has loaded. factor is what the loss's mean
 // divides by.
 template <Kind kind, class Element, class Saved, class Grad, int width, int chunks>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, resident_blocks<3, chunks * width>)
     backward(const Grad* __restrict__ grad, const Saved* __restrict__ saved,
              const Element* __restrict__ input, const Element* __restrict__ weight,
              const Element* __restrict__ bias, Element* __restrict__ grad_input,
@@ -155,53 +205,57 @@ __global__ void __launch_bounds__(threads)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t warps = int64_t(gridDim.x) * block_warps;
   const float added = bias ? widened<float>(*bias) : 0.0f;
-  Part<width, chunks> w, of_weight;
+  Part<Element, width, chunks> w;
   w.load_from(weight, weight_column, depth, true);
-#pragma unroll
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-#pragma unroll
-    for (int i = 0; i < width; ++i) of_weight.value[chunk][i] = 0.0f;
-  }
+  float of_weight[chunks][width] = {};
   double of_bias = 0.0;
   for (int64_t first = (int64_t(blockIdx.x) * block_warps + warp) * in_flight; first < rows;
        first += warps * in_flight) {
-    Part<width, chunks> x[in_flight];
-    float upstream[in_flight], kept[in_flight];
-#pragma unroll
-    for (int k = 0; k < in_flight; ++k) {
-      const bool inside = first + k < rows;
-      x[k].load_from(input + (first + k) * input_row, input_column, depth, inside);
-      upstream[k] = inside ? widened<float>(grad[(first + k) * grad_row]) * factor : 0.0f;
-      kept[k] = inside ? widened<float>(saved[(first + k) * saved_row]) : 0.0f;
+    const int64_t row = first + lane;  // what belongs to row k is in lane k
+    const bool inside = lane < in_flight && row < rows;
+    Grad of_output = Grad(0.0f);
+    Saved kept = Saved(0.0f);
+    if (inside) {
+      of_output = __ldg(grad + row * grad_row);
+      kept = __ldg(saved + row * saved_row);
     }
+    Part<Element, width, chunks> x[in_flight];
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
-      if (first + k >= rows) break;
-      float of_logit;
-      if constexpr (kind == Kind::sigmoid) {
-        of_logit = upstream[k] * (kept[k] * (1.0f - kept[k]));
-      } else {
-        of_logit = upstream[k] * loss_gradient(x[k].dot(w) + added, kept[k]);
-      }
-      of_bias += static_cast<double>(of_logit);
+      x[k].load_from(input + (first + k) * input_row, input_column, depth, first + k < rows);
+    }
+    __syncwarp();  // all loads are on their way before the first is used
+    const float value = widened<float>(kept);
+    float of_row;
+    if constexpr (kind == Kind::sigmoid) {
+      of_row = value * (1.0f - value);
+    } else {
+      of_row = loss_gradient(logit_of_lane(x, w, added), value);
+    }
+    // Chosen, not trusted to be 0: an infinite bias makes NaN of a row that is not there.
+    of_row = inside ? widened<float>(of_output) * factor * of_row : 0.0f;
+    of_bias += static_cast<double>(of_row);
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) {
+      const float of_logit = __shfl_sync(~0u, of_row, k);
 #pragma unroll
       for (int chunk = 0; chunk < chunks; ++chunk) {
         const int column = (chunk * 32 + lane) * width;
         Pack<Element, width> result;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          of_weight.value[chunk][i] += of_logit * x[k].value[chunk][i];
-          assign(result.element[i], of_logit * w.value[chunk][i]);
+          of_weight[chunk][i] += of_logit * x[k].at(chunk, i);
+          assign(result.element[i], of_logit * w.at(chunk, i));
         }
-        if (grad_input && column < depth) {
+        if (grad_input && first + k < rows && column < depth) {
           store<(width > 1)>(grad_input + (first + k) * depth + column, result);
         }
       }
     }
   }
   if (bias_sums) {
-    of_bias = sum_over_warps(of_bias);
-    if (threadIdx.x == 0) bias_sums[blockIdx.x] = of_bias;
+    of_bias = sum_over_block(of_bias);
+    if (threadIdx.x == 0) bias_sums[blockIdx.x * int64_t(depth + 1)] = of_bias;
   }
   if (!weight_sums) return;
   __shared__ float shared[block_warps][32 * width];
@@ -209,13 +263,13 @@ __global__ void __launch_bounds__(threads)
   for (int chunk = 0; chunk < chunks; ++chunk) {
     __syncthreads();  // of the chunk before
 #pragma unroll
-    for (int i = 0; i < width; ++i) shared[warp][i * 32 + lane] = of_weight.value[chunk][i];
+    for (int i = 0; i < width; ++i) shared[warp][i * 32 + lane] = of_weight[chunk][i];
     __syncthreads();
     for (int at = threadIdx.x; at < 32 * width; at += threads) {
       const int column = chunk * 32 * width + at % 32 * width + at / 32;
       double total = 0.0;
       for (int from = 0; from < block_warps; ++from) total += static_cast<double>(shared[from][at]);
-      if (column < depth) weight_sums[int64_t(blockIdx.x) * depth + column] = total;
+      if (column < depth) weight_sums[blockIdx.x * int64_t(depth + 1) + column] = total;
     }
   }
 }
