@@ -22,6 +22,7 @@ from fuselab.errors import (
     ContractError,
     DeviceError,
     DifferentiationError,
+    ShapeError,
     UnknownNameError,
     UnsupportedError,
 )
@@ -604,6 +605,36 @@ def test_nested_and_quantized_tensors_are_refused() -> None:
         tanh_op(torch.ones(2, 3), nested)
     with pytest.raises(ArgumentError, match="'input' is a quantized tensor"):
         tanh_op(quantized, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("implementation", ["auto", "cpp"])
+def test_a_choice_that_trips_over_bad_arguments_names_them(implementation: str) -> None:
+    """On a GPU a rank of 0 made the choice between kernels an IndexError."""
+
+    def validate(input: Tensor, *rest: Any) -> None:
+        if input.dim() < 2:
+            raise ShapeError("'input' has no rows")
+
+    def supports(input: Tensor, *rest: Any) -> str | None:
+        return "it is too wide" if input.shape[1] > 8 else None
+
+    function = fuselab.operator(
+        make_op(
+            "dispatchtest::picky",
+            validate=validate,
+            implementations={"cpp": Implementation("cpu", forward, backward, supports)},
+        )
+    )
+    with pytest.raises(ShapeError, match="'input' has no rows"):
+        function(torch.ones(3), torch.ones(3), implementation=implementation)
+    function(torch.ones(2, 3), torch.ones(2, 3), implementation=implementation)
+    broken = make_op(
+        "dispatchtest::picky",
+        implementations={"cpp": Implementation("cpu", forward, backward, supports)},
+    )
+    fuselab.operator(broken)
+    with pytest.raises(IndexError):  # nothing is wrong with the arguments
+        function(torch.ones(3), torch.ones(3), implementation=implementation)
 
 
 def test_a_float_that_no_kernel_can_take_is_refused() -> None:
