@@ -273,4 +273,4 @@ def test_operators_of_sequences_come_from_plans(
             ours = call(device, "auto")
         held.append(ours)
         torch.manual_seed(seed)
-        torch.testing.assert_close(ours, call(device, "reference"), rtol=2e-2, atol=1e-3)
+        torch.testing.assert_close(ours, call(device, "reference"), rtol=2e-2, atol=2e-2)
