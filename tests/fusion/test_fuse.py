@@ -369,6 +369,34 @@ def test_a_change_in_place_after_the_chain_reads_leaves_the_model_as_it_was(fast
     torch.testing.assert_close(result.model(input), (F.relu(2 * input), torch.zeros(5, 16)))
 
 
+def test_such_a_change_is_found_where_no_gradient_can_be_taken(faster: None, op: FusedOp) -> None:
+    class Doubles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, input: Tensor) -> Tensor:
+            scaled = input * 1
+            hidden = self.linear(scaled)
+            scaled.mul_(2)  # the linear's backward wants it as it was
+            return F.relu(hidden) + scaled
+
+    class InItsOwnDtype(Doubles):
+        def __init__(self) -> None:
+            super().__init__()
+            self.constant = torch.eye(16)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) @ self.constant
+
+    for kind in (Doubles, InItsOwnDtype):
+        model, input = kind().eval(), torch.randn(5, 16)
+        result = _fuse(model, input, op=op)
+        assert [tried.decision for tried in result.replacements] == [Decision.WRONG]
+        with torch.no_grad():
+            torch.testing.assert_close(result.model(input), model(input))
+
+
 def test_an_output_of_another_container_keeps_its_kind(faster: None, op: FusedOp) -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fuselab.errors import DtypeError
 from fuselab.fusion import fuse as fuse_module
 from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
 from fuselab.measure.verdict import Outcome, Verdict
 from fuselab.models.dlrm import SMALL, Dlrm, get_inputs
+from fuselab.nn import FusedEmbeddingCollection
 from fuselab.ops import contract
 
 SIZES, WIDTH, BATCH = (5, 3, 7, 2), 3, 6
@@ -177,7 +179,11 @@ MLPS = ["linear_activation"] * 3
     ],
 )
 def test_a_recommender_is_replaced_whole(
-    taken: None, look_up: LookUp, interact: Interact, operators: list[str]
+    taken: None,
+    monkeypatch: pytest.MonkeyPatch,
+    look_up: LookUp,
+    interact: Interact,
+    operators: list[str],
 ) -> None:
     model = Recommender(look_up, interact)
     result = _fuse(model, *_inputs())
@@ -187,6 +193,9 @@ def test_a_recommender_is_replaced_whole(
         _assert_same(model, result.model, *_inputs(batch))
     source = type(result.model).fused_source
     assert "self.tables(" not in source and "bmm" not in source and "nn.linear" not in source
+    # And it is that source which runs, though layers inside were replaced too.
+    monkeypatch.setattr(Recommender, "forward", None)
+    assert result.model(*_inputs()).shape == (BATCH, 1)
 
 
 def test_it_trains_as_before_and_its_checkpoint_is_the_models(taken: None) -> None:
@@ -246,6 +255,26 @@ def test_an_id_out_of_range_is_an_error_still(taken: None) -> None:
     ids[1, 2] = SIZES[2]
     with pytest.raises(IndexError):
         fused(dense, ids)
+
+
+def test_ids_that_an_embedding_refuses_are_an_error_still(taken: None) -> None:
+    result = _fuse(Recommender(_by_column, _cat), *_inputs())
+    assert "embedding_lookup" in _kept(result)
+    fused, (dense, ids) = result.model, _inputs()
+    for dtype in (torch.float32, torch.uint8):
+        with pytest.raises(DtypeError, match="'ids'"):
+            fused(dense, ids.to(dtype))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_a_collection_that_steps_in_its_backward_keeps_its_bits(optimizer: str) -> None:
+    tables = FusedEmbeddingCollection(SIZES, WIDTH, optimizer=optimizer, learning_rate=0.5)
+    model = nn.Sequential(tables, nn.Flatten(), nn.Linear(12, 3), nn.ReLU())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = fuse_with_report(model, [_inputs()[1]], budget_s=0.02)
+    assert result.training and not result.left
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert result.model[0][0].weight is tables[0].weight
 
 
 @pytest.mark.parametrize(

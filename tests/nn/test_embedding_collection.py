@@ -49,6 +49,24 @@ def test_it_is_a_module_list():
     assert names == ["0.weight", "1.weight", "2.weight"]
 
 
+@pytest.mark.parametrize("optimizer", [None, "rowwise_adagrad"])
+def test_a_slice_is_a_collection_of_the_same_tables(optimizer):
+    fused = FusedEmbeddingCollection(SIZES, 4, hash="modulus", optimizer=optimizer, eps=0.5)
+    part, ids = fused.eval()[1:], ids_of(9)[:, 1:] - 70
+    assert torch.equal(part(ids), fused(torch.cat([ids[:, :1], ids], 1))[:, 1:])
+    assert part[1].weight is fused[2].weight and part.eps == 0.5 and not part.training
+    assert part.optimizer == optimizer and len(part.state_dict()) == len(part) * (
+        1 + bool(optimizer)
+    )
+
+
+def test_a_table_without_adagrads_state_is_named():
+    fused = FusedEmbeddingCollection(SIZES, 4, optimizer="rowwise_adagrad")
+    fused[2] = nn.Embedding(30, 4)
+    with pytest.raises(ArgumentError, match="table 2 has no row-wise Adagrad state"):
+        fused(ids_of(4))
+
+
 def test_gradients_and_a_trajectory_of_50_steps_are_embeddings():
     modules = plain()
     fused = FusedEmbeddingCollection(SIZES, 4)
@@ -146,6 +164,22 @@ def test_from_embeddings_refuses_what_it_would_drop():
     for option in ({"padding_idx": 0}, {"max_norm": 1.0}, {"sparse": True}):
         with pytest.raises(ArgumentError, match=f"embedding 0 has {next(iter(option))}="):
             FusedEmbeddingCollection.from_embeddings(plain(**option))
+
+    class Scaled(nn.Embedding):
+        def forward(self, input):
+            return super().forward(input) * 2
+
+    hooked, computed = nn.Embedding(3, 4), nn.Embedding(3, 4)
+    hooked.register_forward_hook(lambda module, args, output: output * 2)
+    nn.utils.parametrizations.weight_norm(computed)
+    for module, what in (
+        (Scaled(3, 4), "has a forward of its own"),
+        (hooked, "has hooks"),
+        (computed, "has a weight that is computed"),
+        (nn.EmbeddingBag(3, 4), "is a EmbeddingBag"),
+    ):
+        with pytest.raises(ArgumentError, match=f"embedding 1 {what}"):
+            FusedEmbeddingCollection.from_embeddings([nn.Embedding(3, 4), module])
     with pytest.raises(ShapeError, match="embedding 1 is 5 wide and embedding 0 4"):
         FusedEmbeddingCollection.from_embeddings([nn.Embedding(3, 4), nn.Embedding(3, 5)])
     with pytest.raises(ArgumentError, match="no embedding"):

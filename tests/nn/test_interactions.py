@@ -64,5 +64,9 @@ def test_dtype_and_device_are_linears():
 def test_refusals():
     with pytest.raises(ArgumentError, match=r"'linear' has 143 inputs; expected 144, the square"):
         OuterInteraction.of(nn.Linear(143, 5), 3, 4)
+    computed = nn.utils.parametrizations.weight_norm(nn.Linear(144, 5))
+    for module, what in ((computed, "has a weight that is"), (nn.Embedding(144, 5), "is a Embed")):
+        with pytest.raises(ArgumentError, match=f"'linear' {what}"):
+            OuterInteraction.of(module, 3, 4)
     with pytest.raises(UnknownNameError, match="unknown activation 'rleu'"):
         OuterInteraction(3, 4, 5, activation="rleu")

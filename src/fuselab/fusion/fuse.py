@@ -14,7 +14,15 @@ from torch import Tensor, fx, nn
 from fuselab.errors import FuselabError
 from fuselab.fusion.emit import Region, install, rewritten, shared_copy
 from fuselab.fusion.expression import Expression, has_hooks, is_fused
-from fuselab.fusion.judge import can_copy, measure, prove_model, prove_region, values_of
+from fuselab.fusion.judge import (
+    can_copy,
+    measure,
+    near_outputs,
+    prove_model,
+    prove_outputs,
+    prove_region,
+    values_of,
+)
 from fuselab.fusion.match import Match, Pattern, find
 from fuselab.fusion.trace import (
     Call,
@@ -201,19 +209,23 @@ class _Fusion:
         stage = shadow(self.model)
         calls = record_calls(stage, self.args, self.kwargs)
         fused = shared_copy(self.model)
+        rewrites: list[tuple[str, Traced, Traced]] = []
         for path, module in modules_to_look_into(stage):
             if is_compiled(module):
                 reason = "it is compiled already; fuse first, then compile"
                 self.left.append(LeftAlone(path, type(module).__qualname__, reason))
-            if path not in calls or _is_plain_layer(module):
+            if path not in calls or _is_plain_layer(module) or _is_fused_layer(module):
                 continue
             hooked = self._hooked(path)
             traced = self._trace(path, module, calls[path], hooked)
             if traced is not None:
                 final = self._rewrite(traced, hooked)
                 if final is not traced:
-                    target = fused.get_submodule(path) if path else fused
-                    install(target, traced, final)
+                    rewrites.append((path, traced, final))
+        # Children first: a module runs its own rewritten forward as long as its children's classes
+        # are what they were when it was installed, and installing gives a child another one.
+        for path, traced, final in reversed(rewrites):
+            install(fused.get_submodule(path), traced, final)
         return self._conclude(fused)
 
     def _hooked(self, path: str) -> set[str]:
@@ -361,11 +373,12 @@ class _Fusion:
                     else tried
                     for tried in self.tried
                 ]
+        before, after = shadow(self.model), shadow(fused)
         before_us, after_us, decision = measure(
-            _bind(shadow(self.model), self.kwargs),
-            _bind(shadow(fused), self.kwargs),
+            _bind(before, self.kwargs),
+            _bind(after, self.kwargs),
             self.args,
-            list(self.model.parameters()),
+            list({*before.parameters(), *after.parameters()}),
             training=self.training,
             budget_s=3 * self.budget_s,
         )
@@ -382,19 +395,23 @@ class _Fusion:
 
     def _prove_whole(self, fused: nn.Module) -> tuple[str, str | None]:
         """What the comparison of the whole models found, and what is wrong, if anything."""
-        try:
-            problem = prove_model(shadow(self.model), shadow(fused), self.args, self.kwargs)
-        except FuselabError:
-            raise
-        except Exception as error:  # float64 parameters reach code that wants the model's own dtype
-            first = str(error).strip().partition("\n")[0]
-            return (
-                f"each replacement proved; the whole model does not run in float64: {first}",
-                None,
-            )
-        if problem is not None:
-            return "the whole model was not reproduced, nothing is replaced", problem
-        return "outputs and gradients of the whole model proved against float64", None
+        failed = ""
+        for proof, prove in (
+            ("outputs and gradients of the whole model proved against float64", prove_model),
+            ("outputs of the whole model proved against float64, without gradients", prove_outputs),
+            ("each replacement proved; the whole model does not run in float64", near_outputs),
+        ):
+            try:
+                problem = prove(shadow(self.model), shadow(fused), self.args, self.kwargs)
+            except FuselabError:
+                raise
+            except Exception as error:  # in float64 code that wants the model's own dtype, say
+                failed = failed or f": {str(error).strip().partition(chr(10))[0]}"
+                continue
+            if problem is not None:
+                return "the whole model was not reproduced, nothing is replaced", problem
+            return f"{proof}{failed}", None
+        return f"each replacement proved; the whole model could not be compared{failed}", None
 
 
 def _is_plain_layer(module: nn.Module) -> bool:
@@ -402,6 +419,11 @@ def _is_plain_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and not any(
         True for _ in module.children()
     )
+
+
+def _is_fused_layer(module: nn.Module) -> bool:
+    """A layer of ours, which is a fused operator already."""
+    return type(module).__module__.startswith("fuselab.nn.")
 
 
 def _owner(traced: Traced, root: fx.Node) -> str:

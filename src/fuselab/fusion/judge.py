@@ -69,6 +69,39 @@ def prove_model(
     return _prove(original, fused, args, kwargs)
 
 
+def prove_outputs(
+    original: nn.Module, fused: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+) -> str | None:
+    """The same of the outputs alone: of a model that cannot be differentiated."""
+    with torch.no_grad():
+        return _prove(original, fused, args, kwargs)
+
+
+def near_outputs(
+    original: nn.Module, fused: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+) -> str | None:
+    """Whether outputs in the model's own dtype are near: of a model that does not run in float64.
+    The error may be the square root of the dtype's own, of the largest number."""
+    outputs = []
+    for model in (original, fused):
+        given = pytree.tree_map_only(Tensor, Tensor.clone, (tuple(args), kwargs))
+        leaves = pytree.tree_leaves(given)
+        with torch.no_grad(), torch.random.fork_rng(devices=_devices(leaves)):
+            torch.manual_seed(0)
+            output = model(*given[0], **given[1])
+        outputs.append([leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)])
+    for place, (expected, actual) in enumerate(zip(*outputs, strict=True)):
+        if not expected.is_floating_point():
+            same = torch.equal(expected, actual)
+        else:
+            largest = expected.nan_to_num(0.0, 0.0, 0.0).abs().amax() if expected.numel() else 0.0
+            bound = float(largest) * torch.finfo(expected.dtype).eps ** 0.5
+            same = torch.allclose(actual, expected, rtol=0.0, atol=bound, equal_nan=True)
+        if not same:
+            return f"output {place} is another"
+    return None
+
+
 def can_copy(model: nn.Module) -> bool:
     """Whether a float64 copy of the model's parameters is small enough to prove the whole model."""
     return 8 * sum(value.numel() for value in model.parameters()) <= _LARGEST_FLOAT64_COPY_BYTES

@@ -74,8 +74,16 @@ class Traced:
 
 
 def shadow(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters, buffers of its own and no hooks, free to be run."""
+    """A copy with the same parameters, buffers of its own and no hooks, free to be run.
+
+    A module whose backward is the optimizer's step says so by ``steps_in_backward``; its parameters
+    are copied too.
+    """
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    for module in model.modules():
+        if getattr(module, "steps_in_backward", False):
+            for parameter in module.parameters():
+                memo.pop(id(parameter), None)
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy takes leaves only

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselab.errors import ArgumentError, ShapeError, UnknownNameError
+from fuselab.nn.plain_module import more_than
 from fuselab.ops import embedding_lookup
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
 from fuselab.ops.embedding_lookup.rules import HASHES, OUT_OF_RANGE, compute_dtype
@@ -106,6 +107,28 @@ class FusedEmbeddingCollection(nn.ModuleList):
             for table in self:
                 table.keep_state()
 
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether the backward writes to the parameters: ``fuselab.fuse`` tries a copy then."""
+        return self.optimizer is not None
+
+    def __getitem__(self, index: Any) -> Any:
+        """A table, or a collection of several of them."""
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        # nn.ModuleList would hand them to this class's __init__.
+        part = FusedEmbeddingCollection(
+            (),
+            self.embedding_dim,
+            out_of_range=self.out_of_range,
+            hash=self.hash,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            eps=self.eps,
+        )
+        part.training = self.training
+        return part.extend([*self][index])
+
     @classmethod
     def from_embeddings(
         cls, embeddings: Iterable[nn.Embedding], **options: Any
@@ -115,14 +138,21 @@ class FusedEmbeddingCollection(nn.ModuleList):
         ``options`` are the keywords of the constructor.
 
         Raises:
-            ArgumentError: there is none, or one has an option that a look-up does not know
-                (padding_idx, max_norm, scale_grad_by_freq, sparse).
+            ArgumentError: there is none, or one is more than a look-up: no nn.Embedding, or one
+                with a forward of its own, hooks, a computed weight, or an option (padding_idx,
+                max_norm, scale_grad_by_freq, sparse).
             ShapeError: their widths differ.
         """
         modules = list(embeddings)
         if not modules:
             raise ArgumentError("from_embeddings: there is no embedding; give at least one.")
         for place, module in enumerate(modules):
+            problem = more_than(module, nn.Embedding)
+            if problem is not None:
+                raise ArgumentError(
+                    f"from_embeddings: embedding {place} {problem}, which a fused look-up would "
+                    "drop; keep it as it is."
+                )
             if module.embedding_dim != modules[0].embedding_dim:
                 raise ShapeError(
                     f"from_embeddings: embedding {place} is {module.embedding_dim} wide and "
@@ -150,7 +180,7 @@ class FusedEmbeddingCollection(nn.ModuleList):
         if self.optimizer is None:
             return embedding_lookup(tables, ids, self.out_of_range, self.hash)
         adagrad = self.optimizer == "rowwise_adagrad"
-        states = [table.row_state for table in self] if adagrad else []
+        states = [_state_of(place, table) for place, table in enumerate(self)] if adagrad else []
         return updating_embedding_lookup(
             tables,
             ids,
@@ -167,3 +197,13 @@ class FusedEmbeddingCollection(nn.ModuleList):
         if self.optimizer is not None:
             parts.append(f"optimizer={self.optimizer!r}, learning_rate={self.learning_rate}")
         return ", ".join(parts)
+
+
+def _state_of(place: int, table: nn.Module) -> Tensor:
+    state = table._buffers.get("row_state")
+    if state is None:
+        raise ArgumentError(
+            f"FusedEmbeddingCollection: table {place} has no row-wise Adagrad state; put tables "
+            "in by from_embeddings, which begins one."
+        )
+    return state

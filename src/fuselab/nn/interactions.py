@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselab.errors import ArgumentError
+from fuselab.nn.plain_module import more_than
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.dot_interaction import dot_interaction
 from fuselab.ops.outer_interaction_linear import outer_interaction_linear
@@ -50,7 +51,8 @@ class OuterInteraction(nn.Linear):
 
     Raises:
         UnknownNameError: activation.
-        ArgumentError: ``of`` got a layer whose input is not the square of vectors x width.
+        ArgumentError: ``of`` got no linear layer, one that does or has more (a forward of its own,
+            hooks, a computed weight), or one whose input is not the square of vectors x width.
     """
 
     def __init__(
@@ -76,6 +78,12 @@ class OuterInteraction(nn.Linear):
         cls, linear: nn.Linear, vectors: int, width: int, activation: str = "identity"
     ) -> OuterInteraction:
         """The layer that takes the place of ``linear``, with its very parameters."""
+        problem = more_than(linear, nn.Linear)
+        if problem is not None:
+            raise ArgumentError(
+                f"OuterInteraction.of: 'linear' {problem}, which this layer would drop; expected a "
+                "plain nn.Linear."
+            )
         if linear.in_features != (vectors * width) ** 2:
             raise ArgumentError(
                 f"OuterInteraction.of: 'linear' has {linear.in_features} inputs; expected "

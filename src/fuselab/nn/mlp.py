@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselab.errors import ArgumentError
+from fuselab.nn.plain_module import is_plain
 from fuselab.ops.activations import LEAKY_RELU_SLOPE, activation
 from fuselab.ops.linear_activation import linear_activation
 from fuselab.ops.linear_sigmoid import linear_sigmoid
@@ -127,7 +128,7 @@ class MLP(nn.Sequential):
             layer = layers[place]
             following = layers[place + 1] if place + 1 < len(layers) else None
             name = None if following is None else _activation_of(following)
-            if type(layer) is nn.Linear and name is not None and _is_plain(layer):
+            if type(layer) is nn.Linear and name is not None and is_plain(layer):
                 if name == "sigmoid" and layer.out_features == 1:
                     input = linear_sigmoid(input, layer.weight, layer.bias)
                 else:
@@ -152,7 +153,7 @@ def _whole(
     weights: list[Tensor] = []
     biases: list[Tensor] = []
     for layer in layers:
-        if type(layer) is nn.Linear and _is_plain(layer) and len(names) == len(weights):
+        if type(layer) is nn.Linear and is_plain(layer) and len(names) == len(weights):
             weights.append(layer.weight)
             if (bias := layer.bias) is not None:  # asking a module takes 0.5 us
                 biases.append(bias)
@@ -178,21 +179,10 @@ def _layer(name: str) -> nn.Module:
 
 def _activation_of(layer: nn.Module) -> str | None:
     """The name of an activation that a fused call can take in the module's place, or None."""
-    if not _is_plain(layer):
+    if not is_plain(layer):
         return None
     if type(layer) is nn.GELU:
         return "gelu_tanh" if layer.approximate == "tanh" else "gelu"
     if type(layer) is nn.LeakyReLU:
         return "leaky_relu" if layer.negative_slope == LEAKY_RELU_SLOPE else None
     return _NAMES.get(type(layer))
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether calling the module does no more than its class's forward."""
-    return not (
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-        or "forward" in layer.__dict__
-    )
