@@ -188,6 +188,8 @@ def test_empty_batches_and_tables(implementation):
     assert torch.equal(ignored, torch.zeros(3, 1, 4))
     with pytest.raises(IndexRangeError, match="which has 0 rows"):
         embedding_lookup([empty], ids, implementation=implementation)
+    with pytest.raises(IndexRangeError, match="which has 2 rows"):
+        embedding_lookup([torch.empty(2, 0)], ids + 2, implementation=implementation)
     for rule in ("clamp", "modulus"):
         with pytest.raises(ArgumentError, match=r"'tables\[0\]' has no rows"):
             embedding_lookup([empty], ids, implementation=implementation, **arguments(rule))

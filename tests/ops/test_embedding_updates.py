@@ -148,6 +148,21 @@ def test_nothing_changes_when_an_id_is_out_of_range(implementation):
     assert all(map(torch.equal, tables, before))
 
 
+@implementations
+def test_nothing_changes_when_the_id_is_for_a_later_group_of_tables(implementation):
+    tables, states = [torch.zeros(3, 2) for _ in range(300)], [torch.zeros(3) for _ in range(300)]
+    ids, grad = torch.ones(2, 300, dtype=torch.int32), torch.ones(2, 300, 2)
+    ids[1, 290] = 9
+    chosen = {"implementation": implementation}
+    with pytest.raises(IndexRangeError, match="in sample 1 for table 290, which has 3 rows"):
+        embedding_sgd_(tables, ids, grad, 0.1, **chosen)
+    with pytest.raises(IndexRangeError, match="in sample 1 for table 290"):
+        embedding_adagrad_(tables, states, ids, grad, 0.1, **chosen)
+    with pytest.raises(IndexRangeError, match="in sample 1 for table 290"):
+        embedding_lookup(tables, ids, **chosen)
+    assert not any(map(torch.any, (*tables, *states)))
+
+
 def test_version_counters_rise_and_autograd_notices():
     tables, ids, grad = made(9, 4)
     versions = [table._version for table in tables]
@@ -287,6 +302,8 @@ def test_refusals_of_the_updating_look_up():
         updating_embedding_lookup(tables, ids, "adam", 0.1)
     with pytest.raises(ArgumentError, match="'states' has 0 tensors for 5 tables"):
         updating_embedding_lookup(tables, ids, "rowwise_adagrad", 0.1)
+    with pytest.raises(ArgumentError, match="a tensor is in 'tables' twice"):
+        updating_embedding_lookup([tables[0]] * 5, ids, "sgd", 0.1)
     tables[0].requires_grad_()
     with pytest.raises(ArgumentError, match="some of 'tables' require a gradient"):
         updating_embedding_lookup(tables, ids, "sgd", 0.1)

@@ -59,7 +59,7 @@ inline void assign(bfloat16& to, float x) {  // to nearest even; a NaN stays one
 // The first id that is no row, as the user's error.
 template <Rule rule, class Id>
 void check(const Id* ids, int64_t batch, int64_t tables, int64_t sample_stride,
-           int64_t table_stride, const Tables<kCapacity>& description) {
+           int64_t table_stride, int64_t first_table, const Tables<kCapacity>& description) {
   if constexpr (rule != Rule::error) return;
   std::atomic<int64_t> first = batch * tables;
 #pragma omp parallel for if (batch * tables > 65536)
@@ -78,7 +78,7 @@ void check(const Id* ids, int64_t batch, int64_t tables, int64_t sample_stride,
   throw std::out_of_range(
       "embedding: 'ids' has " +
       std::to_string(static_cast<int64_t>(ids[sample * sample_stride + table * table_stride])) +
-      " in sample " + std::to_string(sample) + " for table " + std::to_string(table) +
+      " in sample " + std::to_string(sample) + " for table " + std::to_string(first_table + table) +
       ", which has " + std::to_string(description.rows[table]) +
       " rows; out_of_range='clamp', 'ignore' and hash='modulus' take such ids.");
 }
@@ -110,11 +110,18 @@ void sort_by_row(std::vector<Entry>& entries, std::vector<Entry>& other, int64_t
 
 }  // namespace
 
+// Before the first of several groups of tables changes.
+template <class Id, Rule rule>
+void check_group(const Id* ids, int64_t batch, int64_t tables, int64_t id_sample_stride,
+                 int64_t id_table_stride, int64_t first_table, Tables<kCapacity> description) {
+  check<rule>(ids, batch, tables, id_sample_stride, id_table_stride, first_table, description);
+}
+
 template <class Element, class Output, class Id, Rule rule>
 void look_up(const Id* ids, Output* output, int64_t batch, int64_t tables, int64_t width,
              int64_t id_sample_stride, int64_t id_table_stride, int64_t output_sample_stride,
-             Tables<kCapacity> description) {
-  check<rule>(ids, batch, tables, id_sample_stride, id_table_stride, description);
+             int64_t first_table, Tables<kCapacity> description) {
+  check<rule>(ids, batch, tables, id_sample_stride, id_table_stride, first_table, description);
 #pragma omp parallel for if (batch * tables * width * sizeof(Output) > 65536)
   for (int64_t sample = 0; sample < batch; ++sample) {
     Output* target = output + sample * output_sample_stride;
@@ -140,9 +147,9 @@ template <class Element, class Gradient, class Id, Rule rule, Update update>
 void change(const Id* ids, const Gradient* grad_output, int64_t batch, int64_t tables, int64_t width,
             int64_t id_sample_stride, int64_t id_table_stride, int64_t grad_sample_stride,
             int64_t grad_table_stride, Compute<Element> learning_rate, Compute<Element> eps,
-            int64_t parts, Tables<kCapacity> description) {
+            int64_t parts, int64_t first_table, Tables<kCapacity> description) {
   using Number = Compute<Element>;
-  check<rule>(ids, batch, tables, id_sample_stride, id_table_stride, description);
+  check<rule>(ids, batch, tables, id_sample_stride, id_table_stride, first_table, description);
 #pragma omp parallel if (batch * tables * width > 16384)
   {
     std::vector<Entry> entries, other;

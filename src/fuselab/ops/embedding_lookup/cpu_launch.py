@@ -36,7 +36,7 @@ def forward(
     types = f"{_TYPES[tables[0].dtype]}, {_TYPES[output.dtype]}"
     if output.dtype == tables[0].dtype:
         types, width = "char, char", width * output.element_size()  # bytes are copied
-    if output.numel() == 0:
+    if ids.numel() == 0:
         return output
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
@@ -49,6 +49,7 @@ def forward(
                 i64(width),
                 *map(i64, part.stride()),
                 i64(ids.shape[1] * width),
+                i64(group.columns.start),
                 group.description(MOST),
             ),
         )
@@ -83,12 +84,23 @@ def change(
     grad_output: Tensor,
 ) -> None:
     """Let ``grad_output`` (samples, tables, D) change the tables; None is left alone."""
-    if grad_output.numel() == 0:
+    if ids.numel() == 0:
         return
     if grad_output.stride(2) != 1:
         grad_output = grad_output.contiguous()
     number = f64 if how.dtype == torch.float64 else f32
-    for group in groups(tables, rows, states):
+    grouped = list(groups(tables, rows, states))
+    for group in grouped if len(grouped) > 1 else ():
+        part = ids[:, group.columns]
+        CPP.launch(
+            f"check_group<{CPP_IDS[ids.dtype]}, {how.rule}>",
+            (
+                part,
+                *map(i64, (*part.shape, *part.stride(), group.columns.start)),
+                group.description(MOST),
+            ),
+        )
+    for group in grouped:
         part, grads = ids[:, group.columns], grad_output[:, group.columns]
         # Two tasks a thread, so that none waits long for the largest table.
         parts = ceil_div(2 * torch.get_num_threads(), part.shape[1])
@@ -104,6 +116,7 @@ def change(
                 number(float(how.learning_rate)),
                 number(float(how.eps)),
                 i64(parts),
+                i64(group.columns.start),
                 group.description(MOST),
             ),
         )

@@ -98,8 +98,9 @@ def rows_of(
 ) -> tuple[Tensor, Tensor | None]:
     """Column ``table`` of the ids as rows, and which of them count (None: all), in plain PyTorch.
 
-    Raises IndexRangeError where ids can be looked at, as a CPU's can.
+    Raises IndexRangeError where ids can be looked at, as a CPU's can, and DtypeError.
     """
+    check_integers("embedding", "ids", ids, 2)
     column = ids[:, table].long()
     if hash is not None:
         return torch.remainder(column, rows), None

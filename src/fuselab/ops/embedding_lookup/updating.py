@@ -107,7 +107,8 @@ def updating_embedding_lookup(
         eps: row-wise Adagrad's.
 
     Raises:
-        ArgumentError: some tables require a gradient and some do not, or ``states`` are missing.
+        ArgumentError: some tables require a gradient and some do not, one is there twice, or
+            ``states`` are missing.
         UnknownNameError: ``optimizer`` is none of the known.
         UnsupportedError, in the backward: ``is_grads_batched=True``, several steps at once.
     """
@@ -117,6 +118,11 @@ def updating_embedding_lookup(
         raise ArgumentError(
             f"updating_embedding_lookup: 'states' has {len(states)} tensors for {len(tables)} "
             "tables; row-wise Adagrad keeps one number per row of each."
+        )
+    if len({*map(id, tables)}) < len(tables):
+        raise ArgumentError(
+            "updating_embedding_lookup: a tensor is in 'tables' twice, and a step writes to it once; "
+            "look its columns up in turn."
         )
     trained = {table.requires_grad for table in tables}
     if len(trained) > 1:

@@ -104,6 +104,7 @@ def forward_cpp(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor
                 *_arguments(ids, sorted_keys, slots, offsets, output),
                 i64(ids.shape[0]),
                 *_sizes(ids),
+                i64(sorted_keys.shape[0]),
             ),
         )
     return output

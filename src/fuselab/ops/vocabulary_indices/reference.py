@@ -57,13 +57,15 @@ def vocabulary_indices(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets:
         ids: (samples, columns), int64 or int32, any strides.
         sorted_keys, slots, offsets: a ``Vocabulary``, int64, contiguous, on the same device;
             ``vocabulary(columns)`` makes it. Tensors that are not such a vocabulary give undefined
-            indices: looking would synchronise.
+            indices: looking would synchronise. ``offsets`` that leave the keys are an error on the
+            CPU.
 
     Returns:
         (samples, columns) int64, contiguous.
 
     Raises:
         DtypeError, ShapeError: names the tensor and what was expected.
+        ArgumentError: ``offsets`` do not rise from 0 to the number of keys (CPU).
     """
     low = offsets[:-1].expand(ids.shape)
     high = ends = offsets[1:].expand(ids.shape)
