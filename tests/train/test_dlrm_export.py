@@ -170,11 +170,17 @@ def test_latency_and_wrong_calls(
         (["predict", str(trained), "nowhere", "-o", str(tmp_path / "x")], "nowhere"),
         (["export", "dlrm", str(trained)], "nothing to write"),
         (["export", "dlrm", str(trained), "--graph", "x.bmp"], "x.bmp: a plot is written as"),
+        (["export", "dlrm", str(trained), "-o", "x.txt"], "x.txt: the model is written as ONNX"),
+        (
+            ["export", "dlrm", str(trained), "-o", str(tmp_path / "x.onnx"), "--graph", "x.bmp"],
+            "x.bmp: a plot is written as",
+        ),
     ):
         assert run(words) == 2, words
         said = capsys.readouterr().err.strip()
         assert expected in said
         assert "\n" not in said and "Traceback" not in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_pictures_counts_are_the_models() -> None:

@@ -21,7 +21,7 @@ def dlrm(
         Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="ONNX to write.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="ONNX to write: .onnx.")
     ] = None,
     graph: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Picture to write: .svg, .png, .pdf.")
@@ -40,12 +40,15 @@ def dlrm(
     from fuselab.errors import ArgumentError
     from fuselab.report import files
     from fuselab.report.model_graph import model_graph
+    from fuselab.report.plots import check_suffix
     from fuselab.report.result import result
     from fuselab.train.dlrm import load_model
     from fuselab.train.dlrm_export import export_onnx
 
     if output is None and graph is None:
         raise ArgumentError("nothing to write: give -o FILE.onnx, --graph FILE.svg, or both.")
+    if graph is not None:
+        check_suffix(graph)  # before seconds go into the ONNX file
     model, found = load_model(checkpoint)
     facts: dict[str, Any] = {"checkpoint": checkpoint, "step": found.step}
     if output is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fuselab.data import Batch, batches, pieces, to_batch
-from fuselab.errors import ExportError, MissingDependencyError
+from fuselab.errors import ArgumentError, ExportError, MissingDependencyError
 from fuselab.models.dlrm import Dlrm
 from fuselab.report.files import replacing
 
@@ -29,10 +29,13 @@ def export_onnx(model: Dlrm, path: Path, data: str | None = None) -> float:
     ``dense`` float32 [B, 13] are transformed counts, ``sparse`` int64 [B, 26] raw ids.
 
     Raises:
+        ArgumentError: ``path`` does not end in .onnx.
         MissingDependencyError: onnx, onnxscript or onnxruntime is missing.
         ExportError: onnxruntime computes something else; nothing is written.
         OutputError: ``path`` cannot be written.
     """
+    if path.suffix != ".onnx":
+        raise ArgumentError(f"{path}: the model is written as ONNX; name the file .onnx.")
     runtime = _runtime()
     rows = next(batches(data, _ROWS)) if data is not None else to_batch(next(pieces(_ROWS)))
     example = tuple(each[:2].contiguous() for each in (rows.dense, rows.sparse))
