@@ -131,6 +131,24 @@ def test_hooks_fire_once_and_a_hooked_layer_stays(faster: None, model: Model, op
     assert [left.module for left in result.left] == ["mlp.1"]
 
 
+def test_what_holds_a_replaced_layer_runs_its_own_replacement(
+    faster: None, monkeypatch: pytest.MonkeyPatch, op: FusedOp
+) -> None:
+    class Holder(nn.Module):
+        def __init__(self, layers: nn.Sequential) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.layers(input) * 2
+
+    shared = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+    model, input = nn.Sequential(Holder(shared), Holder(shared)), torch.randn(5, 16)
+    expected, fused = model(input), _fuse(model, input, op=op).model
+    monkeypatch.setattr(Holder, "forward", None)
+    torch.testing.assert_close(fused(input), expected)
+
+
 def test_other_modes_arguments_and_shapes_take_the_original_path(
     faster: None, model: Model, op: FusedOp
 ) -> None:

@@ -224,8 +224,9 @@ class _Fusion:
                     rewrites.append((path, traced, final))
         # Children first: a module runs its own rewritten forward as long as its children's classes
         # are what they were when it was installed, and installing gives a child another one.
-        for path, traced, final in reversed(rewrites):
-            install(fused.get_submodule(path), traced, final)
+        places = [(fused.get_submodule(path), traced, final) for path, traced, final in rewrites]
+        for place in sorted(places, key=lambda place: sum(1 for _ in place[0].modules())):
+            install(*place)
         return self._conclude(fused)
 
     def _hooked(self, path: str) -> set[str]:
