@@ -607,7 +607,7 @@ def test_nested_and_quantized_tensors_are_refused() -> None:
         tanh_op(quantized, torch.ones(2, 3))
 
 
-@pytest.mark.parametrize("implementation", ["auto", "cpp"])
+@pytest.mark.parametrize("implementation", ["auto", "cpp", "gpu"])
 def test_a_choice_that_trips_over_bad_arguments_names_them(implementation: str) -> None:
     """On a GPU a rank of 0 made the choice between kernels an IndexError."""
 
@@ -622,11 +622,18 @@ def test_a_choice_that_trips_over_bad_arguments_names_them(implementation: str) 
         make_op(
             "dispatchtest::picky",
             validate=validate,
-            implementations={"cpp": Implementation("cpu", forward, backward, supports)},
+            implementations={
+                "cpp": Implementation("cpu", forward, backward, supports),
+                "gpu": Implementation("cuda", forward, backward, supports),
+            },
         )
     )
     with pytest.raises(ShapeError, match="'input' has no rows"):
         function(torch.ones(3), torch.ones(3), implementation=implementation)
+    if implementation == "gpu":
+        with pytest.raises(UnsupportedError, match="it runs on cuda"):
+            function(torch.ones(2, 3), torch.ones(2, 3), implementation=implementation)
+        return
     function(torch.ones(2, 3), torch.ones(2, 3), implementation=implementation)
     broken = make_op(
         "dispatchtest::picky",

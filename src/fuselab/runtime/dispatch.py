@@ -585,6 +585,7 @@ class _Registration:
             return choose(op, arguments)
         reason = why_not(op, name, arguments)
         if reason is not None:
+            op.validate(*arguments)  # what is wrong goes before what one kernel cannot do
             raise UnsupportedError(
                 f"{op.short_name}: implementation '{name}' cannot run these inputs: {reason}; "
                 "use implementation='auto'."
