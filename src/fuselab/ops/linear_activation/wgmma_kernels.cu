@@ -25,7 +25,6 @@
 constexpr int tile_rows = 128, tile_depth = 64;
 constexpr int multipliers = 2;  // warp groups that multiply, 64 rows each
 constexpr int threads = 128 * (1 + multipliers);
-constexpr int line_bytes = 16 * 128;  // 16 rows of 64 columns, on their way out of a warp
 
 // sum (64 x columns) = a (64 x 16) bᵀ (columns x 16), plus sum where `adds`; multiply_across reads b
 // as (16 x columns). Accumulator 4 j + 2 h + i of thread (g, t) = (lane / 4, lane % 4) of warp w is
@@ -57,23 +56,13 @@ FUSELAB_MULTIPLY_ALL("bf16", __nv_bfloat16)
 
 // What lies where in a block's shared memory, in bytes from its first multiple of 1024.
 // shared_bytes of wgmma_launch.py counts the same.
-template <int tile_columns, int stages, bool lines = false>
+template <int tile_columns, int stages>
 struct Shared {
   static constexpr int input_bytes = tile_rows * tile_depth * 2;
   static constexpr int stage_bytes = input_bytes + tile_columns * tile_depth * 2;
-  static constexpr int lines_at = stages * stage_bytes;  // of each warp that multiplies
-  static constexpr int bias = lines_at + lines * multipliers * 4 * line_bytes;  // per warp group
-  static constexpr int full = bias + multipliers * tile_columns * (lines ? 4 : 2);
+  static constexpr int bias = stages * stage_bytes;  // one per warp group
+  static constexpr int full = bias + multipliers * tile_columns * 2;
   static constexpr int empty = full + stages * 8;
-};
-
-template <bool first, class First, class Second>
-struct ChosenType {
-  using type = First;
-};
-template <class First, class Second>
-struct ChosenType<false, First, Second> {
-  using type = Second;
 };
 
 // The tiles, in an order whose neighbours share their operands in L2: down `height` clusters, then
@@ -169,92 +158,16 @@ FUSELAB_INLINE void write_rows(const float (&sum)[count], const Element* added,
   }
 }
 
-// Two neighbours of a row, finished and rounded: relu in the instruction that rounds (to the same).
-template <class Activation, class Element>
-struct Rounded {
-  static FUSELAB_INLINE uint32_t pair(float low, float high) {
-    Element result[2];
-    assign(result[0], Activation::forward(low));
-    assign(result[1], Activation::forward(high));
-    return uint32_t(*reinterpret_cast<const uint16_t*>(&result[0])) |
-           uint32_t(*reinterpret_cast<const uint16_t*>(&result[1])) << 16;
-  }
-};
-template <>
-struct Rounded<Relu, __nv_bfloat16> {
-  static FUSELAB_INLINE uint32_t pair(float low, float high) {
-    uint32_t word;
-    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-  }
-};
-template <>
-struct Rounded<Relu, __half> {
-  static FUSELAB_INLINE uint32_t pair(float low, float high) {
-    uint32_t word;
-    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-  }
-};
-
-// As write_rows, columns a multiple of 8, by way of 2 KB of shared memory per warp: a store is four
-// whole lines of 128 bytes, and neither exchange nor selection is an instruction per word (915 per
-// warp and tile of 256 columns become 322). Word j of row r lies at j ^ (r % 8), as in the ring.
-template <class Activation, class Element, int count>
-FUSELAB_INLINE void write_lines(const float (&sum)[count], const float* added, uint32_t buffer,
-                                Element* __restrict__ output, int row, int column, int rows,
-                                int columns) {
-  const int lane = threadIdx.x % 32, across = lane % 8, down = lane / 8, t = lane % 4;
-  // Lane 8 m + r gives row r of the m-th of four matrices of 8 x 8: rows r and r + 8, then the next
-  // 8 columns.
-  const uint32_t to = buffer + (across + down % 2 * 8) * 128;
-  row += threadIdx.x % 128 / 32 * 16 + down;
-  column += across * 8;
-  Element* const corner = output + int64_t(row) * columns + column;
-#pragma unroll
-  for (int first = 0; first < count / 4; first += 8) {
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      uint32_t word[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int tile = first + j + i / 2;
-        const float2 bias = *reinterpret_cast<const float2*>(added + tile * 8 + 2 * t);
-        const float* const pair = sum + tile * 4 + i % 2 * 2;
-        word[i] = Rounded<Activation, Element>::pair(pair[0] + bias.x, pair[1] + bias.y);
-      }
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       to + ((j + down / 2) ^ across) * 16),
-                   "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
-                   : "memory");
-    }
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < 16; k += 4) {  // rows `down` and k on
-      uint4 line;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(line.x), "=r"(line.y), "=r"(line.z), "=r"(line.w)
-                   : "r"(buffer + (down + k) * 128 + ((down + k % 8) ^ across) * 16)
-                   : "memory");
-      if (row + k < rows && column + first * 8 < columns) {
-        *reinterpret_cast<uint4*>(corner + int64_t(k) * columns + first * 8) = line;
-      }
-    }
-  }
-}
-
 // packed: as above. adapts: up to 64 further columns of input and weight lie in matrices of their
 // own, with zeros behind them; across: weights lie as (depth, columns). Both are lora_linear's.
-// lines: by write_lines.
 template <class Activation, class Element, int tile_columns, int stages, int cluster, bool packed,
-          bool adapts, bool across, bool lines = false>
+          bool adapts, bool across>
 FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& weight_map,
                                    const TensorMap& further_input_map,
                                    const TensorMap& further_weight_map,
                                    const Element* __restrict__ bias, Element* __restrict__ output,
                                    int rows, int columns, int depth, int64_t bias_stride) {
-  using Layout = Shared<tile_columns, stages, lines>;
+  using Layout = Shared<tile_columns, stages>;
   extern __shared__ uint8_t unaligned[];
   const uint32_t shared = (shared_address(unaligned) + 1023) / 1024 * 1024;
   uint8_t* const bytes = unaligned + (shared - shared_address(unaligned));
@@ -318,8 +231,8 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int multiplier = group - 1, thread = threadIdx.x % 128;
-    using Added = typename ChosenType<lines, float, Element>::type;
-    Added* const added = reinterpret_cast<Added*>(bytes + Layout::bias) + multiplier * tile_columns;
+    Element* const added = reinterpret_cast<Element*>(bytes + Layout::bias) +
+                           multiplier * tile_columns;
     // The first threads of each warp release a slot, each in one block, the first in its own.
     const int lane = thread % 32;
     const bool releases = lane < cluster;
@@ -332,8 +245,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
         group_sync(multiplier);
         for (int i = thread; i < tile_columns; i += 128) {
           const bool inside = bias != nullptr && column + i < columns;
-          const Element* const from = bias + (column + i) * bias_stride;
-          added[i] = inside ? Added(__ldg(from)) : Added(0.0f);
+          added[i] = inside ? __ldg(bias + (column + i) * bias_stride) : Element(0.0f);
         }
         group_sync(multiplier);
         added_column = column;
@@ -368,12 +280,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
       multiply_wait<0>();
       hold(sum);
       if (releases) arrive<cluster>(shared + Layout::empty + previous * 8, rank ^ lane);
-      if constexpr (lines) {
-        const uint32_t buffer = shared + Layout::lines_at + (threadIdx.x / 32 - 4) * line_bytes;
-        write_lines<Activation>(sum, added, buffer, output, row, column, rows, columns);
-      } else {
-        write_rows<Activation, Element, packed>(sum, added, output, row, column, rows, columns);
-      }
+      write_rows<Activation, Element, packed>(sum, added, output, row, column, rows, columns);
     }
   }
   // A neighbour may still arrive on this block's barriers.
@@ -386,15 +293,5 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
             const __grid_constant__ TensorMap weight_map, const Element* __restrict__ bias,
             Element* __restrict__ output, int rows, int columns, int depth, int64_t bias_stride) {
   multiply_tiles<Activation, Element, tile_columns, stages, cluster, packed, false, false>(
-      input_map, weight_map, input_map, weight_map, bias, output, rows, columns, depth, bias_stride);
-}
-
-template <class Activation, class Element, int tile_columns, int stages, int cluster, bool packed>
-__global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
-    forward_lines(const __grid_constant__ TensorMap input_map,
-                  const __grid_constant__ TensorMap weight_map, const Element* __restrict__ bias,
-                  Element* __restrict__ output, int rows, int columns, int depth,
-                  int64_t bias_stride) {
-  multiply_tiles<Activation, Element, tile_columns, stages, cluster, packed, false, false, packed>(
       input_map, weight_map, input_map, weight_map, bias, output, rows, columns, depth, bias_stride);
 }

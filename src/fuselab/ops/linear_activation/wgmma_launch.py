@@ -39,22 +39,17 @@ _CONFIGS = (
     Config(columns=128, stages=7, cluster=1),
     Config(columns=64, stages=9, cluster=1),
 )
-# Two blocks that share their weights: 38.4, 56.1 and 187.0 us there.
+# Two blocks that share their weights: 38.4, 56.1 and 187.0 us there. Stores of whole lines of 128 bytes by way
+# of shared memory, relu in the rounding (392 instructions after a tile's products for 915), won
+# nothing: 37.95 us for 37.66, 55.23 for 55.30, 183.5 for 184.0 (2026-11-22).
 _PAIR = Config(columns=256, stages=4, cluster=2)
-# Whole lines to a store, by way of 2 KB of shared memory per warp. Not timed.
-_LINES = (
-    Config(columns=256, stages=4, cluster=1, lines=1),
-    Config(columns=256, stages=4, cluster=2, lines=1),
-)
 
 
 def shared_bytes(config: Config) -> int:
     """Dynamic shared memory of a block: the ring, the bias for each of two warp groups, two
-    barriers per stage, and up to 1 KB of alignment; with ``lines`` 2 KB per warp that multiplies,
-    and the bias in float32."""
+    barriers per stage, and up to 1 KB of alignment."""
     ring = config.stages * (_ROWS + config.columns) * _DEPTH * 2
-    lines = 8 * 2048 + 2 * config.columns * 2 if "lines" in config else 0
-    return int(1024 + ring + 2 * config.columns * 2 + 16 * config.stages + lines)
+    return int(1024 + ring + 2 * config.columns * 2 + 16 * config.stages)
 
 
 @lru_cache(maxsize=1024)
@@ -62,7 +57,7 @@ def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[C
     """What tuning may choose from; first the widest tile, not wider than it must be, that gives
     every multiprocessor one, else the narrowest."""
     widest = power_of_two(columns, 64, 256)
-    fitting = [config for config in (*_CONFIGS, _PAIR, *_LINES) if config.columns <= widest]
+    fitting = [config for config in (*_CONFIGS, _PAIR) if config.columns <= widest]
 
     def fills(config: Config) -> bool:
         tiles = ceil_div(rows, _ROWS) * ceil_div(columns, config.columns)
@@ -124,8 +119,7 @@ def forward(
     x = as_rows(input)
     key = (input.dtype, *sizes(x, weight))
     config = config or chosen(NAME, "wgmma", key, configs(input, weight))
-    kernel = "forward_lines" if "lines" in config else "forward"
-    multiply(WGMMA, kernel, ((x, weight),), bias, as_rows(output), activation, config)
+    multiply(WGMMA, "forward", ((x, weight),), bias, as_rows(output), activation, config)
     return output
 
 
@@ -187,11 +181,6 @@ def _representative_expressions() -> tuple[str, ...]:
         for element in TYPES.values()
         for config in (*_CONFIGS, _PAIR)
         for packed in (True, False)
-    ]
-    found += [
-        _expression(functor, element, config, True, "forward_lines")
-        for config in _LINES
-        for functor, element in (("Relu", "__nv_bfloat16"), ("Gelu", "__half"))
     ]
     return tuple(dict.fromkeys(found))
 
