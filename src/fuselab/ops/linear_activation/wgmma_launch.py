@@ -39,9 +39,9 @@ _CONFIGS = (
     Config(columns=128, stages=7, cluster=1),
     Config(columns=64, stages=9, cluster=1),
 )
-# Two blocks that share their weights: 38.4, 56.1 and 187.0 us there. Stores of whole lines of 128 bytes by way
-# of shared memory, relu in the rounding (392 instructions after a tile's products for 915), won
-# nothing: 37.95 us for 37.66, 55.23 for 55.30, 183.5 for 184.0 (2026-11-22).
+# Two blocks that share their weights: 38.4, 56.1 and 187.0 us there. Stores of whole lines of 128
+# bytes by way of shared memory, relu in the rounding (392 instructions after a tile's products for
+# 915), won nothing: 37.95 us for 37.66, 55.23 for 55.30, 183.5 for 184.0 (2026-11-22).
 _PAIR = Config(columns=256, stages=4, cluster=2)
 
 
