@@ -6,7 +6,8 @@ reader, else the replacement would have to compute it again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import functools
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,20 @@ class _Tree:
     parameters: dict[int, str]
 
 
+@functools.cache
+def _tree(pattern: Callable[..., Any], lists: tuple[str, ...], length: int) -> _Tree:
+    """Kept for the next call of ``fuse`` too: tracing all patterns takes half a second."""
+    expression = of_pattern(pattern, lists, length)
+    parameters = {
+        id(value): str(value.node.target)
+        for value in expression.values.values()
+        if isinstance(value, Opaque)
+    }
+    result = expression.result
+    root = expression.values[result] if isinstance(result, fx.Node) else None
+    return _Tree(root if isinstance(root, Apply) else None, parameters)
+
+
 class Pattern:
     """A rewrite made ready for matching."""
 
@@ -68,7 +83,6 @@ class Pattern:
         self.op, self.rewrite = op, rewrite
         taken = parameters_of(rewrite.call)
         self._names = [name for name in parameters_of(rewrite.pattern) if name in taken]
-        self._trees: dict[int, _Tree] = {}
         self._parameters: dict[int, str] = {}
 
     def match(self, value: Apply, lengths: Collection[int] = ()) -> Match | None:
@@ -104,17 +118,7 @@ class Pattern:
         return {len(found[0]) - two[0] + 2} & {*lengths} if found else ()
 
     def _tree(self, length: int) -> _Tree:
-        if length not in self._trees:
-            expression = of_pattern(self.rewrite.pattern, self.rewrite.lists, length)
-            parameters = {
-                id(value): str(value.node.target)
-                for value in expression.values.values()
-                if isinstance(value, Opaque)
-            }
-            result = expression.result
-            root = expression.values[result] if isinstance(result, fx.Node) else None
-            self._trees[length] = _Tree(root if isinstance(root, Apply) else None, parameters)
-        return self._trees[length]
+        return _tree(self.rewrite.pattern, tuple(self.rewrite.lists), length)
 
     def _grouped(self, found: dict[str, Any], length: int) -> dict[str, Any]:
         """The bindings of the call's parameters, lists as tuples."""
