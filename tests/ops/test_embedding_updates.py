@@ -17,6 +17,7 @@ from fuselab.errors import (
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
 from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.runtime.fallback import strict
 
@@ -189,6 +190,19 @@ def test_few_samples_of_narrow_rows_go_by_table_and_short_runs_before_long():
         torch.use_deterministic_algorithms(True)
         assert ways(SGD, tables, ids, grad, 0.1) == expected
         torch.use_deterministic_algorithms(False)
+
+
+def test_samples_are_looked_up_whole_from_one_for_every_place_on():
+    """Of 1024 threads: 9 places for 26 tables x 16 floats, 51 for 5, which are too many."""
+    samples, positions = "kernel=samples", "kernel=positions"
+    for batch, tables, width, expected in (
+        *((8, 26, 16, [positions, samples]), (9, 26, 16, [samples, positions])),
+        *((3, 256, 4, [positions, samples]), (4, 256, 4, [samples, positions])),
+        *((900, 5, 16, [positions]), (9, 26, 132, [positions]), (9, 257, 4, [positions])),
+    ):
+        held, ids, _ = made(batch, width, sizes=(3,) * tables)
+        found = LOOK_UP.configs["cuda"](held, ids, "error", None, None)
+        assert [str(config) for config in found] == expected
 
 
 def test_refusals():

@@ -13,7 +13,7 @@
 // look_up_samples, scatter_samples: the same of many samples, by one block per multiprocessor that
 //   stays until the end and takes whole samples, of which ids, upstream gradients and vectors are
 //   one piece of memory. A thread keeps one table and one chunk of its vectors. What it will need
-//   is under way to its own place in shared memory, `ahead` samples before, so no thread waits for
+//   is under way to its own place in shared memory some samples before, so no thread waits for
 //   another. Rows of the smallest tables are summed in shared memory until the end, which makes
 //   one atomic of a block's whole share of a row.
 // key_positions, reduce_runs, join_runs: the same in a fixed order, and what Adagrad needs, a row's
@@ -33,9 +33,10 @@
 #include "tables.h"
 
 constexpr int kThreads = 256;
+constexpr int kItems = 4;           // rows that a thread of look_up has in flight
+constexpr int kSums = 1024;         // numbers that a block of scatter adds up in shared memory
 constexpr int kMostThreads = 1024;  // of a block that takes whole samples
-constexpr int kItems = 4;     // rows that a thread of look_up has in flight
-constexpr int kSums = 1024;   // numbers that a block of scatter adds up in shared memory
+constexpr int kSamplesAhead = 4;    // samples that each of these threads has under way
 
 enum class Update { gradient, sgd, rowwise_adagrad };
 
@@ -215,13 +216,14 @@ struct Share {
 };
 
 // Rows are under way `ahead` samples before their vectors are written, ids twice that.
-template <class Move, class Id, Rule rule, int lanes, int ahead, int capacity>
+template <class Move, class Id, Rule rule, int lanes, int capacity>
 __global__ void __launch_bounds__(kMostThreads, 1)
     look_up_samples(const Id* __restrict__ ids, typename Move::Result* __restrict__ output,
                     int64_t batch, int tables, int chunks, int64_t id_sample_stride,
                     int64_t id_table_stride, int64_t output_sample_stride,
                     const __grid_constant__ Tables<capacity> description) {
   using Chunk = typename Move::Chunk;
+  constexpr int ahead = kSamplesAhead;
   extern __shared__ uint4 memory[];
   const Share<lanes> share(batch, tables);
   if (share.steps == 0 || share.lane >= chunks) return;
@@ -671,7 +673,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
 
 // Tables of at most `most_rows` rows are summed in shared memory, by each place of the block apart.
 template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
-          int ahead, int capacity>
+          int capacity>
 __global__ void __launch_bounds__(kMostThreads, 1)
     scatter_samples(const Id* __restrict__ ids, const Gradient* __restrict__ grad_output,
                     int64_t batch, int tables, int width, int64_t id_sample_stride,
@@ -680,7 +682,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
                     Element learning_rate, int most_rows,
                     const __grid_constant__ Tables<capacity> description) {
   using Values = Row<Element, vector, lanes, 1>;
-  constexpr int columns = vector * lanes;
+  constexpr int columns = vector * lanes, ahead = kSamplesAhead;
   extern __shared__ uint4 memory[];
   const Share<lanes> share(batch, tables);
   const int64_t address = description.address[share.table];

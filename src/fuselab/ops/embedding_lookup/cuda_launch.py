@@ -55,9 +55,9 @@ def forward(
             f"Rule::{rule(out_of_range, hash)}, {lanes}"
         )
         if config.kernel == "samples":
-            kernel = f"look_up_samples<{types}, {config.ahead}, {group.capacity}>"
+            kernel = f"look_up_samples<{types}, {group.capacity}>"
             blocks, threads = configs.samples_shape(part, lanes)
-            count, ring = part.shape[0], configs.ring_bytes(config.ahead, step, ids)
+            count, ring = part.shape[0], configs.ring_bytes(step, ids)
         else:
             kernel = f"look_up<{types}, {group.capacity}, {index_type(part.numel())}>"
             blocks = ceil_div(part.numel(), configs.THREADS // lanes * _ITEMS)
@@ -167,15 +167,14 @@ def _scatter_samples(
     how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     batch, tables, width = grad_output.shape
-    ring = configs.ring_bytes(config.ahead, spread.vector * grad_output.element_size(), ids)
+    ring = configs.ring_bytes(spread.vector * grad_output.element_size(), ids)
     row = spread.lanes * spread.vector * how.dtype.itemsize * configs.places(tables, spread.lanes)
     room = (shared_bytes(ids.device) - ring) // row
     most_rows, summed = configs.summed_rows(group.rows, room)
     blocks, threads = configs.samples_shape(ids, spread.lanes)
     CUDA.launch(
         f"scatter_samples<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-        f"Update::{how.update}, {spread.vector}, {spread.lanes}, {config.ahead}, "
-        f"{group.capacity}>",
+        f"Update::{how.update}, {spread.vector}, {spread.lanes}, {group.capacity}>",
         (blocks, 1, 1),
         (threads, 1, 1),
         (
@@ -301,9 +300,10 @@ def _representative_expressions() -> Iterator[str]:
     for types, vector in ((float_from_half[0], 4), ("__half, float", 4), ("__half, double", 2)):
         spread = Spread.by_vector(16, vector)
         yield f"reduce_runs<{types}, int32_t, Update::rowwise_adagrad, {spread}, 32, 32>"
-    for ahead in (config.ahead for config in configs.SAMPLES):
-        yield f"scatter_samples<float, float, int64_t, Rule::error, Update::sgd, 4, 4, {ahead}, 32>"
-        yield f"look_up_samples<Copy<uint4>, int64_t, Rule::error, 4, {ahead}, 32>"
+    yield "scatter_samples<float, float, int64_t, Rule::error, Update::sgd, 4, 4, 32>"
+    yield "scatter_samples<double, float, int32_t, Rule::ignore, Update::gradient, 1, 8, 256>"
+    yield "look_up_samples<Copy<uint4>, int64_t, Rule::error, 4, 32>"
+    yield "look_up_samples<Convert<uint4, float, __nv_bfloat16>, int32_t, Rule::ignore, 4, 256>"
     for meaning in ("error", "clamp", "ignore", "modulus"):
         yield f"key_positions<int64_t, int32_t, Rule::{meaning}, 32>"
         yield f"look_up<Copy<uint4>, int64_t, Rule::{meaning}, 4, 32, int32_t>"
