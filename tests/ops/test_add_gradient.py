@@ -35,8 +35,9 @@ def check_sums(sums, grad: torch.Tensor, shape: tuple[int, ...], dtype=None) -> 
 @pytest.mark.parametrize(
     ("shape", "whole", "lacks"),
     [
-        ((), (3,), True),
-        ((1,), (3,), True),
+        ((), (3,), False),
+        ((1,), (3, 4), False),
+        ((2,), (3, 2), True),
         ((4,), (3, 4), True),
         ((1, 4), (3, 4), True),
         ((1, 1, 4), (2, 3, 4), True),
@@ -64,7 +65,10 @@ def test_who_is_asked():
     assert asked(both, long, (8192, 1), (1, 512)) == "cuda"
     assert asked((True, False), long, (8192, 512), (512,)) == "reference"
     assert asked(both, long, (8192, 1), (8192, 512)) == "reference"
+    assert asked(both, long, (8192, 512), (1,)) == "reference"
     assert asked(both, long[1:], (8191, 512), (512,)) == "reference"  # short of 2^22
+    assert asked(both, long.view(2048, 2048), (2048, 2048), (2048,)) == "cuda"
+    assert asked(both, long.view(1024, 4096), (1024, 4096), (4096,)) == "reference"
     assert asked(both, long.t(), (512, 8192), (8192,)) == "reference"
 
 
@@ -75,19 +79,16 @@ def test_a_gradient_is_unchanged_where_shape_and_dtype_are():
     assert unchanged(grad, (3, 4), (3, 4), half, single) == (False, True)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 1023, 1024, 1025, 1028, 5000, 20_000, 20_001])
-@pytest.mark.parametrize("columns", [1, 2, 3, 13, 32, 33, 260])
-def test_every_element_is_in_one_sum(monkeypatch, rows, columns):
-    """The launches of 132 multiprocessors, carried out by what the kernels say they do."""
-    launched: list[str] = []
+@pytest.mark.parametrize("config", broadcast_gradient.CUDA, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_element_is_in_one_sum(monkeypatch, dtype, config):
+    """The launches of three multiprocessors, carried out by what the kernels say they do."""
 
     class Source:
         def launch(self, expression, grid, block, args):
-            launched.append(expression)
             from_, into, *numbers = args
             count, width = (number.value for number in numbers)
-            name, *_ = expression.split("<")
-            if name == "column_sums":
+            if expression.startswith("column_sums"):
                 assert block == (8, 128, 1) and grid[0] * 8 >= width
                 into.copy_(from_.view(count, width).sum(0).view(into.shape))
                 return
@@ -102,18 +103,17 @@ def test_every_element_is_in_one_sum(monkeypatch, rows, columns):
             into.view(grid[1], width).copy_(sums)
 
     monkeypatch.setattr(broadcast_gradient, "CUDA_SUMS", Source())
-    monkeypatch.setattr(broadcast_gradient, "multiprocessors", lambda device: 132)
-    generator = torch.Generator().manual_seed(rows)
-    for dtype in (torch.float32, torch.bfloat16) if rows < 6000 else (torch.float32,):
-        grad = torch.randint(-4, 5, (rows, columns), generator=generator).to(dtype)
-        ours = broadcast_gradient.sums_cuda(grad, (columns,), torch.float32)
-        assert torch.equal(ours, grad.float().sum(0))
-        assert len(launched) <= (1 if rows <= 1024 else 2)
-        launched.clear()
+    monkeypatch.setattr(broadcast_gradient, "multiprocessors", lambda device: 3)
+    generator = torch.Generator().manual_seed(0)
+    for rows in (1, 2, 127, 129, 2051, 2052):
+        for columns in (2, 13, 32, 33, 260):
+            grad = torch.randint(-4, 5, (rows, columns), generator=generator).to(dtype)
+            ours = broadcast_gradient.sums_cuda(grad, (columns,), torch.float32, config)
+            assert torch.equal(ours, grad.float().sum(0)), (rows, columns)
 
 
 @pytest.mark.parametrize("rows", [2, 3, 127, 128, 129, 513])
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (17,), (2, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(2,), (17,), (2, 3)], ids=str)
 def test_sums_interpreted(rows, shape):
     check_sums(interpreted, normal(rows, *shape, dtype=torch.float32), shape)
 
@@ -135,9 +135,9 @@ def test_first_and_second_derivatives():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (2,), (3,), (13,), (4, 8), (33,), (513,)], ids=str)
+@pytest.mark.parametrize("shape", [(2,), (3,), (13,), (4, 8), (33,), (513,)], ids=str)
 def test_sums_on_a_gpu(shape, dtype):
-    for rows in (2, 3, 127, 128, 129, 1023, 1024, 1025, 1028, 4097, 12_000, 12_001):
+    for rows in (2, 3, 127, 128, 129, 1023, 1024, 1028, 4097, 12_000, 12_001):
         grad = on_gpu(rows, *shape, dtype=dtype)
         check_sums(broadcast_gradient.sums_cuda, grad, shape)
     check_sums(broadcast_gradient.sums_cuda, grad, (1, *shape), torch.float32)
@@ -145,7 +145,7 @@ def test_sums_on_a_gpu(shape, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(), (13,), (513,)], ids=str)
+@pytest.mark.parametrize("shape", [(2,), (13,), (513,)], ids=str)
 def test_tritons_sums_on_a_gpu(shape, dtype):
     for rows in (2, 127, 128, 129, 12_001):
         check_sums(broadcast_gradient.sums_triton, on_gpu(rows, *shape, dtype=dtype), shape)
@@ -153,7 +153,7 @@ def test_tritons_sums_on_a_gpu(shape, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", broadcast_gradient.CUDA, ids=str)
-@pytest.mark.parametrize("shape", [(1,), (12,), (13,), (512,), (7001,)], ids=str)
+@pytest.mark.parametrize("shape", [(2,), (12,), (13,), (512,), (7001,)], ids=str)
 def test_every_candidate_of_tuning_is_right(shape, config):
     for dtype in (torch.float32, torch.bfloat16):
         for rows in (5, 1040, 5001):

@@ -1,9 +1,8 @@
 """The gradient of an operand that was broadcast: the upstream gradient, summed over what it lacks.
 
-An operand without leading dimensions (a bias, a row, a number) is a matter of column sums, and
-those have kernels here. At 65536 x 512 float32 their floor is one read of 134 MB, 33 us on an H200,
-where torch's sum takes 90. Sums over other dimensions are left to torch: it adds up a row that is
-contiguous 16 bytes per load.
+An operand without leading dimensions (a row, a bias) is a matter of column sums, and those have
+kernels here, for torch's are slow where columns are few. Other sums are left to torch: it adds up
+what is contiguous, a row or all of a tensor, 16 bytes per load and as fast as these kernels.
 """
 
 from __future__ import annotations
@@ -27,29 +26,45 @@ from fuselab.runtime.tuning import Config, chosen
 CUDA_SUMS = CudaSource(Path(__file__).with_name("cuda_sums.cu"))
 
 # Threads per block, blocks per multiprocessor, 16-byte packs that a thread has in flight (half of
-# them where a pack holds 8 elements): 128 KB per multiprocessor, 64 of 16 bits. 4.2 TB/s at 0.8 us
-# need 26, but a thread asks for its next packs when it has added up the last.
+# them where a pack holds 8 elements), packs across a block, and whether loads are marked as not
+# worth keeping. The blocks that run at once have 128 KB per multiprocessor in flight, 64 of 16
+# bits: 4.2 TB/s at 0.8 us need 26, but a thread asks for its next packs when it has added up the
+# last.
 CUDA = (
-    Config(threads=512, blocks=2, in_flight=8),
-    Config(threads=512, blocks=2, in_flight=4),
+    Config(threads=512, blocks=2, in_flight=8, across=64, evict_first=0),
+    Config(threads=512, blocks=2, in_flight=8, across=64, evict_first=1),
+    Config(threads=256, blocks=16, in_flight=8, across=16, evict_first=1),
 )
-# Up to SHORT_ROWS a block adds up all rows of its columns, 128 bytes of them or more where rows are
-# few, and nothing is left for a second launch.
-SHORT_ROWS = 1024
-SHORT = Config(threads=1024, blocks=1, in_flight=4)
-# Of the upstream gradient. Below, a backward is the host's time, of which torch's sum takes less.
+# Where the kernels are preferred: elements of the upstream gradient, below which a backward is the
+# host's time, of which torch's sum takes less, and columns. H200, us in float32 / bfloat16:
+#                   CUDA          Triton        torch
+#   65536 x   512   47.3 / 31.2   58.9 / 54.2   92.8 / 65.7
+#   16384 x  2048   47.0 / 31.4   57.2 / 53.2   60.0 / 43.0
+#   16384 x   256   14.7 / 12.9   18.3 / 20.3   29.0 / 27.1
+#    1024 x 32768   54.8 / 39.3   60.6 / 57.8   49.8 / 34.5
 FEWEST_ELEMENTS = 2**22
+MOST_COLUMNS = 2048
 
 # Sums of a contiguous gradient over the dimensions that a shape lacks, in a dtype.
 LeadingSums = Callable[[Tensor, Sequence[int], torch.dtype], Tensor]
 
 
 def lacks_leading(shape: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether ``shape`` is ``whole`` without leading dimensions, or with ones in their place."""
+    """Whether ``shape`` is ``whole`` without leading dimensions, or with ones in their place, and
+    no single number."""
     kept = list(shape)
     while kept and kept[0] == 1:
         del kept[0]
-    return math.prod(kept) < math.prod(whole) and list(whole[len(whole) - len(kept) :]) == kept
+    return 1 < math.prod(kept) < math.prod(whole) and list(whole[len(whole) - len(kept) :]) == kept
+
+
+def summed_columns(needs: Sequence[bool], grad_output: Tensor, *shapes: Sequence[int]) -> int:
+    """Elements of the operand that needs a gradient and lacks leading dimensions, one at most; 0
+    without."""
+    for need, shape in zip(needs, shapes, strict=True):
+        if need and lacks_leading(shape, grad_output.shape):
+            return math.prod(shape)
+    return 0
 
 
 def refusal(
@@ -60,19 +75,17 @@ def refusal(
     *dtypes: torch.dtype,
 ) -> str | None:
     """Why the kernels are not for this backward, or None."""
-    wanted = [shape for need, shape in zip(needs, (input_shape, other_shape), strict=True) if need]
-    if not any(lacks_leading(shape, grad_output.shape) for shape in wanted):
-        return "no operand that needs a gradient lacks leading dimensions"
-    if grad_output.numel() == 0:
-        return "the upstream gradient has no element"
+    if summed_columns(needs, grad_output, input_shape, other_shape) == 0:
+        return "no operand that needs a gradient lacks leading dimensions, or it is one number"
     return None if grad_output.is_contiguous() else "the upstream gradient is not contiguous"
 
 
 def prefer(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
-    """The kernels where leading dimensions are summed, from 2^22 elements on."""
-    is_long = grad_output.numel() >= FEWEST_ELEMENTS
-    is_ours = is_long and refusal(needs, grad_output, *saved) is None
-    return ("cuda", "triton") if is_ours else ("reference",)
+    """The kernels where they were faster: many rows of few columns."""
+    if grad_output.numel() < FEWEST_ELEMENTS or refusal(needs, grad_output, *saved):
+        return ("reference",)
+    columns = summed_columns(needs, grad_output, *saved[:2])
+    return ("cuda", "triton") if columns <= MOST_COLUMNS else ("reference",)
 
 
 def unchanged(
@@ -124,52 +137,41 @@ def sums_triton(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 def sums_cuda(
     grad: Tensor, shape: Sequence[int], dtype: torch.dtype, config: Config | None = None
 ) -> Tensor:
-    """One launch of ``leading_sums``, and of ``column_sums`` where there is more than one block of
-    rows.
+    """One launch of ``leading_sums`` and one of ``column_sums``.
 
     Of columns that 16-byte packs do not divide, several rows are taken as one; that asks for rows
-    that can be. The workspace is float64, the blocks per multiprocessor of ``config`` times the
-    columns at most 256. The order of the sums depends on shape, device, ``config`` and alignment.
+    that can be. The workspace is float64, a row for each block of rows: 0.5 to 2 MB on an H200.
+    The order of the sums depends on shape, device, ``config`` and alignment.
     """
     columns = math.prod(shape)
     rows = grad.numel() // columns
     result = grad.new_empty(tuple(shape), dtype=dtype)
-    how = config or SHORT
-    if rows > SHORT_ROWS and config is None:
+    if config is None:
         key = (grad.dtype, power_of_two(grad.numel()))
-        how = chosen("fuselab::add", "cuda_backward", key, CUDA)
+        config = chosen("fuselab::add", "cuda_backward", key, CUDA)
     width = pack_width(grad.dtype)
     together = width // math.gcd(columns, width)  # rows taken as one
-    if rows % together or not is_aligned(grad) or (how is SHORT and together > 1):
+    if rows % together or not is_aligned(grad):
         width = together = 1
     rows, columns = rows // together, columns * together
-    unroll = rows_in_flight(how, width)
-    most_across = 64 if width > 1 else 128
-    if how is SHORT:
-        most_across = how.threads // min(power_of_two(ceil_div(rows, unroll)), 128)
-    across = min(power_of_two(ceil_div(columns, width)), most_across)
-    down = how.threads // across
+    across = min(power_of_two(ceil_div(columns, width)), config.across)
+    down = config.threads // across
     tiles = ceil_div(columns, across * width)
-    programs = 1 if how is SHORT else multiprocessors(grad.device) * how.blocks
-    blocks, _ = row_blocks(rows, unroll * down, programs // tiles)
-    parts = blocks * together
-    sums = result
-    if parts > 1:
-        sums = grad.new_empty((parts, columns // together), dtype=torch.float64)
+    most_blocks = multiprocessors(grad.device) * config.blocks // tiles
+    blocks, _ = row_blocks(rows, rows_in_flight(config, width) * down, most_blocks)
+    sums = grad.new_empty((blocks * together, result.numel()), dtype=torch.float64)
     CUDA_SUMS.launch(
-        f"leading_sums<{CUDA_NAMES[grad.dtype]}, {CUDA_NAMES[sums.dtype]}, {width}, "
-        f"{how.threads}, {unroll}>",
+        _leading_sums(grad.dtype, width, config),
         grid=(tiles, blocks, 1),
         block=(across, down, 1),
         args=(grad, sums, i64(rows), i64(columns)),
     )
-    if parts > 1:
-        CUDA_SUMS.launch(
-            f"column_sums<{CUDA_NAMES[dtype]}>",
-            grid=(ceil_div(result.numel(), 8), 1, 1),
-            block=(8, 128, 1),
-            args=(sums, result, i64(parts), i64(result.numel())),
-        )
+    CUDA_SUMS.launch(
+        f"column_sums<{CUDA_NAMES[dtype]}>",
+        grid=(ceil_div(result.numel(), 8), 1, 1),
+        block=(8, 128, 1),
+        args=(sums, result, i64(len(sums)), i64(result.numel())),
+    )
     return result
 
 
@@ -178,20 +180,20 @@ def configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence
     return CUDA[:1] if refusal(needs, grad_output, *saved) else CUDA
 
 
-def _expressions() -> tuple[str, ...]:
-    """Every dtype; packed and not, as parts and as the result, every configuration."""
-    found = []
-    for dtype, name in CUDA_NAMES.items():
-        width = pack_width(dtype)
-        for how in (*CUDA, SHORT):
-            sum_name = name if how is SHORT else "double"
-            found += [
-                f"leading_sums<{name}, {sum_name}, {pack}, {how.threads}, "
-                f"{rows_in_flight(how, pack)}>"
-                for pack in (width, 1)
-            ]
-        found.append(f"column_sums<{name}>")
-    return tuple(found)
+def _leading_sums(dtype: torch.dtype, width: int, config: Config) -> str:
+    return (
+        f"leading_sums<{CUDA_NAMES[dtype]}, {width}, {config.threads}, "
+        f"{rows_in_flight(config, width)}, {'true' if config.evict_first else 'false'}>"
+    )
 
 
-CUDA_EXPRESSIONS = _expressions()
+# Every dtype, packed and not, in every configuration.
+CUDA_EXPRESSIONS = (
+    *(f"column_sums<{name}>" for name in CUDA_NAMES.values()),
+    *(
+        _leading_sums(dtype, width, config)
+        for dtype in CUDA_NAMES
+        for width in (pack_width(dtype), 1)
+        for config in CUDA
+    ),
+)

@@ -9,14 +9,24 @@
 
 #include "../add_mul_activation/cuda_kernels.cu"
 
-// Row b of `sums` is what block b of rows adds up; with one block it is the result. A thread adds
-// the rows that it has in flight in pairs, in float, and those in double: a conversion per `unroll`
-// elements, of which a multiprocessor makes 16 a cycle. With width > 1 the matrix is aligned and
-// columns are a multiple of width. Grid: tiles of columns, blocks of rows. Without the second bound
-// ptxas keeps to 40 registers, and waits for half of the loads before it asks for the others.
-template <class Grad, class Sum, int width, int block_threads, int unroll>
+template <bool evict_first, int width, class Element>
+FUSELAB_INLINE Pack<Element, width> load_once(const Element* pointer) {
+  if constexpr (evict_first && width > 1) {
+    Pack<Element, width> pack;
+    *reinterpret_cast<uint4*>(pack.element) = __ldcs(reinterpret_cast<const uint4*>(pointer));
+    return pack;
+  }
+  return load<(width > 1), width>(pointer);
+}
+
+// Row b of `sums` is what block b of rows adds up. A thread adds the rows that it has in flight in
+// pairs, in float, and those in double: a conversion per `unroll` elements, of which a
+// multiprocessor makes 16 a cycle. With width > 1 the matrix is aligned and columns are a multiple
+// of width. Grid: tiles of columns, blocks of rows. Without the second bound ptxas keeps to 40
+// registers, and waits for half of the loads before it asks for the others.
+template <class Grad, int width, int block_threads, int unroll, bool evict_first>
 __global__ void __launch_bounds__(block_threads, 1024 / block_threads)
-    leading_sums(const Grad* __restrict__ grad, Sum* __restrict__ sums, int64_t rows,
+    leading_sums(const Grad* __restrict__ grad, double* __restrict__ sums, int64_t rows,
                  int64_t columns) {
   using Real = Arithmetic<Grad>;
   const int64_t column = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * width;
@@ -30,7 +40,7 @@ __global__ void __launch_bounds__(block_threads, 1024 / block_threads)
       Pack<Grad, width> pack[unroll] = {};  // zeros, whatever the dtype
 #pragma unroll
       for (int k = 0; k < unroll; ++k, from += blockDim.y * columns) {
-        if (mine + k * blockDim.y < rows) pack[k] = load<(width > 1), width>(from);
+        if (mine + k * blockDim.y < rows) pack[k] = load_once<evict_first, width>(from);
       }
 #pragma unroll
       for (int i = 0; i < width; ++i) {
@@ -49,6 +59,6 @@ __global__ void __launch_bounds__(block_threads, 1024 / block_threads)
   sum_over_rows_of_threads<block_threads>(total);
   if (threadIdx.y == 0 && column < columns) {
 #pragma unroll
-    for (int i = 0; i < width; ++i) assign(sums[blockIdx.y * columns + column + i], total[i]);
+    for (int i = 0; i < width; ++i) sums[blockIdx.y * columns + column + i] = total[i];
   }
 }

@@ -23,8 +23,8 @@ def reference(input: Tensor, other: Tensor) -> Tensor:
 
     Differentiable twice in both. A gradient is the upstream one, summed over what was broadcast in
     an order that does not vary from run to run: leading dimensions of a contiguous upstream
-    gradient of 2^22 elements or more by kernels on a GPU, in float64; others by
-    ``torch.Tensor.sum_to_size``.
+    gradient of 2^22 elements or more, down to 2 to 2048 elements, by kernels on a GPU, in float64;
+    others by ``torch.Tensor.sum_to_size``.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (implementation), DeviceError, UnsupportedError (an
