@@ -176,12 +176,17 @@ __global__ void __launch_bounds__(kThreads)
 // ---------------------------------------------------------------------------- whole samples
 
 // `bytes` (4, 8 or 16), of which both addresses are multiples, to shared memory, for this thread
-// alone. Streamed: past the L1, which is kept for the rest (of 16 bytes; fewer always pass it).
+// alone. Streamed: past the L1 and first out of the L2, which are kept for the rest (of 16 bytes;
+// fewer always go through the L1).
 template <int bytes, bool streamed>
 __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
   const auto place = static_cast<unsigned>(__cvta_generic_to_shared(to));
   if constexpr (bytes == 16 && streamed) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(place),
+                 "l"(from), "l"(policy)
+                 : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(bytes)
                  : "memory");
@@ -671,7 +676,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
   }
 }
 
-// Tables of at most `most_rows` rows are summed in shared memory, by each place of the block apart.
+// Tables of at most `most_rows` rows, `summed` together, are summed in shared memory: each place has
+// its own sums, which one thread alone adds to. All threads clear them and, in the end, add them up.
 template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
           int capacity>
 __global__ void __launch_bounds__(kMostThreads, 1)
@@ -679,7 +685,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
                     int64_t batch, int tables, int width, int64_t id_sample_stride,
                     int64_t id_table_stride, int64_t grad_sample_stride,
                     int64_t grad_table_stride, const Element* learning_rate_tensor,
-                    Element learning_rate, int most_rows,
+                    Element learning_rate, int most_rows, int summed,
                     const __grid_constant__ Tables<capacity> description) {
   using Values = Row<Element, vector, lanes, 1>;
   constexpr int columns = vector * lanes, ahead = kSamplesAhead;
@@ -688,12 +694,15 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const int64_t address = description.address[share.table];
   const int64_t rows = description.rows[share.table], pitch = description.pitch[share.table];
   const int steps = address != 0 ? share.steps : 0;
-  const bool sums_up = share.place < share.places && address != 0 && rows <= most_rows;
-  // (ahead, groups of lanes, columns), (ahead, threads), (places, summed, columns)
-  auto* const stage = reinterpret_cast<Gradient*>(memory) + threadIdx.x / lanes * columns;
+  const bool sums_up = rows <= most_rows;
+  const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
+  // (ahead, groups of lanes, columns), (ahead, threads), (summed, to an even number),
+  // (places, summed, columns)
+  auto* const stage = reinterpret_cast<Gradient*>(memory) + group * columns;
   auto* const all_ids =
       reinterpret_cast<Id*>(reinterpret_cast<Gradient*>(memory) + ahead * kMostThreads * vector);
-  auto* const sums = reinterpret_cast<Element*>(all_ids + ahead * kMostThreads);
+  auto** const targets = reinterpret_cast<Element**>(all_ids + ahead * kMostThreads);
+  auto* const sums = reinterpret_cast<Element*>(targets + (summed + 1) / 2 * 2);
   Id* const ids_ahead = all_ids + threadIdx.x;
 
   const bool has_columns = share.lane * vector < width;
@@ -717,20 +726,25 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     if (slot < steps) fetch(slot);
     end_of_copies();
   }
-  int before = 0, summed = 0;  // rows summed here of the tables before, of all
-  for (int table = 0; table < tables; ++table) {
-    if (table == share.table) before = summed;
-    if (description.rows[table] <= most_rows) summed += static_cast<int>(description.rows[table]);
+  int before = 0;  // rows summed here of the tables before
+  for (int table = 0; table < share.table; ++table) {
+    if (description.rows[table] <= most_rows) before += static_cast<int>(description.rows[table]);
   }
-  Element* const own_sums = sums + (share.place * summed + before) * columns;
-  Values value;
-  value.clear();
-  for (int row = 0; sums_up && row < rows; ++row) value.store(own_sums + row * columns, width);
-  const Step<Element> rate{learning_rate_tensor, learning_rate, nullptr, 0};
-  const Element factor = update == Update::gradient ? Element(1) : -rate.rate();
   const auto target = [&](int64_t row) {
     return reinterpret_cast<Element*>(address + row * pitch);
   };
+  for (int row = share.lane; sums_up && share.place == 0 && row < rows; row += lanes) {
+    targets[before + row] = target(row);
+  }
+  Values value;
+  value.clear();
+  for (int row = group; row < share.places * summed; row += groups) {
+    value.store(sums + row * columns, width);
+  }
+  __syncthreads();
+  Element* const own_sums = sums + (share.place * summed + before) * columns;
+  const Step<Element> rate{learning_rate_tensor, learning_rate, nullptr, 0};
+  const Element factor = update == Update::gradient ? Element(1) : -rate.rate();
 
   for (int begin = 0; begin < steps; begin += ahead) {
 #pragma unroll
@@ -755,15 +769,15 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   }
 
   __syncthreads();
-  if (!sums_up) return;
-  for (int row = share.place; row < rows; row += share.places) {
+  for (int row = group; row < summed; row += groups) {
     value.clear();
+#pragma unroll 4
     for (int place = 0; place < share.places; ++place) {
       Values sum;
-      sum.load(sums + (place * summed + before + row) * columns, width);
+      sum.load(sums + (place * summed + row) * columns, width);
       value.add(sum);
     }
-    if (value.any()) value.add_to(target(row), width, factor);
+    if (value.any()) value.add_to(targets[row], width, factor);
   }
 }
 

@@ -168,8 +168,9 @@ def _scatter_samples(
 ) -> None:
     batch, tables, width = grad_output.shape
     ring = configs.ring_bytes(spread.vector * grad_output.element_size(), ids)
-    row = spread.lanes * spread.vector * how.dtype.itemsize * configs.places(tables, spread.lanes)
-    room = (shared_bytes(ids.device) - ring) // row
+    row = spread.lanes * spread.vector * how.dtype.itemsize
+    sums = configs.places(tables, spread.lanes) * row + 8  # of a row, and its address
+    room = (shared_bytes(ids.device) - ring - 8) // sums
     most_rows, summed = configs.summed_rows(group.rows, room)
     blocks, threads = configs.samples_shape(ids, spread.lanes)
     CUDA.launch(
@@ -187,9 +188,10 @@ def _scatter_samples(
             *map(i64, grad_output.stride()[:2]),
             *how.numbers()[:2],
             i32(most_rows),
+            i32(summed),
             group.description(),
         ),
-        shared_bytes=ring + summed * row,
+        shared_bytes=ring + summed * sums + summed % 2 * 8,
     )
 
 

@@ -121,7 +121,7 @@ def updating_embedding_lookup(
         )
     if len({*map(id, tables)}) < len(tables):
         raise ArgumentError(
-            "updating_embedding_lookup: a tensor is in 'tables' twice, and a step writes to it once; "
+            "updating_embedding_lookup: a tensor is in 'tables' twice, and a step writes it once; "
             "look its columns up in turn."
         )
     trained = {table.requires_grad for table in tables}
