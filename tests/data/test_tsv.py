@@ -131,6 +131,11 @@ def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path, suffix: str) -
     found = concatenate([rows for part in parts for rows in part.read(rejects)])
     assert found.labels.tolist() == [1, 0]
     assert rejects.sentences == [f"{path}, line 3, column 1 (label): found '2'; expected 0 or 1."]
+    joined = write(tmp_path / "joined.tsv", 2 * (codecs.BOM_UTF8 + f"{line()}\n".encode()))
+    with pytest.raises(
+        DataError, match=r"joined.tsv, line 2, column 1 \(label\): found '\\ufeff0'"
+    ):
+        list(read(joined))
     twice = write(tmp_path / "b.tsv", codecs.BOM_UTF8 + text)
     with pytest.raises(DataError, match=r"line 1, column 1 \(label\): found '\\ufeff1'"):
         list(read(twice))
