@@ -36,11 +36,12 @@ __global__ void __launch_bounds__(block_threads, 1024 / block_threads)
     int64_t row = blockIdx.y * tile_rows;
     for (; row < rows; row += gridDim.y * tile_rows) {
       const int64_t mine = row + threadIdx.y;
+      const int left = min(rows - mine, tile_rows);
       const Grad* from = grad + mine * columns + column;
       Pack<Grad, width> pack[unroll] = {};  // zeros, whatever the dtype
 #pragma unroll
       for (int k = 0; k < unroll; ++k, from += blockDim.y * columns) {
-        if (mine + k * blockDim.y < rows) pack[k] = load_once<evict_first, width>(from);
+        if (k * int(blockDim.y) < left) pack[k] = load_once<evict_first, width>(from);
       }
 #pragma unroll
       for (int i = 0; i < width; ++i) {
