@@ -334,9 +334,10 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// grad_bias[column] = the sum of sums[block][column]. A block is (8, 128) threads. The order is fixed:
-// rows of threads, four in turn, then lanes of a warp, then warps. Where the L2 is cold the code comes
-// from memory too: sizes are constants, so that it is 126 instructions (248 without) and few jumps.
+// grad_bias[column] = the sum of sums[block][column]. A block is (8, 128) threads. The order is
+// fixed: rows of threads, four in turn, then lanes of a warp, then warps. Where the L2 is cold the
+// code comes from memory too: sizes are constants, so that it is 126 instructions (248 without) and
+// few jumps.
 template <class Bias>
 __global__ void __launch_bounds__(1024)
     column_sums(const double* __restrict__ sums, Bias* __restrict__ grad_bias, int64_t blocks,
