@@ -1,12 +1,13 @@
 """Look-up, backward and update of Criteo's 26 tables: ours against nn.Embedding and one table.
 
     python benchmarks/embedding_step.py [--device cuda] [--largest ROWS] [--batch B ...]
+                                        [--only NAME ...]
 
 Ids are uniform, the upstream gradient is given. On a GPU each step is replayed from a CUDA graph
 where it can be captured (sparse gradients cannot), with cold caches. Rows that name a configuration
 are the candidates of tuning, the default first: the look-up, the operator's update, and one after
-the other. A fixed order is asked of PyTorch, which then fills fresh memory with NaN, so the
-look-up's output is written twice.
+the other. ``--only`` leaves the rows that contain one of its names. A fixed order is asked of
+PyTorch, which then fills fresh memory with NaN, so the look-up's output is written twice.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--largest", type=int, default=2**31, help="rows of the largest table")
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 2048, 65536])
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME")
     options = parser.parse_args()
     sizes = [min(size, options.largest) for size in KAGGLE_CARDINALITIES]
     for batch in options.batch:
         print(f"{batch} ids of {len(sizes)} tables x {WIDTH}, {sum(sizes)} rows, us:")
         for name, (step, captured) in steps(sizes, batch, options.device).items():
+            if not any(word in name for word in options.only):
+                continue
             graph = captured and options.device != "cpu"
             timing = time(step, device=options.device, graph=graph, budget_s=BUDGET_S)
             print(f"  {name:75} {timing.median_us:10.1f}{'  (CUDA graph)' if graph else ''}")
