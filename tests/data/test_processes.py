@@ -121,6 +121,26 @@ def test_ctrl_c_while_the_processes_start_is_the_parents_alone(tmp_path: Path) -
         assert parent.communicate() == ("interrupted\n", "")
 
 
+def test_ctrl_c_waits_for_no_task(tmp_path: Path) -> None:
+    folder = str(Path(processes.__file__).parent)
+    (tmp_path / "work.py").write_text(WORK.format(folder=folder))
+    (tmp_path / "script.py").write_text(
+        STARTING.replace("half, [2, 4]", "stay, [1, 2]").replace("half", "stay")
+    )
+    command = [sys.executable, tmp_path / "script.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as parent:
+        assert parent.stdout is not None
+        lines = [parent.stdout.readline() for _ in range(3)]
+        os.killpg(parent.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            parent.wait(timeout=60)
+        parent.kill()
+        assert parent.communicate() == ("interrupted\n", "")
+    workers = [int(line.removeprefix("worker ")) for line in lines[1:]]
+    assert len(workers) == 2 and not any(map(_lives, workers))
+
+
 def _lives(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

@@ -318,20 +318,28 @@ def _check(
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Refuses a folder that another process is preparing; clears what a killed one was writing."""
+    """Refuses a folder that another process is preparing; clears what killed ones were writing."""
     folder = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if (root / PLAN).exists():
-            for left in root.glob(".fuselab-*"):
-                left.unlink(missing_ok=True)
-        yield
+        _clear(root)
+        try:
+            yield
+        except KeyboardInterrupt:
+            _clear(root)
+            raise
     except BlockingIOError:
         raise ArgumentError(
             f"{root} is being prepared by another process; wait for it, or give another folder."
         ) from None
     finally:
         os.close(folder)  # and with it the lock
+
+
+def _clear(root: Path) -> None:
+    if (root / PLAN).exists():
+        for left in root.glob(".fuselab-*"):
+            left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

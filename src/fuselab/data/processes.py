@@ -30,8 +30,8 @@ def each(
     work: Callable[[Task], Result], tasks: Sequence[Task], processes: int
 ) -> Iterator[tuple[Task, Result]]:
     """Yields every task with its result, as they end. An exception ends it: tasks under way are
-    finished, no other is begun, and of several exceptions that of the first task is raised. With
-    one process, or one task, the work is done here.
+    finished, no other is begun, and of several exceptions that of the first task is raised. Ctrl-C
+    kills those under way. With one process, or one task, the work is done here.
 
     Raises OutputError where a process was killed.
     """
@@ -45,6 +45,7 @@ def each(
     context.set_forkserver_preload([work.__module__])
     with _on_ctrl_c(signal.SIG_IGN):  # the server inherits it: its imports would end in tracebacks
         forkserver.ensure_running()
+    others = {*multiprocessing.active_children()}
     interrupted = threading.Event()
     pool = ProcessPoolExecutor(min(processes, len(tasks)), context, _settle)
     with pool:
@@ -64,6 +65,10 @@ def each(
             for future in futures:  # every task before one that has begun has ended
                 if not future.cancelled():
                     future.result()
+        except KeyboardInterrupt:
+            for worker in {*multiprocessing.active_children()} - others:
+                worker.kill()  # a task of theirs takes seconds
+            raise
         except BrokenProcessPool as error:
             raise OutputError(
                 "a process was killed, as the system does when memory runs out; take fewer "
