@@ -15,7 +15,7 @@ from fuselab.ops.linear_activation import cuda_launch, triton_launch
 from fuselab.ops.linear_activation.op import OP
 from fuselab.ops.linear_activation.reference import gradient, reference
 from fuselab.runtime.fallback import strict
-from fuselab.runtime.tuning import Config, forced
+from fuselab.runtime.tuning import forced
 
 pytestmark = pytest.mark.gpu
 
@@ -92,29 +92,46 @@ def test_unaligned_operands(implementation):
         check(*KERNELS[implementation], shifted(input), shifted(weight), shifted(bias))
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_transposed_kernel(groups):
-    """Its edges: 16 rows, 8, 64 and 128 columns, 16 and 32 deep, any layout; then many rows."""
-    config = Config(groups=groups, blocks=4, transposed=1)
+@pytest.mark.parametrize("config", cuda_launch.candidates(torch.bfloat16, 13), ids=str)
+def test_shallow_kernels(config):
+    """Their edges: 16 rows, 8, 64 and 512 columns, 16 and 32 deep, any layout; then many rows."""
     kernels = partial(cuda_launch.forward, config=config), cuda_launch.backward
-    depths = (1, 12, 13, 16, 17, 31, 32) if groups == 1 else (1, 12, 13, 16)
-    for place, depth in enumerate(depths):
-        for columns in (1, 8, 63, 64, 65, 72, 128, 129, 136):
+    for place, depth in enumerate((1, 12, 13, 16, 17, 31, 32)):
+        for columns in (1, 8, 63, 64, 65, 72, 128, 136, 200, 512, 520, 1100):
             rows = (1, 15, 16, 17, 63, 64, 65)[(place + columns) % 7]
             dtype = (torch.float16, torch.bfloat16)[columns % 2 ^ place % 2]
             check(*kernels, *operands(rows, depth, columns, dtype, "cuda", bias=rows != 16))
     for activation in ACTIVATIONS:
         check(*kernels, *operands(1031, 13, 136, torch.bfloat16, "cuda"), activation)
     for layout in LAYOUTS.values():
-        input, weight, bias = operands(16, 16, 16, torch.bfloat16, "cuda")
-        bias = bias.repeat_interleave(2)[::2]
-        check(*kernels, layout(input), layout(weight), bias)
-    for shape in ((10_007, 13, 512), (200_001, 7, 200), (1, 16, 4099)):
+        for size in (16, 32):
+            input, weight, bias = operands(size, size, size, torch.bfloat16, "cuda")
+            bias = bias.repeat_interleave(2)[::2]
+            check(*kernels, layout(input), layout(weight), bias)
+    for shape in ((10_007, 13, 512), (70_001, 13, 512), (200_001, 7, 200), (1, 16, 4099)):
         args = operands(*shape, torch.bfloat16, "cuda")
         exact, eager = reference(*(value.double() for value in args)), reference(*args)
         assert_within_bar(kernels[0](*args, "relu"), eager, exact, str(shape))
         again = kernels[0](args[0].reshape(1, *args[0].shape), *args[1:], "relu")
         assert torch.equal(again[0], kernels[0](*args, "relu"))
+        apart = [torch.stack((value, value), -1)[..., 0] for value in args[:2]]
+        assert torch.equal(kernels[0](*apart, args[2], "relu"), again[0])
+
+
+@pytest.mark.parametrize("config", cuda_launch.candidates(torch.bfloat16, 13), ids=str)
+def test_infinities_stay_in_their_rows_and_columns(config):
+    """Rows lie one behind another where a product reads whole steps of the depth."""
+    for depth in (13, 31):
+        input, weight, bias = operands(40, depth, 136, torch.bfloat16, "cuda")
+        input[5], input[39, 2], weight[9], weight[135, 0] = *[float("inf")] * 3, float("nan")
+        bias[64] = -float("inf")
+        ours = cuda_launch.forward(input, weight, bias, "relu", config)
+        eager = reference(input, weight, bias)
+        exact = reference(*(value.double() for value in (input, weight, bias)))
+        assert_within_bar(ours, eager, exact, str(depth))
+        others = torch.ones(40, 136, dtype=torch.bool, device="cuda")
+        others[[5, 39]] = others[:, [9, 64, 135]] = False
+        assert ours[others].isfinite().all()
 
 
 @pytest.mark.parametrize("depth", [13, 32, 128])

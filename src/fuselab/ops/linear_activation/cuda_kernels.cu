@@ -2,11 +2,9 @@
 //
 // The floor is memory, and nearly all of it is the output (65536 x 13 -> 512 in bfloat16: 67 of 69
 // MB). So the weights of a warp's columns stay in its registers, and the warp walks rows: it reads
-// their K elements (once per 128 columns, the other warps' reads hit L1), multiplies, and stores 16
-// bytes per thread. The next rows' input is on its way while these are computed. 16-bit inputs go
-// through the tensor cores (mma.m16n8k16, float32 accumulators), float32 through FMAs, exact
-// whatever allow_tf32 says: 13 FMAs per 4 bytes stored are 13 us of an H200's time where the bytes
-// take 31.
+// their K elements, multiplies, and stores 16 bytes per thread. 16-bit inputs go through the tensor
+// cores (mma.m16n8k16, float32 accumulators), float32 through FMAs, exact whatever allow_tf32 says:
+// 13 FMAs per 4 bytes stored are 13 us of an H200's time where the bytes take 31.
 //
 // Sizes and strides count elements; offsets are 64-bit, formed once per row.
 
@@ -15,18 +13,6 @@
 
 constexpr int block_warps = 4;
 constexpr int threads = 32 * block_warps;
-
-// The rows and columns a warp owns: warps of a block take neighbouring columns of the same rows.
-struct Place {
-  int64_t worker, workers, column;
-  FUSELAB_INLINE Place(int64_t columns, int warp_columns) {
-    const int64_t across = (columns + warp_columns - 1) / warp_columns;
-    const int64_t warp = int64_t(blockIdx.x) * block_warps + threadIdx.x / 32;
-    worker = warp / across;
-    workers = int64_t(gridDim.x) * block_warps / across;
-    column = warp % across * warp_columns;
-  }
-};
 
 template <class Element>
 FUSELAB_INLINE Element element_or_zero(const Element* pointer, bool inside) {
@@ -68,115 +54,220 @@ FUSELAB_INLINE void multiply(float (&sum)[4], const uint32_t (&a)[4], const uint
         "f"(start[1]), "f"(start[2]), "f"(start[3]));
 }
 
-// The operand A of 16 rows from `row`: in the fragment of a 16 x 16 step, thread (g, t) = (lane / 4,
-// lane % 4) holds rows g and g + 8, depths 2t, 2t + 1 and 8 more.
-template <class Element, int steps>
-FUSELAB_INLINE void load_rows(uint32_t (&a)[steps][4], const Element* input, int64_t row,
-                              int64_t rows, int depth, int64_t input_row, int64_t input_column) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+// Two neighbours of a row, finished and rounded: relu in the instruction that rounds (to the same).
+template <class Activation, class Element>
+struct Rounded {
+  static FUSELAB_INLINE uint32_t pair(float low, float high) {
+    Element result[2];
+    assign(result[0], Activation::forward(low));
+    assign(result[1], Activation::forward(high));
+    return paired(result[0], result[1]);
+  }
+};
+template <>
+struct Rounded<Relu, __nv_bfloat16> {
+  static FUSELAB_INLINE uint32_t pair(float low, float high) {
+    uint32_t word;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+  }
+};
+template <>
+struct Rounded<Relu, __half> {
+  static FUSELAB_INLINE uint32_t pair(float low, float high) {
+    uint32_t word;
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+  }
+};
+
+// Until the thread's own asynchronous copies are there; a barrier then shows them to others.
+FUSELAB_INLINE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+constexpr int half_warps = 8, half_threads = 32 * half_warps;
+constexpr int tall = 16;  // rows that a warp takes at a time
+
+// A warp asks for `tall` rows of a matrix that has `left` of them, zeros for the others, to lie as
+// `depth` elements each. dense: they lie so in the matrix, from an address of 16 bytes on.
+template <int padded_depth, bool dense, class Element>
+FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int64_t left, int depth,
+                               int64_t row_stride, int64_t column_stride) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (dense) {
+    const int bytes = int(max(min(left, int64_t(tall)), int64_t(0))) * depth * 2;
 #pragma unroll
-  for (int step = 0; step < steps; ++step) {
+    for (int j = 0; j < padded_depth / 16; ++j) {
+      const int i = lane + j * 32;
+      if (i >= 2 * depth) break;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                       static_cast<uint32_t>(__cvta_generic_to_shared(to + i * 8))),
+                   "l"(from + i * 8), "r"(max(min(bytes - i * 16, 16), 0))
+                   : "memory");
+    }
+  } else {
+    const int k = lane % padded_depth, down = lane / padded_depth;
+    constexpr int at_a_time = 32 / padded_depth;
+    from += down * row_stride + k * column_stride;
+    Element found[tall / at_a_time];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t at = row + g + i % 2 * 8;
-      const int k = step * 16 + 2 * t + i / 2 * 8;
-      const Element* from = input + at * input_row + k * input_column;
-      a[step][i] = paired(element_or_zero(from, at < rows && k < depth),
-                          element_or_zero(from + input_column, at < rows && k + 1 < depth));
+    for (int i = 0; i < tall; i += at_a_time, from += at_a_time * row_stride) {
+      found[i / at_a_time] = element_or_zero(from, k < depth && i + down < left);
+    }
+#pragma unroll
+    for (int i = 0; i < tall; i += at_a_time) {
+      if (k < depth) to[(i + down) * depth + k] = found[i / at_a_time];
     }
   }
 }
 
-// 16-bit elements. A warp owns `groups` groups of 32 columns and walks 16 rows at a time. Within a
-// group the four n-tiles of the tensor core take columns 8 n' + 2 tile + {0, 1}, so that the eight
-// accumulators of a thread and row are neighbours: one 16-byte store. packed: columns are a multiple
-// of 8, and the output is aligned.
-template <class Activation, class Element, int steps, int groups, bool packed>
-__global__ void __launch_bounds__(threads)
+// Elements k and k + 1 of a row in shared memory, zero from `depth` on: what lies there is another
+// row's, and zero times an infinity is none.
+template <class Element>
+FUSELAB_INLINE uint32_t pair_or_zero(const Element* row, int k, int depth) {
+  return paired(k < depth ? row[k] : Element(0.0f), k + 1 < depth ? row[k + 1] : Element(0.0f));
+}
+
+// 16-bit elements. A block owns `wide` groups of 64 columns, a warp one of them, and takes tiles of
+// 16 rows, each gridDim.y tiles after the last: all blocks together write one window that moves.
+// Weights and the input of a `slab` of tiles come to shared memory at once, so that in the case
+// above one wait comes before the first store, and nothing is read after it.
+//
+// Weights are the tensor core's operand A (mma.m16n8k16, of 16 columns), and rows its B, of 8: four
+// tiles whose rows g and g + 8 are columns 8 g + 2 tile and the next give thread (g, t) = (lane / 4,
+// lane % 4) eight neighbours of rows 2 t and 2 t + 1. lines: these change places in shared memory,
+// so that eight threads side by side write a line of 128 bytes. packed: columns are a multiple of 8.
+template <class Activation, class Element, int steps, bool dense, bool packed, bool lines>
+__global__ void __launch_bounds__(half_threads, 2)
     forward_shallow_half(const Element* __restrict__ input, const Element* __restrict__ weight,
                          const Element* __restrict__ bias, Element* __restrict__ output,
                          int64_t rows, int64_t columns, int64_t depth_argument, int64_t input_row,
                          int64_t input_column, int64_t weight_row, int64_t weight_column,
-                         int64_t bias_stride) {
+                         int64_t bias_stride, int wide) {
+  constexpr int padded_depth = 16 * steps, slab = 16 / steps;  // 48 KB in all to a depth of 32
+  __shared__ alignas(16) Element weights[half_warps * 64 * padded_depth];
+  __shared__ alignas(16) Element inputs[2][slab * tall * padded_depth];
   const int depth = int(depth_argument);
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const Place place(columns, groups * 32);
-  if (place.worker >= place.workers) return;
-  uint32_t w[groups][4][steps][2];
-  uint32_t added[groups][4];  // the bias of this thread's columns, in pairs
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int64_t first_column = int64_t(blockIdx.x) * wide * 64;
+  const int64_t stride = int64_t(gridDim.y) * tall;  // from a tile's first row to the next's
+  int64_t row = int64_t(blockIdx.y) * tall;          // the slab's first
+
+  const auto fetch_slab = [&](Element* to) {
 #pragma unroll
-  for (int group = 0; group < groups; ++group) {
+    for (int i = 0; i < slab / half_warps; ++i) {
+      const int tile = warp + i * half_warps;
+      const int64_t from = row + tile * stride;
+      fetch_rows<padded_depth, dense>(to + tile * tall * depth, input + from * input_row,
+                                      rows - from, depth, input_row, input_column);
+    }
+  };
+  fetch_slab(inputs[0]);
 #pragma unroll
-    for (int tile = 0; tile < 4; ++tile) {
-      const int64_t column = place.column + group * 32 + g / 2 * 8 + tile * 2 + g % 2;
+  for (int i = 0; i < 64 / tall; ++i) {
+    const int down = (warp + i * half_warps) * tall;
+    if (down >= wide * 64) break;
+    const int64_t from = first_column + down;
+    fetch_rows<padded_depth, dense>(weights + down * depth, weight + from * weight_row,
+                                    columns - from, depth, weight_row, weight_column);
+  }
+  const int group = uint32_t(warp) % uint32_t(wide), place = uint32_t(warp) / uint32_t(wide);
+  const int places = uint32_t(half_warps) / uint32_t(wide);
+  const int64_t own_column = first_column + group * 64;
+  float added[4][4];  // as the sums lie: each bias of two columns, for two rows
 #pragma unroll
-      for (int step = 0; step < steps; ++step) {
+  for (int i = 0; i < 8; ++i) {
+    const int64_t column = own_column + g * 8 + i;
+    const float value = widened<float>(
+        element_or_zero(bias + column * bias_stride, bias && column < columns));
+    added[i / 2][i % 2 * 2] = added[i / 2][i % 2 * 2 + 1] = value;
+  }
+  wait_for_copies();
+  __syncthreads();
+  uint32_t w[4][steps][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int k = step * 16 + 2 * t + i * 8;
-          const Element* from = weight + column * weight_row + k * weight_column;
-          w[group][tile][step][i] =
-              paired(element_or_zero(from, column < columns && k < depth),
-                     element_or_zero(from + weight_column, column < columns && k + 1 < depth));
-        }
-      }
-      const int64_t first = place.column + group * 32 + t * 8 + tile * 2;
-      const Element* from = bias + first * bias_stride;
-      added[group][tile] =
-          paired(element_or_zero(from, bias && first < columns),
-                 element_or_zero(from + bias_stride, bias && first + 1 < columns));
+  for (int tile = 0; tile < 4; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4 * steps; ++i) {
+      const Element* const from = weights + (group * 64 + g * 8 + tile * 2 + i % 2) * depth;
+      w[tile][i / 4][i % 4] = pair_or_zero(from, i / 2 * 8 + 2 * t, depth);
     }
   }
-  uint32_t a[steps][4], following[steps][4];
-  int64_t row = place.worker * 16;
-  load_rows<Element, steps>(a, input, row, rows, depth, input_row, input_column);
-  for (; row < rows; row += place.workers * 16) {
-    load_rows<Element, steps>(following, input, row + place.workers * 16, rows, depth, input_row,
-                              input_column);
-#pragma unroll
-    for (int group = 0; group < groups; ++group) {
-      Pack<Element, 8> result[2];  // of rows g and g + 8
-#pragma unroll
-      for (int tile = 0; tile < 4; ++tile) {
-        const Element* pair = reinterpret_cast<const Element*>(&added[group][tile]);
-        const float low = widened<float>(pair[0]), high = widened<float>(pair[1]);
-        float sum[4] = {low, high, low, high};
-#pragma unroll
-        for (int step = 0; step < steps; ++step) {
-          multiply(sum, a[step], w[group][tile][step], sum, Element(0.0f));
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          assign(result[i / 2].element[tile * 2 + i % 2], Activation::forward(sum[i]));
-        }
-      }
-      const int64_t column = place.column + group * 32 + t * 8;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64_t at = row + g + half * 8;
-        if (at >= rows) continue;
+  // From the next barrier on the weights' room is the lines'.
+  uint4* const exchanged = reinterpret_cast<uint4*>(weights) + warp * tall * 8;
+  const int across = lines ? lane % 8 : g;  // whose columns this thread writes, 8 of the group's 64
+  const int down = lines ? lane / 8 : 2 * t;
+  const int left = int(min(columns - own_column, int64_t(64))) - across * 8;
+  // Warps beyond whole places have no rows.
+  int64_t at = place < places ? row + place * stride : rows;
+  const int64_t hop = places * stride;
+  Element* line = output + (at + down) * columns + own_column + across * 8;
+
+  for (int buffer = 0;; buffer ^= 1) {
+    __syncthreads();
+    row += slab * stride;
+    if (row < rows) fetch_slab(inputs[buffer ^ 1]);
+    const Element* own = inputs[buffer] + (place * tall + g) * depth;
+    for (int tile = place; tile < slab && at < rows; tile += places) {
+      const int here = left > 0 ? int(min(rows - at, int64_t(tall))) - down : 0;
+      const auto write = [&](int further, const uint4& words) {
+        Element* const to = line + further * columns;
+        if (further >= here) return;
+        const auto& pack = *reinterpret_cast<const Pack<Element, 8>*>(&words);
         if constexpr (packed) {
-          if (column < columns) store_whole(output + at * columns + column, result[half]);
+          store_whole(to, pack);
         } else {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            if (column + i < columns) output[at * columns + column + i] = result[half].element[i];
+            if (i < left) to[i] = pack.element[i];
           }
         }
+      };
+      if constexpr (lines) __syncwarp();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t x[steps][2];
+#pragma unroll
+        for (int i = 0; i < 2 * steps; ++i) {
+          x[i / 2][i % 2] = pair_or_zero(own + half * 8 * depth, i * 8 + 2 * t, depth);
+        }
+        uint32_t word[2][4];  // of rows 2 t and 2 t + 1
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+          float sum[4];
+          multiply(sum, w[part][0], x[0], added[part], Element(0.0f));
+          if constexpr (steps == 2) multiply(sum, w[part][1], x[1], sum, Element(0.0f));
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            word[i][part] = Rounded<Activation, Element>::pair(sum[i], sum[2 + i]);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint4 words = make_uint4(word[i][0], word[i][1], word[i][2], word[i][3]);
+          const int r = 2 * t + i;
+          // Eight columns at their place ^ r: no two threads of a quarter warp share a bank.
+          if constexpr (lines) exchanged[(half * 8 + r) * 8 + (g ^ r)] = words;
+          if constexpr (!lines) write(half * 8 + i, words);
+        }
       }
-    }
+      if constexpr (lines) {
+        __syncwarp();
 #pragma unroll
-    for (int step = 0; step < steps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[step][i] = following[step][i];
+        for (int i = 0; i < 4; ++i) {
+          write(4 * i, exchanged[(down + 4 * i) * 8 + (across ^ (down + i % 2 * 4))]);
+        }
+      }
+      own += places * tall * depth;
+      at += hop;
+      line += hop * columns;
     }
+    if (row >= rows) break;
+    wait_for_copies();
   }
 }
 
-// The same, transposed: weights are the tensor core's operand A, of 16 columns, and rows its B, of
-// 8. Four tiles whose rows g and g + 8 are columns 8 g + 2 tile and the next give thread (g, t)
-// eight neighbours of rows 2 t and 2 t + 1: a store of a warp is four whole lines of 128 bytes. A
-// block's warps share `groups` groups of 64 columns, whose weights come through shared memory: read
+// The same, with the next tile's input on its way to registers while one is computed. A block's warps
+// share `groups` groups of 64 columns, whose weights come through shared memory: read
 // straight into fragments, every load of 2 bytes would touch 8 lines.
 template <class Activation, class Element, int steps, int groups, bool packed>
 __global__ void __launch_bounds__(threads)
@@ -187,7 +278,6 @@ __global__ void __launch_bounds__(threads)
                        int64_t bias_stride) {
   constexpr int block_columns = 64 * groups, padded_depth = 16 * steps;
   constexpr int pitch = padded_depth + 8;  // the words of a fragment then lie in 32 banks
-  constexpr int tall = 16;                 // rows that a warp takes at a time
   __shared__ alignas(16) Element staged[block_columns * pitch];
   __shared__ alignas(16) Element staged_bias[block_columns];
   const int depth = int(depth_argument);
@@ -267,8 +357,9 @@ __global__ void __launch_bounds__(threads)
             multiply(sum, w[group][tile][1], x[half][1], sum, Element(0.0f));
           }
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            assign(result[i % 2].element[tile * 2 + i / 2], Activation::forward(sum[i]));
+          for (int i = 0; i < 2; ++i) {
+            const uint32_t pair = Rounded<Activation, Element>::pair(sum[i], sum[2 + i]);
+            reinterpret_cast<uint32_t*>(result[i].element)[tile] = pair;
           }
         }
         const int end = inside - group * 64 - g * 8;
@@ -296,8 +387,9 @@ __global__ void __launch_bounds__(threads)
 }
 
 // float32. A thread owns 4 neighbouring columns (a warp 128) and their `padded_depth` weights each,
-// and walks two rows at a time, whose elements the whole warp reads at one address. packed: columns
-// are a multiple of 4, and the output is aligned.
+// and walks two rows at a time, whose elements the whole warp reads at one address. Warps of a block
+// take neighbouring columns of the same rows: all but the first's reads hit L1. packed: columns are
+// a multiple of 4, and the output is aligned.
 template <class Activation, int padded_depth, bool packed>
 __global__ void __launch_bounds__(threads)
     forward_shallow_float(const float* __restrict__ input, const float* __restrict__ weight,
@@ -306,9 +398,11 @@ __global__ void __launch_bounds__(threads)
                           int64_t input_column, int64_t weight_row, int64_t weight_column,
                           int64_t bias_stride) {
   const int depth = int(depth_argument);
-  const Place place(columns, 128);
-  const int64_t column = place.column + threadIdx.x % 32 * 4;
-  if (place.worker >= place.workers || column >= columns) return;
+  const int64_t across = (columns + 127) / 128;
+  const int64_t warp = int64_t(blockIdx.x) * block_warps + threadIdx.x / 32;
+  const int64_t worker = warp / across, workers = int64_t(gridDim.x) * block_warps / across;
+  const int64_t column = warp % across * 128 + threadIdx.x % 32 * 4;
+  if (worker >= workers || column >= columns) return;
   float w[4][padded_depth], added[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -320,7 +414,7 @@ __global__ void __launch_bounds__(threads)
                                 inside && k < depth);
     }
   }
-  for (int64_t row = place.worker * 2; row < rows; row += place.workers * 2) {
+  for (int64_t row = worker * 2; row < rows; row += workers * 2) {
     float sum[2][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

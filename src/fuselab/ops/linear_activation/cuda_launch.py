@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
+from fuselab.ops.activations.grid import flags, is_aligned
 from fuselab.ops.add_mul_activation import op as pointwise
 from fuselab.ops.add_mul_activation.launch import backward_cuda
 from fuselab.ops.linear_activation.product import (
@@ -21,63 +23,39 @@ from fuselab.ops.linear_activation.product import (
     gradients,
 )
 from fuselab.ops.linear_activation.tiles import sizes
-from fuselab.runtime.cuda_source import CudaSource, i64
+from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
-from fuselab.runtime.grid import ceil_div, power_of_two
+from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.tuning import Config, chosen
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-_WARPS = 4  # block_warps of cuda_kernels.cu
+_WARPS, _HALF_WARPS = 4, 8  # block_warps and half_warps of cuda_kernels.cu
 
 
 NAME = "fuselab::linear_activation"
 
-# A warp owns ``groups`` groups of 32 columns (4 in float32), and ``blocks`` blocks per
-# multiprocessor share the rows: by default as many as registers let it hold, 128 threads each.
-# Registers for sm_90, relu: bfloat16 to a depth of 16 70, 104, 168 with 1, 2, 4 groups, to 32 128
-# with 2; float32 to 16 123, to 32 219. Nothing spills there; gelu to 32 with 4 groups does on
-# sm_100. By (16-bit, depth above 16).
-_DEFAULTS = {
-    (True, False): Config(groups=2, blocks=4),
-    (True, True): Config(groups=2, blocks=4),
-    (False, False): Config(groups=4, blocks=4),
-    (False, True): Config(groups=4, blocks=2),
-}
-# The same product with the weights as operand A, for 16 bits: a block owns ``groups`` groups of 64
-# columns. Registers for sm_90 to a depth of 16: 80 and 120 with 1 and 2 groups, to 32 104 and 180
-# (at most 128 with every activation but in the last). Not timed.
-_TRANSPOSED = {
-    False: tuple(
-        Config(groups=groups, blocks=blocks, transposed=1)
-        for groups, blocks in ((2, 4), (2, 3), (2, 2), (1, 6), (1, 4))
-    ),
-    True: (Config(groups=1, blocks=4, transposed=1),),
-}
+# ``blocks`` per multiprocessor share the rows. float32, by depth above 16: registers for sm_90 123
+# to a depth of 16, to 32 219; nothing spills.
+_SINGLE = {False: (4, 2, 3, 5, 6, 7), True: (2, 3, 4, 5, 6, 7)}
+# 16 bits, a block of 64 columns: 80 and 104 registers. 24.8 us at 65536x13->512 (bfloat16, H200,
+# 2026-11-22), where a write of the same bytes takes 19.7.
+_TRANSPOSED = Config(groups=1, blocks=4, transposed=1)
+# A block of 512 columns, whose input comes through shared memory: 100 and 118 registers, with every
+# activation at most 128, so that two blocks fit. Not timed.
+_STAGED = (Config(blocks=2, lines=1), Config(blocks=2, lines=0))
 
 
-def candidates(dtype: torch.dtype, columns: int, depth: int) -> Sequence[Config]:
-    """What tuning may choose from, the default first; no warp is wider than the output."""
-    half = dtype != torch.float32
-    needed = power_of_two(ceil_div(columns, 32)) if half else 4
-    first = _DEFAULTS[half, depth > 16]
-    more = (
-        Config(groups=groups, blocks=blocks)
-        for groups in ((1, 2, 4) if half else (4,))
-        for blocks in (2, 3, 4, 5, 6, 7)
-    )
-    found = tuple(
-        dict.fromkeys(
-            Config(groups=min(config.groups, needed), blocks=config.blocks)
-            for config in (first, *more)
-        )
-    )
-    return found + (_TRANSPOSED[depth > 16] if half else ())
+def candidates(dtype: torch.dtype, depth: int) -> Sequence[Config]:
+    """What tuning may choose from, the default first."""
+    if dtype != torch.float32:
+        return _TRANSPOSED, *_STAGED
+    return tuple(Config(blocks=blocks) for blocks in _SINGLE[depth > 16])
 
 
 def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
     """``candidates`` for these arguments."""
-    return candidates(input.dtype, *weight.shape)
+    return candidates(input.dtype, weight.shape[1])
 
 
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
@@ -95,7 +73,7 @@ def forward(
     activation: str,
     config: Config | None = None,
 ) -> Tensor:
-    """One launch of ``forward_shallow_half`` or ``forward_shallow_float``; ``config`` replaces the
+    """One launch of a kernel of 16 bits or of ``forward_shallow_float``; ``config`` replaces the
     tuned or default one."""
     output = empty_output(input, weight)
     if output.numel() == 0:
@@ -108,36 +86,44 @@ def forward(
     packed = columns % pack == 0
     # Exact in float32 whatever is allowed: to ask would keep the launch from being a plan.
     key = (input.dtype, *sizes(x, weight))
-    config = config or chosen(NAME, "cuda", key, candidates(input.dtype, columns, depth))
+    config = config or chosen(NAME, "cuda", key, candidates(input.dtype, depth))
+    steps = 1 if depth <= 16 else 2
+    more: tuple[Any, ...] = ()
+    warps = _WARPS
     if input.dtype == torch.float32:
         padded = next(size for size in (8, 16, 32) if size >= depth)
         expression = _single(functor, padded, packed)
-        warp_columns, warp_rows = 128, 2
-    else:
-        steps = 1 if depth <= 16 else 2
-        kernel = "transposed" if "transposed" in config else "shallow_half"
-        expression = _half(functor, _TYPES[input.dtype], steps, config.groups, packed, kernel)
-        warp_columns, warp_rows = 32 * config.groups, 16
-    if "transposed" in config:
+        # At least one warp for every 128 columns; no more warps than there are pairs of rows.
+        across = ceil_div(columns, 128)
+        most = max(resident * config.blocks, ceil_div(across, warps))
+        grid = (min(most, ceil_div(across * ceil_div(rows, 2), warps)), 1, 1)
+    elif "transposed" in config:
+        expression = _transposed(functor, _TYPES[input.dtype], steps, config.groups, packed)
         # As many blocks to every tile of columns, each with a tile of rows for every warp.
         across = ceil_div(columns, 64 * config.groups)
-        down = min(ceil_div(rows, 16 * _WARPS), max(1, resident * config.blocks // across))
-        blocks = across * down
+        down = min(ceil_div(rows, 16 * warps), max(1, resident * config.blocks // across))
+        grid = (across * down, 1, 1)
     else:
-        across = ceil_div(columns, warp_columns)
-        # At least one warp for every tile of columns; no more warps than there are tiles.
-        tiles = across * ceil_div(rows, warp_rows)
-        most = max(resident * config.blocks, ceil_div(across, _WARPS))
-        blocks = min(most, ceil_div(tiles, _WARPS))
+        warps = _HALF_WARPS
+        dense = x.is_contiguous() and weight.is_contiguous() and is_aligned(x, weight)
+        expression = _half(functor, _TYPES[input.dtype], steps, dense, packed, bool(config.lines))
+        # Groups of 64 columns, a warp each, in as many to a block; warps that are left take rows.
+        groups = ceil_div(columns, 64)
+        across = ceil_div(groups, warps)
+        wide = ceil_div(groups, across)
+        most = max(1, resident * config.blocks // across)
+        grid = (across, min(most, ceil_div(rows, 16 * (warps // wide))), 1)
+        more = (i32(wide),)
     numbers = (rows, columns, depth, *x.stride(), *weight.stride())
     CUDA.launch(
         expression,
-        (blocks, 1, 1),
-        (32 * _WARPS, 1, 1),
+        grid,
+        (32 * warps, 1, 1),
         (
             *(x, weight, bias, output),
             *(i64(number) for number in numbers),
             i64(0 if bias is None else bias.stride(0)),
+            *more,
         ),
     )
     return output
@@ -152,16 +138,13 @@ def _single(functor: str, padded_depth: int, packed: bool) -> str:
     return f"forward_shallow_float<{functor}, {padded_depth}, {str(packed).lower()}>"
 
 
-def _half(
-    functor: str,
-    element: str,
-    steps: int,
-    groups: int,
-    packed: bool,
-    kernel: str = "shallow_half",
-) -> str:
-    flag = str(packed).lower()
-    return f"forward_{kernel}<{functor}, {element}, {steps}, {groups}, {flag}>"
+def _half(functor: str, element: str, steps: int, *kind: bool) -> str:
+    """``kind``: dense, packed, lines."""
+    return f"forward_shallow_half<{functor}, {element}, {steps}, {flags(*kind)}>"
+
+
+def _transposed(functor: str, element: str, steps: int, groups: int, packed: bool) -> str:
+    return f"forward_transposed<{functor}, {element}, {steps}, {groups}, {flags(packed)}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
@@ -169,21 +152,16 @@ def _representative_expressions() -> tuple[str, ...]:
     found = []
     for entry in ACTIVATIONS.values():
         found.append(_single(entry.functor, 16, True))
-        found.append(_half(entry.functor, "__nv_bfloat16", 1, 4, True))
-        found.append(_half(entry.functor, "__nv_bfloat16", 1, 2, True, "transposed"))
+        found.append(_half(entry.functor, "__nv_bfloat16", 1, True, True, True))
+        found.append(_transposed(entry.functor, "__nv_bfloat16", 1, 1, True))
     for packed in (True, False):
         found += [_single("Relu", depth, packed) for depth in (8, 32)]
-        found += [
-            _half("Relu", element, steps, groups, packed)
-            for element in _TYPES.values()
-            for steps in (1, 2)
-            for groups in (1, 2, 4)
-        ]
-        found += [
-            _half("Relu", element, steps, groups, packed, "transposed")
-            for element in _TYPES.values()
-            for steps, groups in ((1, 1), (1, 2), (2, 1))
-        ]
+        for element, steps in product(_TYPES.values(), (1, 2)):
+            found.append(_transposed("Relu", element, steps, 1, packed))
+            found += [
+                _half("Relu", element, steps, dense, packed, lines)
+                for dense, lines in ((True, True), (False, True), (True, False))
+            ]
     return tuple(dict.fromkeys(found))
 
 
