@@ -100,17 +100,17 @@ def summed_rows(rows: tuple[int, ...], most: int) -> tuple[int, int]:
 
 def change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> tuple[Config, ...]:
     """``kernel`` and what it has, for ``how``. Atomics where their order may vary and their
-    rounding does not matter: ``scatter``. In tables of 16 bits, for row-wise Adagrad, and where
-    PyTorch shall be deterministic: of few samples a block per ``table``, or ``sorted`` positions,
-    ``run`` of them per group.
+    rounding does not matter: ``scatter``, or whole ``samples``. In tables of 16 bits, for row-wise
+    Adagrad, and where PyTorch shall be deterministic: of few samples a block per ``table``, or
+    ``sorted`` positions, ``run`` of them per group.
 
     Criteo's 26 tables x 16 float32 on an H200, 2026-11-21, us. ``scatter`` of 2048 samples takes
     SGD 9.6, of 65536 84.6 (gradients in bfloat16: 10.8 and 78.1). At 65536 its reads alone take
-    46.8 (53.8, of as many rows with half the bytes), the rest are atomics to 0.53
-    million rows. With a look-up of 55 to 63 that is 8 times as fast as the 1183 of
-    ``nn.Embedding(sparse=True)`` and its SGD; ten times would leave the update 55 to 63. Blocks of
-    512 or 1024 samples, gradients that are not staged, and five or six blocks per multiprocessor
-    gain nothing in float32 and at most 2 % in bfloat16.
+    46.8 (53.8, of as many rows with half the bytes), the rest are atomics to 0.53 million rows.
+    With the look-up's 57 that is 8 times as fast as the 1183 of ``nn.Embedding(sparse=True)`` and
+    its SGD; ten times would leave the update 61. Blocks of 512 or 1024 samples, gradients that are
+    not staged, and five or six blocks per multiprocessor gain nothing in float32 and at most 2 % in
+    bfloat16.
 
     Larger runs add more up before memory sees it, smaller ones make more blocks. The default is
     the largest that gives every multiprocessor two. Row-wise Adagrad of 2048 samples takes 49.6 by
