@@ -101,7 +101,7 @@ def test_shallow_kernels(config):
             rows = (1, 15, 16, 17, 63, 64, 65)[(place + columns) % 7]
             dtype = (torch.float16, torch.bfloat16)[columns % 2 ^ place % 2]
             check(*kernels, *operands(rows, depth, columns, dtype, "cuda", bias=rows != 16))
-    for activation in ACTIVATIONS:
+    for activation in ("identity", "gelu", "tanh"):
         check(*kernels, *operands(1031, 13, 136, torch.bfloat16, "cuda"), activation)
     for layout in LAYOUTS.values():
         for size in (16, 32):

@@ -88,13 +88,13 @@ constexpr int half_warps = 8, half_threads = 32 * half_warps;
 constexpr int tall = 16;  // rows that a warp takes at a time
 
 // A warp asks for `tall` rows of a matrix that has `left` of them, zeros for the others, to lie as
-// `depth` elements each. dense: they lie so in the matrix, from an address of 16 bytes on.
+// `depth` elements each. dense: they lie so in the matrix, from a multiple of 16 bytes on.
 template <int padded_depth, bool dense, class Element>
-FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int64_t left, int depth,
+FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int left, int depth,
                                int64_t row_stride, int64_t column_stride) {
   const int lane = threadIdx.x % 32;
   if constexpr (dense) {
-    const int bytes = int(max(min(left, int64_t(tall)), int64_t(0))) * depth * 2;
+    const int bytes = left * depth * 2;
 #pragma unroll
     for (int j = 0; j < padded_depth / 16; ++j) {
       const int i = lane + j * 32;
@@ -151,38 +151,45 @@ __global__ void __launch_bounds__(half_threads, 2)
   const int64_t first_column = int64_t(blockIdx.x) * wide * 64;
   const int64_t stride = int64_t(gridDim.y) * tall;  // from a tile's first row to the next's
   int64_t row = int64_t(blockIdx.y) * tall;          // the slab's first
+  const int inside = int(min(columns - first_column, int64_t(wide * 64)));
 
+  constexpr int bias_each = half_warps * 64 / half_threads;
+  Element own_bias[bias_each];
+#pragma unroll
+  for (int i = 0; i < bias_each; ++i) {
+    const int at = threadIdx.x + i * half_threads;
+    const Element* const from = bias + (first_column + at) * bias_stride;
+    own_bias[i] = element_or_zero(from, bias && at < inside);
+  }
   const auto fetch_slab = [&](Element* to) {
 #pragma unroll
     for (int i = 0; i < slab / half_warps; ++i) {
       const int tile = warp + i * half_warps;
       const int64_t from = row + tile * stride;
       fetch_rows<padded_depth, dense>(to + tile * tall * depth, input + from * input_row,
-                                      rows - from, depth, input_row, input_column);
+                                      int(min(rows - from, int64_t(tall))), depth, input_row,
+                                      input_column);
     }
   };
   fetch_slab(inputs[0]);
 #pragma unroll
   for (int i = 0; i < 64 / tall; ++i) {
     const int down = (warp + i * half_warps) * tall;
-    if (down >= wide * 64) break;
-    const int64_t from = first_column + down;
-    fetch_rows<padded_depth, dense>(weights + down * depth, weight + from * weight_row,
-                                    columns - from, depth, weight_row, weight_column);
+    if (down >= inside) break;
+    fetch_rows<padded_depth, dense>(weights + down * depth,
+                                    weight + (first_column + down) * weight_row, inside - down,
+                                    depth, weight_row, weight_column);
   }
-  const int group = uint32_t(warp) % uint32_t(wide), place = uint32_t(warp) / uint32_t(wide);
-  const int places = uint32_t(half_warps) / uint32_t(wide);
-  const int64_t own_column = first_column + group * 64;
-  float added[4][4];  // as the sums lie: each bias of two columns, for two rows
+  Element* const biases = inputs[1];  // until the next slab's input
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int64_t column = own_column + g * 8 + i;
-    const float value = widened<float>(
-        element_or_zero(bias + column * bias_stride, bias && column < columns));
-    added[i / 2][i % 2 * 2] = added[i / 2][i % 2 * 2 + 1] = value;
-  }
+  for (int i = 0; i < bias_each; ++i) biases[threadIdx.x + i * half_threads] = own_bias[i];
+  // Warps that the groups leave take rows of their own: 8, 4, 2 or 1 to a group.
+  const int spare = (wide <= 4) + (wide <= 2) + (wide <= 1), places = 1 << spare;
+  const int group = warp >> spare, place = warp % places;
   wait_for_copies();
   __syncthreads();
+  const auto eight = *reinterpret_cast<const Pack<Element, 8>*>(biases + group * 64 + g * 8);
+  float added[4][4];  // as the sums lie: each bias of two columns, for two rows
   uint32_t w[4][steps][4];
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) {
@@ -191,16 +198,17 @@ __global__ void __launch_bounds__(half_threads, 2)
       const Element* const from = weights + (group * 64 + g * 8 + tile * 2 + i % 2) * depth;
       w[tile][i / 4][i % 4] = pair_or_zero(from, i / 2 * 8 + 2 * t, depth);
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) added[tile][i] = widened<float>(eight.element[tile * 2 + i / 2]);
   }
   // From the next barrier on the weights' room is the lines'.
   uint4* const exchanged = reinterpret_cast<uint4*>(weights) + warp * tall * 8;
   const int across = lines ? lane % 8 : g;  // whose columns this thread writes, 8 of the group's 64
   const int down = lines ? lane / 8 : 2 * t;
-  const int left = int(min(columns - own_column, int64_t(64))) - across * 8;
-  // Warps beyond whole places have no rows.
-  int64_t at = place < places ? row + place * stride : rows;
+  const int left = inside - group * 64 - across * 8;
+  int64_t at = group < wide ? row + place * stride : rows;
   const int64_t hop = places * stride;
-  Element* line = output + (at + down) * columns + own_column + across * 8;
+  Element* line = output + (at + down) * columns + first_column + group * 64 + across * 8;
 
   for (int buffer = 0;; buffer ^= 1) {
     __syncthreads();
