@@ -274,9 +274,9 @@ __global__ void __launch_bounds__(half_threads, 2)
   }
 }
 
-// The same, with the next tile's input on its way to registers while one is computed. A block's warps
-// share `groups` groups of 64 columns, whose weights come through shared memory: read
-// straight into fragments, every load of 2 bytes would touch 8 lines.
+// The same, with the next tile's input on its way to registers while one is computed. A block's
+// warps share `groups` groups of 64 columns, whose weights come through shared memory: read straight
+// into fragments, every load of 2 bytes would touch 8 lines.
 template <class Activation, class Element, int steps, int groups, bool packed>
 __global__ void __launch_bounds__(threads)
     forward_transposed(const Element* __restrict__ input, const Element* __restrict__ weight,
