@@ -133,9 +133,10 @@ FUSELAB_INLINE uint32_t pair_or_zero(const Element* row, int k, int depth) {
 // above one wait comes before the first store, and nothing is read after it.
 //
 // Weights are the tensor core's operand A (mma.m16n8k16, of 16 columns), and rows its B, of 8: four
-// tiles whose rows g and g + 8 are columns 8 g + 2 tile and the next give thread (g, t) = (lane / 4,
-// lane % 4) eight neighbours of rows 2 t and 2 t + 1. lines: these change places in shared memory,
-// so that eight threads side by side write a line of 128 bytes. packed: columns are a multiple of 8.
+// tiles whose rows g and g + 8 are columns 8 g + 2 tile and the next give thread (g, t), that is
+// (lane / 4, lane % 4), eight neighbours of rows 2 t and 2 t + 1. lines: these change places in
+// shared memory, so that eight threads side by side write a line of 128 bytes. packed: columns are a
+// multiple of 8.
 template <class Activation, class Element, int steps, bool dense, bool packed, bool lines>
 __global__ void __launch_bounds__(half_threads, 2)
     forward_shallow_half(const Element* __restrict__ input, const Element* __restrict__ weight,
@@ -275,8 +276,8 @@ __global__ void __launch_bounds__(half_threads, 2)
 }
 
 // The same, with the next tile's input on its way to registers while one is computed. A block's
-// warps share `groups` groups of 64 columns, whose weights come through shared memory: read straight
-// into fragments, every load of 2 bytes would touch 8 lines.
+// warps share `groups` groups of 64 columns, whose weights come through shared memory: read
+// straight into fragments, every load of 2 bytes would touch 8 lines.
 template <class Activation, class Element, int steps, int groups, bool packed>
 __global__ void __launch_bounds__(threads)
     forward_transposed(const Element* __restrict__ input, const Element* __restrict__ weight,
@@ -395,9 +396,9 @@ __global__ void __launch_bounds__(threads)
 }
 
 // float32. A thread owns 4 neighbouring columns (a warp 128) and their `padded_depth` weights each,
-// and walks two rows at a time, whose elements the whole warp reads at one address. Warps of a block
-// take neighbouring columns of the same rows: all but the first's reads hit L1. packed: columns are
-// a multiple of 4, and the output is aligned.
+// and walks two rows at a time, whose elements the whole warp reads at one address. Warps of a
+// block take neighbouring columns of the same rows: all but the first's reads hit L1. packed:
+// columns are a multiple of 4, and the output is aligned.
 template <class Activation, int padded_depth, bool packed>
 __global__ void __launch_bounds__(threads)
     forward_shallow_float(const float* __restrict__ input, const float* __restrict__ weight,
