@@ -135,8 +135,8 @@ FUSELAB_INLINE uint32_t pair_or_zero(const Element* row, int k, int depth) {
 // Weights are the tensor core's operand A (mma.m16n8k16, of 16 columns), and rows its B, of 8: four
 // tiles whose rows g and g + 8 are columns 8 g + 2 tile and the next give thread (g, t), that is
 // (lane / 4, lane % 4), eight neighbours of rows 2 t and 2 t + 1. lines: these change places in
-// shared memory, so that eight threads side by side write a line of 128 bytes. packed: columns are a
-// multiple of 8.
+// shared memory, so that eight threads side by side write a line of 128 bytes. packed: columns are
+// a multiple of 8.
 template <class Activation, class Element, int steps, bool dense, bool packed, bool lines>
 __global__ void __launch_bounds__(half_threads, 2)
     forward_shallow_half(const Element* __restrict__ input, const Element* __restrict__ weight,
