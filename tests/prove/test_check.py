@@ -179,6 +179,7 @@ def test_command_fails_with_the_case_and_what_repeats_it(
         (["nothing.py"], "nothing.py: no such file"),
         (["{spec}", "--implementation", "tritn"], "unknown implementation 'tritn'; known: plain"),
         (["{spec}", "--dtype", "float23"], "unknown dtype 'float23'"),
+        (["{spec}", "--dtype", "int64"], "unknown dtype 'int64'; known: "),
         (["{spec}", "--device", "gpu"], "'gpu' is no device"),
         (["{spec}", "--case", "shape@1"], "unknown check 'shape'"),
         (["{spec}", "--case", "values@3x257"], "'values@3x257' names no trial of 'values'"),

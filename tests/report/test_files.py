@@ -188,6 +188,21 @@ def test_a_destination_is_refused_before_the_work(tmp_path: Path) -> None:
         files.check_destination(tmp_path)
 
 
+def test_a_folder_is_refused_before_the_work_and_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.check_folder(tmp_path / "new" / "deeper")
+    assert not (tmp_path / "new").exists()
+    file = tmp_path / "file"
+    file.write_text("")
+    for path in (file, file / "below"):
+        with pytest.raises(OutputError, match=f"{file} is a file; give a folder"):
+            files.check_folder(path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OutputError, match=f"no permission to write in {tmp_path}"):
+        files.check_folder(tmp_path / "new" / "deeper")
+
+
 def test_a_folder_below_one_that_may_not_be_entered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

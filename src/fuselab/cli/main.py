@@ -59,8 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(help_text.format_message())
         return 2
     except click.ClickException as error:
-        # Typer says "Did you mean" in the message, click would add it once more.
-        return _refuse(error.message if "Did you mean" in error.message else error.format_message())
+        return _refuse(_sentence(error))
     except FuselabError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, click.Abort):  # the first while the verbs are collected
@@ -74,15 +73,27 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_destinations(given: Sequence[str]) -> None:
-    """Refuse a result file that cannot be written before the work that fills it, not after."""
+    """Refuse a result that cannot be written before the work that fills it, not after."""
+    checks = dict.fromkeys(("--json", "--plot", "--trace", "--graph"), files.check_destination)
+    checks |= dict.fromkeys(("--save", "--tensorboard"), files.check_folder)
     for place, word in enumerate(given):
         if word == "--":
             return
         option, equals, value = word.partition("=")
-        if option in ("--json", "--plot", "--trace"):
+        if option in checks:
             path = value if equals else given[place + 1] if place + 1 < len(given) else ""
             if path:
-                files.check_destination(path)
+                checks[option](path)
+
+
+def _sentence(error: click.ClickException) -> str:
+    """What click has against the call, and where the right one stands."""
+    # Typer says "Did you mean" in the message, click would add it once more.
+    said = error.message if "Did you mean" in error.message else error.format_message()
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or "Did you mean" in said:
+        return said
+    return f"{said} '{context.command_path} --help' shows the call."
 
 
 def _refuse(sentence: str) -> int:

@@ -77,7 +77,7 @@ def check(
     several and another process can import the operator.
 
     Raises:
-        UnknownNameError, TargetError: nothing of that name; says what there is.
+        UnknownNameError, TargetError: the operator has nothing of that name; says what there is.
         DeviceError: the device is not there.
     """
     given = op if isinstance(op, str) else None
@@ -87,6 +87,8 @@ def check(
     place = select(str(device) if device is not None else "auto")
     if implementation is not None and implementation not in op.implementations:
         raise UnknownNameError("implementation", implementation, op.implementations)
+    if dtype is not None and dtype not in op.dtypes:
+        raise UnknownNameError("dtype", _text(dtype), map(_text, op.dtypes))
     if case is not None:
         _find(case)
     dtypes = list(op.dtypes) if dtype is None else [dtype]
@@ -109,6 +111,10 @@ def check(
     checked = iter(_run_groups(subjects, found is not None, case))
     groups = tuple(next(checked) if isinstance(row, Subject) else row for row in rows)
     return CheckReport(op.name, seed, quick, str(place), groups)
+
+
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def is_triton(implementation: str) -> bool:

@@ -36,6 +36,17 @@ def check_destination(path: str | os.PathLike[str]) -> None:
         raise OutputError(f"cannot write {file}: no permission to write in {file.parent}.")
 
 
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Raise OutputError where ``folder_for_results`` could not make or fill ``path``, and make
+    nothing. A full disk only the write itself can tell."""
+    folder = Path(os.path.abspath(path))
+    nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        raise OutputError(f"cannot write in {path}: {nearest} is a file; give a folder.")
+    if not os.access(nearest, os.W_OK):
+        raise OutputError(f"cannot write in {path}: no permission to write in {nearest}.")
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` as UTF-8. Raises OutputError."""
     write_bytes(path, text.encode())
