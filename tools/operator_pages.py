@@ -287,7 +287,7 @@ def measured(name: str) -> list[str]:
             "",
         ]
     if len(parts) == 2:
-        parts += ["Nothing was measured yet.", ""]
+        parts += ["No result of `fuselab bench` is on file.", ""]
     return parts
 
 
@@ -333,9 +333,6 @@ def limits(op: FusedOp) -> list[str]:
             f"Not deterministic: {markdown(op.nondeterministic)}; it obeys "
             "`torch.use_deterministic_algorithms`."
         )
-    unmeasured = not result_files(op.short_name)
-    if unmeasured and any(one.device == "cuda" for one in op.implementations.values()):
-        lines.append("Its GPU kernels have not been measured.")
     return ["## Limits", "", *(f"- {line}" for line in lines), ""] if lines else []
 
 
