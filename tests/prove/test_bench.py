@@ -19,7 +19,7 @@ import fuselab
 from fuselab import ops
 from fuselab.cli.main import run
 from fuselab.device.ceiling import Ceilings, measured_ceilings
-from fuselab.errors import ArgumentError, BuildError, UnknownNameError
+from fuselab.errors import ArgumentError, BuildError, DeviceError, UnknownNameError
 from fuselab.measure import cpu_timer
 from fuselab.op import Case, FusedOp, Implementation, Inputs
 from fuselab.prove import bench as bench_module
@@ -280,6 +280,13 @@ def test_names_and_numbers_that_cannot_be_are_refused(
 def test_a_backward_without_a_gradient_is_refused(honest: FusedOp) -> None:
     with pytest.raises(ArgumentError, match="defines no gradient"):
         bench(replace(honest, gradient=None), device="cpu", backward=True)
+
+
+def test_what_runs_on_no_such_device_is_refused_by_name(honest: FusedOp) -> None:
+    elsewhere = Implementation("cuda", clamped)
+    op = replace(honest, implementations={**honest.implementations, "elsewhere": elsewhere})
+    with pytest.raises(DeviceError, match=r"elsewhere of .* would run on cuda, .* is cpu"):
+        bench(op, cases=["64x64"], providers=["elsewhere", "eager"], **FAST)
 
 
 def test_the_public_name_is_this_function() -> None:

@@ -186,6 +186,6 @@ def test_latency_and_wrong_calls(
 def test_the_pictures_counts_are_the_models() -> None:
     dense, sparse, top = columns(MAIN)
     assert dense[1] == "linear + ReLU\n[B, 512]  7.2 k parameters"
-    assert "26 tables of" in sparse[1]
+    assert sparse[1].startswith(f"26 tables, {sum(MAIN.table_sizes):,} rows in all\n")
     assert top[0] == "dot interaction\n[B, 367]"
     assert top[-1] == "linear + sigmoid: the probability\n[B, 1]  257 parameters"

@@ -216,6 +216,14 @@ def test_to_plain_pytorch_and_back(
     assert run([*_words(config, Path("mine"), "--steps", 20, *more), "--resume"]) == 0
 
 
+def test_resume_without_a_checkpoint_says_that_it_starts_anew(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mistyped"
+    assert run(_words(config, folder, "--steps", 2, "--resume")) == 0
+    assert f"{folder} holds no checkpoint: starting anew\n" in capsys.readouterr().err
+
+
 def test_nan_names_step_and_batch_and_keeps_the_last_good_one(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

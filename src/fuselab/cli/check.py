@@ -83,7 +83,7 @@ def check(
 def show(report: CheckReport, console: Console) -> None:
     """The table, then every failure with its smallest case, then what was not judged and why."""
     table = Table(
-        box=None, padding=(0, 2, 0, 0), pad_edge=False, title=report.op, title_justify="left"
+        box=None, padding=(0, 1, 0, 0), pad_edge=False, title=report.op, title_justify="left"
     )
     for name in ("implementation", "dtype", "where"):
         table.add_column(name)

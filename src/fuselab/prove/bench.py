@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fuselab.device.ceiling import measured_ceilings
 from fuselab.device.environment import describe
 from fuselab.device.select import select as select_device
-from fuselab.errors import ArgumentError, FuselabError, UnknownNameError
+from fuselab.errors import ArgumentError, DeviceError, FuselabError, UnknownNameError
 from fuselab.measure.fresh import allocation_is_pinned
 from fuselab.op import Case, FusedOp
 from fuselab.prove.bench_providers import select
@@ -74,6 +74,7 @@ def bench(
     """
     where = device if isinstance(device, torch.device) else select_device(device)
     chosen = select(op, providers)
+    _check_some_run(op, providers, where)
     if backward and op.gradient is None:
         raise ArgumentError(f"{op.short_name} defines no gradient; leave out the backward.")
     budget_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else BUDGET_S
@@ -120,6 +121,18 @@ def bench(
         skipped=skipped,
         notes=_notes(where),
     )
+
+
+def _check_some_run(op: FusedOp, asked: Sequence[str] | None, device: torch.device) -> None:
+    """Raise DeviceError where all that was asked for beside eager runs on other devices."""
+    apart = set(asked or ()) - {"eager"}
+    devices = {op.implementations[name].device for name in apart & set(op.implementations)}
+    if apart and apart <= set(op.implementations) and device.type not in devices:
+        raise DeviceError(
+            f"{', '.join(sorted(apart))} of {op.short_name} would run on "
+            f"{', '.join(sorted(devices))}, and the device is {device}; ask for others, such as "
+            "auto."
+        )
 
 
 def give_memory_back(device: torch.device) -> None:

@@ -81,7 +81,7 @@ def columns(config: DlrmConfig) -> tuple[list[str], list[str], list[str]]:
     rows, tables = sum(config.table_sizes), len(config.table_sizes)
     sparse = [
         f"{tables} ids by {config.ids}\n[B, {tables}]",
-        f"{tables} tables of {rows:,} rows\n[B, {tables}, {config.embedding_dim}]  "
+        f"{tables} tables, {rows:,} rows in all\n[B, {tables}, {config.embedding_dim}]  "
         f"{_count(rows * config.embedding_dim)}",
     ]
     mixed = config.interaction_width

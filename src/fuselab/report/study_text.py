@@ -63,7 +63,8 @@ def _ways(facts: Facts) -> list[str]:
             ]
         )
     heading = [facts["subject"]["phase"], "time", "speed-up", "verdict", "of limit", ""]
-    return [*table(heading, rows, right=(1, 2, 4)), *notes]
+    what = " speed-up: median of eager's time over a way's, round by round"
+    return [*table(heading, rows, right=(1, 2, 4)), what, *notes]
 
 
 def _leads(facts: Facts) -> Iterator[str]:

@@ -104,7 +104,8 @@ def load(path: Path, kind: str) -> Checkpoint:
         ) from error
     except (safetensors.SafetensorError, json.JSONDecodeError, OSError) as error:
         raise CheckpointError(
-            f"{file} is truncated or no checkpoint ({error}); remove it, and use the one before it."
+            f"{file} is truncated or no checkpoint ({error}); name another one, or move it out of "
+            "its folder to go on from the one before it."
         ) from error
 
 

@@ -98,8 +98,8 @@ class Run:
         self.batches_per_epoch = self.training.rows // plan.batch_size if plan.batch_size > 0 else 0
         if self.batches_per_epoch == 0:
             raise ArgumentError(
-                f"{self.data.name} has {self.training.rows} rows to train on, and --batch-size is "
-                f"{plan.batch_size}; it must be from 1 to the number of rows."
+                f"--batch-size is {plan.batch_size}, and {self.data.name} gives "
+                f"{self.training.rows} rows to train on; it must be from 1 to their number."
             )
         if min(each for each in (plan.steps, plan.epochs, plan.rows) if each is not None) < 1:
             raise ArgumentError("steps, epochs and rows are 1 or more.")

@@ -149,6 +149,8 @@ def dlrm(
             run.resume()
             if run.begin:
                 print(f"going on from step {run.begin:,} of {run.last}", file=sys.stderr)
+            else:
+                print(f"{folder} holds no checkpoint: starting anew", file=sys.stderr)
         if run.begin < run.steps:
             print(
                 f"{run.steps - run.begin:,} steps of {plan.batch_size:,} rows on {where.type}, "
