@@ -199,8 +199,11 @@ def test_a_folder_is_refused_before_the_work_and_not_made(
         with pytest.raises(OutputError, match=f"{file} is a file; give a folder"):
             files.check_folder(path)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(OutputError, match=f"no permission to write in {tmp_path}"):
+    with pytest.raises(OutputError, match=f"no permission to write in {tmp_path}; choose"):
         files.check_folder(tmp_path / "new" / "deeper")
+    monkeypatch.chdir(tmp_path)  # and not "in .."
+    with pytest.raises(OutputError, match=f"cannot write x: no permission to write in {tmp_path};"):
+        files.check_destination("x")
 
 
 def test_a_folder_below_one_that_may_not_be_entered(
@@ -214,7 +217,7 @@ def test_a_folder_below_one_that_may_not_be_entered(
     for name in ("exists", "is_dir", "mkdir"):
         monkeypatch.setattr(Path, name, refuse)
     with (
-        pytest.raises(OutputError, match="no permission to write in"),
+        pytest.raises(OutputError, match=f"no permission to write in {tmp_path}; choose"),
         files.folder_for_results(tmp_path / "sealed" / "a"),
     ):
         pass

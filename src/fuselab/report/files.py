@@ -33,18 +33,27 @@ def check_destination(path: str | os.PathLike[str]) -> None:
     if not file.parent.is_dir():
         raise OutputError(f"cannot write {file}: the folder {file.parent} does not exist; make it.")
     if not os.access(file.parent, os.W_OK):
-        raise OutputError(f"cannot write {file}: no permission to write in {file.parent}.")
+        raise OutputError(f"cannot write {file}: {_forbidden(file.parent)}")
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
     """Raise OutputError where ``folder_for_results`` could not make or fill ``path``, and make
     nothing. A full disk only the write itself can tell."""
-    folder = Path(os.path.abspath(path))
-    nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    nearest = _nearest(path)
     if not nearest.is_dir():
         raise OutputError(f"cannot write in {path}: {nearest} is a file; give a folder.")
     if not os.access(nearest, os.W_OK):
-        raise OutputError(f"cannot write in {path}: no permission to write in {nearest}.")
+        raise OutputError(f"cannot write in {path}: {_forbidden(nearest)}")
+
+
+def _nearest(folder: str | os.PathLike[str]) -> Path:
+    """The folder itself where it is there, else the first above it that is."""
+    whole = Path(os.path.abspath(folder))
+    return next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+
+
+def _forbidden(folder: Path) -> str:
+    return f"no permission to write in {os.path.abspath(folder)}; choose another folder."
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -116,7 +125,8 @@ def folder_for_results(path: str | os.PathLike[str]) -> Iterator[Path]:
     except FileExistsError as error:
         raise OutputError(f"{folder} is a file; give a folder.") from error
     except OSError as error:
-        raise OutputError(f"cannot write in {folder}: {_reason(error, folder / '_')}") from error
+        reason = _reason(error, _nearest(folder) / "_")
+        raise OutputError(f"cannot write in {folder}: {reason}") from error
     try:
         yield folder
     except BaseException:
@@ -167,7 +177,7 @@ def _reason(error: OSError, path: Path) -> str:
         case errno.ENOSPC | errno.EDQUOT:
             return "the disk is full; free some space or choose another folder."
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"no permission to write in {path.parent}; choose another folder."
+            return _forbidden(path.parent)
         case errno.ENOENT:
             return f"the folder {path.parent} does not exist; make it first."
         case errno.ENOTDIR:
