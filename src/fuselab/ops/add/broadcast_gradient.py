@@ -17,26 +17,22 @@ from torch import Tensor
 
 from fuselab.ops.activations.grid import CUDA_NAMES, is_aligned, pack_width
 from fuselab.ops.add_mul_activation import launch as pointwise
-from fuselab.ops.add_mul_activation.bias_gradient import row_blocks, rows_in_flight
+from fuselab.ops.add_mul_activation.bias_gradient import row_blocks
 from fuselab.runtime.cuda_source import CudaSource, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
-from fuselab.runtime.tuning import Config, chosen
 
 CUDA_SUMS = CudaSource(Path(__file__).with_name("cuda_sums.cu"))
 
-# Threads per block, blocks per multiprocessor, 16-byte packs that a thread has in flight (half of
-# them where a pack holds 8 elements), packs across a block, and whether loads are marked as not
-# worth keeping. The blocks that run at once have 128 KB per multiprocessor in flight, 64 of 16
-# bits: 4.2 TB/s at 0.8 us need 26, but a thread asks for its next packs when it has added up the
-# last.
-CUDA = (
-    Config(threads=512, blocks=2, in_flight=8, across=64, evict_first=0),
-    Config(threads=512, blocks=2, in_flight=8, across=64, evict_first=1),
-    Config(threads=256, blocks=16, in_flight=8, across=16, evict_first=1),
-)
+# Threads per block, blocks per multiprocessor, packs of 16 bytes across a block. A thread has 8 in
+# flight, 4 where a pack holds 8 elements: 128 KB per multiprocessor, 64 of 16 bits; 4.2 TB/s at 0.8
+# us need 26, but a thread asks for its next packs when it has added up the last. Loads are marked
+# as not worth keeping: forward and backward of 65536 x 512 take 107.0 us for 112.2 without in
+# float32, 61.8 for 66.4 in bfloat16 (H200, 2026-11-21); 256 threads 107.1 and 62.7.
+THREADS, BLOCKS, ACROSS = 512, 2, 64
 # Where the kernels are preferred: elements of the upstream gradient, below which a backward is the
-# host's time, of which torch's sum takes less, and columns. H200, us in float32 / bfloat16:
+# host's time, of which torch's sum takes less, and columns. H200, us in float32 / bfloat16, before
+# loads were marked:
 #                   CUDA          Triton        torch
 #   65536 x   512   47.3 / 31.2   58.9 / 54.2   92.8 / 65.7
 #   16384 x  2048   47.0 / 31.4   57.2 / 53.2   60.0 / 43.0
@@ -134,34 +130,29 @@ def sums_triton(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
     return result.view(tuple(shape))
 
 
-def sums_cuda(
-    grad: Tensor, shape: Sequence[int], dtype: torch.dtype, config: Config | None = None
-) -> Tensor:
+def sums_cuda(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """One launch of ``leading_sums`` and one of ``column_sums``.
 
     Of columns that 16-byte packs do not divide, several rows are taken as one; that asks for rows
     that can be. The workspace is float64, a row for each block of rows: 0.5 to 2 MB on an H200.
-    The order of the sums depends on shape, device, ``config`` and alignment.
+    The order of the sums depends on shape, device and alignment.
     """
     columns = math.prod(shape)
     rows = grad.numel() // columns
     result = grad.new_empty(tuple(shape), dtype=dtype)
-    if config is None:
-        key = (grad.dtype, power_of_two(grad.numel()))
-        config = chosen("fuselab::add", "cuda_backward", key, CUDA)
     width = pack_width(grad.dtype)
     together = width // math.gcd(columns, width)  # rows taken as one
     if rows % together or not is_aligned(grad):
         width = together = 1
     rows, columns = rows // together, columns * together
-    across = min(power_of_two(ceil_div(columns, width)), config.across)
-    down = config.threads // across
+    across = min(power_of_two(ceil_div(columns, width)), ACROSS)
+    down = THREADS // across
     tiles = ceil_div(columns, across * width)
-    most_blocks = multiprocessors(grad.device) * config.blocks // tiles
-    blocks, _ = row_blocks(rows, rows_in_flight(config, width) * down, most_blocks)
+    most_blocks = multiprocessors(grad.device) * BLOCKS // tiles
+    blocks, _ = row_blocks(rows, _rows_in_flight(width) * down, most_blocks)
     sums = grad.new_empty((blocks * together, result.numel()), dtype=torch.float64)
     CUDA_SUMS.launch(
-        _leading_sums(grad.dtype, width, config),
+        _leading_sums(grad.dtype, width),
         grid=(tiles, blocks, 1),
         block=(across, down, 1),
         args=(grad, sums, i64(rows), i64(columns)),
@@ -175,25 +166,16 @@ def sums_cuda(
     return result
 
 
-def configs(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[Config]:
-    """For ``FusedOp.configs``: there is nothing to choose where the kernels do not run."""
-    return CUDA[:1] if refusal(needs, grad_output, *saved) else CUDA
+def _rows_in_flight(width: int) -> int:
+    return 4 if width == 8 else 8
 
 
-def _leading_sums(dtype: torch.dtype, width: int, config: Config) -> str:
-    return (
-        f"leading_sums<{CUDA_NAMES[dtype]}, {width}, {config.threads}, "
-        f"{rows_in_flight(config, width)}, {'true' if config.evict_first else 'false'}>"
-    )
+def _leading_sums(dtype: torch.dtype, width: int) -> str:
+    return f"leading_sums<{CUDA_NAMES[dtype]}, {width}, {THREADS}, {_rows_in_flight(width)}>"
 
 
-# Every dtype, packed and not, in every configuration.
+# Every dtype, packed and not.
 CUDA_EXPRESSIONS = (
     *(f"column_sums<{name}>" for name in CUDA_NAMES.values()),
-    *(
-        _leading_sums(dtype, width, config)
-        for dtype in CUDA_NAMES
-        for width in (pack_width(dtype), 1)
-        for config in CUDA
-    ),
+    *(_leading_sums(dtype, width) for dtype in CUDA_NAMES for width in (pack_width(dtype), 1)),
 )

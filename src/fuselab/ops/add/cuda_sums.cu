@@ -9,14 +9,16 @@
 
 #include "../add_mul_activation/cuda_kernels.cu"
 
-template <bool evict_first, int width, class Element>
+// One element, or 16 bytes that are not worth keeping.
+template <int width, class Element>
 FUSELAB_INLINE Pack<Element, width> load_once(const Element* pointer) {
-  if constexpr (evict_first && width > 1) {
+  if constexpr (width == 1) {
+    return load<false, 1>(pointer);
+  } else {
     Pack<Element, width> pack;
     *reinterpret_cast<uint4*>(pack.element) = __ldcs(reinterpret_cast<const uint4*>(pointer));
     return pack;
   }
-  return load<(width > 1), width>(pointer);
 }
 
 // Row b of `sums` is what block b of rows adds up. A thread adds the rows that it has in flight in
@@ -24,7 +26,7 @@ FUSELAB_INLINE Pack<Element, width> load_once(const Element* pointer) {
 // multiprocessor makes 16 a cycle. With width > 1 the matrix is aligned and columns are a multiple
 // of width. Grid: tiles of columns, blocks of rows. Without the second bound ptxas keeps to 40
 // registers, and waits for half of the loads before it asks for the others.
-template <class Grad, int width, int block_threads, int unroll, bool evict_first>
+template <class Grad, int width, int block_threads, int unroll>
 __global__ void __launch_bounds__(block_threads, 1024 / block_threads)
     leading_sums(const Grad* __restrict__ grad, double* __restrict__ sums, int64_t rows,
                  int64_t columns) {
@@ -41,7 +43,7 @@ __global__ void __launch_bounds__(block_threads, 1024 / block_threads)
       Pack<Grad, width> pack[unroll] = {};  // zeros, whatever the dtype
 #pragma unroll
       for (int k = 0; k < unroll; ++k, from += blockDim.y * columns) {
-        if (k * int(blockDim.y) < left) pack[k] = load_once<evict_first, width>(from);
+        if (k * int(blockDim.y) < left) pack[k] = load_once<width>(from);
       }
 #pragma unroll
       for (int i = 0; i < width; ++i) {

@@ -240,5 +240,4 @@ OP = FusedOp(
     fake=empty_output,
     prefer=prefer,
     dtypes=DTYPES,
-    configs={"cuda_backward": broadcast_gradient.configs},
 )
