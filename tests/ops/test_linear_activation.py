@@ -175,6 +175,8 @@ def test_candidates_of_tuning_begin_with_the_default_and_fit_the_output():
             saved = OP.gradient.save(output, *args)
             assert OP.configs["triton_backward"]((True, True, True), output, *saved)
             assert OP.configs["cuda"](*args)[0].blocks == (4 if depth <= 16 else 2)  # float32
+            halves = operands(rows, depth, columns, torch.bfloat16)
+            assert [one.blocks for one in OP.configs["cuda"](*halves, "relu")] == [2]
     half = operands(4096, 512, 4096, torch.bfloat16)
     first = OP.configs["triton"](*half, "relu")[0]
     assert (first.rows, first.columns, first.depth, first.warps) == (128, 256, 64, 8)
@@ -184,14 +186,16 @@ def test_candidates_of_tuning_begin_with_the_default_and_fit_the_output():
 
 
 def test_the_measured_order_on_a_gpu():
-    def order(depth, activation="relu", bias=True, grad=False):
+    def order(depth, activation="relu", bias=True, grad=False, dtype=torch.float32):
         with FakeTensorMode():
-            input = torch.empty(64, depth, device="cuda", requires_grad=grad)
-            weight = torch.empty(8, depth, device="cuda")
-            of_bias = torch.empty(8, device="cuda") if bias else None
+            input = torch.empty(64, depth, device="cuda", dtype=dtype, requires_grad=grad)
+            weight = torch.empty(8, depth, device="cuda", dtype=dtype)
+            of_bias = torch.empty(8, device="cuda", dtype=dtype) if bias else None
             return prefer(input, weight, of_bias, activation)[0]
 
     assert order(13) == order(32, "gelu", grad=True) == "triton"
+    assert order(13, dtype=torch.bfloat16) == order(32, dtype=torch.float16) == "cuda"
+    assert order(33, dtype=torch.bfloat16) == "wgmma"
     assert order(33) == order(512) == order(2047) == "wgmma"
     assert (
         order(2048) == order(4096, "identity", bias=False) == order(2048, "gelu_tanh") == "cublaslt"

@@ -134,10 +134,9 @@ FUSELAB_INLINE uint32_t pair_or_zero(const Element* row, int k, int depth) {
 //
 // Weights are the tensor core's operand A (mma.m16n8k16, of 16 columns), and rows its B, of 8: four
 // tiles whose rows g and g + 8 are columns 8 g + 2 tile and the next give thread (g, t), that is
-// (lane / 4, lane % 4), eight neighbours of rows 2 t and 2 t + 1. lines: these change places in
-// shared memory, so that eight threads side by side write a line of 128 bytes. packed: columns are
-// a multiple of 8.
-template <class Activation, class Element, int steps, bool dense, bool packed, bool lines>
+// (lane / 4, lane % 4), eight neighbours of rows 2 t and 2 t + 1, one store each. packed: columns
+// are a multiple of 8.
+template <class Activation, class Element, int steps, bool dense, bool packed>
 __global__ void __launch_bounds__(half_threads, 2)
     forward_shallow_half(const Element* __restrict__ input, const Element* __restrict__ weight,
                          const Element* __restrict__ bias, Element* __restrict__ output,
@@ -202,14 +201,10 @@ __global__ void __launch_bounds__(half_threads, 2)
 #pragma unroll
     for (int i = 0; i < 4; ++i) added[tile][i] = widened<float>(eight.element[tile * 2 + i / 2]);
   }
-  // From the next barrier on the weights' room is the lines'.
-  uint4* const exchanged = reinterpret_cast<uint4*>(weights) + warp * tall * 8;
-  const int across = lines ? lane % 8 : g;  // whose columns this thread writes, 8 of the group's 64
-  const int down = lines ? lane / 8 : 2 * t;
-  const int left = inside - group * 64 - across * 8;
+  const int left = inside - group * 64 - g * 8;
   int64_t at = group < wide ? row + place * stride : rows;
   const int64_t hop = places * stride;
-  Element* line = output + (at + down) * columns + first_column + group * 64 + across * 8;
+  Element* line = output + (at + 2 * t) * columns + first_column + group * 64 + g * 8;
 
   for (int buffer = 0;; buffer ^= 1) {
     __syncthreads();
@@ -217,21 +212,7 @@ __global__ void __launch_bounds__(half_threads, 2)
     if (row < rows) fetch_slab(inputs[buffer ^ 1]);
     const Element* own = inputs[buffer] + (place * tall + g) * depth;
     for (int tile = place; tile < slab && at < rows; tile += places) {
-      const int here = left > 0 ? int(min(rows - at, int64_t(tall))) - down : 0;
-      const auto write = [&](int further, const uint4& words) {
-        Element* const to = line + further * columns;
-        if (further >= here) return;
-        const auto& pack = *reinterpret_cast<const Pack<Element, 8>*>(&words);
-        if constexpr (packed) {
-          store_whole(to, pack);
-        } else {
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            if (i < left) to[i] = pack.element[i];
-          }
-        }
-      };
-      if constexpr (lines) __syncwarp();
+      const int here = left > 0 ? int(min(rows - at, int64_t(tall))) - 2 * t : 0;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t x[steps][2];
@@ -239,7 +220,7 @@ __global__ void __launch_bounds__(half_threads, 2)
         for (int i = 0; i < 2 * steps; ++i) {
           x[i / 2][i % 2] = pair_or_zero(own + half * 8 * depth, i * 8 + 2 * t, depth);
         }
-        uint32_t word[2][4];  // of rows 2 t and 2 t + 1
+        Pack<Element, 8> result[2];  // of rows 2 t and 2 t + 1
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
           float sum[4];
@@ -247,23 +228,22 @@ __global__ void __launch_bounds__(half_threads, 2)
           if constexpr (steps == 2) multiply(sum, w[part][1], x[1], sum, Element(0.0f));
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            word[i][part] = Rounded<Activation, Element>::pair(sum[i], sum[2 + i]);
+            const uint32_t pair = Rounded<Activation, Element>::pair(sum[i], sum[2 + i]);
+            reinterpret_cast<uint32_t*>(result[i].element)[part] = pair;
           }
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const uint4 words = make_uint4(word[i][0], word[i][1], word[i][2], word[i][3]);
-          const int r = 2 * t + i;
-          // Eight columns at their place ^ r: no two threads of a quarter warp share a bank.
-          if constexpr (lines) exchanged[(half * 8 + r) * 8 + (g ^ r)] = words;
-          if constexpr (!lines) write(half * 8 + i, words);
-        }
-      }
-      if constexpr (lines) {
-        __syncwarp();
+          Element* const to = line + (half * 8 + i) * columns;
+          if (half * 8 + i >= here) continue;
+          if constexpr (packed) {
+            store_whole(to, result[i]);
+          } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          write(4 * i, exchanged[(down + 4 * i) * 8 + (across ^ (down + i % 2 * 4))]);
+            for (int j = 0; j < 8; ++j) {
+              if (j < left) to[j] = result[i].element[j];
+            }
+          }
         }
       }
       own += places * tall * depth;
@@ -272,126 +252,6 @@ __global__ void __launch_bounds__(half_threads, 2)
     }
     if (row >= rows) break;
     wait_for_copies();
-  }
-}
-
-// The same, with the next tile's input on its way to registers while one is computed. A block's
-// warps share `groups` groups of 64 columns, whose weights come through shared memory: read
-// straight into fragments, every load of 2 bytes would touch 8 lines.
-template <class Activation, class Element, int steps, int groups, bool packed>
-__global__ void __launch_bounds__(threads)
-    forward_transposed(const Element* __restrict__ input, const Element* __restrict__ weight,
-                       const Element* __restrict__ bias, Element* __restrict__ output,
-                       int64_t rows, int64_t columns, int64_t depth_argument, int64_t input_row,
-                       int64_t input_column, int64_t weight_row, int64_t weight_column,
-                       int64_t bias_stride) {
-  constexpr int block_columns = 64 * groups, padded_depth = 16 * steps;
-  constexpr int pitch = padded_depth + 8;  // the words of a fragment then lie in 32 banks
-  __shared__ alignas(16) Element staged[block_columns * pitch];
-  __shared__ alignas(16) Element staged_bias[block_columns];
-  const int depth = int(depth_argument);
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const uint32_t across = uint32_t((columns + block_columns - 1) / block_columns);
-  const int64_t first_column = int64_t(blockIdx.x % across) * block_columns;
-  const int inside = int(min(columns - first_column, int64_t(block_columns)));
-  int64_t row = (int64_t(blockIdx.x / across) * block_warps + threadIdx.x / 32) * tall;
-  const int64_t stride = int64_t(gridDim.x / across) * block_warps * tall;
-
-  // Of rows row + g and 8 further the elements 2 t, the next, and those 8 on.
-  const Element* from = input + (row + g) * input_row + 2 * t * input_column;
-  const auto load = [&](uint32_t(&x)[2][steps][2], int64_t left) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int reach = half * 8 + g < left ? depth - 2 * t : 0;
-#pragma unroll
-      for (int i = 0; i < 2 * steps; ++i) {
-        const Element* pair = from + half * 8 * input_row + i * 8 * input_column;
-        x[half][i / 2][i % 2] = paired(element_or_zero(pair, i * 8 < reach),
-                                       element_or_zero(pair + input_column, i * 8 + 1 < reach));
-      }
-    }
-    from += stride * input_row;
-  };
-  uint32_t x[2][steps][2], following[2][steps][2];
-  load(x, rows - row);
-  const int thread = threadIdx.x;
-  const Element bias_or_zero = element_or_zero(bias + (first_column + thread) * bias_stride,
-                                               bias && thread < inside);
-  constexpr int at_a_time = threads / padded_depth;
-  const int k = thread % padded_depth, first = thread / padded_depth;
-  const Element* weights = weight + (first_column + first) * weight_row + k * weight_column;
-  // Column 8 g + 2 tile + h of a group lies at 16 tile + 8 h + g, as fragments ask for it.
-  Element* const to = staged + (first / 2 * 16 + first % 2 * 8) * pitch + k;
-  const int end = k < depth ? inside - first : 0;
-#pragma unroll
-  for (int i = 0; i < block_columns; i += at_a_time, weights += at_a_time * weight_row) {
-    to[(i / 64 * 64 + i % 8 / 2 * 16 + i % 64 / 8) * pitch] = element_or_zero(weights, i < end);
-  }
-  if (thread < block_columns) staged_bias[thread] = bias_or_zero;
-  __syncthreads();
-  const Element* const fragments = staged + g * pitch + 2 * t;
-  uint32_t w[groups][4][steps][4];
-  float added[groups][4][4];  // as the sums lie: each bias of two columns, for two rows
-#pragma unroll
-  for (int group = 0; group < groups; ++group) {
-    const auto own = *reinterpret_cast<const Pack<Element, 8>*>(staged_bias + group * 64 + g * 8);
-#pragma unroll
-    for (int tile = 0; tile < 4; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4 * steps; ++i) {
-        const int at = (group * 64 + tile * 16 + i % 2 * 8) * pitch + i / 2 * 8;
-        w[group][tile][i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(fragments + at);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        added[group][tile][i] = widened<float>(own.element[tile * 2 + i / 2]);
-      }
-    }
-  }
-  Element* corner = output + (row + 2 * t) * columns + first_column + g * 8;
-  for (; row < rows; row += stride, corner += stride * columns) {
-    const int64_t left = rows - row;
-    const int here = int(min(left, int64_t(tall)));
-    load(following, left - stride);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int group = 0; group < groups; ++group) {
-        Pack<Element, 8> result[2];  // of rows 2 t and 2 t + 1
-#pragma unroll
-        for (int tile = 0; tile < 4; ++tile) {
-          float sum[4];
-          multiply(sum, w[group][tile][0], x[half][0], added[group][tile], Element(0.0f));
-          if constexpr (steps == 2) {
-            multiply(sum, w[group][tile][1], x[half][1], sum, Element(0.0f));
-          }
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const uint32_t pair = Rounded<Activation, Element>::pair(sum[i], sum[2 + i]);
-            reinterpret_cast<uint32_t*>(result[i].element)[tile] = pair;
-          }
-        }
-        const int end = inside - group * 64 - g * 8;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int down = half * 8 + i;
-          if (down + 2 * t >= here || end <= 0) continue;
-          Element* const to = corner + down * columns + group * 64;
-          if constexpr (packed) {
-            store_whole(to, result[i]);
-          } else {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              if (j < end) to[j] = result[i].element[j];
-            }
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4 * steps; ++i) {
-      x[i % 2][i / 4][i / 2 % 2] = following[i % 2][i / 4][i / 2 % 2];
-    }
   }
 }
 

@@ -38,19 +38,16 @@ NAME = "fuselab::linear_activation"
 # ``blocks`` per multiprocessor share the rows. float32, by depth above 16: registers for sm_90 123
 # to a depth of 16, to 32 219; nothing spills.
 _SINGLE = {False: (4, 2, 3, 5, 6, 7), True: (2, 3, 4, 5, 6, 7)}
-# 16 bits, a block of 64 columns: 90 and 106 registers. 24.8 us at 65536x13->512 (bfloat16, H200,
-# 2026-11-22), where a write of the same bytes takes 19.7.
-_TRANSPOSED = Config(groups=1, blocks=4, transposed=1)
-# A block of 512 columns, whose input comes through shared memory: 102 and 106 registers, with every
-# activation at most 128, so that two blocks fit. Not timed.
-_STAGED = (Config(blocks=2, lines=1), Config(blocks=2, lines=0))
+# 16 bits: 94 and 116 registers, with every activation at most 128. 65536x13->512 takes 23.5 us
+# (bfloat16, H200, 2026-11-21; the limit is 19.4), with lines of 128 bytes put together in shared
+# memory 23.7, in blocks of 64 columns whose input comes through registers 24.9.
+_HALF = (2,)
 
 
 def candidates(dtype: torch.dtype, depth: int) -> Sequence[Config]:
     """What tuning may choose from, the default first."""
-    if dtype != torch.float32:
-        return _TRANSPOSED, *_STAGED
-    return tuple(Config(blocks=blocks) for blocks in _SINGLE[depth > 16])
+    counts = _SINGLE[depth > 16] if dtype == torch.float32 else _HALF
+    return tuple(Config(blocks=blocks) for blocks in counts)
 
 
 def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
@@ -73,7 +70,7 @@ def forward(
     activation: str,
     config: Config | None = None,
 ) -> Tensor:
-    """One launch of a kernel of 16 bits or of ``forward_shallow_float``; ``config`` replaces the
+    """One launch of ``forward_shallow_half`` or ``forward_shallow_float``; ``config`` replaces the
     tuned or default one."""
     output = empty_output(input, weight)
     if output.numel() == 0:
@@ -87,7 +84,6 @@ def forward(
     # Exact in float32 whatever is allowed: to ask would keep the launch from being a plan.
     key = (input.dtype, *sizes(x, weight))
     config = config or chosen(NAME, "cuda", key, candidates(input.dtype, depth))
-    steps = 1 if depth <= 16 else 2
     more: tuple[Any, ...] = ()
     warps = _WARPS
     if input.dtype == torch.float32:
@@ -97,16 +93,11 @@ def forward(
         across = ceil_div(columns, 128)
         most = max(resident * config.blocks, ceil_div(across, warps))
         grid = (min(most, ceil_div(across * ceil_div(rows, 2), warps)), 1, 1)
-    elif "transposed" in config:
-        expression = _transposed(functor, _TYPES[input.dtype], steps, config.groups, packed)
-        # As many blocks to every tile of columns, each with a tile of rows for every warp.
-        across = ceil_div(columns, 64 * config.groups)
-        down = min(ceil_div(rows, 16 * warps), max(1, resident * config.blocks // across))
-        grid = (across * down, 1, 1)
     else:
         warps = _HALF_WARPS
         dense = x.is_contiguous() and weight.is_contiguous() and is_aligned(x, weight)
-        expression = _half(functor, _TYPES[input.dtype], steps, dense, packed, bool(config.lines))
+        steps = 1 if depth <= 16 else 2
+        expression = _half(functor, _TYPES[input.dtype], steps, dense, packed)
         # Groups of 64 columns, a warp each, in as many to a block; warps that are left take rows.
         groups = ceil_div(columns, 64)
         across = ceil_div(groups, warps)
@@ -138,13 +129,8 @@ def _single(functor: str, padded_depth: int, packed: bool) -> str:
     return f"forward_shallow_float<{functor}, {padded_depth}, {str(packed).lower()}>"
 
 
-def _half(functor: str, element: str, steps: int, *kind: bool) -> str:
-    """``kind``: dense, packed, lines."""
-    return f"forward_shallow_half<{functor}, {element}, {steps}, {flags(*kind)}>"
-
-
-def _transposed(functor: str, element: str, steps: int, groups: int, packed: bool) -> str:
-    return f"forward_transposed<{functor}, {element}, {steps}, {groups}, {flags(packed)}>"
+def _half(functor: str, element: str, steps: int, dense: bool, packed: bool) -> str:
+    return f"forward_shallow_half<{functor}, {element}, {steps}, {flags(dense, packed)}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
@@ -152,16 +138,13 @@ def _representative_expressions() -> tuple[str, ...]:
     found = []
     for entry in ACTIVATIONS.values():
         found.append(_single(entry.functor, 16, True))
-        found.append(_half(entry.functor, "__nv_bfloat16", 1, True, True, True))
-        found.append(_transposed(entry.functor, "__nv_bfloat16", 1, 1, True))
+        found.append(_half(entry.functor, "__nv_bfloat16", 1, True, True))
     for packed in (True, False):
         found += [_single("Relu", depth, packed) for depth in (8, 32)]
-        for element, steps in product(_TYPES.values(), (1, 2)):
-            found.append(_transposed("Relu", element, steps, 1, packed))
-            found += [
-                _half("Relu", element, steps, dense, packed, lines)
-                for dense, lines in ((True, True), (False, True), (True, False))
-            ]
+        found += [
+            _half("Relu", element, steps, dense, packed)
+            for element, steps, dense in product(_TYPES.values(), (1, 2), (True, False))
+        ]
     return tuple(dict.fromkeys(found))
 
 

@@ -149,8 +149,9 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     """On a CPU the reference: the product is nearly all of the time.
 
     us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / cublaslt / wgmma / triton:
-    65536x13 -> 512 100 / 66 / none / 26, 65536x512 -> 256 61 / 44 / 38 / 55, 65536x256 -> 64 24 /
-    19 / 18 / 19, 16384x1024 -> 1024 74 / 56 / 55 / 82, 4096x4096 -> 4096 200 / 183 / 184 / 261.
+    65536x13 -> 512 100 / 66 / none / 26 and cuda 23.5, 65536x512 -> 256 61 / 44 / 38 / 55,
+    65536x256 -> 64 24 / 19 / 18 / 19, 16384x1024 -> 1024 74 / 56 / 55 / 82, 4096x4096 -> 4096 200 /
+    183 / 184 / 261.
 
     Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again; by
     arithmetic (700 TFLOP/s, 4.2 TB/s, not timed) that takes longer than eager's two more passes
@@ -160,7 +161,8 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
         return ("reference",)
     depth = input.shape[-1]
     if depth <= SHALLOW_DEPTH:
-        return ("triton", "cuda", "cublaslt")
+        single = input.dtype == torch.float32
+        return ("triton", "cuda", "cublaslt") if single else ("cuda", "triton", "cublaslt")
     wants_gradient = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (input, weight, bias)
     )
