@@ -51,7 +51,8 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option(help="Order of the rounds.")] = 0,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Latency, bandwidth, roofline; .png, .svg.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Latency, bandwidth, roofline: .png, .svg, .pdf."),
     ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="An earlier --json; say what got slower.")
