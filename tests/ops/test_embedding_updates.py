@@ -16,7 +16,7 @@ from fuselab.errors import (
 )
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
 from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
-from fuselab.ops.embedding_lookup import updating_embedding_lookup
+from fuselab.ops.embedding_lookup import configs, updating_embedding_lookup
 from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.runtime.fallback import strict
@@ -202,6 +202,24 @@ def test_samples_are_looked_up_whole_from_one_for_every_place_on():
     ):
         held, ids, _ = made(batch, width, sizes=(3,) * tables)
         found = LOOK_UP.configs["cuda"](held, ids, "error", None, None)
+        assert [str(config) for config in found] == expected
+
+
+def test_many_samples_change_tables_whole_where_all_small_ones_fit_in_shared_memory(monkeypatch):
+    """An H200's: 229 rows with 9 places of 26 tables x 16 floats, so 8 rows of each, not 9; what
+    ``scatter`` does not sum either, 256 rows on, need not fit."""
+    monkeypatch.setattr(configs, "shared_bytes", lambda device: 232448)
+    samples, scatter = "kernel=samples", "kernel=scatter"
+    for batch, sizes, expected in (
+        *((8191, (8,) * 26, [scatter, samples]), (8192, (8,) * 26, [samples, scatter])),
+        *((8192, (9,) * 26, [scatter, samples]), (8192, (256,) * 26, [samples, scatter])),
+        *((8192, (8,) * 25 + (255,), [scatter, samples]), (8192, (8,) * 5, [scatter])),
+    ):
+        tables, ids, grad = made(batch, 16, sizes=sizes)
+        assert ways(SGD, tables, ids, grad, 0.1) == expected
+        needs = [True] * len(sizes)
+        gradient = (needs, grad, ids, sizes, "error", None, torch.float32)
+        found = LOOK_UP.configs["cuda_backward"](*gradient)
         assert [str(config) for config in found] == expected
 
 

@@ -88,9 +88,9 @@ def forward_cpp(*args: Any) -> None:
 
 
 def configs_cuda(*args: Any) -> Sequence[Config]:
-    how, tables, _, _, ids, grad_output = _arguments(*args)
+    how, tables, rows, _, ids, grad_output = _arguments(*args)
     spread = Spread.of_change(how, tables, grad_output)
-    return configs.change(how, spread, ids, grad_output)
+    return configs.change(how, spread, ids, grad_output, rows)
 
 
 def supports(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> str | None:

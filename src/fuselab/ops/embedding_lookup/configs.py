@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -25,6 +26,7 @@ MOST_THREADS = 1024  # kMostThreads
 MOST_PLACES = 32
 SAMPLES_AHEAD = 4  # kSamplesAhead
 SAMPLES = Config(kernel="samples")
+MANY_SAMPLES = 8192
 
 
 def look_up(ids: Tensor, chunk_bytes: int, chunks: int) -> tuple[Config, ...]:
@@ -98,19 +100,43 @@ def summed_rows(rows: tuple[int, ...], most: int) -> tuple[int, int]:
     return -1, 0
 
 
-def change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> tuple[Config, ...]:
-    """``kernel`` and what it has, for ``how``. Atomics where their order may vary and their
-    rounding does not matter: ``scatter``, or whole ``samples``. In tables of 16 bits, for row-wise
-    Adagrad, and where PyTorch shall be deterministic: of few samples a block per ``table``, or
-    ``sorted`` positions, ``run`` of them per group.
+def shared_sums(
+    how: Change, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
+) -> tuple[int, int, int]:
+    """Of the tables that scatter_samples sums in shared memory: the rows of the largest, and of
+    all. And the bytes of shared memory that it needs."""
+    ring = ring_bytes(spread.vector * grad_output.element_size(), ids)
+    row = spread.lanes * spread.vector * how.dtype.itemsize
+    sums = places(ids.shape[1], spread.lanes) * row + 8  # of a row, and its address
+    room = (shared_bytes(ids.device) - ring - 8) // sums
+    most_rows, summed = summed_rows(tuple(rows), room)
+    return most_rows, summed, ring + summed * sums + summed % 2 * 8
 
-    Criteo's 26 tables x 16 float32 on an H200, 2026-11-21, us. ``scatter`` of 2048 samples takes
-    SGD 9.6, of 65536 84.6 (gradients in bfloat16: 10.8 and 78.1). At 65536 its reads alone take
-    46.8 (53.8, of as many rows with half the bytes), the rest are atomics to 0.53 million rows.
-    With the look-up's 57 that is 8 times as fast as the 1183 of ``nn.Embedding(sparse=True)`` and
-    its SGD; ten times would leave the update 61. Blocks of 512 or 1024 samples, gradients that are
-    not staged, and five or six blocks per multiprocessor gain nothing in float32 and at most 2 % in
-    bfloat16.
+
+def change(
+    how: Change, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
+) -> tuple[Config, ...]:
+    """``kernel`` and what it has, for ``how`` and tables of ``rows``. Atomics where their order may
+    vary and their rounding does not matter: whole ``samples`` where they are many and no table that
+    ``scatter`` would sum is left to atomics alone, else ``scatter``. In tables of 16 bits, for
+    row-wise Adagrad, and where PyTorch shall be deterministic: of few samples a block per
+    ``table``, or ``sorted`` positions, ``run`` of them per group.
+
+    SGD of Criteo's 26 tables x 16 float32 on an H200, 2026-11-22, us, by scatter and by samples:
+    10.3 and 11.5 of 2048 samples, 89.6 and 81.2 of 65536. Of 8192 they took 20.1 and 22.9 before
+    all threads of a block cleared and flushed its sums, which made 2048 samples 4.5 faster. With
+    the look-up 65536 take 132.6: ``nn.Embedding(sparse=True)`` and its SGD 8.8 times that, 1165,
+    one table with ``index_add_`` 9.9 times, 1318. Ten times as fast as ``nn.Embedding`` would leave
+    the update 60 of its 81. Its parts, each by itself, make 83:
+    - 31: 123 MB of gradients and ids, at 4 TB/s;
+    - 26: 0.33 million atomics on rows of the five tables of 141 to 648 MB, beyond the L2's 60;
+    - 9: 0.20 million on the next three (6 to 18 MB), 4 of them for what memory has to bring first;
+    - 17: 0.66 million on ten tables, 3 MB together. The last eight are summed in shared memory.
+    Atomics are counted as a kernel does them that adds to 1.18 million random rows of 64 bytes and
+    nothing else: 30 of 20,000 rows, 35 of 200,000, 93 of 33 million (12.7 thousand rows a us), by
+    red.v4, red and bulk reductions alike. In scatter, blocks of 512 or 1024 samples, gradients that
+    are not staged, and five or six blocks per multiprocessor gain nothing in float32 and at most
+    2 % in bfloat16.
 
     Larger runs add more up before memory sees it, smaller ones make more blocks. The default is
     the largest that gives every multiprocessor two. Row-wise Adagrad of 2048 samples takes 49.6 by
@@ -127,7 +153,12 @@ def change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> tup
     if spread.tiles > 1:
         return (SCATTER,)
     chunk_bytes = spread.vector * grad_output.element_size()
-    return (SCATTER, *_by_samples(ids, chunk_bytes, spread.lanes))
+    by_samples = _by_samples(ids, chunk_bytes, spread.lanes)
+    if by_samples and ids.shape[0] >= MANY_SAMPLES:
+        most_rows, _, _ = shared_sums(how, spread, ids, grad_output, rows)
+        if not any(most_rows < count < THREADS for count in rows):
+            return (*by_samples, SCATTER)
+    return (SCATTER, *by_samples)
 
 
 @functools.cache
@@ -136,8 +167,10 @@ def _in_order(by_table: bool, enough: bool) -> tuple[Config, ...]:
     return (Config(kernel="table"), *by_run) if by_table else tuple(by_run)
 
 
-def chosen_change(how: Change, spread: Spread, ids: Tensor, grad_output: Tensor) -> Config:
-    candidates = change(how, spread, ids, grad_output)
+def chosen_change(
+    how: Change, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
+) -> Config:
+    candidates = change(how, spread, ids, grad_output, rows)
     name, implementation = {
         "gradient": ("fuselab::embedding_lookup", "cuda_backward"),
         "sgd": ("fuselab::embedding_sgd_", "cuda"),

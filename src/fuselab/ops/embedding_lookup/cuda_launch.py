@@ -16,7 +16,6 @@ from fuselab.ops.embedding_lookup.rules import rule
 from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.ops.indices import CPP_IDS, index_type
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
-from fuselab.runtime.gpu_limits import shared_bytes
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
 
@@ -133,7 +132,7 @@ def change(
     if grad_output.stride(2) != 1:
         grad_output = grad_output.contiguous()
     spread = Spread.of_change(how, tables, grad_output)
-    config = configs.chosen_change(how, spread, ids, grad_output)
+    config = configs.chosen_change(how, spread, ids, grad_output, rows)
     for group in groups(tables, rows, states):
         if any(table is not None for table in group.tables):
             part = ids[:, group.columns], grad_output[:, group.columns]
@@ -167,11 +166,7 @@ def _scatter_samples(
     how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     batch, tables, width = grad_output.shape
-    ring = configs.ring_bytes(spread.vector * grad_output.element_size(), ids)
-    row = spread.lanes * spread.vector * how.dtype.itemsize
-    sums = configs.places(tables, spread.lanes) * row + 8  # of a row, and its address
-    room = (shared_bytes(ids.device) - ring - 8) // sums
-    most_rows, summed = configs.summed_rows(group.rows, room)
+    most_rows, summed, shared = configs.shared_sums(how, spread, ids, grad_output, group.rows)
     blocks, threads = configs.samples_shape(ids, spread.lanes)
     CUDA.launch(
         f"scatter_samples<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
@@ -191,7 +186,7 @@ def _scatter_samples(
             i32(summed),
             group.description(),
         ),
-        shared_bytes=ring + summed * sums + summed % 2 * 8,
+        shared_bytes=shared,
     )
 
 

@@ -121,7 +121,8 @@ def configs_backward(
     # A fresh tensor is aligned as the gradients will be.
     fresh = grad_output.new_empty((1, grad_output.shape[2]), dtype=table_dtype)
     how = Change("gradient", table_dtype, out_of_range, hash)
-    return configs.change(how, Spread.of_change(how, [fresh], grad_output), ids, grad_output)
+    spread = Spread.of_change(how, [fresh], grad_output)
+    return configs.change(how, spread, ids, grad_output, rows)
 
 
 def cost(

@@ -59,9 +59,9 @@ def forward_cpp(*args: Any) -> None:
 
 
 def configs_cuda(*args: Any) -> Sequence[Config]:
-    how, tables, _, _, ids, grad_output = _arguments(*args)
+    how, tables, rows, _, ids, grad_output = _arguments(*args)
     spread = Spread.of_change(how, tables, grad_output)
-    return configs.change(how, spread, ids, grad_output)
+    return configs.change(how, spread, ids, grad_output, rows)
 
 
 def supports(tables: Sequence[Tensor], *_: Any) -> str | None:
@@ -77,8 +77,8 @@ def supports_triton(tables: Sequence[Tensor], *_: Any) -> str | None:
 
 
 def prefer(tables: Sequence[Tensor], ids: Tensor, *_: Any) -> Sequence[str]:
-    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 16.4
-    and 144.4 us, Triton 77.3 and 393.7 (H200, 2026-11-21)."""
+    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 16.0
+    and 132.6 us (H200, 2026-11-22), Triton 77.3 and 393.7 (2026-11-21)."""
     return ("cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
