@@ -113,10 +113,16 @@ def test_tried_and_not_kept() -> None:
 
 
 @pytest.mark.parametrize("share", [1.02, 1.2])
-def test_beyond_the_limit_says_why(share: float) -> None:
-    best = replace(BOTH, limit_share=share)
-    found = conclude(study_of(EAGER, FUSED, COMPILED, best))
-    assert ("stays in the cache" in found.limit) == (share > 1.03)
+@pytest.mark.parametrize(
+    ("bound", "why"),
+    [("memory traffic", "stays in the cache"), ("arithmetic", "fuselab doctor --measure")],
+)
+def test_beyond_the_limit_says_why(share: float, bound: str, why: str) -> None:
+    study = study_of(EAGER, FUSED, COMPILED, replace(BOTH, limit_share=share))
+    assert study.limit is not None
+    found = conclude(replace(study, limit=replace(study.limit, bound=bound)))
+    assert (why in found.limit) == (share > 1.03)
+    assert ("No way of running" in found.limit) == (share < 1.03)
 
 
 def test_a_small_finding_gives_way_to_the_costliest_line() -> None:

@@ -129,6 +129,12 @@ def _limit(study: Study) -> str:
         reached += f", the fastest way {share(best.limit_share)}"
     least = duration(study.limit.us)
     if best.limit_share is not None and best.limit_share > _PLAUSIBLE_SHARE:
+        if study.limit.bound != "memory traffic":  # which no cache shortens
+            return (
+                f"Its {study.limit.bound} alone would take {least} at the best rate kept for this "
+                f"device. {reached}: the rate was measured while the machine was busy, or is "
+                "another size's; 'fuselab doctor --measure' measures it again."
+            )
         return (
             f"From memory, its {study.limit.bound} alone would take {least}. {reached}: "
             "this little data stays in the cache from call to call."
