@@ -301,11 +301,16 @@ def test_an_output_that_is_an_argument_stays_the_public_functions_alone() -> Non
     assert raw(value, 2.0, "auto").data_ptr() != value.data_ptr()
 
 
-def test_a_choice_that_asks_for_the_precision_is_made_again() -> None:
+def test_a_choice_that_asks_for_the_precision_is_made_once_for_each() -> None:
     chosen = CountedReference(validate=lambda input, scale: allows_tf32() and None)
-    for _ in range(2):
-        assert chosen.function(torch.ones(2), 2.0).tolist() == [2.0, 2.0]
-    assert chosen.choices == 2
+    try:
+        for precision, choices in (("highest", 1), ("high", 2), ("highest", 2)):
+            torch.set_float32_matmul_precision(precision)
+            for _ in range(2):
+                assert chosen.function(torch.ones(2), 2.0).tolist() == [2.0, 2.0]
+            assert chosen.choices == choices
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_known_reference_is_dropped_with_its_operator(chosen: CountedReference) -> None:

@@ -1,14 +1,20 @@
-"""allows_tf32 follows every way of setting it, and keeps its callers from launch plans."""
+"""allows_tf32 follows every way of setting it, and so does the choice of a launch plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from planned_operator import Planned
+from torch import Tensor
 
-from fuselab.runtime.launcher import Recording, start
+from fuselab.runtime.cpp_source import CppSource, f32, i64
+from fuselab.runtime.launcher import start
 from fuselab.runtime.matmul_precision import allows_tf32
+
+SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +37,17 @@ def test_every_way_of_setting_it() -> None:
     assert allows_tf32()
 
 
-def test_whoever_asks_leaves_no_launch_plan() -> None:
-    start()
-    with Recording(0, "cpp", (torch.ones(3),)) as recording:
-        assert recording.why_not() == "no launches"
-        allows_tf32()
-    assert recording.why_not() == "a kernel chosen by the precision of float32 products"
+def test_every_setting_has_launch_plans_of_its_own() -> None:
+    def asks(value: Tensor) -> Tensor:
+        output = torch.empty_like(value)
+        args = (value, output, i64(value.numel()), f32(2.0 if allows_tf32() else 1.0))
+        SOURCE.launch("scaled_relu<float, float>", args)
+        return output
+
+    assert start()
+    op = Planned(asks)
+    for runs, precision in ((1, "highest"), (2, "high"), (2, "highest"), (2, "high")):
+        torch.set_float32_matmul_precision(precision)
+        for _ in range(2):
+            assert op(torch.ones(3)).tolist() == [2.0 if precision == "high" else 1.0] * 3
+        assert op.runs == runs

@@ -24,8 +24,12 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_addmm_activation.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/mm.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -284,10 +288,26 @@ struct Memory {
   c10::TensorOptions options;
 };
 
-// A launch, or without a function the filling of one memory with zeros.
+// A tensor of a product: what it lies in, and how it lies there.
+struct Operand {
+  Origin origin;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+};
+
+// A product of PyTorch's own library. It follows torch's settings (TF32, deterministic) in every
+// call, as the eager one does.
+struct Product {
+  enum class Kind : uint8_t { none, mm, addmm, relu, gelu };  // the last two _addmm_activation's
+  Kind kind = Kind::none;
+  std::vector<Operand> operands;  // the result, then what the library takes
+};
+
+// A launch, a product, or without either the filling of one memory with zeros.
 struct Step {
   Launch launch;
   std::vector<Parameter> parameters;
+  Product product;
   bool release_gil = false;
   uint8_t zeroed = 0;
 };
@@ -360,7 +380,10 @@ class KeyBuilder {
  public:
   // Whether anything can be known of the arguments at all.
   bool build(const Operator& op, PyObject* implementation, PyObject* args) {
-    push(at::globalContext().deterministicAlgorithms() ? 1 : 0);
+    const at::Context& settings = at::globalContext();
+    const bool tf32 = settings.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+                      at::Float32Precision::TF32;  // as allows_tf32 has it
+    push((settings.deterministicAlgorithms() ? 1 : 0) | (tf32 ? 2 : 0));
     if (!add_string(implementation)) return false;
     const Py_ssize_t count = PyTuple_GET_SIZE(args);
     for (Py_ssize_t index = 0; index < count; ++index) {
@@ -641,6 +664,51 @@ void run_step(const Step& step, const Plan& plan, PyObject* args, const Tensors&
   }
 }
 
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+
+ private:
+  PyThreadState* state_;
+};
+
+at::Tensor tensor_at(const Operand& operand, PyObject* args, const Tensors& memory) {
+  const Origin& origin = operand.origin;
+  const bool in_memory = origin.source == Origin::Source::memory;
+  PyObject* arg = in_memory ? nullptr : PyTuple_GET_ITEM(args, origin.index);
+  const auto item = static_cast<Py_ssize_t>(origin.bits);
+  const at::Tensor& base = in_memory ? memory[origin.index]
+                                     : tensor_of(item < 0 ? arg : PyTuple_GET_ITEM(arg, item));
+  const int64_t offset = in_memory ? static_cast<int64_t>(origin.bits / base.element_size()) : 0;
+  if (offset == 0 && base.sizes() == operand.sizes && base.strides() == operand.strides) {
+    return base;
+  }
+  return base.as_strided(operand.sizes, operand.strides, base.storage_offset() + offset);
+}
+
+void multiply(const Product& product, PyObject* args, const Tensors& memory) {
+  const at::AutoDispatchBelowADInplaceOrView guard;  // whoever called `run` sees to gradients
+  Tensors t;
+  for (const Operand& operand : product.operands) t.push_back(tensor_at(operand, args, memory));
+  const WithoutGil without_gil;
+  switch (product.kind) {
+    case Product::Kind::none:
+      break;
+    case Product::Kind::mm:
+      at::mm_out(t[0], t[1], t[2]);
+      break;
+    case Product::Kind::addmm:
+      at::addmm_out(t[0], t[1], t[2], t[3]);
+      break;
+    case Product::Kind::relu:
+    case Product::Kind::gelu:
+      at::_addmm_activation_out(t[0], t[1], t[2], t[3], 1, 1,
+                                product.kind == Product::Kind::gelu);
+      break;
+  }
+}
+
 void fill_with_zeros(const at::Tensor& memory, const std::optional<Queue>& queue) {
   void* bytes = memory.mutable_data_ptr();
   if (!queue.has_value()) {
@@ -663,7 +731,9 @@ PyObject* run(const Plan& plan, PyObject* args) {
     std::optional<Queue> queue;
     if (plan.device_index >= 0) queue.emplace(plan.device_index);
     for (const Step& step : plan.steps) {
-      if (step.launch.function == nullptr) {
+      if (step.product.kind != Product::Kind::none) {
+        multiply(step.product, args, memory);
+      } else if (step.launch.function == nullptr) {
         fill_with_zeros(memory[step.zeroed], queue);
       } else {
         run_step(step, plan, args, memory, queue);
@@ -853,11 +923,38 @@ bool read_struct(PyObject* content, PyObject* addresses, Parameter& parameter) {
   return true;
 }
 
-// Step of a plan from (launch, parameters, bytes touched), or from the place of the memory to zero.
+// A product from (kind, [((source, index, constant), sizes, strides)]).
+bool read_product(PyObject* described, Product& product) {
+  int kind = 0;
+  PyObject* operands = nullptr;
+  if (PyArg_ParseTuple(described, "iO!", &kind, &PyList_Type, &operands) == 0) return false;
+  product.kind = static_cast<Product::Kind>(kind);
+  for (Py_ssize_t place = 0; place < PyList_GET_SIZE(operands); ++place) {
+    int source = 0, index = 0;
+    PyObject *constant = nullptr, *sizes = nullptr, *strides = nullptr;
+    if (PyArg_ParseTuple(PyList_GET_ITEM(operands, place), "(iiO)O!O!", &source, &index, &constant,
+                         &PyTuple_Type, &sizes, &PyTuple_Type, &strides) == 0) {
+      return false;
+    }
+    Operand& operand = product.operands.emplace_back();
+    operand.origin = read_origin('t', source, index, constant);
+    for (Py_ssize_t dim = 0; dim < PyTuple_GET_SIZE(sizes); ++dim) {
+      operand.sizes.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, dim)));
+      operand.strides.push_back(PyLong_AsLongLong(PyTuple_GetItem(strides, dim)));
+    }
+  }
+  return PyErr_Occurred() == nullptr;
+}
+
+// Step of a plan from (launch, parameters, bytes touched), from a product (a pair), or from the
+// place of the memory to zero.
 bool read_step(PyObject* described, Step& step) {
   if (PyLong_Check(described)) {
     step.zeroed = static_cast<uint8_t>(PyLong_AsLong(described));
     return true;
+  }
+  if (PyTuple_Check(described) && PyTuple_GET_SIZE(described) == 2) {
+    return read_product(described, step.product);
   }
   PyObject *launch = nullptr, *parameters = nullptr;
   long long bytes = 0;
@@ -885,7 +982,8 @@ bool read_step(PyObject* described, Step& step) {
 }
 
 // keep(id, implementation, args, steps, memory, outputs, is_tuple, by_value)
-//   steps: [(launch, parameters, bytes touched), or the place of the memory to fill with zeros]
+//   steps: [(launch, parameters, bytes touched), a product as `read_product` has it, or the place
+//     of the memory to fill with zeros]
 //     launch: (cuda, function, device index, grid, block, shared bytes)
 //     parameters: [(code, source, index, constant)], source 0 constant; 1 argument, of which the
 //     constant says which item, -1 for itself; 2 memory, of which it says how many bytes into it.
@@ -922,6 +1020,7 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
       memory.sizes = sample.sizes().vec();
       memory.strides = sample.strides().vec();
       memory.options = sample.options();
+      if (sample.is_cuda()) plan->device_index = sample.get_device();
     }
     plan->memory.push_back(std::move(memory));
   }

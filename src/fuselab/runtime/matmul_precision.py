@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from fuselab.runtime import launcher
-
 
 def allows_tf32() -> bool:
     """What ``torch.backends.cuda.matmul`` allows, however the program has set it.
 
     ``allow_tf32`` raises where a program has used both the old and the new setting;
-    ``fp32_precision`` follows both. A launch plan does not know the setting, so a call that asks
-    leaves none.
+    ``fp32_precision`` follows both. The key of a launch plan has it, so whoever asks may leave one.
     """
-    launcher.note_opaque_launch("a kernel chosen by the precision of float32 products")
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 

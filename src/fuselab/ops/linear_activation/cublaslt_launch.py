@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fuselab.ops.add_mul_activation import op as pointwise
 from fuselab.ops.add_mul_activation.launch import forward_cuda
 from fuselab.ops.linear_activation import cuda_launch
-from fuselab.ops.linear_activation.product import as_rows
+from fuselab.ops.linear_activation.product import as_rows, linear
 
 # torch._addmm_activation: relu, or by use_gelu cuBLASLt's GELU, which is the tanh form: where
 # cuBLASLt cannot take the operands PyTorch itself does at::gelu_(result, "tanh") in its place
@@ -31,7 +30,7 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str)
         return torch._addmm_activation(bias, rows, weight.t(), use_gelu=EPILOGUES[activation]).view(
             shape
         )
-    output = F.linear(rows, weight, bias)
+    output = linear(rows, weight, bias)
     if activation != "identity":
         forward_cuda(pointwise.CUDA, output, None, None, 1.0, activation, output=output)
     return output.view(shape)
