@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from fuselab.device import ceiling
-from fuselab.device.ceiling import measured_ceilings, streaming_ceiling
+from fuselab.device.ceiling import Ceilings, measured_again, measured_ceilings, streaming_ceiling
 from fuselab.device.streaming import CUDA_EXPRESSIONS, CUDA_SOURCE, Streams, variants
 from fuselab.runtime import cache
 
@@ -110,6 +112,66 @@ def test_ceilings_are_measured_once_and_kept(
     assert measured_ceilings(CPU) == first
     monkeypatch.setattr(ceiling, "_copy_gbps", lambda device: {"1": 5.0})
     assert measured_ceilings(CPU, refresh=True).copy_gbps == {"1": 5.0}
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ceilings]:
+    """Ceilings kept while the machine was busy; a copy reads 8 GB/s now, a product 0.5 TFLOP/s."""
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(ceiling, "_copy_gbps", lambda device: {"1024": 0.4, "4096": 9.0})
+    monkeypatch.setattr(ceiling, "_matmul_tflops", lambda device: {"fp32": 0.07})
+    monkeypatch.setattr(ceiling, "_launch_us", lambda device: 50.0)
+    ceiling._second.cache_clear()
+    kept = measured_ceilings(CPU)
+    monkeypatch.setattr(ceiling, "_copy_rate", lambda device, size: 8.0)
+    monkeypatch.setattr(ceiling, "_matmul_rate", lambda device, unit: 0.5)
+    monkeypatch.setattr(ceiling, "_launch_us", lambda device: 2.0)
+    yield kept
+    ceiling._second.cache_clear()
+
+
+def test_a_beaten_ceiling_is_measured_once_more_and_the_better_one_kept(
+    busy: Ceilings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured_again(busy, CPU, "copy_gbps", "1024")
+    assert found.copy_gbps == {"1024": 8.0, "4096": 9.0}
+    assert found.matmul_tflops == {"fp32": 0.07}
+    assert measured_ceilings(CPU) == found
+    monkeypatch.setattr(ceiling, "_copy_rate", lambda device, size: pytest.fail("a third time"))
+    assert measured_again(found, CPU, "copy_gbps", "1024") == found
+    found = measured_again(found, CPU, "matmul_tflops", "fp32")
+    found = measured_again(found, CPU, "launch_us")
+    assert (found.matmul_tflops, found.launch_us) == ({"fp32": 0.5}, 2.0)
+    assert measured_ceilings(CPU) == found
+
+
+def test_a_second_measurement_that_reads_worse_changes_nothing(busy: Ceilings) -> None:
+    assert measured_again(busy, CPU, "copy_gbps", "4096") == busy == measured_ceilings(CPU)
+
+
+def test_what_another_process_corrected_meanwhile_stands(busy: Ceilings, tmp_path: Path) -> None:
+    (kept,) = (tmp_path / "ceilings").glob("*.json")
+    kept.write_text(json.dumps(asdict(busy) | {"matmul_tflops": {"fp32": 0.6}}))
+    found = measured_again(busy, CPU, "copy_gbps", "1024")
+    assert found.matmul_tflops == {"fp32": 0.07}
+    kept_now = measured_ceilings(CPU)
+    assert (kept_now.matmul_tflops, kept_now.copy_gbps["1024"]) == ({"fp32": 0.6}, 8.0)
+
+
+def test_no_memory_left_leaves_a_ceiling_as_it_is(
+    busy: Ceilings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(device: torch.device, unit: str) -> float:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(ceiling, "_matmul_rate", full)
+    assert measured_again(busy, CPU, "matmul_tflops", "fp32") == busy
+
+
+def test_one_figure_is_measured_as_it_was_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ceiling.MATMUL_SIZE, "cpu", 64)
+    assert ceiling._copy_rate(CPU, 1 << 16) > 0
+    assert ceiling._matmul_rate(CPU, "fp64") > 0
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"device": 1'])

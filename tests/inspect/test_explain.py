@@ -1,12 +1,15 @@
 """Explain: what the compiler made, from one real run on the CPU and from wrapper text."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from fuselab.device.ceiling import Ceilings
 from fuselab.errors import ArgumentError, TargetError
-from fuselab.inspect import targets
+from fuselab.inspect import explain_runner, targets
 from fuselab.inspect.explain import explain_target
 from fuselab.inspect.inductor_capture import Launch, Node, launches
 from fuselab.inspect.kernel_times import _match
@@ -90,6 +93,24 @@ def test_mistakes():
         explain_target(targets.load(f"{SINS}:clean"), mode="fast")
     with pytest.raises(TargetError, match=r"ValueError: \[bold\]no such thing \(sins.py:\d+\)"):
         explain_target(targets.load(f"{SINS}:raises"))
+
+
+def test_a_ceiling_that_a_kernel_beats_is_measured_again(monkeypatch):
+    asked = []
+
+    def measured_again(known, device, figure, key):
+        asked.append((figure, key))
+        return replace(known, copy_gbps={**known.copy_gbps, key: 12.0})
+
+    monkeypatch.setattr(explain_runner, "measured_again", measured_again)
+    kept = Ceilings("d", "t", "n", "now", {"1000": 0.4, "64000": 10.0}, {}, 1.0)
+    cpu = torch.device("cpu")
+    assert explain_runner._ceiling_gbps(kept, cpu, 499, 5.0) is None  # costs its launch
+    assert explain_runner._ceiling_gbps(kept, cpu, 500, None) == 0.4
+    assert explain_runner._ceiling_gbps(kept, cpu, 9000, 9.0) == 10.0  # nearest by ratio
+    assert asked == []
+    assert explain_runner._ceiling_gbps(kept, cpu, 7000, 9.0) == 12.0
+    assert asked == [("copy_gbps", "1000")]
 
 
 LINE = SourceLine("/home/me/model.py", 3)

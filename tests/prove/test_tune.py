@@ -19,6 +19,7 @@ from fuselab.device.ceiling import Ceilings
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.measure import cpu_timer
 from fuselab.op import FusedOp
+from fuselab.prove import bench_run
 from fuselab.prove import tune as tuner
 from fuselab.prove.tune import Tried, TunedCase, Tuning, tune
 from fuselab.report import tables
@@ -35,6 +36,7 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Choices go to a folder of the test's own; one thread, and no flush of the cache."""
     monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tuner, "measured_ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(bench_run, "measured_again", lambda ceilings, *figure: ceilings)
     monkeypatch.setattr(cpu_timer, "flush_cache", lambda: None)
     tuning.forget(OP.name)
     threads = torch.get_num_threads()

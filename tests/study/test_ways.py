@@ -10,7 +10,7 @@ import torch
 
 from fuselab.inspect.targets import Target
 from fuselab.study.facts import Limit, Way
-from fuselab.study.ways import time_ways
+from fuselab.study.ways import against, time_ways
 
 LIMIT = Limit(5.0, "memory traffic", 1, 1, 1.0, 1.0, "fp32")
 
@@ -31,9 +31,9 @@ def ways(
     """Timed with ``compiled`` in place of torch.compile."""
     monkeypatch.setattr(torch, "compile", compiled)
     target = Target("t", "t", "t.py", slow, (torch.zeros(8),), {}, torch.device("cpu"))
-    found = time_ways(
-        target, fused, LIMIT, backward=False, budget_s=5.0, progress=lambda text: None
-    )
+    found = time_ways(target, fused, backward=False, budget_s=5.0, progress=lambda text: None)
+    assert all(way.limit_share is None for way in found)
+    found = against(found, LIMIT)
     assert [way.title for way in found] == [
         "eager",
         "fuselab.fuse",

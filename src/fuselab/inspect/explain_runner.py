@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fuselab.device.ceiling import measured_ceilings
+from fuselab.device.ceiling import Ceilings, measured_again, measured_ceilings
 from fuselab.errors import FuselabError, TargetError
 from fuselab.inspect import inductor_capture, targets
 from fuselab.inspect.explain import Explanation, Request
@@ -169,14 +169,16 @@ def _kernels(
     device: torch.device,
 ) -> list[dict[str, Any]]:
     """One row per launch, in launch order."""
-    ceiling = measured_ceilings(device).copy_gbps if kernel_us else {}
+    ceilings = measured_ceilings(device) if kernel_us else None
     rows = []
     for position, graph in enumerate(graphs):
         for order, launch in enumerate(graph.launches):
             us = kernel_us.get((position, order))
             moved = _bytes_moved(launch)
             gbps = moved / us / 1e3 if us and moved else None
-            limit = _ceiling_gbps(ceiling, moved)
+            limit = None
+            if ceilings is not None and moved is not None and launch.kind == "fused":
+                limit = _ceiling_gbps(ceilings, device, moved, gbps)
             rows.append(
                 {
                     "graph": graph.index,
@@ -188,8 +190,8 @@ def _kernels(
                     "bytes": moved,
                     "us": us,
                     "gbps": gbps if launch.kind == "fused" else None,
-                    "ceiling_gbps": limit if launch.kind == "fused" else None,
-                    "share": gbps / limit if gbps and limit and launch.kind == "fused" else None,
+                    "ceiling_gbps": limit,
+                    "share": gbps / limit if gbps and limit else None,
                 }
             )
     return rows
@@ -201,14 +203,17 @@ def _bytes_moved(launch: Launch) -> int | None:
     return launch.bytes_read + launch.bytes_written
 
 
-def _ceiling_gbps(copy_gbps: Any, moved: int | None) -> float | None:
-    """Bandwidth of the measured copy nearest in size; below half the smallest none is comparable:
-    such a kernel costs its launch."""
-    sizes = sorted(map(int, copy_gbps))
-    if not sizes or moved is None or moved < sizes[0] / 2:
+def _ceiling_gbps(
+    ceilings: Ceilings, device: torch.device, moved: int, gbps: float | None
+) -> float | None:
+    """Bandwidth of the measured copy nearest in size, measured again where ``gbps`` beats it; below
+    half the smallest none is comparable: such a kernel costs its launch."""
+    if moved < min(map(int, ceilings.copy_gbps)) / 2:
         return None
-    nearest = min(sizes, key=lambda size: abs(size - moved))
-    return float(copy_gbps[str(nearest)])
+    size = ceilings.nearest_copy(moved)
+    if gbps is not None and gbps > ceilings.copy_gbps[size]:
+        ceilings = measured_again(ceilings, device, "copy_gbps", size)
+    return ceilings.copy_gbps[size]
 
 
 def _other_batches(

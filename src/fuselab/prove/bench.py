@@ -96,10 +96,10 @@ def bench(
                 progress(f"{op.short_name}: {case.name}, {_text(dtype)}, {phase}")
                 with fallback.strict():
                     work = Work(op, case, where, dtype, phase, made)
-                    groups.append(
-                        Run(work, chosen, ceilings, budget_s, seed, energy=not quick).group()
-                    )
-                del work
+                    run = Run(work, chosen, ceilings, budget_s, seed, energy=not quick)
+                    groups.append(run.group())
+                ceilings = run.ceilings
+                del work, run
                 give_memory_back(where)
             del made
     return Bench(

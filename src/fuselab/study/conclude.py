@@ -132,8 +132,8 @@ def _limit(study: Study) -> str:
         if study.limit.bound != "memory traffic":  # which no cache shortens
             return (
                 f"Its {study.limit.bound} alone would take {least} at the best rate kept for this "
-                f"device. {reached}: the rate was measured while the machine was busy, or is "
-                "another size's; 'fuselab doctor --measure' measures it again."
+                f"device. {reached}: that rate, measured again for this, is another size's, or "
+                "the machine was busy both times ('fuselab doctor --measure' on an idle one)."
             )
         return (
             f"From memory, its {study.limit.bound} alone would take {least}. {reached}: "

@@ -8,7 +8,6 @@ at its measured best rates. A step with backward moves every gradient of a param
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import log
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fuselab.device.ceiling import Ceilings, measured_ceilings
+from fuselab.device.ceiling import Ceilings, Figure, measured_again, measured_ceilings
 from fuselab.measure.statistics import significant
 from fuselab.study.facts import Limit
 
@@ -48,9 +47,26 @@ def limit_of(
         return None
     ceilings = measured_ceilings(device)
     unit = _unit([*parameters, *pytree.tree_leaves(args)], device)
-    gbps, tflops = _copy_rate(ceilings, moved), ceilings.matmul_tflops.get(unit)
-    if tflops is None:
-        unit, tflops = "fp32", ceilings.matmul_tflops["fp32"]
+    return _limit(moved, flops, unit if unit in ceilings.matmul_tflops else "fp32", ceilings)
+
+
+def stands(limit: Limit, us: float, device: torch.device) -> Limit:
+    """The limit after a call that took ``us``: a rate that it beats is measured again, once."""
+    figures: dict[str, tuple[Figure, str]] = {
+        "arithmetic": ("matmul_tflops", limit.unit),
+        "launch": ("launch_us", ""),
+    }
+    ceilings = measured_ceilings(device)
+    figures["memory traffic"] = ("copy_gbps", ceilings.nearest_copy(limit.bytes))
+    while us < limit.us and limit.bound in figures:
+        ceilings = measured_again(ceilings, device, *figures.pop(limit.bound))
+        limit = _limit(limit.bytes, limit.flops, limit.unit, ceilings)
+    return limit
+
+
+def _limit(moved: int, flops: int, unit: str, ceilings: Ceilings) -> Limit:
+    gbps = ceilings.copy_gbps[ceilings.nearest_copy(moved)]
+    tflops = ceilings.matmul_tflops[unit]
     times = {
         "arithmetic": flops / (tflops * 1e6),
         "memory traffic": moved / (gbps * 1e3),
@@ -100,12 +116,6 @@ def _storage(value: Tensor) -> int:
 
 def _bytes(value: Any) -> int:
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
-
-
-def _copy_rate(ceilings: Ceilings, moved: int) -> float:
-    """GB/s of the measured copy whose size is nearest."""
-    nearest = min(ceilings.copy_gbps, key=lambda size: abs(log(int(size) / moved)))
-    return ceilings.copy_gbps[nearest]
 
 
 def _unit(values: Sequence[Any], device: torch.device) -> str:

@@ -23,9 +23,9 @@ from fuselab.study.compiler import compiler_of
 from fuselab.study.conclude import conclude
 from fuselab.study.facts import Argument, Replaced, Study, Subject
 from fuselab.study.leads import leads_of, short_line
-from fuselab.study.limit import limit_of
+from fuselab.study.limit import limit_of, stands
 from fuselab.study.operators import bench_found, check_found, found_in
-from fuselab.study.ways import parameters_of, step_of, time_ways
+from fuselab.study.ways import against, parameters_of, step_of, time_ways
 
 WAYS_BUDGET_S = 12.0
 FUSE_BUDGET_S = 1.0
@@ -71,11 +71,14 @@ def study(
     ways = time_ways(
         target,
         fused.model if fused.kept else None,
-        limit,
         backward=backward,
         budget_s=WAYS_BUDGET_S * scale,
         progress=progress,
     )
+    if limit is not None:
+        times = [way.us for way in ways if way.us is not None]
+        limit = stands(limit, min(times, default=limit.us), target.device)
+        ways = against(ways, limit)
     progress("explain: what torch.compile makes of it")
     compiler = compiler_of(target, backward, progress)
     found = found_in(fused.replacements, BENCH_SIZES_BACKWARD if backward else BENCH_SIZES)

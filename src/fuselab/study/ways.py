@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -40,13 +40,13 @@ class _Ready:
 def time_ways(
     target: Target,
     fused: Callable[..., Any] | None,
-    limit: Limit | None,
     *,
     backward: bool,
     budget_s: float,
     progress: Callable[[str], None],
 ) -> tuple[Way, ...]:
-    """The four ways, in the order of ``TITLES``. ``fused`` is None where nothing was replaced.
+    """The four ways, in the order of ``TITLES``, not yet held against a limit. ``fused`` is None
+    where nothing was replaced.
 
     A way that raises, torch.compile for example, has the reason in place of times.
     """
@@ -66,12 +66,20 @@ def time_ways(
     progress(f"timing {len(ready)} ways, interleaved")
     timed, calls = _interleave(ready, target.device, budget_s)
     for name, made in ready.items():
-        ways[name] = _way(ways[name], made, timed, calls, limit, target.device)
+        ways[name] = _way(ways[name], made, timed, calls, target.device)
     if fused is None:
         for name, same in _SAME_AS.items():
             reason = f"nothing was replaced, so this is {TITLES[same]}"
             ways[name] = replace(ways[name], same_as=same, reason=reason)
     return tuple(ways.values())
+
+
+def against(ways: Sequence[Way], limit: Limit) -> tuple[Way, ...]:
+    """The ways with their shares of ``limit``."""
+    return tuple(
+        way if way.us is None else replace(way, limit_share=significant(limit.us / way.us))
+        for way in ways
+    )
 
 
 def step_of(target: Target, function: Callable[..., Any], backward: bool) -> Callable[[], Any]:
@@ -124,7 +132,6 @@ def _way(
     made: _Ready,
     timed: dict[str, Samples],
     calls: int,
-    limit: Limit | None,
     device: torch.device,
 ) -> Way:
     samples = timed[way.name]
@@ -141,7 +148,6 @@ def _way(
         high_us=significant(high),
         speedup=significant(found.speedup),
         outcome=None if way.name == "eager" else str(found.outcome),
-        limit_share=significant(limit.us / us) if limit is not None else None,
         peak_bytes=peak_bytes(made.call, device),
         prepare_s=significant(made.prepare_s),
     )
