@@ -264,6 +264,19 @@ def test_cuda_is_compiled_where_it_cannot_run() -> None:
     assert build.reason == "8 kernels of own_cuda_op.cu compile for sm_80, sm_90, sm_100"
 
 
+@pytest.mark.parametrize("asked", [None, "cuda"])
+def test_one_case_compiles_no_cuda_that_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None
+) -> None:
+    monkeypatch.setattr(check_build, "_build", lambda *args: pytest.fail("compiled"))
+    op = str(EXAMPLES / "own_cuda_op.py")
+    report = check(op, asked, device="cpu", case="values@1.2.3")
+    (group,) = report.groups
+    assert (group.verdict, group.trials) == (Verdict.NOT_JUDGED, 0)
+    assert [result.check for result in group.results] == ["run"]
+    assert "needs a GPU" in str(group.reason)
+
+
 def test_cuda_that_does_not_compile_fails_with_the_compilers_words(tmp_path: Path) -> None:
     for name in ("own_cuda_op.py", "own_cuda_op.cu"):
         text = (EXAMPLES / name).read_text().replace("mine::swiglu", "mine::broken")

@@ -18,11 +18,11 @@ from fuselab.runtime.cuda_source import CudaSource
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
-def compiled_group(op: FusedOp, implementation: str, quick: bool) -> Group:
-    """The group of an implementation that was built here and cannot run here."""
+def compiled_group(op: FusedOp, implementation: str, quick: bool, build: bool = True) -> Group:
+    """The group of an implementation that cannot run here: with ``build`` all of it is compiled."""
     results = []
-    found = _sources(op, implementation)
-    if not found:
+    found = _sources(op, implementation) if build else []
+    if build and not found:
         results.append(
             Result(
                 "build",
