@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,21 @@ def test_report_json_and_screen_are_one_set_of_facts(
         "report.json",
         "theirs.txt",
     ]
+
+
+@pytest.mark.usefixtures("pinned")
+def test_a_progress_line_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def study(*args: object, progress: Callable[[str], None], **kwargs: object) -> Study:
+        progress("embedding_lookup: " + "100x8 " * 40)
+        return sample_study()
+
+    monkeypatch.setattr(fuselab.study.run, "study", study)
+    assert run(["study", "dlrm", "-o", str(tmp_path)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) == 80
+    assert "s  embedding_lookup: 100x8 " in line and line.endswith("…")
 
 
 @pytest.mark.usefixtures("pinned")

@@ -268,7 +268,7 @@ def test_wrong_calls_are_one_sentence(
         (_words(config, None, "--resume"), "say where with --checkpoint"),
         (_words(config, None, "--batch-size", 100_000), "7715 rows to train on"),
         (_words(config, None, "--batch-size", 0), "--batch-size is 0"),
-        (_words(config, None, "--steps", 0), "steps, epochs and rows are 1 or more"),
+        (_words(config, None, "--steps", 0), "--steps is 0; give 1 or more"),
         (_words(config, None, "--lr", 0), "the learning rate is 0.0"),
         (_words(config, None, "--lr", "inf"), "the learning rate is inf"),
         (_words(config, None, "--seed", -1), "--seed is -1; give 0 to 2^63 - 1"),

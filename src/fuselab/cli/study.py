@@ -60,12 +60,13 @@ def study(
     from fuselab.report.html import study_page
     from fuselab.report.result import result
     from fuselab.report.study_text import study_text
+    from fuselab.report.text_table import WIDTH, cut
     from fuselab.study.run import study as run
 
     start = time.monotonic()
 
     def progress(text: str) -> None:
-        print(f"{time.monotonic() - start:6.1f} s  {text}", file=sys.stderr)
+        print(cut(f"{time.monotonic() - start:6.1f} s  {text}", WIDTH), file=sys.stderr)
 
     with files.folder_for_results(output):
         found = run(

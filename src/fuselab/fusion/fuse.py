@@ -306,6 +306,8 @@ class _Fusion:
             source = source_line(self.model.get_submodule(owner))
 
         def result(decision: Decision, reason: str, **more: Any) -> Replacement:
+            # An operator's refusal begins with its name, which stands before every reason.
+            reason = reason.removeprefix(f"{match.op.short_name}: ")
             return Replacement(match.op, owner, match.chain, source, decision, reason, **more)
 
         region = Region(traced, match)

@@ -101,8 +101,10 @@ class Run:
                 f"--batch-size is {plan.batch_size}, and {self.data.name} gives "
                 f"{self.training.rows} rows to train on; it must be from 1 to their number."
             )
-        if min(each for each in (plan.steps, plan.epochs, plan.rows) if each is not None) < 1:
-            raise ArgumentError("steps, epochs and rows are 1 or more.")
+        for name in ("steps", "epochs", "rows"):
+            given = getattr(plan, name)
+            if given is not None and given < 1:
+                raise ArgumentError(f"--{name} is {given}; give 1 or more.")
         ends = [] if plan.steps is None else [plan.steps]
         if plan.epochs is not None or not ends:
             ends.append((plan.epochs or 1) * self.batches_per_epoch)
