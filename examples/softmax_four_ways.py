@@ -286,7 +286,7 @@ def plot(widths: Sequence[int], rates: dict[str, list[float]]) -> None:
     for name, found in rates.items():
         axis.plot(widths, found, "o-", label=name)
     axis.set(xscale="log", xlabel="width", ylabel="GB/s", ylim=(0, None), title=f"on {DEVICE}")
-    axis.legend()
+    figure.legend(loc="outside right center")
     figure.savefig("softmax_widths.png", dpi=90)
     print("wrote softmax_widths.png")
 

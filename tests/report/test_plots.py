@@ -8,6 +8,7 @@ import pytest
 
 from fuselab.errors import ArgumentError
 from fuselab.prove.bench_result import Bench, Ceiling, Group, Record
+from fuselab.report import plots
 from fuselab.report.plots import bench_plot, check_suffix
 
 CEILINGS = {"copy_gbps": {"1": 4280.0}, "matmul_tflops": {"fp32": 51.0}}
@@ -62,6 +63,35 @@ def test_a_plot_names_every_provider_and_both_ceilings(tmp_path: Path, flops: in
     assert "fuselab::softmax on NVIDIA H200, torch 2.11.0" in text
     assert "Latency: float32, backward" in text
     assert ("fp32 51000 GFLOP/s" in text and "copy 4280 GB/s" in text) == bool(flops)
+
+
+@pytest.mark.parametrize("flops_per_byte", [0.03, 0.25, 2.0, 60.0])
+def test_the_labels_of_a_roofline_touch_no_marker(flops_per_byte: float) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    roof = min(flops_per_byte * 4.28, 51.0)
+    shares = {"eager": 0.3, "compile": 0.6, "triton": 0.85, "cuda": 0.98}
+    records = [
+        Record(name, "peer", "ok", median_us=1.0, gbps=1.0, tflops=share * roof)
+        for name, share in shares.items()
+    ]
+    flops = round(flops_per_byte * 2000)
+    groups = [Group("a", "float32", "forward", 1000, 1000, flops, "fp32", None, records)]
+    figure = Figure(figsize=(5, 4.3), layout="constrained")
+    axis = figure.subplots()
+    FigureCanvasAgg(figure)
+    plots._roofline(axis, groups, plots._styles(result(groups)), CEILINGS)
+    figure.canvas.draw()
+    assert len(axis.texts) == 2
+    first, second = (text.get_window_extent() for text in axis.texts)
+    assert not first.overlaps(second)
+    for line in axis.lines[:-1]:  # the last is the roof
+        for x, y in axis.transData.transform(line.get_xydata()):
+            assert not any(
+                box.x0 - 5 < x < box.x1 + 5 and box.y0 - 5 < y < box.y1 + 5
+                for box in (first, second)
+            )
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pdf"])

@@ -159,12 +159,13 @@ def _roofline(
     ridge = peak / bandwidth
     left, right = min(*intensities, ridge) / 4, max(*intensities, ridge) * 4
     axis.plot([left, ridge, right], [left * bandwidth, peak, peak], color="#777777", lw=1.5)
+    place = left**0.25 * ridge**0.75  # far up the slope there is room above it, clear of markers
     axis.annotate(
         f"copy {digits(bandwidth)} GB/s",
-        (left, left * bandwidth),
-        xytext=(12, -2),
+        (place, place * bandwidth),
+        xytext=(-4, 3),
         textcoords="offset points",
-        va="top",
+        ha="right",
     )
     axis.annotate(
         f"{unit} {digits(peak)} GFLOP/s",
