@@ -35,8 +35,7 @@ CUDA = (
 # consecutive rows. 152 us at 65536 x 512 in float32.
 TRITON_ELEMENTS, TRITON_WARPS, TRITON_PROGRAMS = 2048, 4, 4
 # In CUDA C++, up to SHORT_ROWS one block adds up all rows of 128 bytes of columns. There is no
-# second launch then, which takes 3 us of the device and keeps the host from holding a plan (160 us
-# against 69).
+# second launch then, which takes 3 us of the device.
 SHORT_ROWS = 1024
 SHORT = Config(threads=1024, blocks=1, in_flight=2)
 

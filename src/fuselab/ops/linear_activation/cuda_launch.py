@@ -81,7 +81,7 @@ def forward(
     resident = multiprocessors(input.device)
     pack = 16 // input.element_size()
     packed = columns % pack == 0
-    # Exact in float32 whatever is allowed: to ask would keep the launch from being a plan.
+    # Exact in float32 whatever is allowed.
     key = (input.dtype, *sizes(x, weight))
     config = config or chosen(NAME, "cuda", key, candidates(input.dtype, depth))
     more: tuple[Any, ...] = ()
