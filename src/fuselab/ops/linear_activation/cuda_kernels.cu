@@ -88,21 +88,30 @@ constexpr int half_warps = 8, half_threads = 32 * half_warps;
 constexpr int tall = 16;  // rows that a warp takes at a time
 
 // A warp asks for `tall` rows of a matrix that has `left` of them, zeros for the others, to lie as
-// `depth` elements each. dense: they lie so in the matrix, from a multiple of 16 bytes on.
+// `depth` elements each. dense: they lie so in the matrix, from a multiple of 16 bytes on. Where the
+// matrix ends within 16 bytes, they are read element by element: memcheck counts a copy of fewer
+// bytes than it may have as one of all.
 template <int padded_depth, bool dense, class Element>
 FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int left, int depth,
                                int64_t row_stride, int64_t column_stride) {
   const int lane = threadIdx.x % 32;
   if constexpr (dense) {
-    const int bytes = left * depth * 2;
+    const int elements = max(left, 0) * depth;
 #pragma unroll
     for (int j = 0; j < padded_depth / 16; ++j) {
-      const int i = lane + j * 32;
-      if (i >= 2 * depth) break;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                       static_cast<uint32_t>(__cvta_generic_to_shared(to + i * 8))),
-                   "l"(from + i * 8), "r"(max(min(bytes - i * 16, 16), 0))
-                   : "memory");
+      const int i = (lane + j * 32) * 8;
+      if (i >= tall * depth) break;
+      if (i + 8 <= elements) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         static_cast<uint32_t>(__cvta_generic_to_shared(to + i))),
+                     "l"(from + i)
+                     : "memory");
+      } else if (i >= elements) {
+        *reinterpret_cast<uint4*>(to + i) = uint4{};
+      } else {
+#pragma unroll 1
+        for (int k = i; k < i + 8; ++k) to[k] = element_or_zero(from + k, k < elements);
+      }
     }
   } else {
     const int k = lane % padded_depth, down = lane / padded_depth;
