@@ -17,6 +17,8 @@ from typing import TypeVar
 
 from fuselab.errors import OutputError
 
+LISTEN_S = 0.1  # between two looks at whether there was a Ctrl-C
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -55,12 +57,20 @@ def each(
             with _on_ctrl_c(lambda *_: interrupted.set()):
                 for task in tasks:
                     futures[pool.submit(work, task)] = task
-            if interrupted.is_set():
-                raise KeyboardInterrupt
-            for future in concurrent.futures.as_completed(futures):
-                if future.exception() is not None:
-                    break
-                yield futures[future], future.result()
+            pending, failed = {*futures}, False
+            while pending and not failed:
+                # A Ctrl-C while the pool's locks are taken would leave them so for ever.
+                with _on_ctrl_c(lambda *_: interrupted.set()):
+                    ended, pending = concurrent.futures.wait(
+                        pending, LISTEN_S, concurrent.futures.FIRST_COMPLETED
+                    )
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+                for future in ended:
+                    failed = future.exception() is not None
+                    if failed:
+                        break
+                    yield futures[future], future.result()
             pool.shutdown(wait=True, cancel_futures=True)
             for future in futures:  # every task before one that has begun has ended
                 if not future.cancelled():
