@@ -202,8 +202,9 @@ def test_errors_name_the_argument():
 @pytest.mark.parametrize(
     ("dtype", "depth", "wanted"),
     [
-        (torch.float32, 256, "triton"),
+        (torch.float32, 256, "cuda"),
         (torch.bfloat16, 256, "cuda"),
+        (torch.float32, 1025, "triton"),
         (torch.bfloat16, 1025, "triton"),  # the CUDA kernels end at 1024
         (torch.float64, 256, "reference"),
     ],
