@@ -262,7 +262,8 @@ def where_measured(name: str) -> str:
 
 
 def measured(name: str) -> list[str]:
-    """A table per device: eager, the best of the rest of PyTorch, and every implementation."""
+    """A table per result file: eager, the best of the rest of PyTorch, and every implementation
+    that was timed; ``auto`` where what it takes was not timed by its own name."""
     parts = ["## Measured", ""]
     for file, payload in result_files(name):
         environment = payload["environment"]
@@ -272,7 +273,7 @@ def measured(name: str) -> list[str]:
                 record["provider"]
                 for group in groups
                 for record in group["records"]
-                if record["kind"] == "implementation"
+                if record["kind"] == "implementation" or taken_unnamed(record, group)
             )
         )
         parts += [
@@ -291,6 +292,16 @@ def measured(name: str) -> list[str]:
     return parts
 
 
+def taken_unnamed(record: dict[str, Any], group: dict[str, Any]) -> str | None:
+    """What ``auto``'s record says it took, if no other record of the group is of that."""
+    says = "auto takes "  # in the note of ``fuselab bench``
+    if record["kind"] != "auto" or not (record["note"] or "").startswith(says):
+        return None
+    taken = str(record["note"]).removeprefix(says)
+    timed = {other["provider"] for other in group["records"] if other["median_us"] is not None}
+    return None if taken in timed else taken
+
+
 def measured_row(group: dict[str, Any], ours: Sequence[str]) -> str:
     by_host = group["verdicts_by"] == "host time"
     key = "host_us" if by_host else "median_us"
@@ -302,7 +313,13 @@ def measured_row(group: dict[str, Any], ours: Sequence[str]) -> str:
             return NONE
         share = record["ceiling_share"]
         limit = "" if by_host or share is None else f" ({100 * share:.0f} %)"
-        return f"{digits(record[key])}{limit}"
+        if record["kind"] != "auto":
+            return f"{digits(record[key])}{limit}"
+        taken = taken_unnamed(record, group)
+        if taken is None:
+            return NONE
+        # What is said of the forward; the backward's choice is its own.
+        return f"{digits(record[key])}{limit}" + (f" {taken}" if group["phase"] == "forward" else "")
 
     peers = {
         name: record[key]

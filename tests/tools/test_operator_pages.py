@@ -44,6 +44,26 @@ def test_pages_show_the_measured_digits() -> None:
     assert f"{records['eager']['median_us']:.4g}"[:4] in row
 
 
+def test_what_auto_takes_has_a_column_where_nothing_else_shows_it() -> None:
+    eager = {"provider": "eager", "kind": "eager", "note": None, "median_us": 4.0}
+    cuda = {"provider": "cuda", "kind": "implementation", "note": None, "median_us": 2.0}
+    auto = {"provider": "auto", "kind": "auto", "note": "auto takes cuda", "median_us": 2.1}
+    group = {"case": "4x4", "dtype": "float32", "phase": "forward", "verdicts_by": "device time"}
+
+    def row(*records: dict[str, object]) -> str:
+        shared = {"ceiling_share": 0.5, "host_us": 1.0}
+        given = {**group, "records": [{**shared, **record} for record in records]}
+        return operator_pages.measured_row(given, ["auto"])
+
+    assert row(eager, auto).endswith("| 2.100 (50 %) cuda |")
+    assert row(eager, cuda, auto).endswith(f"| {operator_pages.NONE} |")
+    group["phase"] = "backward"
+    assert row(eager, auto).endswith("| 2.100 (50 %) |")
+    assert row(eager, {**auto, "note": "auto runs the reference"}).endswith(
+        f"| {operator_pages.NONE} |"
+    )
+
+
 def test_links_lead_to_files() -> None:
     for name, page in PAGES.items():
         for target in operator_pages.re.findall(r"\]\(([^)#]+)\)", page):
