@@ -319,7 +319,8 @@ def measured_row(group: dict[str, Any], ours: Sequence[str]) -> str:
         if taken is None:
             return NONE
         # What is said of the forward; the backward's choice is its own.
-        return f"{digits(record[key])}{limit}" + (f" {taken}" if group["phase"] == "forward" else "")
+        by = f" {taken}" if group["phase"] == "forward" else ""
+        return f"{digits(record[key])}{limit}{by}"
 
     peers = {
         name: record[key]
