@@ -3,8 +3,8 @@
 A package's ``CUDA_EXPRESSIONS`` names its instantiations, beside the ``CudaSource`` they belong to;
 all of one source are compiled in one NVRTC program per architecture (of ``ARCHITECTURES``, or of
 those alone that the source is for). For sm_90, where the kernels are measured, it is compiled as it
-runs; for the others with few optimisations, which takes a fifth of the time and still takes every
-instantiation through NVRTC's front end and its assembler. ``fuselab check OPERATOR`` without a GPU
+runs; for the others with few optimisations, which is quicker and still takes every instantiation
+through NVRTC's front end and its assembler. ``fuselab check OPERATOR`` without a GPU
 compiles for all of them as they run. Any system CUDA is hidden: NVRTC and every header must come
 from pip packages, as on a bare machine. Exit status 1 when a source does not compile, or when a
 ``.cu`` file is reached by no expression.

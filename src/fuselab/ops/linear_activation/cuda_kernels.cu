@@ -89,8 +89,8 @@ constexpr int tall = 16;  // rows that a warp takes at a time
 
 // A warp asks for `tall` rows of a matrix that has `left` of them, zeros for the others, to lie as
 // `depth` elements each. dense: they lie so in the matrix, from a multiple of 16 bytes on. Where the
-// matrix ends within 16 bytes, they are read element by element: memcheck counts a copy of fewer
-// bytes than it may have as one of all.
+// matrix ends within 16 bytes, they are read element by element: memcheck takes a copy that is told
+// to read fewer for one of 16.
 template <int padded_depth, bool dense, class Element>
 FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int left, int depth,
                                int64_t row_stride, int64_t column_stride) {

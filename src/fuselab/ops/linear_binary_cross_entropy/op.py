@@ -152,7 +152,7 @@ def prefer(
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, input: Tensor, *rest: Any
 ) -> Sequence[str]:
-    return logit.order_on_gpu(input)
+    return logit.ON_GPU
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]

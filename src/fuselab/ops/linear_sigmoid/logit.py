@@ -120,7 +120,7 @@ def order(input: Tensor, *others: Tensor | None) -> Sequence[str]:
     400 / 600 and 780 / 710; with gradients the two are within each other's noise.
     """
     if input.is_cuda:
-        return order_on_gpu(input)
+        return ON_GPU
     wants_gradient = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (input, *others)
     )
@@ -128,10 +128,7 @@ def order(input: Tensor, *others: Tensor | None) -> Sequence[str]:
     return ("reference",) if wants_gradient or large_half else ("cpp",)
 
 
-def order_on_gpu(input: Tensor) -> Sequence[str]:
-    """Of forward and backward; of the backward on a CPU too, where it is the reference's.
-
-    us of both at 65536x256 on an H200 (2026-11-22), compile / triton / cuda: linear_sigmoid float32
-    91 / 76 / 68, bfloat16 67 / 56 / 40; linear_binary_cross_entropy 97 / 104 / 71, 71 / 66 / 44.
-    """
-    return ("cuda", "triton")
+# The order of forward and backward; of the backward on a CPU too, where it is the reference's. us
+# of both at 65536x256 on an H200 (2026-11-22), compile / triton / cuda: linear_sigmoid float32
+# 91 / 76 / 68, bfloat16 67 / 56 / 40; linear_binary_cross_entropy 97 / 104 / 71, 71 / 66 / 44.
+ON_GPU = ("cuda", "triton")

@@ -85,7 +85,7 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None) -> Sequence[str]:
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
 ) -> Sequence[str]:
-    return logit.order_on_gpu(input)
+    return logit.ON_GPU
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
