@@ -176,7 +176,7 @@ def test_candidates_of_tuning_begin_with_the_default_and_fit_the_output():
             assert OP.configs["triton_backward"]((True, True, True), output, *saved)
             assert OP.configs["cuda"](*args)[0].blocks == (4 if depth <= 16 else 2)  # float32
             halves = operands(rows, depth, columns, torch.bfloat16)
-            assert [one.blocks for one in OP.configs["cuda"](*halves, "relu")] == [2]
+            assert [one.blocks for one in OP.configs["cuda"](*halves, "relu")] == [1, 2]
     half = operands(4096, 512, 4096, torch.bfloat16)
     first = OP.configs["triton"](*half, "relu")[0]
     assert (first.rows, first.columns, first.depth, first.warps) == (128, 256, 64, 8)

@@ -14,19 +14,21 @@ from fuselab.runtime.tuning import Config, chosen
 # operand (half of them where a pack holds 8 elements). All blocks sweep the rows together, as a
 # flat kernel's do. The second is for GPUs whose multiprocessors run fewer threads.
 #
-# At 65536 x 512 the first takes 142.6 us in float32 (91 % of the limit) and 77.3 in bfloat16
-# (88 %), the second 143.7 and 77.4 (H200, 2026-11-21). Of the 13 and 9 us that are missing:
-#   4 and 4   the second launch with the gap before it; column_sums alone is 3.7 and 4.2 in ncu
-#   9 and 5   the first: 131.5 and 65.5 in ncu, 7 more by the bench's clock, as of any kernel. It
-#             waits for memory (long_scoreboard 59 of 63), which it keeps 81 and 79 % busy; flat
-#             kernels that write as much keep it 88 % busy (GIoU's backward).
+# At 65536 x 512 the first takes 140.7 us in float32 and 75.0 in bfloat16; the flat kernel that
+# leaves the bias out takes 130.0 and 67.5, the limit (H200, 2026-11-22). Of the 11 and 7 us between:
+#   4 and 3   the second launch with the gap before it; column_sums alone is 3.7 and 4.2 in ncu
+#   7 and 4   the first: it waits for memory (long_scoreboard 59 of 63), which it keeps 81 and 79 %
+#             busy where flat kernels that write as much keep it 88 % busy. So do blocks that stay
+#             and only write: 67 MB take them 18.7 us, one pack per thread 17.4.
 # What did not help, as a share of the time: blocks of consecutive rows 1.03 and 1.06; blocks in 2,
-# 4 or 8 waves 1.00 to 1.10; a half or three quarters of the bytes in flight 1.00 to 1.02; clusters
-# that need no second launch 1.13 and 1.08; that launch started under the first's end 0.99. Not
-# tried: the last block to arrive adds the sums. Predicted 0.985 and 0.97, since a fence, an atomic
-# and a read of 64 KB take half of the 4 us; and its counters have no safe place, for a graph that
-# holds their address may run beside a call on the stream that they belong to. 97 % needs the first
-# launch at a flat kernel's rate and no second one.
+# 4 or 8 waves 1.00 to 1.10; a twentieth to a third of the rows left to small blocks that follow
+# 0.98 to 1.04 and 1.02 to 1.14; whole rows, or one block of 1024 threads, 1.00 to 1.04; a half or
+# three quarters of the bytes in flight 1.00 to 1.02; clusters that need no second launch 1.13 and
+# 1.08; that launch started under the first's end 0.99.
+# What 97 % would take: no second launch, and tiles handed out as blocks become free. Such tiles
+# take 134.4 and 71.4 us without the second launch, 97 and 95 % of the flat kernel, but their sums
+# have an order that changes from run to run; and a counter has no safe place, for a graph that
+# holds its address may run beside a call on the stream that it belongs to.
 CUDA = (
     Config(threads=512, blocks=2, in_flight=2),
     Config(threads=256, blocks=4, in_flight=2),

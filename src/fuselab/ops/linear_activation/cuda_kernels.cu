@@ -87,147 +87,125 @@ FUSELAB_INLINE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "m
 constexpr int half_warps = 8, half_threads = 32 * half_warps;
 constexpr int tall = 16;  // rows that a warp takes at a time
 
-// A warp asks for `tall` rows of a matrix that has `left` of them, zeros for the others, to lie as
-// `depth` elements each. dense: they lie so in the matrix, from a multiple of 16 bytes on. Where the
-// matrix ends within 16 bytes, they are read element by element: memcheck takes a copy that is told
-// to read fewer for one of 16.
-template <int padded_depth, bool dense, class Element>
-FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int left, int depth,
+// A block asks for `rows` rows of a matrix, `most` or fewer, to lie as `depth` elements each. dense:
+// they lie so in the matrix, from a multiple of 16 bytes on, and all but the last few come in copies
+// of 16 bytes.
+template <int padded_depth, int most, bool dense, class Element>
+FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int rows, int depth,
                                int64_t row_stride, int64_t column_stride) {
-  const int lane = threadIdx.x % 32;
   if constexpr (dense) {
-    const int elements = max(left, 0) * depth;
+    const int elements = rows * depth, whole = elements / 8 * 8;
 #pragma unroll
-    for (int j = 0; j < padded_depth / 16; ++j) {
-      const int i = (lane + j * 32) * 8;
-      if (i >= tall * depth) break;
-      if (i + 8 <= elements) {
+    for (int j = 0; j < most * padded_depth; j += half_threads * 8) {
+      const int i = j + threadIdx.x * 8;
+      if (i < whole) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                          static_cast<uint32_t>(__cvta_generic_to_shared(to + i))),
                      "l"(from + i)
                      : "memory");
-      } else if (i >= elements) {
-        *reinterpret_cast<uint4*>(to + i) = uint4{};
-      } else {
-#pragma unroll 1
-        for (int k = i; k < i + 8; ++k) to[k] = element_or_zero(from + k, k < elements);
       }
     }
+    const int last = whole + threadIdx.x;
+    if (last < elements) to[last] = __ldg(from + last);
   } else {
-    const int k = lane % padded_depth, down = lane / padded_depth;
-    constexpr int at_a_time = 32 / padded_depth;
-    from += down * row_stride + k * column_stride;
-    Element found[tall / at_a_time];
-#pragma unroll
-    for (int i = 0; i < tall; i += at_a_time, from += at_a_time * row_stride) {
-      found[i / at_a_time] = element_or_zero(from, k < depth && i + down < left);
-    }
-#pragma unroll
-    for (int i = 0; i < tall; i += at_a_time) {
-      if (k < depth) to[(i + down) * depth + k] = found[i / at_a_time];
+    const int k = threadIdx.x % padded_depth;
+    if (k >= depth) return;
+    from += k * column_stride;
+#pragma unroll 8
+    for (int row = threadIdx.x / padded_depth; row < rows; row += half_threads / padded_depth) {
+      to[row * depth + k] = __ldg(from + row * row_stride);
     }
   }
 }
 
-// Elements k and k + 1 of a row in shared memory, zero from `depth` on: what lies there is another
-// row's, and zero times an infinity is none.
+// Two neighbours in shared memory, of which `keep` says what belongs to the row. The others are set
+// to zero: what lies there may be an infinity.
 template <class Element>
-FUSELAB_INLINE uint32_t pair_or_zero(const Element* row, int k, int depth) {
-  return paired(k < depth ? row[k] : Element(0.0f), k + 1 < depth ? row[k + 1] : Element(0.0f));
+FUSELAB_INLINE uint32_t pair_of(const Element* pointer, uint32_t keep) {
+  const auto bits = reinterpret_cast<const uint16_t*>(pointer);
+  return (bits[0] | uint32_t(bits[1]) << 16) & keep;
 }
 
-// 16-bit elements. A block owns `wide` groups of 64 columns, a warp one of them, and takes tiles of
-// 16 rows, each gridDim.y tiles after the last: all blocks together write one window that moves.
-// Weights and the input of a `slab` of tiles come to shared memory at once, so that in the case
-// above one wait comes before the first store, and nothing is read after it.
+// 16-bit elements. A block owns `wide` groups of 64 columns, a warp one of them, and consecutive
+// rows: `share` times 8, and 8 more in the first `extra` blocks. Weights and the input of a `slab`
+// of tiles of 16 rows come to shared memory at once, so that one wait comes before the first store.
+// One block per multiprocessor: what stands before that store is issued half as often as with two.
 //
 // Weights are the tensor core's operand A (mma.m16n8k16, of 16 columns), and rows its B, of 8: four
 // tiles whose rows g and g + 8 are columns 8 g + 2 tile and the next give thread (g, t), that is
 // (lane / 4, lane % 4), eight neighbours of rows 2 t and 2 t + 1, one store each. packed: columns
-// are a multiple of 8.
+// are a multiple of 8. Rows and columns beyond the edges are multiplied as they lie and not stored.
 template <class Activation, class Element, int steps, bool dense, bool packed>
 __global__ void __launch_bounds__(half_threads, 2)
     forward_shallow_half(const Element* __restrict__ input, const Element* __restrict__ weight,
                          const Element* __restrict__ bias, Element* __restrict__ output,
                          int64_t rows, int64_t columns, int64_t depth_argument, int64_t input_row,
                          int64_t input_column, int64_t weight_row, int64_t weight_column,
-                         int64_t bias_stride, int wide) {
-  constexpr int padded_depth = 16 * steps, slab = 16 / steps;  // 48 KB in all to a depth of 32
-  __shared__ alignas(16) Element weights[half_warps * 64 * padded_depth];
-  __shared__ alignas(16) Element inputs[2][slab * tall * padded_depth];
+                         int64_t bias_stride, int wide, int64_t share, int extra) {
+  constexpr int padded_depth = 16 * steps, slab_rows = 16 / steps * tall;
+  constexpr int block_columns = half_warps * 64;  // 48 KB in all to a depth of 32
+  __shared__ alignas(16) Element weights[block_columns * padded_depth];
+  __shared__ alignas(16) Element inputs[2][slab_rows * padded_depth];
   const int depth = int(depth_argument);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int64_t first_column = int64_t(blockIdx.x) * wide * 64;
-  const int64_t stride = int64_t(gridDim.y) * tall;  // from a tile's first row to the next's
-  int64_t row = int64_t(blockIdx.y) * tall;          // the slab's first
   const int inside = int(min(columns - first_column, int64_t(wide * 64)));
+  const int block = int(blockIdx.y);
+  const int64_t first_row = (block * share + min(block, extra)) * 8;
+  const int own = int(min(rows - first_row, (share + (block < extra)) * 8));
 
-  constexpr int bias_each = half_warps * 64 / half_threads;
-  Element own_bias[bias_each];
-#pragma unroll
-  for (int i = 0; i < bias_each; ++i) {
-    const int at = threadIdx.x + i * half_threads;
-    const Element* const from = bias + (first_column + at) * bias_stride;
-    own_bias[i] = element_or_zero(from, bias && at < inside);
-  }
-  const auto fetch_slab = [&](Element* to) {
-#pragma unroll
-    for (int i = 0; i < slab / half_warps; ++i) {
-      const int tile = warp + i * half_warps;
-      const int64_t from = row + tile * stride;
-      fetch_rows<padded_depth, dense>(to + tile * tall * depth, input + from * input_row,
-                                      int(min(rows - from, int64_t(tall))), depth, input_row,
-                                      input_column);
-    }
+  fetch_rows<padded_depth, block_columns, dense>(weights, weight + first_column * weight_row,
+                                                 inside, depth, weight_row, weight_column);
+  const auto fetch_slab = [&](int row, Element* to) {
+    fetch_rows<padded_depth, slab_rows, dense>(to, input + (first_row + row) * input_row,
+                                               min(own - row, slab_rows), depth, input_row,
+                                               input_column);
   };
-  fetch_slab(inputs[0]);
-#pragma unroll
-  for (int i = 0; i < 64 / tall; ++i) {
-    const int down = (warp + i * half_warps) * tall;
-    if (down >= inside) break;
-    fetch_rows<padded_depth, dense>(weights + down * depth,
-                                    weight + (first_column + down) * weight_row, inside - down,
-                                    depth, weight_row, weight_column);
-  }
-  Element* const biases = inputs[1];  // until the next slab's input
-#pragma unroll
-  for (int i = 0; i < bias_each; ++i) biases[threadIdx.x + i * half_threads] = own_bias[i];
+  fetch_slab(0, inputs[0]);
   // Warps that the groups leave take rows of their own: 8, 4, 2 or 1 to a group.
   const int spare = (wide <= 4) + (wide <= 2) + (wide <= 1), places = 1 << spare;
   const int group = warp >> spare, place = warp % places;
+  const int column = group * 64 + g * 8, left = inside - column;
+  float added[4][4];  // as the sums lie: each bias of two columns, for two rows
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const Element* const from = bias + (first_column + column + i) * bias_stride;
+    const float one = widened<float>(element_or_zero(from, bias && i < left));
+    added[i / 2][i % 2 * 2] = added[i / 2][i % 2 * 2 + 1] = one;
+  }
+  uint32_t keep[2 * steps];
+#pragma unroll
+  for (int i = 0; i < 2 * steps; ++i) {
+    const int k = i * 8 + 2 * t;
+    keep[i] = (k < depth ? 0xffffu : 0u) | (k + 1 < depth ? 0xffff0000u : 0u);
+  }
   wait_for_copies();
   __syncthreads();
-  const auto eight = *reinterpret_cast<const Pack<Element, 8>*>(biases + group * 64 + g * 8);
-  float added[4][4];  // as the sums lie: each bias of two columns, for two rows
   uint32_t w[4][steps][4];
 #pragma unroll
-  for (int tile = 0; tile < 4; ++tile) {
+  for (int row = 0; row < 8; ++row) {
+    const Element* const from = weights + (column + row) * depth + 2 * t;
 #pragma unroll
-    for (int i = 0; i < 4 * steps; ++i) {
-      const Element* const from = weights + (group * 64 + g * 8 + tile * 2 + i % 2) * depth;
-      w[tile][i / 4][i % 4] = pair_or_zero(from, i / 2 * 8 + 2 * t, depth);
+    for (int i = 0; i < 2 * steps; ++i) {
+      w[row / 2][i / 2][i % 2 * 2 + row % 2] = pair_of(from + i * 8, keep[i]);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) added[tile][i] = widened<float>(eight.element[tile * 2 + i / 2]);
   }
-  const int left = inside - group * 64 - g * 8;
-  int64_t at = group < wide ? row + place * stride : rows;
-  const int64_t hop = places * stride;
-  Element* line = output + (at + 2 * t) * columns + first_column + group * 64 + g * 8;
 
-  for (int buffer = 0;; buffer ^= 1) {
-    __syncthreads();
-    row += slab * stride;
-    if (row < rows) fetch_slab(inputs[buffer ^ 1]);
-    const Element* own = inputs[buffer] + (place * tall + g) * depth;
-    for (int tile = place; tile < slab && at < rows; tile += places) {
-      const int here = left > 0 ? int(min(rows - at, int64_t(tall))) - 2 * t : 0;
+  const int last = group < wide ? own : 0;
+  int row = place * tall;
+  Element* line = output + (first_row + row + 2 * t) * columns + first_column + column;
+  for (int slab = 0, buffer = 0;; buffer ^= 1) {
+    const Element* x_row = inputs[buffer] + (place * tall + g) * depth + 2 * t;
+    slab += slab_rows;
+    if (slab < own) fetch_slab(slab, inputs[buffer ^ 1]);
+    for (; row < min(slab, last); row += places * tall) {
+      const int here = left > 0 ? last - row - 2 * t : 0;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t x[steps][2];
 #pragma unroll
         for (int i = 0; i < 2 * steps; ++i) {
-          x[i / 2][i % 2] = pair_or_zero(own + half * 8 * depth, i * 8 + 2 * t, depth);
+          x[i / 2][i % 2] = pair_of(x_row + half * 8 * depth + i * 8, keep[i]);
         }
         Pack<Element, 8> result[2];  // of rows 2 t and 2 t + 1
 #pragma unroll
@@ -255,12 +233,12 @@ __global__ void __launch_bounds__(half_threads, 2)
           }
         }
       }
-      own += places * tall * depth;
-      at += hop;
-      line += hop * columns;
+      x_row += places * tall * depth;
+      line += int64_t(places * tall) * columns;
     }
-    if (row >= rows) break;
+    if (slab >= own) break;
     wait_for_copies();
+    __syncthreads();
   }
 }
 

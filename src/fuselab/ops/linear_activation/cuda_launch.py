@@ -41,7 +41,7 @@ _SINGLE = {False: (4, 2, 3, 5, 6, 7), True: (2, 3, 4, 5, 6, 7)}
 # 16 bits: 100 and 114 registers for sm_90, relu; nothing spills. 65536x13->512 takes 23.5 us
 # (bfloat16, H200, 2026-11-22; the limit is 19.4), with lines of 128 bytes put together in shared
 # memory 23.7, in blocks of 64 columns whose input comes through registers 24.9.
-_HALF = (2,)
+_HALF = (1, 2)
 
 
 def candidates(dtype: torch.dtype, depth: int) -> Sequence[Config]:
@@ -104,7 +104,8 @@ def forward(
         wide = ceil_div(groups, across)
         most = max(1, resident * config.blocks // across)
         grid = (across, min(most, ceil_div(rows, 16 * (warps // wide))), 1)
-        more = (i32(wide),)
+        share, extra = divmod(ceil_div(rows, 8), grid[1])
+        more = (i32(wide), i64(share), i32(extra))
     numbers = (rows, columns, depth, *x.stride(), *weight.stride())
     CUDA.launch(
         expression,
