@@ -95,13 +95,14 @@ FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int rows, int d
                                int64_t row_stride, int64_t column_stride) {
   if constexpr (dense) {
     const int elements = rows * depth, whole = elements / 8 * 8;
+    const Element* own = from + threadIdx.x * 8;
+    auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to + threadIdx.x * 8));
+    asm("" : "+l"(own), "+r"(place));  // so that every copy adds a constant to these
 #pragma unroll
-    for (int j = 0; j < most * padded_depth; j += half_threads * 8) {
-      const int i = j + threadIdx.x * 8;
-      if (i < whole) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                         static_cast<uint32_t>(__cvta_generic_to_shared(to + i))),
-                     "l"(from + i)
+    for (int i = 0; i < most * padded_depth; i += half_threads * 8) {
+      if (i + int(threadIdx.x) * 8 < whole) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place + i * 2),
+                     "l"(own + i)
                      : "memory");
       }
     }
