@@ -85,14 +85,6 @@ FUSELAB_INLINE void group_sync(int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
-// Two warp groups by turns: one waits for the turn that the other gives it.
-FUSELAB_INLINE void await_turn(int group) {
-  asm volatile("bar.sync %0, 256;" ::"r"(group + 3) : "memory");
-}
-FUSELAB_INLINE void give_turn(int group) {
-  asm volatile("bar.arrive %0, 256;" ::"r"(group + 3) : "memory");
-}
-
 // The copy engine. The box whose first element is (row, column), into shared memory.
 FUSELAB_INLINE void copy_in(uint32_t to, const TensorMap& map, int column, int row,
                             uint32_t barrier) {
@@ -175,10 +167,5 @@ struct Slot {
       at = 0;
       parity ^= 1;
     }
-  }
-  FUSELAB_INLINE void skip(int count) {
-    at += count;
-    parity ^= at / stages & 1;
-    at %= stages;
   }
 };

@@ -1,22 +1,19 @@
 // act(input Wᵀ + b) in 16-bit floats on Hopper's warpgroup matrix instructions (sm_90a only).
 //
-// Blocks stay on their multiprocessor and walk tiles of tile_rows x tile_columns of the output. One
-// warp group of three feeds: one thread of it has the copy engine fill a ring of `stages` slots, 64
-// deep each: tile_rows of input and tile_columns of weight, zero beyond their edges. The other two
-// own 64 rows each, multiply (wgmma m64nNk16, float32 accumulators in registers) and finish their
-// rows: bias and activation in float32, one rounding, and out of their registers, which waits for
-// nothing and leaves the ring all shared memory. Through shared memory by the copy engine, behind its
-// copies in, 65536 x 512 -> 256 took 42.3 us for 37.5 (bfloat16, H200, 2026-11-21).
+// Blocks stay on their multiprocessor and walk tiles of 128 x tile_columns of the output. One warp
+// group of three feeds: one thread of it has the copy engine fill a ring of `stages` slots, each 64
+// deep: 128 rows of input and tile_columns of weight, zero beyond their edges. The other two own 64
+// rows each, multiply (wgmma m64nNk16, float32 accumulators in registers) and finish their rows:
+// bias and activation in float32, one rounding, and out of their registers, which waits for nothing
+// and leaves the ring all shared memory. Through shared memory by the copy engine, behind its copies
+// in, 65536 x 512 -> 256 took 42.3 us for 37.5 (bfloat16, H200, 2026-11-21).
 // The ring fills on while they finish a tile. A full and an empty mbarrier per slot hand it over.
-//
-// Of 128 rows, a tile is of both. Of 64, they alternate: one multiplies its tile while the other
-// finishes the one before, and at 256 columns 5/3 as much comes in for every multiplication.
 //
 // A cluster of blocks takes tiles one above the other: each block loads its part of the weights and
 // the copy engine gives it to all, which divides what the weights cost in L2 by their number.
 //
-// An element of input is read columns / tile_columns times, one of weight rows / (tile_rows *
-// cluster) times, mostly from L2; the output is written once.
+// An element of input is read columns / tile_columns times, one of weight rows / (128 * cluster)
+// times, mostly from L2; the output is written once.
 //
 // Rows in shared memory are 128 bytes, swizzled by the copy engine: 16-byte word j of row r lies
 // at j ^ (r % 8), which the matrix unit undoes; every array begins at 1024 bytes.
@@ -25,7 +22,7 @@
 #include "../activations/functions.h"
 #include "../activations/hopper.h"
 
-constexpr int tile_depth = 64;
+constexpr int tile_rows = 128, tile_depth = 64;
 constexpr int multipliers = 2;  // warp groups that multiply, 64 rows each
 constexpr int threads = 128 * (1 + multipliers);
 
@@ -59,7 +56,7 @@ FUSELAB_MULTIPLY_ALL("bf16", __nv_bfloat16)
 
 // What lies where in a block's shared memory, in bytes from its first multiple of 1024.
 // shared_bytes of wgmma_launch.py counts the same.
-template <int tile_rows, int tile_columns, int stages>
+template <int tile_columns, int stages>
 struct Shared {
   static constexpr int input_bytes = tile_rows * tile_depth * 2;
   static constexpr int stage_bytes = input_bytes + tile_columns * tile_depth * 2;
@@ -68,10 +65,10 @@ struct Shared {
   static constexpr int empty = full + stages * 8;
 };
 
-// The tiles, in an order whose neighbours share their operands in L2: down 2048 rows, then
+// The tiles, in an order whose neighbours share their operands in L2: down `height` clusters, then
 // across. Their count fits an int: 2^31 tiles would be 256 GB of output or more. A 64-bit division
 // would be a subroutine for both roles, of more registers than the feeding one keeps (seen in SASS).
-template <int tile_rows, int tile_columns, int cluster>
+template <int tile_columns, int cluster>
 struct Tiles {
   int count, down, across;
   FUSELAB_INLINE Tiles(int rows, int columns) {
@@ -80,7 +77,7 @@ struct Tiles {
     count = down * across;
   }
   FUSELAB_INLINE void locate(int tile, uint32_t rank, int& row, int& column) const {
-    constexpr int height = 2048 / (tile_rows * cluster);
+    constexpr int height = 16 / cluster;
     const int in_group = height * across;
     const int first = tile / in_group * height;
     const int tall = min(height, down - first);
@@ -163,16 +160,14 @@ FUSELAB_INLINE void write_rows(const float (&sum)[count], const Element* added,
 
 // packed: as above. adapts: up to 64 further columns of input and weight lie in matrices of their
 // own, with zeros behind them; across: weights lie as (depth, columns). Both are lora_linear's.
-template <class Activation, class Element, int tile_rows, int tile_columns, int stages, int cluster,
-          bool packed, bool adapts, bool across>
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool packed,
+          bool adapts, bool across>
 FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& weight_map,
                                    const TensorMap& further_input_map,
                                    const TensorMap& further_weight_map,
                                    const Element* __restrict__ bias, Element* __restrict__ output,
                                    int rows, int columns, int depth, int64_t bias_stride) {
-  using Layout = Shared<tile_rows, tile_columns, stages>;
-  constexpr bool alternates = tile_rows == 64;
-  constexpr int takers = alternates ? 1 : multipliers;  // warp groups that read a slot
+  using Layout = Shared<tile_columns, stages>;
   extern __shared__ uint8_t unaligned[];
   const uint32_t shared = (shared_address(unaligned) + 1023) / 1024 * 1024;
   uint8_t* const bytes = unaligned + (shared - shared_address(unaligned));
@@ -181,7 +176,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(shared + Layout::full + stage * 8, 1);
-      barrier_init(shared + Layout::empty + stage * 8, takers * 4 * cluster);
+      barrier_init(shared + Layout::empty + stage * 8, multipliers * 4 * cluster);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -189,7 +184,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
   __syncthreads();
   if constexpr (cluster > 1) cluster_sync();
 
-  const Tiles<tile_rows, tile_columns, cluster> tiles(rows, columns);
+  const Tiles<tile_columns, cluster> tiles(rows, columns);
   const int steps = (depth - 1) / tile_depth + 1 + adapts;
   const int begin = blockIdx.x / cluster, stride = gridDim.x / cluster;
   Slot<stages> slot;
@@ -242,13 +237,10 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
     const int lane = thread % 32;
     const bool releases = lane < cluster;
     int added_column = -1;
-    const int turn = alternates ? multiplier : 0;
-    constexpr int turns = multipliers / takers;
-    if constexpr (alternates) slot.skip(turn * steps);
-    for (int tile = begin + turn * stride; tile < tiles.count; tile += turns * stride) {
+    for (int tile = begin; tile < tiles.count; tile += stride) {
       int row, column;
       tiles.locate(tile, rank, row, column);
-      if constexpr (!alternates) row += multiplier * 64;
+      row += multiplier * 64;
       if (column != added_column) {
         group_sync(multiplier);
         for (int i = thread; i < tile_columns; i += 128) {
@@ -258,15 +250,12 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
         group_sync(multiplier);
         added_column = column;
       }
-      // A barrier's parity is that of the fill before last: until all of the other's tile has come,
-      // it could pass a slot that has yet to be filled for the other.
-      if (alternates && tile != begin) await_turn(multiplier);
       float sum[tile_columns / 2];
       int previous = 0;
       for (int step = 0; step < steps; ++step, slot.next()) {
         wait(shared + Layout::full + slot.at * 8, slot.parity);
         const uint32_t from = shared + slot.at * Layout::stage_bytes;
-        const uint64_t a = descriptor(from + (alternates ? 0 : multiplier * 64 * tile_depth * 2));
+        const uint64_t a = descriptor(from + multiplier * 64 * tile_depth * 2);
         const uint64_t b = across ? across_descriptor(from + Layout::input_bytes)
                                   : descriptor(from + Layout::input_bytes);
         hold(sum);
@@ -288,10 +277,6 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
         }
         previous = slot.at;
       }
-      if constexpr (alternates) {
-        if (tile + stride < tiles.count) give_turn(1 - multiplier);
-        slot.skip(steps);
-      }
       multiply_wait<0>();
       hold(sum);
       if (releases) arrive<cluster>(shared + Layout::empty + previous * 8, rank ^ lane);
@@ -302,13 +287,11 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
   if constexpr (cluster > 1) cluster_sync();
 }
 
-template <class Activation, class Element, int tile_rows, int tile_columns, int stages, int cluster,
-          bool packed>
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool packed>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     forward(const __grid_constant__ TensorMap input_map,
             const __grid_constant__ TensorMap weight_map, const Element* __restrict__ bias,
             Element* __restrict__ output, int rows, int columns, int depth, int64_t bias_stride) {
-  multiply_tiles<Activation, Element, tile_rows, tile_columns, stages, cluster, packed, false,
-                 false>(input_map, weight_map, input_map, weight_map, bias, output, rows, columns,
-                        depth, bias_stride);
+  multiply_tiles<Activation, Element, tile_columns, stages, cluster, packed, false, false>(
+      input_map, weight_map, input_map, weight_map, bias, output, rows, columns, depth, bias_stride);
 }

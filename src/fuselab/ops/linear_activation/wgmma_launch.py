@@ -27,33 +27,28 @@ WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=(
 TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 # As in wgmma_kernels.cu.
-_DEPTH, _THREADS = 64, 384
+_ROWS, _DEPTH, _THREADS = 128, 64, 384
 _BOX_COLUMNS = 64  # of a weight that lies as (depth, columns)
 
-# ``rows`` x ``columns`` of a tile, ``stages`` of 64 in depth in shared memory, as many as fit: a
-# fifth of 128 x 256 is 48 KB, and 33 are left. 168 registers with every one; gelu alone spills,
+# ``columns`` of a tile of 128 rows, ``stages`` of 64 in depth in shared memory, as many as fit: a
+# fifth of 256 columns is 48 KB, and 33 are left. 168 registers with every one; gelu alone spills,
 # 5 words (NVRTC 13.0). us with 256 columns / 128 / 64 (H200, bfloat16, 2026-11-21): 65536x512->256
 # 37.5 / 39.0 / 49.1, 16384x1024->1024 55.1 / 57.9 / 86.8, 4096x4096->4096 188.1 / 198.1 / 337.
 _CONFIGS = (
-    Config(rows=128, columns=256, stages=4, cluster=1),
-    Config(rows=128, columns=128, stages=7, cluster=1),
-    Config(rows=128, columns=64, stages=9, cluster=1),
+    Config(columns=256, stages=4, cluster=1),
+    Config(columns=128, stages=7, cluster=1),
+    Config(columns=64, stages=9, cluster=1),
 )
 # Two blocks that share their weights: 38.4, 56.1 and 187.0 us there. Stores of whole lines of 128
 # bytes by way of shared memory, relu in the rounding (392 instructions after a tile's products for
 # 915), won nothing: 37.95 us for 37.66, 55.23 for 55.30, 183.5 for 184.0 (2026-11-22).
-_PAIR = Config(rows=128, columns=256, stages=4, cluster=2)
-# The two multiplying warp groups by turns. Not timed yet. By arithmetic 65536x512->256 reads 335 MB
-# from L2 with clusters of 1, 201 of 2 and 134 of 4, for the 201 and 134 of 128 rows.
-_ALTERNATING = tuple(
-    Config(rows=64, columns=256, stages=5, cluster=cluster) for cluster in (1, 2, 4)
-)
+_PAIR = Config(columns=256, stages=4, cluster=2)
 
 
 def shared_bytes(config: Config) -> int:
     """Dynamic shared memory of a block: the ring, the bias for each of two warp groups, two
     barriers per stage, and up to 1 KB of alignment."""
-    ring = config.stages * (config.rows + config.columns) * _DEPTH * 2
+    ring = config.stages * (_ROWS + config.columns) * _DEPTH * 2
     return int(1024 + ring + 2 * config.columns * 2 + 16 * config.stages)
 
 
@@ -62,10 +57,10 @@ def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[C
     """What tuning may choose from; first the widest tile, not wider than it must be, that gives
     every multiprocessor one, else the narrowest."""
     widest = power_of_two(columns, 64, 256)
-    fitting = [config for config in (*_CONFIGS, _PAIR, *_ALTERNATING) if config.columns <= widest]
+    fitting = [config for config in (*_CONFIGS, _PAIR) if config.columns <= widest]
 
     def fills(config: Config) -> bool:
-        tiles = ceil_div(rows, config.rows) * ceil_div(columns, config.columns)
+        tiles = ceil_div(rows, _ROWS) * ceil_div(columns, config.columns)
         return tiles >= multiprocessor_count
 
     first = next(filter(fills, fitting), _CONFIGS[-1])
@@ -144,12 +139,12 @@ def multiply(
     (rows, columns), depth = output.shape, pairs[0][0].shape[1]
     functor = activation_named(activation).functor
     expression = _expression(functor, TYPES[output.dtype], config, columns % 8 == 0, kernel)
-    tiles = ceil_div(rows, config.rows * config.cluster) * ceil_div(columns, config.columns)
+    tiles = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
     at_a_time = _clusters_at_a_time(source, expression, config, output.device)
     clusters = min(tiles, max(1, at_a_time))
     maps = []
     for left, right in pairs:
-        maps.append(tensor_map(left, config.rows, _DEPTH))
+        maps.append(tensor_map(left, _ROWS, _DEPTH))
         own = config.columns // config.cluster
         maps.append(tensor_map(right, *((_DEPTH, _BOX_COLUMNS) if across else (own, _DEPTH))))
     source.launch(
@@ -171,13 +166,12 @@ backward = cuda_launch.backward
 def _expression(
     functor: str, element: str, config: Config, packed: bool, kernel: str = "forward"
 ) -> str:
-    tile = f"{config.rows}, {config.columns}, {config.stages}, {config.cluster}"
-    return f"{kernel}<{functor}, {element}, {tile}, {str(packed).lower()}>"
+    ring = f"{config.columns}, {config.stages}, {config.cluster}"
+    return f"{kernel}<{functor}, {element}, {ring}, {str(packed).lower()}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every activation, and every configuration with both elements and both stores; of those that
-    alternate, one store with each."""
+    """Every activation, and every configuration with both elements and both stores."""
     found = [
         _expression(entry.functor, "__nv_bfloat16", _CONFIGS[0], True)
         for entry in ACTIVATIONS.values()
@@ -187,11 +181,6 @@ def _representative_expressions() -> tuple[str, ...]:
         for element in TYPES.values()
         for config in (*_CONFIGS, _PAIR)
         for packed in (True, False)
-    ]
-    found += [
-        _expression("Relu", element, config, packed)
-        for element, packed in (("__nv_bfloat16", True), ("__half", False))
-        for config in _ALTERNATING
     ]
     return tuple(dict.fromkeys(found))
 

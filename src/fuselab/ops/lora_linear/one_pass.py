@@ -74,7 +74,7 @@ def configs(
     """Which kernel multiplies for the input's gradient: wgmma's from one round of its tiles on."""
     if not (needs[0] and wgmma_launch.pulls(weight, lora_a)):
         return (_TRITON,)
-    down = ceil_div(input.shape[:-1].numel(), wgmma_launch.TILE.rows)
+    down = ceil_div(input.shape[:-1].numel(), wgmma_launch.ROWS)
     count = down * ceil_div(weight.shape[1], wgmma_launch.TILE.columns)
     wide = count >= multiprocessors(input.device)
     return (_WGMMA, _TRITON) if wide else (_TRITON, _WGMMA)

@@ -4,21 +4,18 @@
 
 #include "../linear_activation/wgmma_kernels.cu"
 
-template <class Activation, class Element, int tile_rows, int tile_columns, int stages, int cluster,
-          bool packed>
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool packed>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     adapt(const __grid_constant__ TensorMap input_map, const __grid_constant__ TensorMap weight_map,
           const __grid_constant__ TensorMap projection_map, const __grid_constant__ TensorMap up_map,
           const Element* __restrict__ bias, Element* __restrict__ output, int rows, int columns,
           int depth, int64_t bias_stride) {
-  multiply_tiles<Activation, Element, tile_rows, tile_columns, stages, cluster, packed, true,
-                 false>(input_map, weight_map, projection_map, up_map, bias, output, rows, columns,
-                        depth, bias_stride);
+  multiply_tiles<Activation, Element, tile_columns, stages, cluster, packed, true, false>(
+      input_map, weight_map, projection_map, up_map, bias, output, rows, columns, depth, bias_stride);
 }
 
 // input_map: of dZ; weight_map: of W, read across, as A is.
-template <class Activation, class Element, int tile_rows, int tile_columns, int stages, int cluster,
-          bool packed>
+template <class Activation, class Element, int tile_columns, int stages, int cluster, bool packed>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     pull_through(const __grid_constant__ TensorMap input_map,
                  const __grid_constant__ TensorMap weight_map,
@@ -26,7 +23,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
                  const __grid_constant__ TensorMap down_map, const Element* __restrict__ bias,
                  Element* __restrict__ output, int rows, int columns, int depth,
                  int64_t bias_stride) {
-  multiply_tiles<Activation, Element, tile_rows, tile_columns, stages, cluster, packed, true, true>(
+  multiply_tiles<Activation, Element, tile_columns, stages, cluster, packed, true, true>(
       input_map, weight_map, projection_map, down_map, bias, output, rows, columns, depth,
       bias_stride);
 }

@@ -30,7 +30,7 @@ WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=(
 # bfloat16, 2026-11-21): 8192 x 4096 -> 4096 403 / 395 / 424, 65536 x 512 -> 512 120 / 105 / 109,
 # 4096 x 1024 -> 1024 27.1 / 27.6 / 39.3; of 128 columns 423, 111, 27.5 at best.
 OP_NAME = "fuselab::lora_linear"
-TILE = Config(rows=128, columns=256, stages=4, cluster=2)
+ROWS, TILE = 128, Config(columns=256, stages=4, cluster=2)
 
 
 def takes(input: Tensor, layer: Layer) -> bool:
