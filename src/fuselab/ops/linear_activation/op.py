@@ -107,13 +107,15 @@ def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) ->
     In bfloat16 on an H200 (4.2 TB/s, 700 TFLOP/s): 65536x13->512 is 69 MB and 16 us, all of it the
     output; 65536x512->256 101 MB and 24 us, or 17 GFLOP and 25 us; 4096^3 137 GFLOP and 196 us.
 
-    On 65536x512->256 `wgmma` takes 37.5 us, the library's best 43.3 and a copy of the same bytes
-    30.7 (2026-11-21): 1.4 times the library would be 30.9, the copy itself, of whose rate this is
-    81 %. What comes from L2 is not what holds it: two blocks to a cluster, which halve the weights'
-    part, take 38.4, and with the next tile's input asked for into L2 it took 44.7. Nor do memory
-    and matrix units: when the copy engine wrote the tiles (42.3 us) they were busy for 51 and 59 %
-    of the kernel's own time under Nsight Compute. A block walks 3.9 tiles of 8 steps, so the likely
-    rest is its beginning and the end of every tile, where nothing multiplies.
+    On 65536x512->256 `wgmma` takes 36.4 to 38.0 us, the library's best 41.0 to 43.7 and a copy of
+    the same bytes 30.5 (2026-11-22, two machines): 1.4 times the library would be the copy itself,
+    of whose rate this is 81 %. What comes from L2 is not what holds it: two blocks to a cluster,
+    which halve the weights' part, take 38.4, and with the next tile's input asked for into L2 it
+    took 44.7. Nor do memory and matrix units: when the copy engine wrote the tiles (42.3 us) they
+    were busy for 51 and 59 % of the kernel's own time under Nsight Compute. Nor does the end of a
+    tile, where nothing multiplies: with two warp groups by turns on tiles of 64 rows, one
+    multiplying while the other finishes, it took 37.2, or 38.9 and 41.0 where two and four blocks
+    share the weights. The rest has not been found.
     """
     rows, columns = input.shape[:-1].numel(), weight.shape[0]
     return Cost(
@@ -149,7 +151,8 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     """On a CPU the reference: the product is nearly all of the time.
 
     us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / cublaslt / wgmma / triton:
-    65536x13 -> 512 100 / 66 / none / 26 and cuda 23.5, 65536x512 -> 256 61 / 44 / 38 / 55,
+    65536x13 -> 512 100 / 66 / none / 24.5 and cuda 21.5, 65536x32 -> 512 none / 28.5 / none / 25.4
+    and cuda 27.0 (its rows of 64 bytes share banks), 65536x512 -> 256 61 / 44 / 38 / 55,
     65536x256 -> 64 24 / 19 / 18 / 19, 16384x1024 -> 1024 74 / 56 / 55 / 82, 4096x4096 -> 4096 200 /
     183 / 184 / 261.
 
@@ -161,8 +164,8 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
         return ("reference",)
     depth = input.shape[-1]
     if depth <= SHALLOW_DEPTH:
-        single = input.dtype == torch.float32
-        return ("triton", "cuda", "cublaslt") if single else ("cuda", "triton", "cublaslt")
+        triton_first = input.dtype == torch.float32 or depth == 32
+        return ("triton", "cuda", "cublaslt") if triton_first else ("cuda", "triton", "cublaslt")
     wants_gradient = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (input, weight, bias)
     )
