@@ -41,9 +41,9 @@ _SINGLE = {False: (4, 2, 3, 5, 6, 7), True: (2, 3, 4, 5, 6, 7)}
 # 16 bits: 96 and 114 registers for sm_90, relu; nothing spills. 65536x13->512 takes 21.5 us with
 # one block and 21.9 with two (bfloat16, H200, 2026-11-22); the limit is 18.1 to 19.4. What only
 # writes as much takes 18.7 in blocks that stay, 17.4 in blocks of 4 KB, and an empty kernel 3.5.
-# Stores that are evicted first win nothing. Before, where two blocks took 23.5 us in the bench, lines
-# of 128 bytes put together in shared memory took 23.7, blocks of 64 columns whose input comes
-# through registers 24.9; where they took 22.5, 4 to 32 blocks took 22.6 to 42.
+# Stores that are evicted first win nothing. Before, when two blocks took 23.5 us in the bench,
+# lines of 128 bytes put together in shared memory took 23.7, blocks of 64 columns whose input
+# comes through registers 24.9; when they took 22.5, 4 to 32 blocks took 22.6 to 42.
 _HALF = (1, 2)
 
 
