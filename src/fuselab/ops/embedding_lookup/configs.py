@@ -123,11 +123,10 @@ def change(
     ``table``, or ``sorted`` positions, ``run`` of them per group.
 
     SGD of Criteo's 26 tables x 16 float32 on an H200, 2026-11-22, us, by scatter and by samples:
-    10.3 and 11.5 of 2048 samples, 89.6 and 81.2 of 65536. Of 8192 they took 20.1 and 22.9 before
-    all threads of a block cleared and flushed its sums, which made 2048 samples 4.5 faster. With
-    the look-up 65536 take 132.6: ``nn.Embedding(sparse=True)`` and its SGD 8.8 times that, 1165,
-    one table with ``index_add_`` 9.9 times, 1318. Ten times as fast as ``nn.Embedding`` would leave
-    the update 60 of its 81. Its parts, each by itself, make 83:
+    10.4 and 10.9 of 2048 samples, 20.2 and 18.2 of 8192, 87.2 and 81.0 of 65536. With the look-up
+    65536 take 132.8: ``nn.Embedding(sparse=True)`` and its SGD 8.9 times that, 1178, one table with
+    ``index_add_`` 9.9 times, 1312. Ten times as fast as ``nn.Embedding`` would leave the update 61
+    of its 81. Its parts, each by itself, make 83:
     - 31: 123 MB of gradients and ids, at 4 TB/s;
     - 26: 0.33 million atomics on rows of the five tables of 141 to 648 MB, beyond the L2's 60;
     - 9: 0.20 million on the next three (6 to 18 MB), 4 of them for what memory has to bring first;
