@@ -72,7 +72,7 @@ def page(name: str) -> str:
     if has_in_place(name):
         parts += in_place(ops.contract(f"{name}_"))
     parts += implementations(op)
-    parts += floor(op)
+    parts += floor(op, name)
     parts += measured(name)
     parts += limits(op)
     return "\n".join(parts).rstrip() + "\n"
@@ -205,15 +205,19 @@ def text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def floor(op: FusedOp) -> list[str]:
+def floor_dtype(op: FusedOp, name: str) -> torch.dtype:
+    """The operator's first dtype, or the first one that was measured if that was not."""
+    found = {group["dtype"] for _, payload in result_files(name) for group in payload["groups"]}
+    return next((dtype for dtype in op.dtypes if text(dtype) in found), op.dtypes[0])
+
+
+def floor(op: FusedOp, name: str) -> list[str]:
     """The least that must happen, at the benchmark's cases."""
-    rows = []
+    dtype, rows = floor_dtype(op, name), []
     for case in [case for case in op.cases if "bench" in case.tags] or op.cases[:1]:
         try:
             with FakeTensorMode():
-                made = case.make(
-                    torch.device("cpu"), op.dtypes[0], torch.Generator().manual_seed(0)
-                )
+                made = case.make(torch.device("cpu"), dtype, torch.Generator().manual_seed(0))
                 args = op.bind(made)
                 costs = [op.cost(*args), op.cost_backward(*args) if op.cost_backward else None]
         except Exception:  # a case whose making looks at values has none to look at here
@@ -224,7 +228,7 @@ def floor(op: FusedOp) -> list[str]:
     return [
         "## Floor",
         "",
-        f"Every input byte read once, every output byte written once; {text(op.dtypes[0])}.",
+        f"Every input byte read once, every output byte written once; {text(dtype)}.",
         "",
         "| case | forward | | | backward | | |",
         "|---|---|---|---|---|---|---|",

@@ -148,11 +148,14 @@ _LIBRARY_DEPTH = 2048  # from this depth on cuBLASLt's products beat ours by a h
 
 
 def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Sequence[str]:
-    """On a CPU the reference: the product is nearly all of the time.
+    """On a GPU, for K up to 32 CUDA C++ in 16 bits (Triton for 32) and Triton in float32; beyond,
+    wgmma, or cuBLASLt where that cannot run and, from 2048 on, where it has the activation; the
+    reference where gelu, gelu_tanh or silu need a gradient and K is above 400. On a CPU the
+    reference: the product is nearly all of the time.
 
     us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / cublaslt / wgmma / triton:
-    65536x13 -> 512 100 / 66 / none / 24.5 and cuda 21.5, 65536x32 -> 512 none / 28.5 / none / 25.4
-    and cuda 27.0 (its rows of 64 bytes share banks), 65536x512 -> 256 61 / 44 / 38 / 55,
+    65536x13 -> 512 100 / 66 / none / 24.5 and cuda 21.5, 65536x512 -> 256 61 / 44 / 38 / 55,
+    65536x32 -> 512 triton 25.4 and cuda 27.0, whose rows of 64 bytes share banks,
     65536x256 -> 64 24 / 19 / 18 / 19, 16384x1024 -> 1024 74 / 56 / 55 / 82, 4096x4096 -> 4096 200 /
     183 / 184 / 261.
 
