@@ -252,16 +252,30 @@ def count(number: int) -> str:
 
 
 def result_files(name: str) -> list[tuple[Path, dict[str, Any]]]:
-    """Every benchmark of the operator, ``NAME.json`` and ``NAME.WHAT.json``, with its payload."""
+    """Every benchmark of the operator, ``NAME.json`` and ``NAME.WHAT.json``, with its payload. Of a
+    case, dtype and phase that a device has from several days the newest remain."""
     files = sorted([*RESULTS.glob(f"*/{name}.json"), *RESULTS.glob(f"*/{name}.*.json")])
-    return [(file, json.loads(file.read_text())) for file in files]
+    found = [(file, json.loads(file.read_text())) for file in files]
+
+    def key_of(file: Path, group: dict[str, Any]) -> tuple[str, ...]:
+        return file.parent.name, group["case"], group["dtype"], group["phase"]
+
+    newest: dict[tuple[str, ...], str] = {}
+    for file, payload in sorted(found, key=lambda pair: day_of(pair[1])):
+        newest |= {key_of(file, group): day_of(payload) for group in payload["groups"]}
+    for file, payload in found:
+        payload["groups"] = [
+            group for group in payload["groups"] if newest[key_of(file, group)] == day_of(payload)
+        ]
+    return [(file, payload) for file, payload in found if payload["groups"]]
+
+
+def day_of(payload: dict[str, Any]) -> str:
+    return str(payload["environment"]["date"])[:10]
 
 
 def where_measured(name: str) -> str:
-    found = [
-        f"{file.parent.name}, {payload['environment']['date'][:10]}"
-        for file, payload in result_files(name)
-    ]
+    found = [f"{file.parent.name}, {day_of(payload)}" for file, payload in result_files(name)]
     return "; ".join(dict.fromkeys(found)) or NONE
 
 
@@ -282,7 +296,7 @@ def measured(name: str) -> list[str]:
         )
         parts += [
             f"{environment['device_name']}, torch {environment['torch']}, Triton "
-            f"{environment['triton']}, {environment['date'][:10]} "
+            f"{environment['triton']}, {day_of(payload)} "
             f"([all of it](../../benchmarks/{file.parent.name}/{file.name})): median us, cold "
             "cache, and the share of the limit. Tiny cases: host time.",
             "",

@@ -70,6 +70,32 @@ def test_links_lead_to_files() -> None:
             assert (operator_pages.FOLDER / target).exists(), f"{name}: {target}"
 
 
+def test_of_several_days_the_newest_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(file: str, day: str, *cases: str) -> None:
+        groups = [{"case": case, "dtype": "float32", "phase": "forward"} for case in cases]
+        payload = {"environment": {"date": f"{day}T12:00:00"}, "groups": groups}
+        (tmp_path / "gpu" / file).write_text(json.dumps(payload))
+
+    (tmp_path / "gpu").mkdir()
+    write("op.json", "2026-11-20", "old and new", "old")
+    write("op.peer.json", "2026-11-22", "old and new")
+    write("op.wide.json", "2026-11-22", "old and new", "new")
+    write("op.worn.json", "2026-11-19", "old and new", "old")
+    monkeypatch.setattr(operator_pages, "RESULTS", tmp_path)
+    found = {
+        file.name: [group["case"] for group in payload["groups"]]
+        for file, payload in operator_pages.result_files("op")
+    }
+    assert found == {
+        "op.json": ["old"],
+        "op.peer.json": ["old and new"],
+        "op.wide.json": ["old and new", "new"],
+    }
+    assert operator_pages.where_measured("op") == "gpu, 2026-11-20; gpu, 2026-11-22"
+
+
 def test_floors_count_what_the_contract_counts() -> None:
     assert operator_pages.count(0) == "0"
     assert operator_pages.count(999) == "999"
