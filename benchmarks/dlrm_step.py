@@ -371,7 +371,7 @@ def _peak(
     each: Candidate, before: int, case: str, largest: int, device: torch.device
 ) -> int | None:
     """Of a step, above parameters and dense gradients; SGD keeps no state. ``before`` are the bytes
-    that were allocated before the candidate was made."""
+    that were allocated before the candidate was made; None where others freed some of them."""
     if device.type != "cuda":
         return None
     with torch.device("meta"):
@@ -382,7 +382,8 @@ def _peak(
     torch.cuda.reset_peak_memory_stats(device)
     each.work()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before - 4 * (parameters + gradients)
+    peak = torch.cuda.max_memory_allocated(device) - before - 4 * (parameters + gradients)
+    return peak if peak >= 0 else None
 
 
 def _allocated(device: torch.device) -> int:

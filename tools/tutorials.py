@@ -252,7 +252,7 @@ def directive(kind: str, of: str) -> str:
         text = (RESULTS / of).read_text(encoding="utf-8").rstrip()
         return f"```\n{text}\n```\n\nFrom [{of}](../../benchmarks/nvidia-h200/{of})."
     operator, phase, dtype = of.split()
-    groups = measured(operator, phase, dtype)
+    groups = measured(operator, phase, dtype, host=kind == "host")
     if not groups:
         return ""
     if kind == "figures":
@@ -285,9 +285,12 @@ class Measured:
     group: dict[str, Any]
 
 
-def measured(operator: str, phase: str, dtype: str) -> list[Measured]:
-    """Each case of an operator from the newest file that has it with ours, smallest first."""
-    files = [*RESULTS.glob(f"{operator}.json"), *RESULTS.glob(f"{operator}.*.json")]
+def measured(operator: str, phase: str, dtype: str, host: bool = False) -> list[Measured]:
+    """Each case of an operator from the newest file that has it with ours, smallest first; for host
+    times from ``OPERATOR.json``, since the others were taken beside other work."""
+    files = [*RESULTS.glob(f"{operator}.json")]
+    if not host:
+        files += RESULTS.glob(f"{operator}.*.json")
     payloads = [(file, json.loads(file.read_text())) for file in files]
     payloads.sort(key=lambda pair: pair[1]["environment"]["date"])
     found = {

@@ -15,12 +15,12 @@ from fuselab.runtime.tuning import Config, chosen
 # flat kernel's do. The second is for GPUs whose multiprocessors run fewer threads.
 #
 # At 65536 x 512 the first takes 140.7 us in float32 and 75.0 in bfloat16; the flat kernel that
-# leaves the bias out takes 130.0 and 67.5, which is the limit (H200, 2026-11-22). Of the 11 and 7
-# us between:
+# leaves the bias out takes 130.0 and 67.5, which is the limit (H200, 2026-11-22; in the bench on
+# another machine 143.6 and 77.5). Of the 11 and 7 us between:
 #   4 and 3   the second launch with the gap before it; column_sums alone is 3.7 and 4.2 in ncu
 #   7 and 4   the first: it waits for memory (long_scoreboard 59 of 63), which it keeps 81 and 79 %
-#             busy where flat kernels that write as much keep it 88 % busy. So do blocks that stay
-#             and only write: 67 MB take them 18.7 us, one pack per thread 17.4.
+#             busy where flat kernels that write as much keep it 88 % busy. Blocks that stay lose
+#             as much where they only write: 67 MB take them 18.7 us, one pack per thread 17.4.
 # What did not help, as a share of the time: blocks of consecutive rows 1.03 and 1.06; blocks in 2,
 # 4 or 8 waves 1.00 to 1.10; a twentieth to a third of the rows left to small blocks that follow
 # 0.98 to 1.04 and 1.02 to 1.14; whole rows, or one block of 1024 threads, 1.00 to 1.04; a half or

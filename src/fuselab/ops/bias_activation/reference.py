@@ -30,7 +30,7 @@ def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
     sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the
     gradient of the bias in an order that does not vary from run to run. That costs a second launch
     of 4 us, and the first runs slower than one without sums: at 65536 x 512 on an H200 the
-    backward so reaches 92 % of the limit in float32 and 87 % in bfloat16. The counters, and what
+    backward so reaches 92 % of the limit in float32 and 88 % in bfloat16. The counters, and what
     would mend it, are in ``add_mul_activation/bias_gradient.py``.
 
     Raises:

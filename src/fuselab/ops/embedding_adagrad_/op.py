@@ -110,8 +110,8 @@ def supports_triton(tables: Sequence[Tensor], states: Sequence[Tensor], *_: Any)
 def prefer(
     tables: Sequence[Tensor], states: Sequence[Tensor], ids: Tensor, *_: Any
 ) -> Sequence[str]:
-    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 54.9
-    and 368.5 us, Triton 79.3 and 428.1 (H200, 2026-11-21)."""
+    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 48.8
+    and 363.1 us, Triton 78.6 and 429.9 (H200, 2026-11-22)."""
     return ("cuda", "triton") if ids.is_cuda else ("cpp",)
 
 

@@ -33,8 +33,8 @@ def look_up(ids: Tensor, chunk_bytes: int, chunks: int) -> tuple[Config, ...]:
     """``kernel``: one block per multiprocessor that stays for whole ``samples``, from one for each
     of its places on, else blocks of ``positions``.
 
-    Criteo's 26 tables x 16 float32 on an H200, 2026-11-22, us, by samples and by positions: 8.8 and
-    9.0 of 2048 samples, 14.1 and 15.0 of 8192, 57 and 63 of 65536 (bfloat16 out: 44 and 56). Rows
+    Criteo's 26 tables x 16 float32 on an H200, 2026-11-22, us, by samples and by positions: 9.0 and
+    9.5 of 2048 samples, 14.0 and 15.1 of 8192, 57 and 63 of 65536 (44 by samples to bfloat16). Rows
     under way 2 or 6 samples before gain nothing over 4, nor do two blocks of 512 threads and
     streaming stores; rows that pass the L1 take 63."""
     if chunks > 32:
@@ -123,9 +123,9 @@ def change(
     ``table``, or ``sorted`` positions, ``run`` of them per group.
 
     SGD of Criteo's 26 tables x 16 float32 on an H200, 2026-11-22, us, by scatter and by samples:
-    10.4 and 10.9 of 2048 samples, 20.2 and 18.2 of 8192, 87.2 and 81.0 of 65536. With the look-up
-    65536 take 132.8: ``nn.Embedding(sparse=True)`` and its SGD 8.9 times that, 1178, one table with
-    ``index_add_`` 9.9 times, 1312. Ten times as fast as ``nn.Embedding`` would leave the update 61
+    10.4 and 10.9 of 2048 samples, 20.1 and 18.1 of 8192, 87.3 and 80.8 of 65536. With the look-up
+    65536 take 132.8: ``nn.Embedding(sparse=True)`` and its SGD 8.8 times that, 1170, one table with
+    ``index_add_`` 9.9 times, 1317. Ten times as fast as ``nn.Embedding`` would leave the update 60
     of its 81. Its parts, each by itself, make 83:
     - 31: 123 MB of gradients and ids, at 4 TB/s;
     - 26: 0.33 million atomics on rows of the five tables of 141 to 648 MB, beyond the L2's 60;
@@ -138,8 +138,8 @@ def change(
     2 % in bfloat16.
 
     Larger runs add more up before memory sees it, smaller ones make more blocks. The default is
-    the largest that gives every multiprocessor two. Row-wise Adagrad of 2048 samples takes 49.6 by
-    table, 73.2 in runs of 8, 93.8 of 32; of 65536 samples 358.9 and 307.8.
+    the largest that gives every multiprocessor two. Row-wise Adagrad of 2048 samples takes 44.0 by
+    table, 73.6 in runs of 8, 93.9 of 32; of 65536 samples 361.1 and 309.5.
     """
     if (
         how.update == "rowwise_adagrad"

@@ -91,7 +91,7 @@ def forward_cpp(ids: Tensor, cardinalities: Tensor, method: str) -> Tensor:
 
 
 def prefer(ids: Tensor, cardinalities: Tensor, method: str) -> Sequence[str]:
-    """65536 x 26 ids: CUDA 12.5 us, Triton 17.1, eager 13.0 (H200)."""
+    """65536 x 26 ids: CUDA 13.1 us, Triton 19.2, eager 13.7 (H200)."""
     return ("cuda", "triton", "cpp")
 
 

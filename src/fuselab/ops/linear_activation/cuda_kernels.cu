@@ -87,9 +87,9 @@ FUSELAB_INLINE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "m
 constexpr int half_warps = 8, half_threads = 32 * half_warps;
 constexpr int tall = 16;  // rows that a warp takes at a time
 
-// A block asks for `rows` rows of a matrix, `most` or fewer, to lie as `depth` elements each. dense:
-// they lie so in the matrix, from a multiple of 16 bytes on, and all but the last few come in copies
-// of 16 bytes.
+// A block asks for `rows` rows of a matrix, `most` or fewer, to lie as `depth` elements each.
+// dense: they lie so in the matrix, from a multiple of 16 bytes on, and all but the last few come
+// in copies of 16 bytes.
 template <int padded_depth, int most, bool dense, class Element>
 FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int rows, int depth,
                                int64_t row_stride, int64_t column_stride) {

@@ -39,11 +39,11 @@ NAME = "fuselab::linear_activation"
 # to a depth of 16, to 32 219; nothing spills.
 _SINGLE = {False: (4, 2, 3, 5, 6, 7), True: (2, 3, 4, 5, 6, 7)}
 # 16 bits: 96 and 114 registers for sm_90, relu; nothing spills. 65536x13->512 takes 21.5 us with
-# one block and 21.9 with two (bfloat16, H200, 2026-11-22); the limit is 18.1 to 19.4. What only
-# writes as much takes 18.7 in blocks that stay, 17.4 in blocks of 4 KB, and an empty kernel 3.5.
-# Stores that are evicted first win nothing. Before, when two blocks took 23.5 us in the bench,
-# lines of 128 bytes put together in shared memory took 23.7, blocks of 64 columns whose input
-# comes through registers 24.9; when they took 22.5, 4 to 32 blocks took 22.6 to 42.
+# one block and 21.9 with two (bfloat16, H200, 2026-11-22; 23.0 on a machine whose limit is 19.5
+# where this one's is 18.1). What only writes as much takes 18.7 in blocks that stay, 17.4 in blocks
+# of 4 KB, and an empty kernel 3.5. As a share of the time, tried on earlier forms: lines of 128
+# bytes put together in shared memory 1.01, blocks of 64 columns whose input comes through registers
+# 1.06, 4 to 32 blocks 1.01 to 1.9, stores that are evicted first 0.99 to 1.02.
 _HALF = (1, 2)
 
 

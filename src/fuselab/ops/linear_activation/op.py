@@ -104,11 +104,11 @@ def fake_gradient(
 def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Cost:
     """Operands read once, the output written once; the product's multiplications and additions.
 
-    In bfloat16 on an H200 (4.2 TB/s, 700 TFLOP/s): 65536x13->512 is 69 MB and 16 us, all of it the
-    output; 65536x512->256 101 MB and 24 us, or 17 GFLOP and 25 us; 4096^3 137 GFLOP and 196 us.
+    In bfloat16 on an H200 (4.2 TB/s, 777 TFLOP/s): 65536x13->512 is 69 MB and 16 us, all of it the
+    output; 65536x512->256 101 MB and 24 us, or 17 GFLOP and 22 us; 4096^3 137 GFLOP and 177 us.
 
-    On 65536x512->256 `wgmma` takes 36.4 to 38.0 us, the library's best 41.0 to 43.7 and a copy of
-    the same bytes 30.5 (2026-11-22, two machines): 1.4 times the library would be the copy itself,
+    On 65536x512->256 `wgmma` takes 36.4 to 38.4 us, the library's best 41.0 to 43.9 and a copy of
+    the same bytes 30.7 (2026-11-22, two machines): 1.4 times the library would be the copy itself,
     of whose rate this is 81 %. What comes from L2 is not what holds it: two blocks to a cluster,
     which halve the weights' part, take 38.4, and with the next tile's input asked for into L2 it
     took 44.7. Nor do memory and matrix units: when the copy engine wrote the tiles (42.3 us) they
@@ -144,20 +144,20 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None, activation
     )
 
 
-_LIBRARY_DEPTH = 2048  # from this depth on cuBLASLt's products beat ours by a hundredth
+_LIBRARY_DEPTH = 2048  # from this depth on cuBLASLt's products are as fast as ours or faster
 
 
 def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Sequence[str]:
     """On a GPU, for K up to 32 CUDA C++ in 16 bits (Triton for 32) and Triton in float32; beyond,
-    wgmma, or cuBLASLt where that cannot run and, from 2048 on, where it has the activation; the
-    reference where gelu, gelu_tanh or silu need a gradient and K is above 400. On a CPU the
+    wgmma; cuBLASLt where wgmma cannot run, and from K = 2048 on for the activations that it has;
+    the reference where gelu, gelu_tanh or silu need a gradient and K is above 400. On a CPU the
     reference: the product is nearly all of the time.
 
-    us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / cublaslt / wgmma / triton:
-    65536x13 -> 512 100 / 66 / none / 24.5 and cuda 21.5, 65536x512 -> 256 61 / 44 / 38 / 55,
-    65536x32 -> 512 triton 25.4 and cuda 27.0, whose rows of 64 bytes share banks,
-    65536x256 -> 64 24 / 19 / 18 / 19, 16384x1024 -> 1024 74 / 56 / 55 / 82, 4096x4096 -> 4096 200 /
-    183 / 184 / 261.
+    us on an H200 (bfloat16, relu, torch 2.11, November 2026), eager / cublaslt / wgmma / triton:
+    65536x13 -> 512 100 / 66 / none / 24.5 and cuda 21.5 to 23, 65536x32 -> 512 triton 25.4 and cuda
+    27.0, whose rows of 64 bytes share banks, 65536x512 -> 256 61 / 44 / 38 / 55, 65536x256 -> 64
+    24 / 19 / 18 / 19, 16384x1024 -> 1024 74 / 56 / 55 / 82, 4096x4096 -> 4096 200 / 183 / 184 /
+    261.
 
     Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again; by
     arithmetic (700 TFLOP/s, 4.2 TB/s, not timed) that takes longer than eager's two more passes

@@ -108,12 +108,8 @@ def empty_gradients(needs: Sequence[bool], input: Tensor) -> tuple[Tensor | None
 
 
 def order(input: Tensor, *others: Tensor | None) -> Sequence[str]:
-    """What ``auto`` asks: on a GPU Triton in float32 and CUDA in 16 bits. On a CPU C++ where no
-    gradient is wanted, but for large 16-bit inputs.
-
-    us, H200, 65536x256, eager / Triton / CUDA: sigmoid 35.6 / 27.0 / 32.8, with its backward
-    102 / 74.1 / 95.1; in bfloat16 22.9 / 18.1 / 16.3 and 71.9 / 55.3 / 53.8; mean loss
-    53.6 / 34.7 / 39.9.
+    """What ``auto`` asks: on a GPU ``ON_GPU``. On a CPU C++ where no gradient is wanted, but for
+    large 16-bit inputs.
 
     us, one thread of an AMD EPYC (Zen 4) that others used too, reference / C++, sigmoid and mean
     loss: 128x256 float32 14 / 4 and 27 / 6, 16384x256 2200 / 490 and 2500 / 610, in bfloat16
@@ -130,5 +126,5 @@ def order(input: Tensor, *others: Tensor | None) -> Sequence[str]:
 
 # The order of forward and backward; of the backward on a CPU too, where it is the reference's. us
 # of both at 65536x256 on an H200 (2026-11-22), compile / triton / cuda: linear_sigmoid float32
-# 91 / 76 / 68, bfloat16 67 / 56 / 40; linear_binary_cross_entropy 97 / 104 / 71, 71 / 66 / 44.
+# 92 / 78 / 67, bfloat16 68 / 57 / 41; linear_binary_cross_entropy 97 / 105 / 71, 72 / 67 / 44.
 ON_GPU = ("cuda", "triton")

@@ -132,12 +132,11 @@ def prefer(input: Tensor, *arguments: Any) -> Sequence[str]:
     CUDA first, which takes K and N up to 4096 and ranks up to 16, with outputs as large as there
     and K and N from 512.
 
-    us on an H200 (bfloat16, relu, torch 2.11, 2026-11-21), eager / in_place / triton / cuda: 4096 x
-    1024 -> 1024 49.1 / 37.3 / 26.9 / 27.5, with the backward 114 / 124 / 79.3 / 67.5; 8192 x 4096
-    -> 4096 522 / 461 / 403 / 392, 1075 / 1146 / 891 / 853; 8192 x 4096 -> 11008 1338 / 1209 / 1023
-    / none, 2607 / 2802 / 2193 / none; 65536 x 512 -> 512 245 / 181 / 107 / 105, 523 / 591 / 323 /
-    258. (cuda's 392 and 105 are of tiles that it has since, its steps of one before: 402 and 123
-    forward.)
+    us on an H200 (bfloat16, relu, torch 2.11, 2026-11-22), eager / in_place / triton / cuda: 4096 x
+    1024 -> 1024 48.9 / 37.2 / 27.0 / 27.5, with the backward 114 / 124 / 79.6 / 65.6; 8192 x 4096
+    -> 4096 514 / 454 / 396 / 384, 1058 / 1130 / 877 / 818; 8192 x 4096 -> 11008 1313 / 1183 / 998 /
+    none, 2553 / 2748 / 2140 / none; 65536 x 512 -> 512 243 / 182 / 106 / 99.9, 522 / 591 / 322 /
+    225.
 
     Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again: another
     forward, longer than what ours gains.
