@@ -105,7 +105,13 @@ def test_the_shallow_kernel_of_16_bits():
             input, weight, bias = operands(size, size, size, torch.bfloat16, "cuda")
             bias = bias.repeat_interleave(2)[::2]
             check(*kernels, layout(input), layout(weight), bias)
-    for shape in ((10_007, 13, 512), (70_001, 13, 512), (200_001, 7, 200), (1, 16, 4099)):
+    for shape in (
+        (10_007, 13, 512),
+        (70_001, 13, 512),
+        (70_001, 31, 64),
+        (200_001, 7, 200),
+        (1, 16, 4099),
+    ):
         args = operands(*shape, torch.bfloat16, "cuda")
         exact, eager = reference(*(value.double() for value in args)), reference(*args)
         assert_within_bar(kernels[0](*args, "relu"), eager, exact, str(shape))

@@ -95,14 +95,14 @@ FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int rows, int d
                                int64_t row_stride, int64_t column_stride) {
   if constexpr (dense) {
     const int elements = rows * depth, whole = elements / 8 * 8;
-    const Element* own = from + threadIdx.x * 8;
-    auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to + threadIdx.x * 8));
-    asm("" : "+l"(own), "+r"(place));  // so that every copy adds a constant to these
+    const Element* source = from + threadIdx.x * 8;
+    auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to + threadIdx.x * 8));
+    asm("" : "+l"(source), "+r"(target));  // so that every copy adds a constant to these
 #pragma unroll
     for (int i = 0; i < most * padded_depth; i += half_threads * 8) {
       if (i + int(threadIdx.x) * 8 < whole) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place + i * 2),
-                     "l"(own + i)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i * 2),
+                     "l"(source + i)
                      : "memory");
       }
     }
@@ -184,11 +184,11 @@ __global__ void __launch_bounds__(half_threads, 2)
   __syncthreads();
   uint32_t w[4][steps][4];
 #pragma unroll
-  for (int row = 0; row < 8; ++row) {
-    const Element* const from = weights + (column + row) * depth + 2 * t;
+  for (int j = 0; j < 8; ++j) {
+    const Element* const from = weights + (column + j) * depth + 2 * t;
 #pragma unroll
     for (int i = 0; i < 2 * steps; ++i) {
-      w[row / 2][i / 2][i % 2 * 2 + row % 2] = pair_of(from + i * 8, keep[i]);
+      w[j / 2][i / 2][i % 2 * 2 + j % 2] = pair_of(from + i * 8, keep[i]);
     }
   }
 
