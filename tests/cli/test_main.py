@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
 import pytest
 
 from fuselab.cli.main import run
@@ -38,6 +41,58 @@ def test_a_wrong_call_is_one_sentence(
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith("fuselab: ")
     assert said == sentence or (sentence is None and "cannot write" in said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "own.py", "--json", "own.py"],
+        ["check", "./own.py", "--json=own.py"],
+        ["bench", "own.py:OP", "--plot", "linked.py"],
+        ["profile", "--data", "own.py", "model.py", "--trace", "own.py"],
+        ["predict", "kept", "own.py", "-o", "own.py"],
+        ["predict", "kept", "o*.py", "-oown.py"],
+        ["export", "dlrm", "own.py", "--output=own.py"],
+    ],
+)
+def test_a_result_does_not_take_the_place_of_what_is_read(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("OP = 1\n")
+    (tmp_path / "linked.py").symlink_to("own.py")
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    assert "would take the place of what this call reads; give another name.\n" in said
+    assert said.count("\n") == 1
+    assert (tmp_path / "own.py").read_text() == "OP = 1\n"
+
+
+def test_the_same_word_for_other_files_is_no_clash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.json").write_text("{}")
+    assert run(["list", "--json", "old.json"]) == 0  # replaces a result
+    assert run(["list", "--json", "list"]) == 0
+    assert run(["list", "--json", "list"]) == 0  # a file of the verb's name
+
+
+def test_warnings_of_ours_are_a_sentence_without_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    row = "\t".join(["1", *["1"] * 13, *["0000000a"] * 26])
+    (tmp_path / "rows.tsv").write_text(f"{row}\n" * 70 + row[:20])
+    words = ["--config", "small", "--data", str(tmp_path / "rows.tsv"), "--steps", "1"]
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run(["train", "dlrm", *words, "--batch-size", "8"]) == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if "rows.tsv" in line]
+    assert said and all(line.startswith("fuselab: warning: ") for line in said)
 
 
 @pytest.mark.parametrize("words", [[], ["data"], ["train"], ["export"]])

@@ -62,6 +62,9 @@ def test_dtype_and_device_are_linears():
 
 
 def test_refusals():
+    for vectors, width in ((0, 4), (4, 0), (-1, 4)):
+        with pytest.raises(ArgumentError, match=r"'vectors' is .* expected 1 or more"):
+            OuterInteraction(vectors, width, 2)
     with pytest.raises(ArgumentError, match=r"'linear' has 143 inputs; expected 144, the square"):
         OuterInteraction.of(nn.Linear(143, 5), 3, 4)
     computed = nn.utils.parametrizations.weight_norm(nn.Linear(144, 5))

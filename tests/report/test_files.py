@@ -188,6 +188,18 @@ def test_a_destination_is_refused_before_the_work(tmp_path: Path) -> None:
         files.check_destination(tmp_path)
 
 
+def test_a_read_only_file_stays(tmp_path: Path) -> None:
+    """Whoever runs it: a rename would replace the file, and root may write any."""
+    kept = tmp_path / "rows.tsv"
+    kept.write_text("rows")
+    kept.chmod(0o444)
+    for write in (files.check_destination, lambda path: files.write_text(path, "scores")):
+        with pytest.raises(OutputError, match=r"rows\.tsv: that file is read-only; give another"):
+            write(kept)
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.tsv"]
+    assert kept.read_text() == "rows"
+
+
 def test_a_folder_is_refused_before_the_work_and_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,19 @@ def test_predict_scores_raw_rows_in_order(trained: Path, tmp_path: Path, name: s
     numpy.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_predict_does_not_replace_its_rows(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    days = tmp_path / "days"
+    days.mkdir()
+    rows = (trained / "rows.tsv").read_text()
+    (days / "day_0").write_text(rows)
+    words = ["predict", str(trained), str(days), "-o", str(days / "day_0"), "--device", "cpu"]
+    assert run(words) == 2
+    assert "is one of the files of" in capsys.readouterr().err
+    assert (days / "day_0").read_text() == rows
+
+
 def test_predict_scores_rows_without_labels(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

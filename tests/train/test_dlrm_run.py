@@ -323,3 +323,9 @@ def test_trains_on_a_file(config: str, tmp_path: Path, capsys: pytest.CaptureFix
     found = _trained(_words(config, None, "--data", path, "--validation", other), tmp_path)
     assert found["steps"] == 1400 // 128
     assert found["held_out"]["rows"] == 50
+    # A malformed held-out row is told before the training, not instead of its result.
+    other.write_text(other.read_text() + "1\tx2" + "\t1" * 12 + "\t0000000a" * 26 + "\n")
+    capsys.readouterr()
+    assert run(_words(config, None, "--data", path, "--validation", other)) == 2
+    said = capsys.readouterr().err
+    assert "line 51, column 2 (I1): found 'x2'" in said and "steps of" not in said

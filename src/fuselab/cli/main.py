@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
 
 import click
 import typer
 
 import fuselab.cli
-from fuselab.errors import FuselabError
+from fuselab.errors import FuselabError, OutputError
 from fuselab.report import files
 
 
@@ -49,12 +54,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         command = typer.main.get_command(build_app())
-        _check_destinations(given)
-        status = command.main(
-            args=given,
-            prog_name="fuselab",
-            standalone_mode=False,
-        )
+        _check_destinations(_behind_the_verb(given, command))
+        with _warnings_as_sentences():
+            status = command.main(args=given, prog_name="fuselab", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:
         print(help_text.format_message())
         return 2
@@ -72,18 +74,86 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
+@contextlib.contextmanager
+def _warnings_as_sentences() -> Iterator[None]:
+    """Ours without the line of code that they come from."""
+    told = warnings.showwarning
+
+    def tell(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if category.__module__.startswith("fuselab."):
+            print(f"fuselab: warning: {message}", file=sys.stderr)
+        else:
+            told(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = tell
+    try:
+        yield
+    finally:
+        warnings.showwarning = told
+
+
+_FILES = ("--json", "--plot", "--trace", "--graph")
+_FOLDERS = ("--save", "--tensorboard")
+_EITHER = ("--output", "-o")  # as the verb has it, which checks it
+
+
 def _check_destinations(given: Sequence[str]) -> None:
-    """Refuse a result that cannot be written before the work that fills it, not after."""
-    checks = dict.fromkeys(("--json", "--plot", "--trace", "--graph"), files.check_destination)
-    checks |= dict.fromkeys(("--save", "--tensorboard"), files.check_folder)
+    """Refuse a result that cannot be written before the work that fills it, not after; and one that
+    would take the place of what the call reads."""
+    written: list[tuple[str, str]] = []
+    read: list[tuple[str, str]] = []
+    for option, value in _words(given):
+        if option in _FILES and value:
+            files.check_destination(value)
+        elif option in _FOLDERS and value:
+            files.check_folder(value)
+        (written if option in (*_FILES, *_FOLDERS, *_EITHER) else read).append((option, value))
+    for option, value in written:
+        if os.path.isfile(value) and any(os.path.samefile(value, each) for each in _meant(read)):
+            raise OutputError(
+                f"{option} {value} would take the place of what this call reads; give another name."
+            )
+
+
+def _behind_the_verb(given: Sequence[str], command: click.Command) -> Sequence[str]:
+    """The words without the leading verbs, which a file may be named like."""
     for place, word in enumerate(given):
+        if not isinstance(command, click.Group) or word not in command.commands:
+            return given[place:]
+        command = command.commands[word]
+    return []
+
+
+def _words(given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every option with its value, every other word with an empty option; up to a ``--``."""
+    words = iter(given)
+    for word in words:
         if word == "--":
             return
         option, equals, value = word.partition("=")
-        if option in checks:
-            path = value if equals else given[place + 1] if place + 1 < len(given) else ""
-            if path:
-                checks[option](path)
+        if word.startswith("--") and equals:
+            yield option, value or "."
+        elif word in (*_FILES, *_FOLDERS, *_EITHER):
+            yield word, next(words, "")
+        elif word.startswith("-o"):
+            yield "-o", word[2:]
+        else:
+            yield "", word
+
+
+def _meant(read: Sequence[tuple[str, str]]) -> Iterator[Path]:
+    """The files that words may mean: by name, as a glob, as ``file.py:name``."""
+    for _, word in read:
+        for name in (word, word.rpartition(":")[0], *glob.glob(word)):
+            if os.path.isfile(name):
+                yield Path(name)
 
 
 def _sentence(error: click.ClickException) -> str:

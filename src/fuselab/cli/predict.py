@@ -42,12 +42,12 @@ def predict(
     from dataclasses import asdict
 
     from fuselab.device.select import select
-    from fuselab.errors import ArgumentError
+    from fuselab.errors import ArgumentError, OutputError
     from fuselab.report import files
     from fuselab.report.result import result
     from fuselab.report.train_text import latency_text, metrics_text
     from fuselab.train import dlrm_predict
-    from fuselab.train.dlrm import load_model
+    from fuselab.train.dlrm import load_model, source_files
 
     if (file is None) != (output is None):
         raise ArgumentError("to score rows give both FILE and -o OUT.")
@@ -61,6 +61,8 @@ def predict(
     facts: dict[str, Any] = {"checkpoint": checkpoint, "step": found.step}
     if file is not None and output is not None:
         data = dlrm_predict.dataset(file, model, found)
+        if output.resolve() in source_files(file):
+            raise OutputError(f"-o {output} is one of the files of {file}; give another name.")
         rows, metrics = dlrm_predict.score(output, model, data)
         measured = None if metrics is None else asdict(metrics)
         facts |= {"file": file, "output": output, "rows": rows, "metrics": measured}

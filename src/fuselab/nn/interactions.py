@@ -51,8 +51,9 @@ class OuterInteraction(nn.Linear):
 
     Raises:
         UnknownNameError: activation.
-        ArgumentError: ``of`` got no linear layer, one that does or has more (a forward of its own,
-            hooks, a computed weight), or one whose input is not the square of vectors x width.
+        ArgumentError: ``vectors`` or ``width`` is below 1; ``of`` got no linear layer, one that
+            does or has more (a forward of its own, hooks, a computed weight), or one whose input is
+            not the square of vectors x width.
     """
 
     def __init__(
@@ -68,6 +69,10 @@ class OuterInteraction(nn.Linear):
         implementation: str = "auto",
     ) -> None:
         activation_named(activation)
+        if vectors < 1 or width < 1:
+            raise ArgumentError(
+                f"OuterInteraction: 'vectors' is {vectors} and 'width' {width}; expected 1 or more."
+            )
         super().__init__((vectors * width) ** 2, out_features, bias, device, dtype)
         self.vectors, self.width = vectors, width
         self.activation = activation

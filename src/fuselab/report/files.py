@@ -16,6 +16,7 @@ import math
 import numbers
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -25,8 +26,8 @@ from fuselab.errors import OutputError
 
 
 def check_destination(path: str | os.PathLike[str]) -> None:
-    """Raise OutputError where a file could not be written to ``path``: no such folder, a folder in
-    the file's place, no permission. A full disk only the write itself can tell."""
+    """Raise OutputError where a file could not be written to ``path``: no such folder, a folder or
+    a read-only file in the file's place, no permission. A full disk only the write can tell."""
     file = Path(path)
     if file.is_dir():
         raise OutputError(f"{file} is a folder; name a file in it.")
@@ -34,6 +35,18 @@ def check_destination(path: str | os.PathLike[str]) -> None:
         raise OutputError(f"cannot write {file}: the folder {file.parent} does not exist; make it.")
     if not os.access(file.parent, os.W_OK):
         raise OutputError(f"cannot write {file}: {_forbidden(file.parent)}")
+    _check_not_read_only(file)
+
+
+def _check_not_read_only(file: Path) -> None:
+    """A rename would replace it all the same, and root may write what nobody is to write."""
+    if not file.is_file():
+        return
+    if not os.access(file, os.W_OK) or not file.stat().st_mode & _WRITABLE:
+        raise OutputError(f"cannot write {file}: that file is read-only; give another name.")
+
+
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
@@ -151,6 +164,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if target.exists() and not target.is_file():
             yield target
             return
+        _check_not_read_only(target)
         temporary = target.with_name(f".fuselab-{secrets.token_hex(6)}{target.suffix}")
         # Made here, not by tempfile: the result has the permissions that the user's umask gives.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

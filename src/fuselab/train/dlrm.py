@@ -272,7 +272,7 @@ def _opened(path: str | None, ids: Ids, dense: Dense, rows: int = 0) -> Dataset:
 
 def _held_out(plan: Plan, path: str, ids: Ids) -> Dataset:
     """The rows at ``path``, which are to be none of the plan's, but to come as they do."""
-    if plan.data is not None and _files(plan.data) & _files(path):
+    if plan.data is not None and source_files(plan.data) & source_files(path):
         raise ArgumentError(
             f"--validation {path} has rows of --data {plan.data}, which all train; give other "
             "rows, or leave it out: then some of --data are held out."
@@ -284,10 +284,13 @@ def _held_out(plan: Plan, path: str, ids: Ids) -> Dataset:
             f"{path} is prepared with other tables or another dense transform than the rows to "
             "train on; prepare it as they were, with their vocabulary or cardinalities."
         )
+    if not is_prepared(path):
+        for _ in Loader(found, _EVALUATED):  # a malformed row is to be told before the training
+            pass
     return found
 
 
-def _files(path: str) -> set[Path]:
+def source_files(path: str) -> set[Path]:
     """That hold the rows; prepared ones' folder."""
     return {
         each.resolve() for each in ([Path(path)] if is_prepared(path) else Source.at(path).files)
