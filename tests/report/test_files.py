@@ -184,6 +184,9 @@ def test_a_destination_is_refused_before_the_work(tmp_path: Path) -> None:
     files.check_destination(tmp_path / "result.json")
     with pytest.raises(OutputError, match="does not exist; make it"):
         files.check_destination(tmp_path / "nowhere" / "result.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file is a file; choose another place"):
+        files.check_destination(tmp_path / "file" / "result.json")
     with pytest.raises(OutputError, match="is a folder"):
         files.check_destination(tmp_path)
 

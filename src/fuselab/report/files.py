@@ -31,6 +31,8 @@ def check_destination(path: str | os.PathLike[str]) -> None:
     file = Path(path)
     if file.is_dir():
         raise OutputError(f"{file} is a folder; name a file in it.")
+    if file.parent.exists() and not file.parent.is_dir():
+        raise OutputError(f"cannot write {file}: {file.parent} is a file; choose another place.")
     if not file.parent.is_dir():
         raise OutputError(f"cannot write {file}: the folder {file.parent} does not exist; make it.")
     if not os.access(file.parent, os.W_OK):
