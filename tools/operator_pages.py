@@ -25,6 +25,7 @@ from fuselab.report.numbers import NONE, byte_count, digits
 CLONE = Path(__file__).resolve().parents[1]
 FOLDER = CLONE / "docs" / "operators"
 RESULTS = CLONE / "benchmarks"
+Results = list[tuple[Path, dict[str, Any]]]  # files and what they hold
 MADE = "<!-- made by tools/operator_pages.py from the operator's contract; do not edit -->\n"
 SECTIONS = ("Args", "Returns", "Raises")
 
@@ -65,15 +66,15 @@ def index(names: Sequence[str]) -> str:
 
 def page(name: str) -> str:
     """The page of the kernel package ``name``."""
-    op = ops.contract(name)
+    op, results = ops.contract(name), result_files(name)
     parts = [f"# {name}", "", MADE, code(signature(op)), "", *description(op)]
     if op.mutates:
         parts += [writes(op), ""]
     if has_in_place(name):
         parts += in_place(ops.contract(f"{name}_"))
     parts += implementations(op)
-    parts += floor(op, name)
-    parts += measured(name)
+    parts += floor(op, results)
+    parts += measured(results)
     parts += limits(op)
     return "\n".join(parts).rstrip() + "\n"
 
@@ -205,15 +206,15 @@ def text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def floor_dtype(op: FusedOp, name: str) -> torch.dtype:
+def floor_dtype(op: FusedOp, results: Results) -> torch.dtype:
     """The operator's first dtype, or the first one that was measured if that was not."""
-    found = {group["dtype"] for _, payload in result_files(name) for group in payload["groups"]}
+    found = {group["dtype"] for _, payload in results for group in payload["groups"]}
     return next((dtype for dtype in op.dtypes if text(dtype) in found), op.dtypes[0])
 
 
-def floor(op: FusedOp, name: str) -> list[str]:
+def floor(op: FusedOp, results: Results) -> list[str]:
     """The least that must happen, at the benchmark's cases."""
-    dtype, rows = floor_dtype(op, name), []
+    dtype, rows = floor_dtype(op, results), []
     for case in [case for case in op.cases if "bench" in case.tags] or op.cases[:1]:
         try:
             with FakeTensorMode():
@@ -251,7 +252,7 @@ def count(number: int) -> str:
     return f"{number / 1000**power:.4g}{' kMGT'[power].strip()}"
 
 
-def result_files(name: str) -> list[tuple[Path, dict[str, Any]]]:
+def result_files(name: str) -> Results:
     """Every benchmark of the operator, ``NAME.json`` and ``NAME.WHAT.json``, with its payload. Of a
     case, dtype and phase that a device has from several days the newest remain."""
     files = sorted([*RESULTS.glob(f"*/{name}.json"), *RESULTS.glob(f"*/{name}.*.json")])
@@ -279,11 +280,11 @@ def where_measured(name: str) -> str:
     return "; ".join(dict.fromkeys(found)) or NONE
 
 
-def measured(name: str) -> list[str]:
+def measured(results: Results) -> list[str]:
     """A table per result file: eager, the best of the rest of PyTorch, and every implementation
     that was timed; ``auto`` where what it takes was not timed by its own name."""
     parts = ["## Measured", ""]
-    for file, payload in result_files(name):
+    for file, payload in results:
         environment = payload["environment"]
         groups = payload["groups"]
         ours = list(

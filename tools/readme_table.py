@@ -59,15 +59,29 @@ def implementation(record: dict[str, Any]) -> str | None:
     return str(record["provider"]) if record["kind"] == "implementation" else None
 
 
+def files_of(folder: Path, operator: str, host: bool) -> list[Path]:
+    """An operator's result files; for ``host`` times the first alone, since the further ones were
+    taken beside other work, which host time feels."""
+    return [
+        *folder.glob(f"{operator}.json"),
+        *(() if host else folder.glob(f"{operator}.*.json")),
+    ]
+
+
 def group_of(folder: str, operator: str, case: str, dtype: str, phase: str) -> dict[str, Any]:
     """What was measured of a row, from the newest file of its operator that has it with ours."""
-    files = [*(RESULTS / folder).glob(f"{operator}.json")]
-    if case != "4x4":  # the further files were taken beside other work, which host time feels
-        files += (RESULTS / folder).glob(f"{operator}.*.json")
+    return result_of(folder, operator, case, dtype, phase)[1]
+
+
+def result_of(
+    folder: str, operator: str, case: str, dtype: str, phase: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Where it was measured, and ``group_of``."""
+    files = files_of(RESULTS / folder, operator, host=case == "4x4")
     results = [json.loads(file.read_text()) for file in files]
     results.sort(key=lambda result: result["environment"]["date"], reverse=True)
     return next(
-        group
+        (result["environment"], group)
         for result in results
         for group in result["groups"]
         if (group["case"], group["dtype"], group["phase"]) == (case, dtype, phase)
@@ -115,7 +129,12 @@ def limit() -> str:
 
 def table() -> str:
     """Both tables, each with the line that says where it comes from."""
-    h200 = json.loads((RESULTS / "nvidia-h200" / "softmax.json").read_text())["environment"]
+    places = [result_of("nvidia-h200", *row)[0] for row in H200_ROWS]
+    days = sorted({place["date"][:10] for place in places})
+    (h200,) = {
+        f"{place['device_name']}, torch {place['torch']}, Triton {place['triton']}"
+        for place in places
+    }
     cpu = json.loads((RESULTS / "cpu" / "softmax.json").read_text())["environment"]
     head = [
         "| us per call | size | eager | TorchScript | torch.compile | fuselab | of the limit |",
@@ -126,9 +145,8 @@ def table() -> str:
             *head,
             *(line("nvidia-h200", *row) for row in H200_ROWS),
             "",
-            f"{h200['device_name']}, torch {h200['torch']}, Triton {h200['triton']}, "
-            f"{h200['date'][:10]}: medians, cold L2, all providers interleaved in one run. "
-            f"{limit()}",
+            f"{h200}, {' to '.join(dict.fromkeys((days[0], days[-1])))}: medians, cold L2, all "
+            f"providers of a row interleaved in one run. {limit()}",
             "",
             *head,
             *(line("cpu", *row) for row in CPU_ROWS),

@@ -286,11 +286,9 @@ class Measured:
 
 
 def measured(operator: str, phase: str, dtype: str, host: bool = False) -> list[Measured]:
-    """Each case of an operator from the newest file that has it with ours, smallest first; for host
-    times from ``OPERATOR.json``, since the others were taken beside other work."""
-    files = [*RESULTS.glob(f"{operator}.json")]
-    if not host:
-        files += RESULTS.glob(f"{operator}.*.json")
+    """Each case of an operator from the newest of ``readme_table.files_of`` that has it with ours,
+    smallest first."""
+    files = readme_table.files_of(RESULTS, operator, host)
     payloads = [(file, json.loads(file.read_text())) for file in files]
     payloads.sort(key=lambda pair: pair[1]["environment"]["date"])
     found = {

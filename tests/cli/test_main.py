@@ -82,12 +82,11 @@ def test_the_same_word_for_other_files_is_no_clash(
 
 
 def test_warnings_of_ours_are_a_sentence_without_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     row = "\t".join(["1", *["1"] * 13, *["0000000a"] * 26])
     (tmp_path / "rows.tsv").write_text(f"{row}\n" * 70 + row[:20])
     words = ["--config", "small", "--data", str(tmp_path / "rows.tsv"), "--steps", "1"]
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert run(["train", "dlrm", *words, "--batch-size", "8"]) == 0

@@ -8,23 +8,20 @@ import torch
 from fuselab.measure.cuda_timer import _cycles_per_us
 
 
-class Event:
-    """Stands in for torch.cuda.Event: each pair of records is one of these milliseconds apart."""
-
-    between_ms = iter((0.9, 2.6, 0.5, 1.1, 3.0))
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        pass
-
-    def elapsed_time(self, end: Event) -> float:
-        return next(self.between_ms)
-
-
 def test_the_shortest_count_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    between_ms = iter((0.9, 2.6, 0.5, 1.1, 3.0))
     slept: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return next(between_ms)
+
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)

@@ -48,7 +48,8 @@ def exact(needs: Sequence[bool], grad: Tensor, input: Tensor, weight: Tensor) ->
 def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     random = torch.Generator().manual_seed(seed)
     shapes = ((2, 3, 5), (2, 3, 7), (5, 7))
-    return tuple(torch.randn(shape, generator=random) for shape in shapes)  # type: ignore[return-value]
+    grad, input, weight = (torch.randn(shape, generator=random) for shape in shapes)
+    return grad, input, weight
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -101,7 +101,7 @@ def _warnings_as_sentences() -> Iterator[None]:
 
 _FILES = ("--json", "--plot", "--trace", "--graph")
 _FOLDERS = ("--save", "--tensorboard")
-_EITHER = ("--output", "-o")  # as the verb has it, which checks it
+_WRITTEN = (*_FILES, *_FOLDERS, "--output", "-o")  # the last two are the verb's to check
 
 
 def _check_destinations(given: Sequence[str]) -> None:
@@ -114,7 +114,7 @@ def _check_destinations(given: Sequence[str]) -> None:
             files.check_destination(value)
         elif option in _FOLDERS and value:
             files.check_folder(value)
-        (written if option in (*_FILES, *_FOLDERS, *_EITHER) else read).append((option, value))
+        (written if option in _WRITTEN else read).append((option, value))
     for option, value in written:
         if os.path.isfile(value) and any(os.path.samefile(value, each) for each in _meant(read)):
             raise OutputError(
@@ -140,7 +140,7 @@ def _words(given: Sequence[str]) -> Iterator[tuple[str, str]]:
         option, equals, value = word.partition("=")
         if word.startswith("--") and equals:
             yield option, value or "."
-        elif word in (*_FILES, *_FOLDERS, *_EITHER):
+        elif word in _WRITTEN:
             yield word, next(words, "")
         elif word.startswith("-o"):
             yield "-o", word[2:]

@@ -77,8 +77,8 @@ def supports_triton(tables: Sequence[Tensor], *_: Any) -> str | None:
 
 
 def prefer(tables: Sequence[Tensor], ids: Tensor, *_: Any) -> Sequence[str]:
-    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 16.0
-    and 132.6 us (H200, 2026-11-22), Triton 77.3 and 393.7 (2026-11-21)."""
+    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 15.8
+    and 132.8 us, Triton 77.2 and 392.7 (H200, 2026-11-22)."""
     return ("cuda", "triton") if ids.is_cuda else ("cpp",)
 
 
