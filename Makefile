@@ -3,6 +3,7 @@
 #   make install       .venv with pinned versions and the fuselab command in it
 #   make demo          the small DLRM studied, trained and scored; DATA=path takes your Criteo file
 #   make test          everything that can run on this machine
+#   make test-capabilities   the main tests as CPUs with fewer instructions run them
 #   make lint types compile-check
 #   make extension     an operator as a C++ extension: load_inline, a wheel, CMake and Ninja
 #
@@ -17,7 +18,7 @@ DATA ?=
 REPORT := fuselab-study
 export DATA
 
-.PHONY: install demo test lint types compile-check extension
+.PHONY: install demo test test-capabilities lint types compile-check extension
 
 # Always asked: the script answers in 50 ms when .venv is complete.
 install:
@@ -36,6 +37,9 @@ demo: install
 
 test: install
 	@.venv/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+test-capabilities: install
+	@.venv/bin/python tools/test_capabilities.py $(PYTEST_ARGS)
 
 lint: install
 	@.venv/bin/python -m ruff check

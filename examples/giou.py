@@ -72,12 +72,14 @@ def descent() -> None:
         "1 - GIoU": lambda box: generalized_box_iou_loss(box, target),
     }.items():
         box = torch.tensor([1.0, 2.0, 3.0, 3.0], requires_grad=True)
-        optimizer = torch.optim.Adam([box], lr=0.05)
+        optimizer = torch.optim.Adam([box], lr=0.1)
+        falling_rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=300)
         curves[name] = []
         for _ in range(300):
             optimizer.zero_grad()
             loss(box).backward()
             optimizer.step()
+            falling_rate.step()
             curves[name].append(1 - iou(box.detach(), target).item())
         corners = [round(corner, 2) for corner in box.tolist()]
         print(f"{name:9} after 300 steps: box {corners}, IoU {1 - curves[name][-1]:.2f}")

@@ -234,7 +234,7 @@ SOFTMAX = FusedOp(
 softmax = fuselab.operator(SOFTMAX)
 
 
-def check_some() -> None:
+def measure_some_errors() -> None:
     for size in ("1x1", "2x256", "3x257"):
         report = fuselab.check(SOFTMAX, "triton", torch.float32, case=f"cases@{size}")
         (group,) = report.groups
@@ -245,9 +245,10 @@ def check_some() -> None:
         assert report.passed
 
 
-# Those are three trials. `fuselab check examples/softmax_four_ways.py --quick` makes hundreds, with
-# strides, infinities, gradients and threads, in about a minute per dtype where Triton is
-# interpreted; of the CUDA kernels it says without a GPU that they compile, which proves nothing.
+# Those are three trials, and the errors are of the machine that printed this page.
+# `fuselab check examples/softmax_four_ways.py --quick` makes hundreds, with strides, infinities,
+# gradients and threads, in about a minute per dtype where Triton is interpreted; of the CUDA
+# kernels it says without a GPU that they compile, which proves nothing.
 #
 # ## Over widths
 #
@@ -319,7 +320,7 @@ STEPS = (
     what_naive_moves,
     the_mask_counts,
     compile_for_other_machines,
-    check_some,
+    measure_some_errors,
     time_widths,
 )
 

@@ -1,35 +1,53 @@
 """Everything of the library that only a GPU can show, in one command.
 
     python tools/gpu_campaign.py OUT test check sanitize tune bench [--operator NAME ...]
+    python tools/gpu_campaign.py OUT full-check --seed 11 --seed 12 [--operator NAME ...]
 
 Stages run in the order given. ``test``: the GPU-marked tests. ``check``: ``fuselab check --quick``
-of every operator, ``full-check``: without ``--quick``. ``sanitize``: ``tools/sanitize.py`` alone,
-which compiles its kernels, then under memcheck, racecheck and initcheck. ``tune``: ``fuselab bench
---tune`` of every operator that declares configurations. ``bench``: ``fuselab bench --backward``.
-What only asks for answers runs several at a time; what takes times has the GPU to itself.
+of every operator, ``full-check``: without ``--quick``, at every ``--seed``. ``sanitize``:
+``tools/sanitize.py`` alone, which compiles its kernels, then under memcheck, racecheck and
+initcheck; with ``--draws N`` each operator's own cases and N drawn calls per implementation and
+dtype. ``tune``: ``fuselab bench --tune`` of every operator that declares configurations. ``bench``:
+``fuselab bench --backward``. What only asks for answers runs several at a time, spread over the
+GPUs there are; what takes times has the GPU to itself.
 
-Every command's output lies in ``OUT/STAGE-OPERATOR.log``, the results of check, tune and bench
-beside it as JSON. A line per command says how it ended and how long it took; the last line counts
-the failures. Exit status 1 where there is one.
+``check`` and ``full-check`` need no GPU: without one they check what a CPU can, two threads to an
+operator. A full check at a seed is a night's work: all operators take an H200 with 32 cores about
+20 minutes, and two CPU cores several hours. Compiled kernels lie in the caches of fuselab and
+Triton, which all seeds and operators share; a second seed compiles only what no earlier one drew.
+
+Every command's output lies in ``OUT/STAGE-OPERATOR[-SEED].log``, the results of check, tune and
+bench beside it as JSON. A line per command says how it ended and how long it took; after a check a
+line per operator says PASS or FAIL, of how many trials, and whether time cut any short; the last
+line counts the failures. Exit status 1 where there is one. Options that this command does not know
+(``--budget 60``) go to ``fuselab check`` and ``fuselab bench``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import queue
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fuselab import ops
 
 CLONE = Path(__file__).resolve().parent.parent
-# A check has a process per implementation and dtype, up to one a core: 4 are 48 on 16 cores.
-AT_ONCE = {"test": 1, "check": 4, "full-check": 1, "plain": 8, "sanitize": 8, "tune": 1, "bench": 1}
+AT_ONCE = {"test": 1, "plain": 8, "sanitize": 8, "tune": 1, "bench": 1}
+CHECKS = ("check", "full-check")
+STAGES = ("test", *CHECKS, "plain", "sanitize", "tune", "bench")
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
+# A check beside a GPU has a process per implementation and dtype, mostly 12, half of them waiting.
+CORES_PER_CHECK = {"cuda": 8, "cpu": 2}
 
 
 @dataclass(frozen=True)
@@ -40,9 +58,25 @@ class Command:
     words: tuple[str, ...]
 
 
-def commands(stage: str, operators: list[str], out: Path, options: list[str]) -> Iterator[Command]:
-    """What a stage runs; ``options`` go to ``fuselab bench`` in ``tune`` and ``bench``. All of
-    ``plain``, which compiles and says which calls are enough, ends before ``sanitize`` begins."""
+def at_once(stage: str) -> int:
+    """How many commands of a stage run at a time on this machine."""
+    if stage not in CHECKS:
+        return AT_ONCE[stage]
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return max(1, len(os.sched_getaffinity(0)) // CORES_PER_CHECK[kind])
+
+
+def commands(
+    stage: str,
+    operators: Sequence[str],
+    out: Path,
+    options: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    draws: int = 0,
+) -> Iterator[Command]:
+    """The commands of a stage. ``options`` go to ``fuselab check`` and ``fuselab bench``. All of
+    ``plain``, which compiles and says which calls are enough, ends before ``sanitize`` begins.
+    """
     python = sys.executable
     fuselab = (python, "-m", "fuselab")
     if stage == "test":
@@ -53,34 +87,49 @@ def commands(stage: str, operators: list[str], out: Path, options: list[str]) ->
         )
         return
     script = str(CLONE / "tools" / "sanitize.py")
+    drawn = ("--draws", str(draws), "--seed", str(seeds[0])) if draws else ()
     for name in operators if stage == "plain" else ():
         yield Command(
-            f"plain-{name}", (python, script, name, "--record", str(out / f"{name}.json"))
+            f"plain-{name}",
+            (python, script, name, *drawn, "--record", str(out / f"{name}.json")),
         )
     for tool in SANITIZERS if stage == "sanitize" else ():
         watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", python, script)
         for name in operators:
             only = () if tool == "memcheck" else ("--only", str(out / f"{name}.json"))
             zeroed = ("--zeroed-products",) if tool == "initcheck" else ()
-            yield Command(f"{tool}-{name}", (*watch, name, *only, *zeroed))
+            yield Command(f"{tool}-{name}", (*watch, name, *drawn, *only, *zeroed))
+    if stage in CHECKS:
+        quick = ("--quick",) if stage == "check" else ()
+        for seed in seeds:
+            for name in operators:
+                file = f"{stage}-{name}-{seed}"
+                words = (*fuselab, "check", name, *quick, "--seed", str(seed), *options)
+                yield Command(file, (*words, "--json", str(out / f"{file}.json")))
     for name in operators:
-        json = ("--json", str(out / f"{stage}-{name}.json"))
-        if stage in ("check", "full-check"):
-            quick = ("--quick",) if stage == "check" else ()
-            yield Command(f"{stage}-{name}", (*fuselab, "check", name, *quick, *json))
-        elif stage == "tune" and ops.contract(name).configs:
-            yield Command(f"tune-{name}", (*fuselab, "bench", name, "--tune", *options, *json))
+        json_words = ("--json", str(out / f"{stage}-{name}.json"))
+        if stage == "tune" and ops.contract(name).configs:
+            yield Command(
+                f"tune-{name}", (*fuselab, "bench", name, "--tune", *options, *json_words)
+            )
         elif stage == "bench":
             backward = ("--backward",) if ops.contract(name).gradient is not None else ()
-            yield Command(f"bench-{name}", (*fuselab, "bench", name, *backward, *options, *json))
+            yield Command(
+                f"bench-{name}", (*fuselab, "bench", name, *backward, *options, *json_words)
+            )
 
 
-def run(command: Command, out: Path) -> bool:
+def run(command: Command, out: Path, environment: Mapping[str, str] | None = None) -> bool:
     """Run one command, say how it ended, and whether it ended well."""
     begin = time.monotonic()
     log = out / f"{command.name}.log"
     with log.open("w") as file:
-        ended = subprocess.run(command.words, stdout=file, stderr=subprocess.STDOUT)
+        ended = subprocess.run(
+            command.words,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+        )
     seconds = time.monotonic() - begin
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1][:100] if lines else ""
@@ -88,21 +137,76 @@ def run(command: Command, out: Path) -> bool:
     return ended.returncode == 0
 
 
+def environments(stage: str) -> list[dict[str, str]]:
+    """What each of the commands that run at a time finds set: a GPU of its own where there are
+    several, and in a check without one the threads that are its share of the cores."""
+    count = torch.cuda.device_count()
+    if stage in CHECKS and count == 0:
+        return [{"OMP_NUM_THREADS": str(CORES_PER_CHECK["cpu"])}] * at_once(stage)
+    if at_once(stage) == 1 or count < 2:
+        return [{}] * at_once(stage)
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    devices = [name for name in given.split(",") if name] or [str(place) for place in range(count)]
+    return [{"CUDA_VISIBLE_DEVICES": devices[slot % count]} for slot in range(at_once(stage))]
+
+
+def run_all(stage: str, listed: Sequence[Command], out: Path) -> int:
+    """Run the commands of a stage, several at a time; how many failed."""
+    free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+    for environment in environments(stage):
+        free.put(environment)
+
+    def run_one(command: Command) -> bool:
+        environment = free.get()
+        try:
+            return run(command, out, environment)
+        finally:
+            free.put(environment)
+
+    with ThreadPoolExecutor(at_once(stage)) as pool:
+        return sum(not well for well in pool.map(run_one, listed))
+
+
+def verdicts(stage: str, operators: Sequence[str], out: Path, seeds: Sequence[int]) -> list[str]:
+    """One line per operator: what its checks at all seeds said together."""
+    lines = []
+    for name in operators:
+        found = [out / f"{stage}-{name}-{seed}.json" for seed in seeds]
+        reports = [json.loads(file.read_text()) for file in found if file.is_file()]
+        groups = [group for report in reports for group in report["groups"]]
+        trials, planned = (sum(group[key] for group in groups) for key in ("trials", "planned"))
+        failed = [
+            seed
+            for seed, file in zip(seeds, found, strict=True)
+            if not file.is_file() or not json.loads(file.read_text())["passed"]
+        ]
+        verdict = f"FAIL at {', '.join(map(str, failed))}" if failed else "PASS"
+        if any(report["cut_short"] for report in reports):
+            verdict += f", cut short: {trials} of {planned}"
+        else:
+            verdict += f": {trials}"
+        lines.append(f"{name}: {verdict} trials at {len(seeds)} seeds")
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("stages", nargs="+", choices=AT_ONCE, metavar="STAGE")
+    parser.add_argument("stages", nargs="+", choices=STAGES, metavar="STAGE")
     parser.add_argument("--operator", action="append", choices=ops.operators(), metavar="NAME")
-    options, for_bench = parser.parse_known_args()
+    parser.add_argument("--seed", action="append", type=int, metavar="N")
+    parser.add_argument("--draws", type=int, default=0, metavar="N")
+    options, passed_on = parser.parse_known_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    seeds = options.seed or [0]
     failures = 0
     stages = [("plain", stage) if stage == "sanitize" else (stage,) for stage in options.stages]
     for stage in (stage for pair in stages for stage in pair):
         operators = options.operator or list(ops.operators())
-        with ThreadPoolExecutor(AT_ONCE[stage]) as pool:
-            listed = commands(stage, operators, options.out, for_bench)
-            ended = pool.map(lambda command: run(command, options.out), list(listed))
-            failures += sum(not well for well in ended)
+        listed = commands(stage, operators, options.out, passed_on, seeds, options.draws)
+        failures += run_all(stage, list(listed), options.out)
+        if stage in CHECKS:
+            print(*verdicts(stage, operators, options.out, seeds), sep="\n", flush=True)
     print(f"{failures} commands failed")
     return 1 if failures else 0
 

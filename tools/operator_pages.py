@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import readme_table
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -75,6 +76,7 @@ def page(name: str) -> str:
     parts += implementations(op)
     parts += floor(op, results)
     parts += measured(results)
+    parts += on_a_cpu(op)
     parts += limits(op)
     return "\n".join(parts).rstrip() + "\n"
 
@@ -189,6 +191,15 @@ def implementations(op: FusedOp) -> list[str]:
         *(
             [f"`auto`: {said(op.prefer)}", ""]
             if op.prefer is not None and op.prefer.__doc__
+            else []
+        ),
+        *(
+            [
+                "On a CPU `auto` takes the C++ kernel where it was measured faster than PyTorch "
+                "for the machine's instruction set, and PyTorch elsewhere.",
+                "",
+            ]
+            if op.cpu_cases
             else []
         ),
     ]
@@ -309,6 +320,34 @@ def measured(results: Results) -> list[str]:
     if len(parts) == 2:
         parts += ["No result of `fuselab bench` is on file.", ""]
     return parts
+
+
+def on_a_cpu(op: FusedOp) -> list[str]:
+    """How ``auto`` compares with eager PyTorch over the sizes timed on CPUs."""
+    if not op.cpu_cases:
+        return []
+    parts = [
+        "## On a CPU",
+        "",
+        "Eager's time over `auto`'s, 64 kB to 200 MB of float32, forward and, where there is a "
+        "gradient, forward with backward ([all rows](../../benchmarks/cpu/operators.md)):",
+        "",
+        "| instruction set | machine | rows | least | geometric mean | most |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, found in readme_table.cpu_results().items():
+        where = found["environment"]
+        ratios = [
+            row["eager_over_auto"][0] for row in found["rows"] if row["operator"] == op.short_name
+        ]
+        if ratios:
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            parts.append(
+                f"| {name} | {where['threads']} threads of {where['cpu']}, torch {where['torch']}, "
+                f"{where['date'][:10]} | {len(ratios)} | {min(ratios):.2f} | {mean:.2f} "
+                f"| {max(ratios):.2f} |"
+            )
+    return [*parts, ""]
 
 
 def taken_unnamed(record: dict[str, Any], group: dict[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ python tools/readme_table.py prints it; tools/figures.py puts it into README.md 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,19 @@ H200_ROWS = (
     ("dot_interaction", "65536x26x16", "bfloat16", "forward+backward"),
     ("outer_interaction_linear", "2048x26x16->512 relu", "bfloat16", "forward+backward"),
 )
+# Of benchmarks/cpu/operators.json: the instruction set that most machines have, and operator, case,
+# use.
+CPU_INSTRUCTION_SET = "avx2"
 CPU_ROWS = (
-    ("add_mul_activation", "4x4", "float32", "forward"),
-    ("add_mul_activation", "16384x256", "float32", "forward"),
-    ("bias_activation", "16384x256", "float32", "forward"),
-    ("softmax", "4096x1024", "float32", "forward"),
+    ("bias_activation", "1000x367 relu", "inference"),
+    ("add_mul_activation", "4096x1024 gelu", "training"),
+    ("softmax", "4096x1024", "inference"),
+    ("softmax", "24000x1001", "inference"),
+    ("log_softmax", "4096x1024", "training"),
+    ("dot_interaction", "2048x26x16", "training"),
+    ("generalized_box_iou_loss", "65536 none", "training"),
+    ("linear_sigmoid", "16384x256", "inference"),
+    ("embedding_lookup", "2048 ids of 26 tables, 840543 rows x 16", "inference"),
 )
 
 
@@ -116,6 +125,37 @@ def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
     )
 
 
+def cpu_results() -> dict[str, Any]:
+    """What ``benchmarks/cpu_operators.py`` measured, by instruction set."""
+    found: dict[str, Any] = json.loads((RESULTS / "cpu" / "operators.json").read_text())
+    return found
+
+
+def cpu_line(rows: list[dict[str, Any]], operator: str, case: str, use: str) -> str:
+    """One row of the CPU's table."""
+    row = next(
+        row for row in rows if (row["operator"], row["case"], row["use"]) == (operator, case, use)
+    )
+    phase = "forward" if use == "inference" else "forward+backward"
+    eager, compiled, ours = (
+        microseconds(row["us"], name) for name in ("reference", "compile", "auto")
+    )
+    ratio = row["eager_over_auto"][0]
+    return (
+        f"| `{operator}` {phase} | {case} {row['dtype']} | {eager} | {compiled} "
+        f"| **{ours}** ({row['auto_takes']}) | {ratio:.2f} x |"
+    )
+
+
+def cpu_summary(found: dict[str, Any]) -> str:
+    """How all rows of an instruction set compare with eager."""
+    ratios = [row["eager_over_auto"][0] for row in found["rows"]]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return (
+        f"{len(ratios)} rows, {mean:.2f} x eager in the geometric mean, {min(ratios):.2f} at least"
+    )
+
+
 def limit() -> str:
     """What the H200's last column is a share of, with the rows that arithmetic bounds."""
     bounds = {row: group_of("nvidia-h200", *row)["ceiling"]["bound"] for row in H200_ROWS}
@@ -135,7 +175,10 @@ def table() -> str:
         f"{place['device_name']}, torch {place['torch']}, Triton {place['triton']}"
         for place in places
     }
-    cpu = json.loads((RESULTS / "cpu" / "softmax.json").read_text())["environment"]
+    everywhere = cpu_results()
+    found = everywhere[CPU_INSTRUCTION_SET]
+    cpu = found["environment"]
+    others = "; ".join(f"{name}: {cpu_summary(one)}" for name, one in everywhere.items())
     head = [
         "| us per call | size | eager | TorchScript | torch.compile | fuselab | of the limit |",
         "|---|---|---|---|---|---|---|",
@@ -148,11 +191,14 @@ def table() -> str:
             f"{h200}, {' to '.join(dict.fromkeys((days[0], days[-1])))}: medians, cold L2, all "
             f"providers of a row interleaved in one run. {limit()}",
             "",
-            *head,
-            *(line("cpu", *row) for row in CPU_ROWS),
+            "| us per call | size | eager | torch.compile | fuselab | to eager |",
+            "|---|---|---|---|---|---|",
+            *(cpu_line(found["rows"], *row) for row in CPU_ROWS),
             "",
-            f"{cpu['threads']} cores of an {cpu['cpu']}, torch {cpu['torch']}, {cpu['date'][:10]}, "
-            "cold cache. Commands and full results: [benchmarks](benchmarks/README.md).",
+            f"{cpu['threads']} cores of an {cpu['cpu']} with {CPU_INSTRUCTION_SET.upper()}, torch "
+            f"{cpu['torch']}, {cpu['date'][:10]}, warm cache, torch.compile with dynamic shapes. "
+            f"Every operator with a C++ kernel at twelve sizes, by instruction set: {others}. "
+            "[All rows](benchmarks/cpu/operators.md), [commands](benchmarks/README.md).",
             "",
         ]
     )

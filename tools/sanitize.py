@@ -8,9 +8,14 @@
         python tools/sanitize.py softmax --only calls.json --zeroed-products
 
 Runs the boundary cases of the operators named (all of the library without a name), forward and
-backward, on the first GPU. Allocations bypass PyTorch's cache, so that each tensor has bounds of
-its own. The first command compiles, which takes minutes under a sanitizer, and records the calls
-that launch a kernel which none before them had launched: enough for what does not hang on bounds.
+backward, on the first GPU; with ``--draws N`` also N calls per implementation and dtype on inputs
+that the operator draws at ``--seed``: any size, strides and offsets, and an upstream gradient of
+any strides. Listed cases alone missed a kernel that read past its shared memory at 9 vectors.
+
+Allocations bypass PyTorch's cache, so that each tensor has bounds of its own, and the memory of a
+drawn one ends with its last element. The first command compiles, which takes minutes under a
+sanitizer, and records the calls that launch a kernel which none before them had launched: enough
+for what does not hang on bounds.
 
 cuBLAS's kernels for Hopper store by bulk copies, which initcheck does not see: it names whoever
 reads a product (``--products-alone`` shows that, with PyTorch's own operators only). So under it
@@ -23,7 +28,7 @@ import argparse
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,13 +39,15 @@ import torch
 
 from fuselab import ops
 from fuselab.op import tensors_in
-from fuselab.prove.arguments import at
-from fuselab.prove.subject import Subject
-from fuselab.prove.trials import as_leaves
+from fuselab.prove.arguments import at, mapped
+from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.subject import Subject, Trial
+from fuselab.prove.trials import as_leaves, with_gradients
 from fuselab.runtime import fallback, launcher
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation")
 MOST_ELEMENTS = 1 << 18  # of a tensor: the sanitizers slow a kernel down a hundred times
+MOST_DRAWN = 4096  # elements: of many small calls, each with other strides
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -90,9 +97,12 @@ class Launches:
         return len(self.kernels) + self.opaque
 
 
-def run(name: str, launches: Launches, only: Collection[str] | None) -> tuple[int, list[str]]:
-    """Call every CUDA implementation of ``name`` on its boundary cases, on ``only`` those named if
-    there are such. Returns how many calls were made, and the names of those with a new kernel."""
+def run(
+    name: str, launches: Launches, only: Collection[str] | None, draws: int, seed: int
+) -> tuple[int, list[str]]:
+    """Call every CUDA implementation of ``name`` on its boundary cases and on ``draws`` drawn ones,
+    on ``only`` those named if there are such. Returns how many calls were made, and the names of
+    those with a new kernel."""
     op = ops.contract(name)
     device = torch.device("cuda", 0)
     calls, with_new = 0, []
@@ -100,12 +110,12 @@ def run(name: str, launches: Launches, only: Collection[str] | None) -> tuple[in
         if declared.device != "cuda":
             continue
         for dtype in (dtype for dtype in op.dtypes if dtype in DTYPES):
-            subject = Subject(op, implementation, device, dtype, quick=True)
-            for label, args in _calls(subject):
+            subject = Subject(op, implementation, device, dtype, seed, quick=True)
+            for label, trial, call in (*_cases(subject), *_draws(subject, draws)):
                 if only is not None and label not in only:
                     continue
                 before = len(launches)
-                _call(subject, args)
+                call(subject, trial)
                 calls += 1
                 if len(launches) > before:
                     with_new.append(label)
@@ -113,29 +123,70 @@ def run(name: str, launches: Launches, only: Collection[str] | None) -> tuple[in
     return calls, with_new
 
 
-def _calls(subject: Subject) -> list[tuple[str, tuple[Any, ...]]]:
-    """Names and arguments of the calls to make, the largest first, which shows races best."""
+Call = tuple[str, Trial, Callable[[Subject, Trial], None]]
 
-    def largest(args: Sequence[Any]) -> int:
-        return max(tensor.numel() for tensor in tensors_in(args))
 
-    found = []
+def _cases(subject: Subject) -> list[Call]:
+    """The operator's own cases, the largest first, which shows races best."""
+
+    def largest(trial: Trial) -> int:
+        return max(tensor.numel() for tensor in tensors_in(trial.args))
+
+    found: list[Call] = []
     for case in subject.small_cases():
         trial = subject.from_case("sanitize", case)
-        if trial is not None and largest(trial.args) <= MOST_ELEMENTS:
-            label = f"{subject.op.name} {subject.implementation} {subject.dtype} {case.name}"
-            found.append((label, trial.args))
+        if trial is not None and largest(trial) <= MOST_ELEMENTS:
+            found.append((f"{_label(subject)} {case.name}", trial, call_case))
     return sorted(found, key=lambda call: -largest(call[1]))
 
 
-def _call(subject: Subject, args: Sequence[Any]) -> None:
+def _draws(subject: Subject, count: int) -> Iterator[Call]:
+    """Drawn calls; a label names the same call whatever ran before it."""
+    for index in range(count):
+        # Infinities take the paths of a kernel that finite numbers do not.
+        values = ("normal", "normal", "infinities")
+        trial = subject.draw("sanitize", index, LAYOUTS, values, max_numel=MOST_DRAWN)
+        if trial is not None:
+            yield f"{_label(subject)} draw {subject.seed}.{index}", trial, call_drawn
+
+
+def _label(subject: Subject) -> str:
+    return f"{subject.op.name} {subject.implementation} {subject.dtype}"
+
+
+def call_case(subject: Subject, trial: Trial) -> None:
+    """Call on a case of the operator's own: all gradients, of ones."""
+    places = subject.differentiable(trial.args)
+    if subject.op.gradient is None or not places:
+        subject.results(*trial.args)
+        return
+    leaves = as_leaves(trial.args, places)
+    output = subject.call(*leaves)
+    torch.autograd.grad(output, at(leaves, places), torch.ones_like(output), allow_unused=True)
+
+
+def call_drawn(subject: Subject, trial: Trial) -> None:
+    """Call on drawn inputs: all gradients and one alone, of a drawn upstream gradient."""
+    args = mapped(tight, trial.args)
     places = subject.differentiable(args)
     if subject.op.gradient is None or not places:
         subject.results(*args)
         return
-    leaves = as_leaves(args, places)
-    output = subject.call(*leaves)
-    torch.autograd.grad(output, at(leaves, places), torch.ones_like(output), allow_unused=True)
+    upstream = tight(subject.upstream(trial))
+    for wanted in (places, [trial.draw.choice(places)]):
+        with_gradients(subject.call, wanted, [*args, upstream])
+
+
+def tight(value: Any) -> Any:
+    """A tensor in memory of its own that ends with its last element, in the same layout; anything
+    else as it is."""
+    if not isinstance(value, torch.Tensor) or value.numel() == 0:
+        return value
+    reach = sum(
+        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
+    whole = torch.as_strided(value, (value.storage_offset() + reach + 1,), (1,), 0).clone()
+    return torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
 
 
 def main() -> None:
@@ -143,6 +194,8 @@ def main() -> None:
     parser.add_argument("operators", nargs="*", metavar="NAME")
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--only", type=Path, metavar="FILE")
+    parser.add_argument("--draws", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--zeroed-products", action="store_true")
     parser.add_argument("--products-alone", action="store_true")
     options = parser.parse_args()
@@ -154,7 +207,7 @@ def main() -> None:
     launches, recorded = Launches(), []
     with fallback.strict():
         for name in options.operators or ops.operators():
-            calls, with_new = run(name, launches, only)
+            calls, with_new = run(name, launches, only, options.draws, options.seed)
             recorded += with_new
             print(f"{name}: {calls} calls, {len(with_new)} of them with a kernel of their own")
     if options.record is not None:

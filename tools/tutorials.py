@@ -6,9 +6,10 @@ python tools/tutorials.py --beside [NAME ...]   on an H200: write what measured 
 
 A story is a script with ``STEPS``, functions that print. Comments that begin a line are the page's
 text, the code between them is shown, and what a step prints stands behind it, with the pictures
-that it wrote. What steps named ``time_...`` or ``measure_...`` print differs from run to run, and
-what they print on an H200 (story.NAME.json) stands beside it. In the text, paragraphs of their own,
-which are left out with the line before that ends in a colon where there is no such file:
+that it wrote. What steps named ``time_...`` or ``measure_...`` print differs from run to run or
+from machine to machine, and what they print on an H200 (story.NAME.json) stands beside it. In the
+text, paragraphs of their own, which are left out with the line before that ends in a colon where
+there is no such file:
 
     [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
     [plot: softmax forward float32]       its bandwidth or arithmetic against the size, or its times

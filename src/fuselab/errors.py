@@ -1,7 +1,9 @@
 """Every error a user can meet: one sentence that says what is wrong and what to do about it.
 
 Each class derives from ``FuselabError``, which the command line turns into that one sentence and
-exit status 2, and from the built-in exception that a PyTorch user would expect in its place.
+exit status 2, and from the built-in exception that eager PyTorch raises for the same mistake, so
+that code which catches that one keeps working. Where eager raises several for what one class
+covers, the class derives from each of them. docs/contract.md has the table.
 """
 
 from __future__ import annotations
@@ -19,23 +21,51 @@ class ArgumentError(FuselabError, ValueError):
     """An argument has a value the operator or verb cannot take."""
 
 
-class ShapeError(ArgumentError):
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument is of the wrong type, missing, unexpected or one too many."""
+
+
+class NumberRangeError(ArgumentError, OverflowError):
+    """A Python number is larger than the kernel's type holds."""
+
+
+class DimensionError(ArgumentError, IndexError):
+    """A ``dim`` lies outside the tensor's dimensions; names the range."""
+
+
+class OperandError(ArgumentError, RuntimeError):
+    """What the operator would compute with has no result; eager's kernels raise RuntimeError."""
+
+
+class ShapeError(OperandError):
     """Tensor shapes do not fit the operator; names the argument and what was expected."""
+
+
+class OverlapError(OperandError):
+    """An operator would write over memory that another element or argument lies in."""
+
+
+class LayoutError(OperandError, NotImplementedError):
+    """A tensor is sparse, nested or quantized, which the operator has no kernel for."""
 
 
 class IndexRangeError(FuselabError, IndexError):
     """An index lies outside the tensor it points into; names the index and where it stands."""
 
 
-class DtypeError(FuselabError, TypeError):
+class DtypeError(FuselabError, TypeError, RuntimeError):
     """A tensor's dtype does not fit the operator; names the argument and what was expected."""
+
+
+class UnsupportedDtypeError(DtypeError, NotImplementedError):
+    """The operator has no kernel for a tensor's dtype; names those that it has."""
 
 
 class DeviceError(FuselabError, RuntimeError):
     """Tensors lie on different devices, or the device a verb was asked for is not there."""
 
 
-class UnknownNameError(FuselabError, LookupError):
+class UnknownNameError(FuselabError, ValueError, LookupError):
     """A name (operator, activation, implementation, provider, case, model) that does not exist."""
 
     def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
@@ -74,20 +104,32 @@ class ContractError(FuselabError, TypeError):
     """A ``FusedOp`` does not meet the contract; names the field."""
 
 
-class TargetError(FuselabError):
+class TargetError(FuselabError, RuntimeError):
     """A TARGET cannot be loaded, has no inputs, or raised while it ran."""
+
+
+class MissingTargetError(TargetError, FileNotFoundError):
+    """The file of a TARGET does not exist."""
 
 
 class DataError(FuselabError, ValueError):
     """A data file is malformed; names file, line, column and what was expected."""
 
 
+class MissingDataError(DataError, FileNotFoundError):
+    """A data file does not exist; names the path."""
+
+
 class CheckpointError(FuselabError, ValueError):
     """A checkpoint is truncated, or of another model or version; names the file."""
 
 
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """A checkpoint does not exist; names the path."""
+
+
 class DivergenceError(FuselabError, ArithmeticError):
-    """A training loss is NaN or infinite; names the step, which ``step`` has too."""
+    """A training loss, weight or logit is NaN or infinite; names the step, as ``step`` does."""
 
     def __init__(self, message: str, step: int) -> None:
         self.step = step

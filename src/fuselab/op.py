@@ -184,6 +184,10 @@ class FusedOp:
     is not. ``configs[implementation](*args)`` lists the ``runtime.tuning.Config`` that tuning may
     choose from for these arguments, the default rule's first;
     ``configs[f"{implementation}_backward"]``, of the backward's arguments, those of the backward.
+    ``regime(*args)`` names in a few words what, beside dtype and size, decides how fast an
+    implementation is on a CPU (an activation, a class of widths); ``cpu_cases`` are timed to decide
+    what ``implementation="auto"`` takes there, those tagged ``dtypes`` in every dtype and the
+    others in the first one; those tagged ``row`` make the published table.
 
     An operator with ``mutates`` writes over those of its arguments and returns the first of them;
     its name ends in an underscore, as PyTorch's do. Its reference writes nothing: it returns their
@@ -211,6 +215,8 @@ class FusedOp:
         default_factory=dict
     )
     mutates: Sequence[str] = ()
+    regime: Callable[..., str] | None = None
+    cpu_cases: Sequence[Case] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]*::[a-z_][a-z0-9_]*", self.name):

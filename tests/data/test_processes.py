@@ -97,7 +97,7 @@ def test_errors_kills_and_what_is_left_behind(tmp_path: Path) -> None:
         assert lines[2] == "ValueError 7 is odd."  # the first of the tasks, not the first to fail
         assert lines[3].startswith("OSError a process was killed, as the system does when memory")
         workers = [int(line.removeprefix("worker ")) for line in lines[4:]]
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while any(map(_lives, workers)):
         assert time.monotonic() < end, "a worker outlives its parent"
         time.sleep(0.05)
@@ -105,7 +105,8 @@ def test_errors_kills_and_what_is_left_behind(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_the_processes_start_is_the_parents_alone(tmp_path: Path) -> None:
     folder = str(Path(processes.__file__).parent)
-    (tmp_path / "work.py").write_text("import time\ntime.sleep(1)\n" + WORK.format(folder=folder))
+    slow = f"import os, time\nopen({str(tmp_path / 'by-')!r} + str(os.getpid()), 'w').close()\n"
+    (tmp_path / "work.py").write_text(f"{slow}time.sleep(1)\n{WORK.format(folder=folder)}")
     (tmp_path / "script.py").write_text(STARTING)
     command = [sys.executable, tmp_path / "script.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -113,10 +114,12 @@ def test_ctrl_c_while_the_processes_start_is_the_parents_alone(tmp_path: Path) -
     with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "begun\n"
-        time.sleep(0.5)  # the server imports the work now, for a second
+        end = time.monotonic() + 120
+        while len(list(tmp_path.glob("by-*"))) < 2 and time.monotonic() < end:
+            time.sleep(0.01)  # until the server, too, imports the work, for a second
         os.killpg(parent.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            parent.wait(timeout=60)
+            parent.wait(timeout=300)
         parent.kill()
         assert parent.communicate() == ("interrupted\n", "")
 
@@ -134,7 +137,7 @@ def test_ctrl_c_waits_for_no_task(tmp_path: Path) -> None:
         lines = [parent.stdout.readline() for _ in range(3)]
         os.killpg(parent.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            parent.wait(timeout=60)
+            parent.wait(timeout=300)
         parent.kill()
         assert parent.communicate() == ("interrupted\n", "")
     workers = [int(line.removeprefix("worker ")) for line in lines[1:]]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
@@ -100,11 +101,13 @@ def test_ceilings_are_measured_once_and_kept(
     monkeypatch.setattr(cache, "folder", lambda: tmp_path)
     monkeypatch.setitem(ceiling.COPY_BYTES, "cpu", (1 << 16, 1 << 20))
     monkeypatch.setitem(ceiling.MATMUL_SIZE, "cpu", 64)
+    begin = perf_counter()
     first = measured_ceilings(CPU)
+    elapsed_us = 1e6 * (perf_counter() - begin)
     assert set(first.copy_gbps) == {"65536", "1048576"}
     assert set(first.matmul_tflops) == {"fp32", "bf16", "fp64"}
     assert first.best_gbps == max(first.copy_gbps.values()) > 0
-    assert 0.1 < first.launch_us < 1000
+    assert 0 < first.launch_us < elapsed_us
     (kept,) = (tmp_path / "ceilings").glob("*.json")
     assert json.loads(kept.read_text())["copy_gbps"] == first.copy_gbps
 

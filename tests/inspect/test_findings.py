@@ -60,9 +60,11 @@ def test_a_dense_gradient_of_a_table_is_found_at_the_forwards_line():
 
 def test_a_list_turned_into_a_tensor_costs_more_than_its_operator():
     (found,) = findings("builds_a_tensor", "tensor built in forward")
-    profiled = profile_target(targets.load(f"{SINS}:builds_a_tensor"), schedule=(1, 1, 5, 1))
-    operator = next(r for r in profiled.tables.operators if r.name == "aten::lift_fresh")
-    assert found.saved_us > 5 * operator.cpu_us
+    seen = []
+    for _ in range(3):  # the shortest of some: a neighbour can only make a call longer
+        profiled = profile_target(targets.load(f"{SINS}:builds_a_tensor"), schedule=(1, 1, 5, 1))
+        seen += [r.cpu_us for r in profiled.tables.operators if r.name == "aten::lift_fresh"]
+    assert len(seen) == 3 and found.saved_us > 5 * min(seen)
 
 
 def test_a_quadratic_lookup_claims_what_reads_its_result():

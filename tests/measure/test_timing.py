@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import mmap
+from itertools import count
 from statistics import median
 from time import perf_counter_ns
 
-import numpy
 import pytest
 import torch
 
 import fuselab
 from fuselab.errors import ArgumentError, DeviceError
+from fuselab.measure import cpu_timer
 from fuselab.measure.cpu_timer import CpuTimer, flush_cache, last_level_cache_bytes
 from fuselab.measure.host import host_latency_samples_us
 from fuselab.measure.timing import FEWEST_SAMPLES
@@ -26,9 +27,12 @@ def busy_ms(duration_ms: float) -> None:
 
 
 def test_time_of_a_known_wait() -> None:
+    begin = perf_counter_ns()
     timing = fuselab.time(busy_ms, 1.0, device="cpu", budget_s=0.1)
+    elapsed_us = (perf_counter_ns() - begin) / 1000
     assert 1000 <= timing.low_us <= timing.median_us <= timing.high_us
-    assert timing.median_us < 50_000  # a neighbour may take the core for a while
+    # A neighbour may take the core for a while, and half of the samples took the median or more.
+    assert timing.median_us * timing.repeats / 2 < elapsed_us
     assert timing.quantiles["p05"] <= timing.median_us <= timing.quantiles["p95"]
     assert timing.host_us >= 1000
     assert timing.repeats >= FEWEST_SAMPLES and timing.calls_per_repeat == 1
@@ -47,9 +51,15 @@ def test_its_text_carries_the_median_its_interval_and_how() -> None:
     assert "wall clock, warm cache, cpu" in text
 
 
-def test_the_shortest_calls_are_batched() -> None:
-    timing = fuselab.time(torch.relu, torch.ones(8), cold=False, budget_s=0.01)
-    assert timing.calls_per_repeat >= 4  # about 1 us each, and a sample takes 20
+@pytest.mark.parametrize(
+    ("call_us", "cold", "calls"), [(1, False, 20), (7, False, 3), (50, False, 1), (1, True, 4)]
+)
+def test_the_shortest_calls_are_batched(
+    call_us: int, cold: bool, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample takes 20 us, by a clock that goes on by ``call_us`` between two looks."""
+    monkeypatch.setattr(cpu_timer, "perf_counter_ns", count(0, 1000 * call_us).__next__)
+    assert CpuTimer(lambda: None, cold=cold).calls == calls
 
 
 def test_a_spent_budget_still_gives_the_fewest_samples() -> None:
@@ -129,11 +139,18 @@ def test_a_flush_touches_more_than_the_last_level_cache() -> None:
     assert bool((_flush_buffer() == before + 1).all())
 
 
-def test_cold_reads_take_longer_than_warm_ones() -> None:
-    values = numpy.ones(last_level_cache_bytes() // 64, dtype=numpy.int64)  # an eighth of the cache
-    warm, cold = (CpuTimer(values.max, cold=cold) for cold in (False, True))
-    # The best of some: a neighbour can only make a sample longer.
-    assert min(cold.sample() for _ in range(20)) > 1.1 * min(warm.sample() for _ in range(20))
+def test_a_cold_sample_flushes_before_each_call_and_a_warm_one_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(cpu_timer, "perf_counter_ns", count(0, 8000).__next__)  # two calls of 8 us
+    monkeypatch.setattr(cpu_timer, "flush_cache", lambda: seen.append("flush"))
+    warm, cold = (CpuTimer(lambda: seen.append("call"), cold=cold) for cold in (False, True))
+    assert "flush" not in seen  # while it warms up
+    seen.clear()
+    assert warm.sample() == 4.0 and seen == ["call"] * 2
+    seen.clear()
+    assert cold.sample() == 8.0 and seen == ["flush", "call"] * 2
 
 
 def test_host_latency_takes_at_least_three_samples_of_slow_calls() -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from linear_cases import LAYOUTS
-from pointwise_cases import assert_within_bar
 from torch import Tensor
 
 from fuselab.ops.linear_binary_cross_entropy.op import OP as LOSS
 from fuselab.ops.linear_sigmoid.op import OP as SIGMOID
+from fuselab.prove.accuracy import Bar
 
-__all__ = ["LAYOUTS", "SHAPES", "assert_each_loss", "check", "operands"]
+__all__ = [
+    "LAYOUTS",
+    "SHAPES",
+    "assert_each_loss",
+    "assert_infinite_targets",
+    "check",
+    "operands",
+]
 
 # Around packs of 4 and 8, a warp's 32 of them, the groups of 4 and 16 rows, 64 parts, and the depth
 # past which a backward reads twice.
@@ -61,52 +69,73 @@ def check(
     upstreams: Sequence[Tensor] | None = None,
     alone: bool = True,
 ) -> None:
-    """Output and gradients against float64 and eager, ``alone`` each gradient by itself too;
-    ``forward`` and ``backward`` are launchers of linear_sigmoid, with a target and a reduction
-    those of the loss."""
+    """Output and gradients by the project's bar, ``alone`` each gradient by itself too; ``forward``
+    and ``backward`` are launchers of linear_sigmoid, with a target and a reduction those of the
+    loss.
+
+    The bar and not eager's error of one run: a bias gradient is one number, whose sum eager gets
+    right by luck with the vectors of one instruction set and wrong with another's.
+    """
     op = SIGMOID if reduction is None else LOSS
     rest = () if reduction is None else (target, reduction)
     output = forward(input, weight, bias, *rest)
-
-    def leaves(dtype: torch.dtype | None) -> list[Tensor | None]:
-        return [
-            None if value is None else value.detach().to(dtype or value.dtype).requires_grad_()
-            for value in (input.clone(), weight.clone(), None if bias is None else bias.clone())
-        ]
-
-    of_eager, of_exact = leaves(None), leaves(torch.float64)
-    exact_rest = () if reduction is None else (target.double(), reduction)
-    eager, exact = op.reference(*of_eager, *rest), op.reference(*of_exact, *exact_rest)
-    assert output.dtype == eager.dtype and output.shape == eager.shape and output.is_contiguous()
-    what = f"{op.short_name} {reduction}"
-    assert_within_bar(output, eager.detach(), exact.detach(), what)
     saved = output if reduction is None else target
     more = () if reduction is None else (bias, reduction)
     if upstreams is None:
         generator = torch.Generator().manual_seed(1)
         random = torch.randn(output.shape, generator=generator).to(output)
         upstreams = (random, torch.full((), 0.3).to(output).expand(output.shape))
-    places = [place for place in range(3) if (input, weight, bias)[place] is not None]
+    leaves = [
+        None if value is None else value.detach().clone().requires_grad_()
+        for value in (input, weight, bias)
+    ]
+    present = [place for place, leaf in enumerate(leaves) if leaf is not None]
+
+    def by_reference(values: Sequence[Any]) -> list[Tensor | None]:
+        *leaves, target, upstream = values
+        result = op.reference(*leaves, *(() if reduction is None else (target, reduction)))
+        asked = [leaves[place] for place in present]
+        grads = dict(zip(present, torch.autograd.grad(result, asked, upstream), strict=True))
+        return [result.detach(), *(grads.get(place) for place in range(3))]
+
+    names = ("output", "gradient 0", "gradient 1", "gradient 2")
     for count, upstream in enumerate(upstreams):
+        bar = Bar(by_reference, [*leaves, target, upstream], names)
+        assert bar.eager[0] is not None
+        assert output.dtype == bar.eager[0].dtype and output.is_contiguous()
         needs = (True, True, bias is not None)
         grads = backward(needs, upstream, saved, input, weight, *more)
-        theirs, truth = (
-            torch.autograd.grad(
-                result, [tensors[place] for place in places], grad, retain_graph=True
-            )
-            for result, tensors, grad in (
-                (eager, of_eager, upstream),
-                (exact, of_exact, upstream.double()),
-            )
-        )
-        for place, their, true in zip(places, theirs, truth, strict=True):
-            assert grads[place].dtype == input.dtype and grads[place].is_contiguous()
-            assert_within_bar(grads[place], their, true, f"{what} gradient {place}")
-            if alone and count == 0 and len(upstreams) > 1:
-                needed = tuple(index == place for index in range(3))
-                only = backward(needed, upstream, saved, input, weight, *more)
-                assert [grad is not None for grad in only] == list(needed)
-                assert_within_bar(only[place], their, true, f"{what} gradient {place} alone")
+        found = list(grads)
+        for place in present:
+            assert found[place].dtype == input.dtype and found[place].is_contiguous()
+        _assert_judged(bar, [output, *found], f"{op.short_name} {reduction}")
+        if not (alone and count == 0 and len(upstreams) > 1):
+            continue
+        for place in present:
+            needed = tuple(index == place for index in range(3))
+            only = backward(needed, upstream, saved, input, weight, *more)
+            assert [grad is not None for grad in only] == list(needed)
+            found[place] = only[place]
+        _assert_judged(bar, [output, *found], f"{op.short_name} {reduction} alone")
+
+
+def _assert_judged(bar: Bar, results: Sequence[Tensor | None], what: str) -> None:
+    for name, judgement in zip(bar.names, bar.judge(results), strict=True):
+        assert judgement.problem is None, f"{what}, {name}: {judgement.problem}"
+
+
+def assert_infinite_targets(backward: Backward, device: str = "cpu") -> None:
+    """The gradient sigmoid(z) - t of each of ``LOGITS``, where a product with an infinite target
+    would be NaN once its factor underflows."""
+    z = torch.tensor(LOGITS, device=device)[:, None]
+    ones = torch.ones_like(z)
+    for value in (math.inf, -math.inf, math.nan, 0.0, 0.3, 1.0, 3.0):
+        target = torch.full_like(z, value)
+        grad = backward((True, False, False), ones, target, z, ones[:1], None, "none")[0]
+        expected = torch.sigmoid(z.double()) - target.double()
+        if value == 1.0:  # which float64 keeps no digits of either
+            expected = -torch.sigmoid(-z.double())
+        torch.testing.assert_close(grad.double(), expected, rtol=4e-7, atol=1.2e-38, equal_nan=True)
 
 
 def assert_each_loss(forward: Launcher, device: str = "cpu") -> None:

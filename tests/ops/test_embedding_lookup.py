@@ -89,6 +89,18 @@ def test_no_gradient_of_an_empty_table_is_left_to_pytorch():
         assert [grad.shape for grad in grads] == [(rows, width)] * 2
 
 
+def test_the_reference_has_a_second_derivative_without_ids():
+    """``F.embedding``'s raises: it reshapes no elements to ``(0, -1)``."""
+    table = torch.randn(3, 2, requires_grad=True)
+    output = OP.reference([table], torch.zeros(0, 1, dtype=torch.int64))
+    assert output.shape == (0, 1, 2)
+    upstream = torch.zeros(0, 1, 2, requires_grad=True)
+    (grad,) = torch.autograd.grad(output, table, upstream, create_graph=True)
+    assert torch.equal(grad, torch.zeros(3, 2))
+    (second,) = torch.autograd.grad(grad.sum(), upstream)
+    assert second.shape == upstream.shape
+
+
 @implementations
 @rules
 def test_stray_ids(implementation, rule):
@@ -231,7 +243,7 @@ def test_batched_upstream_gradients_are_refused_but_under_vmap():
     tables, ids, _ = made(6, 4, sizes=(3, 5))
     upstream = torch.randn(7, 6, 2, 4)
     leaves = [table.clone().requires_grad_() for table in tables]
-    output = embedding_lookup(leaves, ids)
+    output = embedding_lookup(leaves, ids, implementation="cpp")
     with pytest.raises(UnsupportedError, match=r"is_grads_batched=True.*torch\.func\.vmap"):
         torch.autograd.grad(output, leaves, upstream, is_grads_batched=True)
     _, pull = torch.func.vjp(lambda *given: embedding_lookup(given, ids), *tables)

@@ -87,6 +87,16 @@ def test_dot_every_cuda_configuration(shape, dtype):
 
 
 @dtypes
+def test_dot_every_number_of_vectors_that_a_warp_takes(dtype):
+    """A backward that reads past the last row of a block faults where shared memory ends there:
+    31 samples of 9 vectors of 16 did. Every sample of the last warp is there, or one is not."""
+    for tables in range(32):
+        for batch in (31, 32):
+            inputs = on_gpu(*vectors(batch, tables, 16, dtype))
+            check(DOT, cuda_launch.forward, cuda_launch.backward, *inputs)
+
+
+@dtypes
 def test_dot_every_cuda_configuration_on_special_values(dtype):
     dense, embeddings = special_vectors(dtype, 26, 16)
     _check_every_configuration(*on_gpu(dense, embeddings), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +94,42 @@ def test_cublaslts_epilogue_serves_16_bits_alone(dtype, monkeypatch):
     for activation in ("relu", "gelu_tanh"):
         cublaslt_launch.forward(*operands(3, 8, 8, dtype), activation)
     assert called == [library if dtype in HALF else ours] * 2
+
+
+def test_cublaslts_epilogue_serves_whole_words_alone():
+    """For others cuBLASLt rounds the product before it adds the bias."""
+    room = torch.zeros(4096, dtype=torch.float16)
+
+    def matrix(rows, columns, pitch=None, offset=0):
+        return room.as_strided((rows, columns), (pitch or columns, 1), offset)
+
+    for fuses, input, weight, bias in (
+        (True, matrix(3, 8), matrix(8, 8), room[:8]),
+        (True, matrix(3, 8, 16), matrix(16, 8, 8, 8), room[8:24]),
+        (True, matrix(8, 8).t(), matrix(8, 8).t(), room[:8]),
+        (False, matrix(3, 2), matrix(2, 2), room[:2]),
+        (False, matrix(3, 8), matrix(12, 8), room[:12]),
+        (False, matrix(3, 12), matrix(8, 12), room[:8]),
+        (False, matrix(3, 8, 12), matrix(8, 8), room[:8]),
+        (False, matrix(8, 3).t(), matrix(8, 8), room[:8]),
+        (False, matrix(3, 8, offset=1), matrix(8, 8), room[:8]),
+        (False, matrix(3, 8), matrix(8, 8, offset=4), room[:8]),
+        (False, matrix(3, 8), matrix(8, 8), room[1:9]),
+    ):
+        strides = (input.stride(), weight.stride())
+        assert cublaslt_launch._fuses(input, weight, bias) is fuses, strides
+
+
+@pytest.mark.gpu
+@halves
+@pytest.mark.parametrize("activation", ["relu", "gelu_tanh"])
+def test_cublaslt_rounds_after_the_bias(dtype, activation):
+    """Where product and bias cancel, what was rounded between them shows."""
+    for rows, columns, depth in itertools.product((31, 85, 128), (1, 2, 7, 8, 24), (1, 2, 8, 40)):
+        input, weight, _ = operands(rows, depth, columns, dtype, "cuda")
+        product = (input.double() @ weight.double().t())[rows // 2]
+        bias = (-product + 0.01 * product.abs()).to(dtype)
+        check(cublaslt_launch.forward, cublaslt_launch.backward, input, weight, bias, activation)
 
 
 @pytest.mark.parametrize("layout", ["one_row", "one_column", "transposed"])

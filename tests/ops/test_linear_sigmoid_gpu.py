@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from logit_cases import LAYOUTS, SHAPES, assert_each_loss, check, operands
+from logit_cases import LAYOUTS, SHAPES, assert_each_loss, assert_infinite_targets, check, operands
 
 from fuselab.ops import linear_binary_cross_entropy, linear_sigmoid
 from fuselab.ops.linear_sigmoid import cuda_launch, triton_launch
@@ -66,6 +66,11 @@ def test_unaligned_rows_and_other_targets(implementation):
 @implementations
 def test_losses_where_a_probability_would_round(implementation):
     assert_each_loss(KERNELS[implementation][0], "cuda")
+
+
+@implementations
+def test_infinite_targets(implementation):
+    assert_infinite_targets(KERNELS[implementation][1], "cuda")
 
 
 @implementations

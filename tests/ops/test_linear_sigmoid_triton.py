@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from logit_cases import LAYOUTS, SHAPES, assert_each_loss, check, operands
+from logit_cases import LAYOUTS, SHAPES, assert_each_loss, assert_infinite_targets, check, operands
 
 from fuselab.runtime import interpreter
 
@@ -47,6 +47,10 @@ def test_targets_of_another_dtype_promote():
 
 def test_losses_where_a_probability_would_round():
     assert_each_loss(forward)
+
+
+def test_infinite_targets():
+    assert_infinite_targets(backward)
 
 
 def test_an_infinite_bias_does_not_leak_from_rows_that_are_not_there():

@@ -87,3 +87,9 @@ def test_every_package_of_the_library_meets_the_contract() -> None:
         assert callable(getattr(ops, name))
         # Type checkers see the function too, not the subpackage's module.
         assert f" {name} as {name}" in Path(ops.__file__ or "").read_text()
+
+
+def test_an_in_place_form_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ops.softmax_
+    monkeypatch.setattr(ops, "packages", lambda: pytest.fail("looked for again"))
+    assert ops.softmax_ is found

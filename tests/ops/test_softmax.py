@@ -18,11 +18,10 @@ from softmax_cases import (
 
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.ops import softmax
-from fuselab.ops.softmax import cpu_launch, cuda_launch
+from fuselab.ops.softmax import cpu_launch, cuda_launch, declaration
 from fuselab.ops.softmax.declaration import CASES
 from fuselab.ops.softmax.layout import Rows, rows_of, vector_length
 from fuselab.ops.softmax.op import OP
-from fuselab.runtime.dispatch import choose
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -116,11 +115,27 @@ def test_rows_sum_to_one(implementation):
         torch.testing.assert_close(sums, torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
-def test_auto_takes_the_library_where_vectors_would_be_empty():
-    assert choose(OP, (torch.empty(8, 3), -1, None)) == "cpp"
-    assert choose(OP, (torch.empty(8, 1000, 3), 1, None)) == "reference"
-    assert choose(OP, (torch.empty(8, 1000, 16), 1, None)) == "cpp"
-    assert choose(OP, (torch.empty(()), 0, None)) == "cpp"
+@pytest.mark.parametrize(
+    ("shape", "dim", "regime"),
+    [
+        ((), 0, "rows up to 7"),
+        ((8, 3), -1, "rows up to 7"),
+        ((8, 15), -1, "rows up to 15"),
+        ((8, 16), -1, "rows up to 31"),
+        ((4, 2047), 1, "rows up to 2047"),
+        ((4, 2048), 1, "rows"),
+        ((8, 1000, 1), 1, "rows up to 2047"),
+        ((8, 1000, 3), 1, "narrow columns"),
+        ((8, 1000, 16), 1, "columns"),
+    ],
+)
+def test_regimes_that_are_measured_apart(shape, dim, regime):
+    assert declaration.regime(torch.empty(shape), dim) == regime
+
+
+def test_a_cast_is_a_regime_of_its_own():
+    assert declaration.regime(torch.empty(8, 3), -1, torch.float64) == "cast"
+    assert declaration.regime(torch.empty(8, 3), -1, torch.float32) == "rows up to 7"
 
 
 @dtypes

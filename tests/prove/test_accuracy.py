@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fuselab.prove import accuracy
 from fuselab.prove.accuracy import Bar, judge, ulp_of_rows
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -110,6 +111,26 @@ def test_shape_and_dtype_are_part_of_the_answer() -> None:
     assert judge(torch.ones(0, 3), torch.ones(0, 3), torch.ones(0, 3).double()).problem is None
 
 
+def loss(values: list[Tensor]) -> list[Tensor]:
+    """Binary cross entropy of logits below -100, whose logarithm is 0."""
+    logit, target = values
+    return [(1 - target) * logit - logit]
+
+
+def test_where_eager_overflows_a_copy_shows_its_rounding() -> None:
+    """1.02 times the largest number is infinite; a fused product and sum rounds 1.02 alone, and its
+    error is 50 times the result's rounding."""
+    logit = torch.tensor([-torch.finfo(torch.float32).max])
+    target = torch.tensor([-0.02])
+    fused = ((1 - target).double() * logit.double() - logit.double()).float()
+    bar = Bar(loss, [logit, target], ["loss"])
+    assert bar.eager[0].isinf() and bar.exact[0].isfinite()
+    assert judge(fused, bar.eager[0], bar.exact[0]).problem is not None
+    assert bar.judge([fused])[0].problem is None
+    wrong = Bar(loss, [logit, target], ["loss"]).judge([1.001 * fused])[0]
+    assert wrong.problem is not None
+
+
 def gelu(values: list[Tensor]) -> list[Tensor]:
     """By its definition, whose sum cancels far left of 0."""
     return [values[0] * 0.5 * (1 + torch.erf(values[0] / math.sqrt(2)))]
@@ -137,6 +158,51 @@ def test_copies_do_not_excuse_what_is_wrong() -> None:
     bar = Bar(gelu, [value], ["output"])
     assert bar.judge([exact.float()])[0].problem is None
     assert bar.judge([exact.half().float()])[0].problem is not None
+
+
+def relu_of_products(values: list[Tensor]) -> list[Tensor]:
+    """The gradient of relu(outer(x, x) wᵀ) by x: it jumps where a pre-activation changes sign."""
+    x, weight, upstream = values
+    x = x.detach().requires_grad_()
+    outer = (x[:, :, None] * x[:, None, :]).flatten(1)
+    return list(torch.autograd.grad(torch.relu(outer @ weight.t()), [x], upstream))
+
+
+def folded(values: list[Tensor], shift: float = 0.0) -> Tensor:
+    """The same with w_ij + w_ji rounded once, as a kernel does that multiplies half as often, in
+    float64 otherwise; ``shift`` moves the pre-activations."""
+    x, weight, upstream = values
+    width = x.shape[1]
+    square = weight.view(-1, width, width)
+    both = square + square.transpose(1, 2)
+    row, column = torch.tril_indices(width, width).unbind()
+    halves = torch.where(row == column, square[:, row, column], both[:, row, column])
+    total = (x[:, row] * x[:, column]).double() @ halves.double().t() + shift
+    passed = torch.where(total > 0, upstream.double(), 0.0)
+    exact = square.double() + square.double().transpose(1, 2)
+    return torch.einsum("bn,nij,bj->bi", passed, exact, x.double()).to(x.dtype)
+
+
+def test_a_jump_is_excused_where_eager_may_take_either_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pre-activation within its own rounding is positive for one kernel, negative for another."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((500, 6), (2, 36), (500, 2))
+    for _ in range(40):
+        values = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+        bar = Bar(relu_of_products, values, ["gradient"])
+        with monkeypatch.context() as without:
+            without.setattr(accuracy, "GENTLE", 0)
+            if bar.judge([folded(values)])[0].problem is not None:
+                break
+    else:
+        pytest.fail("32 copies show every jump: this test shows nothing")
+    assert Bar(relu_of_products, values, ["gradient"]).judge([folded(values)])[0].problem is None
+    # The sign of what lies tens of roundings off is no matter of luck.
+    wrong = folded(values, shift=0.5)
+    judgement = Bar(relu_of_products, values, ["gradient"]).judge([wrong])[0]
+    assert judgement.problem is not None and judgement.rows_missed > 5
 
 
 def softmax(values: list[Tensor]) -> list[Tensor]:

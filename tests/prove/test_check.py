@@ -13,12 +13,15 @@ from gallery import honest, wrong
 from torch import Tensor
 
 from fuselab import ops
+from fuselab.cli.check import notes
 from fuselab.cli.main import run
 from fuselab.errors import UnknownNameError
+from fuselab.op import Case, FusedOp, Gradient, Inputs
 from fuselab.prove import check as checking
-from fuselab.prove import check_build
+from fuselab.prove import check_build, check_device, check_gradients
 from fuselab.prove.check import check
 from fuselab.prove.result import Verdict, group_facts, group_from_facts
+from fuselab.prove.subject import Subject
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK = {"cases", "shapes", "values", "layouts", "gradients"}
@@ -39,6 +42,13 @@ def write_honest(folder: Path, change: str = "", name: str = "honest_file") -> s
     return str(path)
 
 
+def without_times(facts: dict[str, Any]) -> dict[str, Any]:
+    for group in facts["groups"]:
+        for result in group["results"]:
+            assert result.pop("seconds") >= 0
+    return facts
+
+
 NO_TAIL = """
 def forward(input, bias, scale):
     output = empty_output(input, bias).copy_(computed(input, bias, scale))
@@ -54,7 +64,7 @@ def make_op(name, _make=make_op):
 def test_a_seed_repeats_a_run_exactly() -> None:
     op = honest.make_op("repeats")
     first, again, other = (
-        check(op, dtype=torch.float32, quick=True, seed=seed, device="cpu").facts()
+        without_times(check(op, dtype=torch.float32, quick=True, seed=seed, device="cpu").facts())
         for seed in (3, 3, 4)
     )
     assert first == again
@@ -98,6 +108,160 @@ def test_an_operator_without_gradient_may_refuse_one() -> None:
     assert present.verdict is Verdict.PASS and "defines no gradient" in str(present.reason)
     (gradients,) = report.results("gradients")
     assert gradients.verdict is Verdict.SKIPPED
+
+
+def rounded(input: Tensor, bias: Tensor, scale: float = 1.0, narrow: bool = False) -> Tensor:
+    output = honest.reference(input, bias, scale)
+    return output.float() if narrow else output
+
+
+def draw_rounded(draw: Any) -> Inputs:
+    inputs = honest.draw(draw)
+    return Inputs((*inputs.args, draw.choice([False, True])))
+
+
+def rounded_op(name: str, draw: Any) -> FusedOp:
+    """The honest operator, whose output is float32 where its last argument says so."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float, narrow: bool) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output.float() if narrow else output
+
+    def save(output: Tensor, input: Tensor, bias: Tensor, scale: float, narrow: bool) -> Any:
+        return input, bias, scale
+
+    return honest.make_op(
+        name,
+        forward=forward,
+        reference=rounded,
+        gradient=Gradient(save, honest.gradient_reference),
+        draw=draw,
+        cost=lambda input, bias, scale, narrow: honest.cost(input, bias, scale),
+    )
+
+
+def test_a_rounded_output_has_no_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finite differences of an output narrower than its inputs are 0 or a jump."""
+    some = tuple(known for known in checking.CHECKS if known.name == "gradcheck")
+    monkeypatch.setattr(checking, "CHECKS", some)
+    report = check(rounded_op("rounded", draw_rounded), dtype=torch.float64, device="cpu")
+    (result,) = report.results("gradcheck")
+    assert result.verdict is Verdict.PASS, result.reason
+    assert 0 < result.trials < 12
+
+    def all_rounded(draw: Any) -> Inputs:
+        return Inputs((*honest.draw(draw).args, True))
+
+    report = check(rounded_op("all_rounded", all_rounded), dtype=torch.float64, device="cpu")
+    (result,) = report.results("gradcheck")
+    assert result.verdict is Verdict.NOT_JUDGED and "no meaning" in str(result.reason)
+
+
+def test_a_projected_jacobian_shows_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many inputs are judged by a random projection, which other random numbers do not see."""
+
+    def backward(*args: Any) -> tuple[Tensor | None, ...]:
+        grads = honest.backward(*args)
+        return tuple(None if grad is None else grad * 1.1 for grad in grads)
+
+    some = tuple(known for known in checking.CHECKS if known.name == "gradcheck")
+    monkeypatch.setattr(checking, "CHECKS", some)
+    monkeypatch.setattr(check_gradients, "_MOST_NUMBERS", 0)
+    before = torch.get_rng_state()
+    for name, passed in (("projected", True), ("projected_wrong", False)):
+        op = honest.make_op(name, **({} if passed else {"backward": backward}))
+        report = check(op, dtype=torch.float64, quick=True, device="cpu")
+        assert report.passed is passed
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_a_row_whose_time_ends_first_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    op = honest.make_op("hurried")
+    whole = check(op, dtype=torch.float32, quick=True, device="cpu")
+    assert whole.passed and not whole.cut_short and "cut short" not in str(whole)
+    monkeypatch.setattr(checking, "QUICK_BUDGET_S", 0.0)
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    assert report.passed and report.cut_short and report.groups[0].cut_short
+    assert report.trials < report.planned == whole.trials
+    assert f"passes, cut short ({report.trials} of {report.planned} trials)" in str(report)
+
+    target = tmp_path / "check.json"
+    monkeypatch.setattr(checking, "QUICK_BUDGET_S", float("inf"))
+    arguments = ["check", write_honest(tmp_path), "--quick", "--dtype", "float32"]
+    arguments += ["--budget", "1e-9"]
+    assert run([*arguments, "--device", "cpu", "--json", str(target)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("plain") and "PASS, cut short" in line for line in lines)
+    assert lines[-1].startswith("PASS, cut short: the time of 1 of 1 rows ended first (")
+    assert f"{report.trials} of {report.planned} trials" in lines[-1]
+    written = json.loads(target.read_text())
+    assert written["cut_short"] is True and written["groups"][0]["cut_short"] is True
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_a_full_check_makes_all_its_trials() -> None:
+    report = check(honest.make_op("whole"), dtype=torch.float32, device="cpu")
+    assert report.passed and not report.cut_short
+    assert report.results("shapes")[0].trials == 200
+
+
+def test_a_huge_sum_meets_the_bar_of_the_other_checks() -> None:
+    """Two orders of one long sum differ by more than a fixed tolerance allows; float64 knows."""
+
+    def sums(input: Tensor) -> Tensor:
+        """Of the numbers near 1000 and of those near -1000, each alone: large, and they cancel."""
+        return input.view(64, -1, 2).sum(1).sum(1, keepdim=True)
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return sums(input.view(64, 8, -1, 2).transpose(1, 2).reshape(64, -1)) * scale + bias
+
+    def reference(input: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
+        return sums(input) * scale + bias
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        input = torch.randn(64, 8000, generator=generator)
+        input += torch.tensor([1000.0, -1000.0]).repeat(4000)
+        return Inputs((input, torch.zeros(1)))
+
+    case = Case("64 sums", make, frozenset({"huge"}))
+    op = honest.make_op("long_sum", forward=forward, reference=reference, gradient=None)
+    subject = Subject(op, "plain", torch.device("cpu"), torch.float32)
+    trial = subject.from_case("huge", case)
+    assert trial is not None
+    pieces = check_device._compare_in_pieces
+    assert pieces(subject.results(*trial.args), subject.expected(*trial.args)) is not None
+    outcome = check_device._huge_case(subject, trial)
+    assert outcome.problem is None and 0 < outcome.share_of_bar <= 1
+
+    def half(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return forward(input.half().float(), bias, scale)
+
+    op = honest.make_op("half_sum", forward=half, reference=reference, gradient=None)
+    subject = Subject(op, "plain", torch.device("cpu"), torch.float32)
+    assert check_device._huge_case(subject, trial).problem is not None
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_an_implementation_that_takes_few_of_the_inputs_says_so() -> None:
+    def whole_blocks(input: Tensor, bias: Tensor, scale: float) -> str | None:
+        return None if input.shape[-1] % 8 == 0 else "it takes whole blocks"
+
+    op = honest.make_op("whole_blocks")
+    plain = replace(op.implementations["plain"], supports=whole_blocks)
+    op = replace(op, implementations={"plain": plain})
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    (shapes,) = report.results("shapes")
+    assert 0 < shapes.trials < 20 and shapes.trials + shapes.unsupported == 40
+    (group,) = report.groups
+    assert group.unsupported > group.trials
+    said = f"plain float32 takes few of the inputs drawn: {group.trials} of "
+    assert any(line.startswith(said) for line in notes(report))
+    everything = check(honest.make_op("all"), dtype=torch.float32, quick=True, device="cpu")
+    assert not any("few of" in line for line in notes(everything))
 
 
 @pytest.mark.usefixtures("few_checks")
@@ -181,6 +345,7 @@ def test_command_fails_with_the_case_and_what_repeats_it(
         (["{spec}", "--dtype", "float23"], "unknown dtype 'float23'"),
         (["{spec}", "--dtype", "int64"], "unknown dtype 'int64'; known: "),
         (["{spec}", "--device", "gpu"], "'gpu' is no device"),
+        (["{spec}", "--budget", "0"], "the budget is 0.0 s; it must be above 0"),
         (["{spec}", "--case", "shape@1"], "unknown check 'shape'"),
         (["{spec}", "--case", "values@3x257"], "'values@3x257' names no trial of 'values'"),
         (["{spec}", "--json", "{folder}/no/where.json", "--case", "cases@8x8"], "where.json"),

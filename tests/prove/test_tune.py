@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -208,7 +209,9 @@ def test_command_prints_what_it_tried_in_80_columns_and_writes_json(
         assert "times_us" not in case
         for tried in case["tried"]:
             assert f"tile={tried['config']['tile']}" in screen.out
-    assert "tile=7 WRONG: output row 0, column 4095 is" in screen.out
+    # The last four of 4099 are missing with tiles of 7; the worst of them is named.
+    said = " ".join(screen.out.split())
+    assert re.search(r"tile=7 WRONG: output row 0 of 1 is off by .* column 409[5-8] is 0,", said)
     assert "tile=0 FAILED: ValueError" in screen.out
     assert "saved in" in screen.out and "--json" not in written["command"]
 

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fuselab.errors import BuildError, DeviceError
-from fuselab.runtime import launcher
+from fuselab.runtime import launcher, triton_launch
 from fuselab.runtime.triton_launch import launch
 
 HERE = Path(__file__).parent
@@ -159,6 +160,48 @@ def test_cpu_tensors_are_refused_outside_the_interpreter() -> None:
 
     with pytest.raises(DeviceError, match=r"scaled needs CUDA tensors.*interpreter"):
         launch(scaled, (1,), torch.ones(3), torch.ones(3), 3, 1.0, BLOCK=64)
+
+
+def test_tritons_own_launcher_is_built_when_triton_launches() -> None:
+    from triton.runtime import driver
+
+    built = []
+
+    class Launcher:
+        def __init__(self, source: str, metadata: str) -> None:
+            built.append((source, metadata))
+
+        def __call__(self, *args: int, stream: int) -> tuple[int, ...]:
+            return (*args, stream)
+
+    active = SimpleNamespace(launcher_cls=Launcher)
+    before = driver._active
+    try:
+        driver.set_active(active)
+        with triton_launch._late_launchers():
+            late = active.launcher_cls("source", metadata="facts")
+    finally:
+        driver._active = before
+    assert active.launcher_cls is Launcher and built == []
+    assert late(1, 2, stream=3) == late(1, 2, stream=3) == (1, 2, 3)
+    assert built == [("source", "facts")]
+
+
+@pytest.mark.gpu
+def test_a_kernel_of_ours_builds_no_launcher_of_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    from small_triton_kernels import scaled
+    from triton.runtime import driver
+
+    built = []
+    make = driver.active.launcher_cls
+    monkeypatch.setattr(
+        driver.active, "launcher_cls", lambda *args: built.append(args) or make(*args)
+    )
+    value, output = torch.randn(96, device="cuda"), torch.zeros(96, device="cuda")
+    launch(scaled, (3,), value, output, 96, 2.0, BLOCK=32, num_warps=1)
+    assert torch.equal(output, 2 * value) and built == []
+    scaled[(3,)](value, output, 96, 3.0, BLOCK=32, num_warps=1)
+    assert torch.equal(output, 3 * value) and len(built) == 1
 
 
 @pytest.mark.gpu

@@ -33,3 +33,37 @@ def test_zeroed_products_are_the_same() -> None:
     words = [sys.executable, "-W", "ignore", "-c", PRODUCTS]
     ended = subprocess.run(words, cwd=TOOLS, capture_output=True, text=True)
     assert ended.stdout == "same products\n", ended.stderr
+
+
+DRAWS = """
+import torch
+from fuselab import ops
+from fuselab.prove.subject import Subject
+from sanitize import _draws, call_drawn, tight
+
+subject = Subject(ops.contract("softmax"), "cpp", torch.device("cpu"), torch.float32, 3, True)
+drawn = list(_draws(subject, 12))
+labels = [label for label, _, _ in drawn]
+assert len(set(labels)) == len(labels) == 12, labels
+assert all(label.startswith("fuselab::softmax cpp torch.float32 draw 3.") for label in labels)
+strided = 0
+for _, trial, call in drawn:
+    tensor = trial.args[0]
+    strided += not tensor.is_contiguous()
+    copy = tight(tensor)
+    assert copy.stride() == tensor.stride() and copy.storage_offset() == tensor.storage_offset()
+    assert torch.equal(copy.nan_to_num(), tensor.nan_to_num())
+    if tensor.numel():
+        steps = zip(copy.shape, copy.stride())
+        end = copy.storage_offset() + sum((size - 1) * stride for size, stride in steps) + 1
+        assert copy.untyped_storage().nbytes() == 4 * end
+    call(subject, trial)
+assert strided > 3
+print("drawn calls")
+"""
+
+
+def test_drawn_calls_have_any_layout_and_end_with_their_memory() -> None:
+    words = [sys.executable, "-W", "ignore", "-c", DRAWS]
+    ended = subprocess.run(words, cwd=TOOLS, capture_output=True, text=True)
+    assert ended.stdout == "drawn calls\n", ended.stderr

@@ -145,7 +145,8 @@ class LateStream(PromptStream):
 
 
 class Made(TorchDispatchMode):
-    """The floating-point tensors that the operators of a block return."""
+    """The floating-point tensors that the operators of a block return in memory of their own: a
+    view of a weight is none of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,8 +154,13 @@ class Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
+        given = {value.data_ptr() for value in args if isinstance(value, torch.Tensor)}
         for each in results if isinstance(results, list | tuple) else [results]:
-            if isinstance(each, torch.Tensor) and each.is_floating_point():
+            if (
+                isinstance(each, torch.Tensor)
+                and each.is_floating_point()
+                and each.data_ptr() not in given
+            ):
                 self.tensors.append(each)
         return results
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_the_first_of_steps_and_epochs_ends_it(
 
 
 def _wait_for_a_checkpoint(child: subprocess.Popen[Any], folder: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not list(folder.glob("step-*")) and time.monotonic() < deadline:
         if child.poll() is not None:
             break  # what it said is in the assertions that follow
@@ -113,10 +114,14 @@ def test_killed_and_resumed_ends_with_the_same_weights(config: str, tmp_path: Pa
     try:
         assert run(_words(config, whole, *more)) == 0
         words = [sys.executable, "-m", "fuselab", *_words(config, killed, *more)]
-        child = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        _wait_for_a_checkpoint(child, killed)
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
+        for _ in range(5):  # on a busy machine it may end before this process is woken
+            shutil.rmtree(killed, ignore_errors=True)
+            child = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            _wait_for_a_checkpoint(child, killed)
+            child.send_signal(signal.SIGKILL)
+            if child.wait() != 0:
+                break
+        assert child.returncode == -signal.SIGKILL
         (killed / ".fuselab-00.safetensors").touch()  # as a kill in the middle of a write leaves it
         assert run([*_words(config, killed, *more), "--resume"]) == 0
     finally:
@@ -150,7 +155,7 @@ def test_ctrl_c_writes_a_checkpoint_and_says_where_it_stopped(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def press() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not list(tmp_path.glob("step-*")) and time.monotonic() < deadline:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)

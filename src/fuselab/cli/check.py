@@ -51,6 +51,12 @@ def check(
     case: Annotated[
         str | None, typer.Option(metavar="CHECK@CASE", help="One trial, as a failure prints it.")
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", help="Seconds for one implementation and dtype: 1200; with --quick 20."
+        ),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
     ] = None,
@@ -71,6 +77,7 @@ def check(
         seed,
         place,
         case,
+        budget,
         progress=lambda line: print(line, file=sys.stderr),
     )
     show(report, Console(width=WIDTH, highlight=False))
@@ -100,7 +107,7 @@ def show(report: CheckReport, console: Console) -> None:
             percent(group.share_of_bar) if judged else "",
             ulps(group.ours_ulp) if judged else "",
             ulps(group.eager_ulp) if judged else "",
-            str(group.verdict),
+            f"{group.verdict}{', cut short' if group.cut_short else ''}",
         )
     console.print(table)
     for group in report.groups:
@@ -108,7 +115,7 @@ def show(report: CheckReport, console: Console) -> None:
             show_failure(group, failure, console)
     for line in notes(report):
         console.print(line, style="dim", soft_wrap=False)
-    console.print(summary(report))
+    console.print(summary(report), soft_wrap=True)
 
 
 def summary(report: CheckReport) -> str:
@@ -116,11 +123,15 @@ def summary(report: CheckReport) -> str:
     verdicts = [group.verdict for group in report.groups]
     failures = sum(len(group.failures) for group in report.groups)
     judged = sum(verdict in (Verdict.PASS, Verdict.FAIL) for verdict in verdicts)
-    trials = sum(group.trials for group in report.groups)
     text = f"FAIL: {failures} checks" if failures else "PASS" if judged else "NOT JUDGED"
+    trials = f"{report.trials} trials"
+    if report.cut_short:
+        short = sum(group.cut_short for group in report.groups)
+        text += f", cut short: the time of {short} of {len(verdicts)} rows ended first"
+        trials = f"{report.trials} of {report.planned} trials"
     if judged < len(verdicts):
         text += f"; {len(verdicts) - judged} of {len(verdicts)} rows not judged here"
-    return f"{text} ({trials} trials, seed {report.seed})"
+    return f"{text} ({trials}, seed {report.seed})"
 
 
 def trials(group: Group) -> str:
@@ -164,9 +175,17 @@ def notes(report: CheckReport) -> list[str]:
             places = held.setdefault(f"{entry.verdict} {entry.check}: {entry.reason}", {})
             places.setdefault(group.implementation, []).append(group.dtype)
     lines = [f"{text} ({_listed(places)})" for text, places in held.items()]
-    if any(group.planned > group.trials for group in report.groups):
+    for group in report.groups:
+        judged = group.verdict in (Verdict.PASS, Verdict.FAIL)
+        if judged and group.unsupported > group.trials:
+            drawn = group.trials + group.unsupported
+            lines.append(
+                f"{group.implementation} {group.dtype} takes few of the inputs drawn: "
+                f"{group.trials} of {drawn}"
+            )
+    if report.cut_short:
         lines.append(
-            "trials 90/335: the row's time ended first; of every check at least a quarter was run"
+            "cut short: the row's time ended first; of every check at least a quarter was run"
         )
     return lines
 

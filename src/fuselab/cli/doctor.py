@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fuselab.errors import FuselabError
+from fuselab.errors import FuselabError, OutputError
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,8 @@ TRITON = ((3, 6), (3, 10))
 TUNED_CAPABILITY = (8, 0)
 # Compiled kernels take a few MB; a report and its trace some hundred.
 NEEDED_DISK_BYTES = 1 << 30
+# What --measure times of the operators: larger calls behave alike, and all dtypes take an hour.
+MEASURED = ("--most-bytes", str(9 << 20), "--dtype", "float32", "--dtype", "bfloat16")
 
 OPTIONAL_PACKAGES = {
     "nvidia-ml-py": "joules per call in bench",
@@ -68,7 +70,11 @@ def add(app: typer.Typer) -> None:
 
 def doctor(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the ceilings again, not from the cache.")
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure the ceilings again; on a CPU every operator too, for what auto takes.",
+        ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json: Annotated[
@@ -89,6 +95,8 @@ def doctor(
     ceilings = None if missing else measured(chosen, measure)
     if ceilings is not None:
         show_ceilings(ceilings)
+    if measure and not missing and chosen.type == "cpu":
+        measure_operators()
     print()
     print(verdict(missing, chosen))
     if json is not None:
@@ -156,7 +164,7 @@ def _compiler() -> Check:
     with tempfile.TemporaryDirectory(prefix="fuselab-doctor-") as folder:
         library = Path(folder) / "probe.so"
         built = _why_not(
-            lambda: cpp_source.compile_library(_PROBE_CPP, library, cpp_source.OPTIONS, "a probe")
+            lambda: cpp_source.compile_library(_PROBE_CPP, library, cpp_source.options(), "a probe")
         )
     if built is not None:
         return Check("C++ compiler", "missing", built, mend)
@@ -281,6 +289,26 @@ def measured(device: torch.device, refresh: bool) -> Ceilings:
 
     print("doctor: ceilings, measured once (some ten seconds) and kept", file=sys.stderr)
     return measured_ceilings(device, refresh=refresh)
+
+
+def measure_operators() -> None:
+    """Time every operator with a C++ kernel against PyTorch and keep what ``auto`` goes by."""
+    from fuselab.prove import cpu_times
+    from fuselab.runtime import cpu_choice
+
+    print(
+        "doctor: operators on this CPU, many minutes if kernels must be compiled first;\n"
+        "doctor: nothing else should run meanwhile",
+        file=sys.stderr,
+    )
+    file = cpu_choice.own_file()
+    if cpu_times.measure_apart(file, MEASURED) != 0:
+        raise OutputError(f"the operators' times could not be measured and written to {file}.")
+    cpu_choice.forget()
+    print("\nwhat auto takes on this CPU, of the calls measured")
+    for name, (ours, points) in cpu_choice.summary(file).items():
+        print(f"{'':9}{name:34}{ours:>5} of {points:<5}our kernel")
+    print(_folded(f"kept in {file}; delete it for the times that ship with fuselab"))
 
 
 def show(check: Check) -> None:

@@ -22,7 +22,7 @@ import numpy
 
 from fuselab.data.ids import Modulus, Vocabulary
 from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS
-from fuselab.errors import DataError
+from fuselab.errors import DataError, MissingDataError
 from fuselab.report.files import replacing, write_json
 
 
@@ -40,7 +40,9 @@ def load_metadata(path: str | Path) -> Metadata:
     """Either form; a name that ends in ``.npz`` is compact. Raises DataError."""
     path = Path(path)
     if not os.path.exists(path):
-        raise DataError(f"no file '{path}'; give metadata (.json, .npz) or a prepared folder.")
+        raise MissingDataError(
+            f"no file '{path}'; give metadata (.json, .npz) or a prepared folder."
+        )
     if path.suffix == ".npz":
         return Metadata(load_vocabulary(path))
     try:

@@ -29,7 +29,7 @@ from fuselab.data.layout import (
     column_name,
 )
 from fuselab.data.rejects import Rejects
-from fuselab.errors import DataError, FuselabError, OutputError
+from fuselab.errors import DataError, FuselabError, MissingDataError, OutputError
 
 _WIDTHS = {"X_int": (DENSE_COLUMNS,), "X_cat": (SPARSE_COLUMNS,), "y": ()}
 _PIECE_ROWS = 16_384
@@ -91,7 +91,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except FileNotFoundError:
-        raise DataError(f"no file '{path}'; give the path of a Criteo file.") from None
+        raise MissingDataError(f"no file '{path}'; give the path of a Criteo file.") from None
     except FuselabError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:

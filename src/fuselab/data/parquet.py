@@ -25,7 +25,7 @@ from fuselab.data.layout import (
     is_missing,
 )
 from fuselab.data.rejects import Rejects
-from fuselab.errors import DataError
+from fuselab.errors import DataError, MissingDataError
 
 LABEL = "labels"
 DENSE = tuple(f"DENSE_{column}" for column in range(DENSE_COLUMNS))
@@ -103,7 +103,7 @@ def _opened(path: Path, labelled: bool) -> pyarrow.parquet.ParquetFile:
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except FileNotFoundError:
-        raise DataError(f"no file '{path}'; give the path of a Criteo file.") from None
+        raise MissingDataError(f"no file '{path}'; give the path of a Criteo file.") from None
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     found = {field.name: field.type for field in file.schema_arrow}

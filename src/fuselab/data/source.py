@@ -14,7 +14,7 @@ from fuselab.data import npz, parquet, tsv
 from fuselab.data.layout import Rows, concatenate
 from fuselab.data.prepared import is_prepared
 from fuselab.data.rejects import Rejects
-from fuselab.errors import DataError
+from fuselab.errors import DataError, MissingDataError
 
 PART_BYTES = 64 << 20  # of text: some 270,000 rows
 
@@ -92,11 +92,13 @@ class Source:
         elif os.path.exists(root):
             raise DataError(f"'{path}' is a pipe or a device, which is read once; give a file.")
         elif not glob.has_magic(str(path)):
-            raise DataError(f"no file '{path}'; give the path of a Criteo file.")
+            raise MissingDataError(f"no file '{path}'; give the path of a Criteo file.")
         else:
             files = [Path(name) for name in glob.glob(str(path)) if Path(name).is_file()]
             if not files:
-                raise DataError(f"no file matches '{path}'; give a file, a folder or a glob.")
+                raise MissingDataError(
+                    f"no file matches '{path}'; give a file, a folder or a glob."
+                )
         files.sort(key=_natural)
         if len({_format(file) for file in files}) > 1:
             raise DataError(

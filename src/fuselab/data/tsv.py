@@ -31,7 +31,7 @@ from fuselab.data.layout import (
     column_name,
 )
 from fuselab.data.rejects import Rejects
-from fuselab.errors import DataError
+from fuselab.errors import DataError, MissingDataError
 
 BLOCK_BYTES = 2 << 20  # about 8,700 rows; the fastest of 1 to 16 MiB: it stays in a 2-core L2/L3
 
@@ -186,7 +186,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"no file '{path}'; give the path of a Criteo file.") from None
+        raise MissingDataError(f"no file '{path}'; give the path of a Criteo file.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path} is not a whole gzip file ({error}); fetch it again, or drop the .gz suffix."

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fuselab
-from fuselab.errors import TargetError
+from fuselab.errors import MissingTargetError, TargetError
 from fuselab.inspect.profile import Profile, Schedule
 from fuselab.inspect.user_code import plain
 
@@ -26,7 +26,7 @@ def profile_script(
     prints goes to stderr. Raises TargetError where the file is missing or the script fails.
     """
     if not Path(script).is_file():
-        raise TargetError(f"no file '{plain(script)}'; name the script behind python.")
+        raise MissingTargetError(f"no file '{plain(script)}'; name the script behind python.")
     with tempfile.TemporaryDirectory(prefix="fuselab-") as folder:
         answer = Path(folder) / "answer"
         steps = ",".join(map(str, schedule))

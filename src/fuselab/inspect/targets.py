@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import fuselab.models
 from fuselab.device.select import select
-from fuselab.errors import FuselabError, TargetError
+from fuselab.errors import FuselabError, MissingTargetError, TargetError
 from fuselab.inspect.user_code import claim_file, describe_error, plain
 
 SEED = 0
@@ -194,7 +194,7 @@ def _import_file(path: Path) -> ModuleType:
     if path.is_dir():
         raise TargetError(f"'{plain(path)}' is a folder; name the Python file in it.")
     if not path.is_file():
-        raise TargetError(f"no file '{plain(path)}'; check the path{_neighbour(path)}.")
+        raise MissingTargetError(f"no file '{plain(path)}'; check the path{_neighbour(path)}.")
     path = path.resolve()
     # A name of its own, so that a file called torch.py or softmax.py shadows nothing.
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuselab.errors import ArgumentError, DeviceError
+from fuselab.errors import ArgumentError, ArgumentTypeError, DeviceError
 from fuselab.measure.cpu_timer import without_garbage_collection
 from fuselab.measure.host import host_latency_samples_us
 from fuselab.measure.statistics import median_interval, quantiles
@@ -82,7 +82,9 @@ def time(
     DeviceError for a device that is not there.
     """
     if not callable(fn):
-        raise ArgumentError(f"fn is of type {type(fn).__name__}; give what is called: time(fn, x).")
+        raise ArgumentTypeError(
+            f"fn is of type {type(fn).__name__}; give what is called: time(fn, x)."
+        )
     if mode not in MODES:
         raise ArgumentError(f"mode is '{mode}'; it must be one of {', '.join(MODES)}.")
     where = _device(device, fn, args)

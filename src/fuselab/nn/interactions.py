@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fuselab.errors import ArgumentError
+from fuselab.errors import ArgumentError, OperandError, ShapeError
 from fuselab.nn.plain_module import more_than
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.dot_interaction import dot_interaction
@@ -70,7 +70,7 @@ class OuterInteraction(nn.Linear):
     ) -> None:
         activation_named(activation)
         if vectors < 1 or width < 1:
-            raise ArgumentError(
+            raise OperandError(
                 f"OuterInteraction: 'vectors' is {vectors} and 'width' {width}; expected 1 or more."
             )
         super().__init__((vectors * width) ** 2, out_features, bias, device, dtype)
@@ -90,7 +90,7 @@ class OuterInteraction(nn.Linear):
                 "plain nn.Linear."
             )
         if linear.in_features != (vectors * width) ** 2:
-            raise ArgumentError(
+            raise ShapeError(
                 f"OuterInteraction.of: 'linear' has {linear.in_features} inputs; expected "
                 f"{(vectors * width) ** 2}, the square of {vectors} vectors of {width}."
             )

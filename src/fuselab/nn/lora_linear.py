@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuselab.errors import ArgumentError, DifferentiationError, DtypeError, ShapeError
+from fuselab.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DifferentiationError,
+    DtypeError,
+    OperandError,
+    ShapeError,
+)
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.linear_activation import linear_activation
 from fuselab.ops.lora_linear import lora_linear
@@ -72,7 +79,7 @@ class LoRALinear(nn.Module):
             raise ArgumentError(f"LoRALinear: 'alpha' is {alpha!r}; expected a finite number.")
         is_linear = isinstance(linear, (nn.Linear, LoRALinear))
         if not is_linear or isinstance(linear, nn.LazyLinear):
-            raise ArgumentError(
+            raise ArgumentTypeError(
                 f"LoRALinear: 'linear' is {type(linear).__name__}; expected an nn.Linear."
             )
         if not isinstance(linear.weight, nn.Parameter):
@@ -256,7 +263,7 @@ def freeze_all_but_adapters(model: nn.Module) -> None:
 def _matcher(target_modules: str | Sequence[str]) -> Callable[[str], bool]:
     """Whether a dotted name is one of those. Raises ArgumentError."""
     if not isinstance(target_modules, str | Iterable):
-        raise ArgumentError(
+        raise ArgumentTypeError(
             f"add_adapters: 'target_modules' is {target_modules!r}; expected a regular expression "
             "or a list of names."
         )
@@ -325,7 +332,7 @@ def adapters_from_difference(
             f"adapters_from_difference: 'scale' is {scale!r}; expected not 0, finite."
         )
     if not weight_difference.isfinite().all():
-        raise ArgumentError("adapters_from_difference: 'weight_difference' has NaN or infinity.")
+        raise OperandError("adapters_from_difference: 'weight_difference' has NaN or infinity.")
     dtype = torch.promote_types(weight_difference.dtype, torch.float32)
     left, singular, right = torch.linalg.svd(weight_difference.to(dtype), full_matrices=False)
     root = (singular[:rank] / abs(scale)).sqrt()

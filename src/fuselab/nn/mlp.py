@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuselab.errors import ArgumentError
+from fuselab.errors import ArgumentTypeError, OperandError
 from fuselab.nn.plain_module import is_plain
 from fuselab.ops.activations import LEAKY_RELU_SLOPE, activation
 from fuselab.ops.linear_activation import linear_activation
@@ -80,7 +80,7 @@ class MLP(nn.Sequential):
             or len(sizes) < 2
             or not all(isinstance(size, Integral) and size >= 1 for size in sizes)
         ):
-            raise ArgumentError(
+            raise OperandError(
                 f"MLP: 'sizes' is {sizes!r}; expected two widths or more, each at least 1."
             )
         layers: list[nn.Module] = []
@@ -100,7 +100,7 @@ class MLP(nn.Sequential):
             type(module).forward not in (nn.Sequential.forward, cls.forward)
             or "forward" in vars(module)
         ):
-            raise ArgumentError(
+            raise ArgumentTypeError(
                 f"MLP.from_sequential: 'module' is {type(module).__qualname__}; expected an "
                 "nn.Sequential whose forward is nn.Sequential's."
             )

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,7 +43,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 QUICK_BUDGET_S = 20.0  # for the checks of one implementation and dtype
-BUDGET_S = 120.0
+BUDGET_S = 1200.0
 
 Progress = Callable[[str], None]
 
@@ -55,6 +56,7 @@ def check(
     seed: int = 0,
     device: str | torch.device | None = None,
     case: str | None = None,
+    budget_s: float | None = None,
     progress: Progress = lambda line: None,
 ) -> CheckReport:
     """Check an operator against its reference in float64, and against everything else that can be
@@ -66,11 +68,13 @@ def check(
         quick: fewer trials, two names of each choice between names (activations), and what does
             not depend on the dtype once only.
         seed: equal seeds try equal inputs in the same order, and give equal figures unless the time
-            ends first: 20 s for one implementation and dtype when quick, else 120 s, after which
-            each check makes a quarter of its trials. The report says how many were made.
+            ends first.
         device: as ``--device``. A CPU implementation runs on the CPU whatever it says; without a
             GPU, Triton runs under the interpreter and CUDA C++ is compiled only.
         case: ``CHECK@CASE`` as a failure prints it: that one trial alone, and no build beside it.
+        budget_s: the time for one implementation and dtype, 20 s when quick and else 20 minutes.
+            When it ends each check still makes a quarter of its trials, and the report is
+            ``cut_short``.
         progress: called with one line per implementation.
 
     With a GPU each implementation and dtype is checked in a process of its own, where there are
@@ -78,6 +82,7 @@ def check(
 
     Raises:
         UnknownNameError, TargetError: the operator has nothing of that name; says what there is.
+        ArgumentError: a case that names no trial; a budget that is not positive.
         DeviceError: the device is not there.
     """
     given = op if isinstance(op, str) else None
@@ -91,6 +96,8 @@ def check(
         raise UnknownNameError("dtype", _text(dtype), map(_text, op.dtypes))
     if case is not None:
         _find(case)
+    if budget_s is not None and not budget_s > 0:
+        raise ArgumentError(f"the budget is {budget_s} s; it must be above 0.")
     dtypes = list(op.dtypes) if dtype is None else [dtype]
     rows: list[Group | Subject] = []
     for name in op.implementations if implementation is None else (implementation,):
@@ -100,11 +107,19 @@ def check(
             where = place if runs_on == "cuda" else torch.device("cpu")
             for number, wanted in enumerate(dtypes):
                 subject = Subject(
-                    op, name, where, wanted, seed, quick, first=number == 0, spec=spec
+                    op,
+                    name,
+                    where,
+                    wanted,
+                    seed,
+                    quick,
+                    first=number == 0,
+                    spec=spec,
+                    budget_s=budget_s,
                 )
                 rows.append(subject)
         elif is_triton(name):
-            rows += interpreted_groups(found, name, dtypes, quick, seed, case)
+            rows += interpreted_groups(found, name, dtypes, quick, seed, case, budget_s)
         else:
             # One trial runs kernels; where none can run, compiling all of them answers nothing.
             rows.append(check_build.compiled_group(op, name, quick, build=case is None))
@@ -144,7 +159,9 @@ def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None)
     """
     results: list[Result] = []
     checks = CHECKS if case is None else (_find(case),)
-    begin, budget_s = time.monotonic(), QUICK_BUDGET_S if subject.quick else BUDGET_S
+    begin, budget_s = time.monotonic(), subject.budget_s
+    if budget_s is None:
+        budget_s = QUICK_BUDGET_S if subject.quick else BUDGET_S
     total = sum(planned_trials(subject, known) for known in checks)
     planned, broken = 0, not still_answers(subject.device)
     for known in checks:
@@ -180,10 +197,12 @@ def _held(lock: Path | None) -> Iterator[None]:
 
 def _run(subject: Subject, known: Check, case: str | None, until: float) -> Result:
     fallback.forget()
+    begin = time.monotonic()
     try:
         with fallback.strict():
             only = None if case is None else case.partition("@")[2]
-            return run_check(subject, known, only, until)
+            result = run_check(subject, known, only, until)
+            return replace(result, seconds=time.monotonic() - begin)
     except torch.OutOfMemoryError:
         return Result(known.name, Verdict.NOT_JUDGED, "the device ran out of memory")
 

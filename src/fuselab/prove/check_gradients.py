@@ -19,6 +19,8 @@ from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, as_leaves, gradient_bar, judged, with_gradients
 
+_MOST_NUMBERS = 64  # of all inputs together, whose Jacobian gradcheck compares column by column
+
 
 def gradient_is_present(subject: Subject, trial: Trial) -> Outcome:
     """An operator without any gradient passes opcheck; here it fails."""
@@ -234,21 +236,39 @@ def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
 
 
 def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
-    """torch.autograd.gradcheck, and gradgradcheck where the second derivative is not refused."""
+    """torch.autograd.gradcheck, and gradgradcheck where the second derivative is not refused.
+
+    An output narrower than float64 (an operator that takes its output's dtype) is a staircase: its
+    finite differences are 0 or a jump, and it has no Jacobian that they could approach. Such a
+    trial is none; the other checks judge that output's gradient.
+
+    Beyond ``_MOST_NUMBERS`` inputs a random projection of the Jacobian is compared instead of every
+    column: 33 tables of 17 rows took 16 s a trial.
+    """
     places = subject.differentiable(trial.args)
+    if not all(tensor.dtype == torch.float64 for tensor in subject.expected(*trial.args)):
+        return Outcome(untried=True)
     tolerance = 0.0 if subject.op.nondeterministic is None else 1e-10
 
     def function(*inputs: Tensor) -> Tensor:
         return subject.call(*filled(trial.args, places, inputs))
 
     inputs = [tensor.detach().clone().requires_grad_() for tensor in at(trial.args, places)]
-    torch.autograd.gradcheck(function, inputs, nondet_tol=tolerance)
-    try:
-        torch.autograd.gradgradcheck(function, inputs, nondet_tol=tolerance)
-    except Exception as error:
-        refusal = _refusal(error)
-        return Outcome() if refusal.refused else refusal
+    fast = sum(tensor.numel() for tensor in inputs) > _MOST_NUMBERS
+    with torch.random.fork_rng(_devices(subject)):
+        torch.manual_seed(subject.seed)
+        torch.autograd.gradcheck(function, inputs, nondet_tol=tolerance, fast_mode=fast)
+        try:
+            torch.autograd.gradgradcheck(function, inputs, nondet_tol=tolerance, fast_mode=fast)
+        except Exception as error:
+            refusal = _refusal(error)
+            return Outcome() if refusal.refused else refusal
     return Outcome()
+
+
+def _devices(subject: Subject) -> list[torch.device]:
+    """The devices whose random numbers a projection draws on, beside the CPU."""
+    return [subject.device] if subject.device.type == "cuda" else []
 
 
 def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:

@@ -25,6 +25,7 @@ def interpreted_groups(
     quick: bool,
     seed: int,
     case: str | None,
+    budget_s: float | None = None,
 ) -> list[Group]:
     """One group per dtype. bfloat16 is not judged: the interpreter's stores truncate instead of
     rounding to nearest. ``spec`` is where the child finds the operator, None where it cannot. A
@@ -47,6 +48,7 @@ def interpreted_groups(
                     seed=seed,
                     case=case,
                     first=number == 0,
+                    budget_s=budget_s,
                     timeout_s=TIME_LIMIT_S,
                 )
                 groups.append(group_from_facts(facts))
@@ -69,6 +71,7 @@ def answer(
     seed: int,
     case: str | None,
     first: bool,
+    budget_s: float | None = None,
 ) -> dict[str, Any]:
     """The child's side: load the operator anew, let its Triton code run on the CPU, check it."""
     from fuselab.prove.check import run_group
@@ -88,5 +91,6 @@ def answer(
         interpreted=True,
         first=first,
         spec=spec,
+        budget_s=budget_s,
     )
     return group_facts(run_group(subject, case))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -23,9 +23,10 @@ class Result:
 
     ``reason`` says what is wrong (FAIL), why nothing was tried (SKIPPED) or why nothing can be said
     here (NOT JUDGED). ``trials`` counts the inputs tried, of ``planned`` ones: fewer where the time
-    budget ended. ``share_of_bar`` is our error over the allowed one in the row that uses most of
-    it, and the two errors are that row's, in ulp of it. A failure carries the smallest failing
-    ``case`` and how to repeat it.
+    budget ended; ``unsupported`` inputs were drawn and no trial, since the operator or the
+    implementation takes no such input. ``share_of_bar`` is our error over the allowed one in the
+    row that uses most of it, and the two errors are that row's, in ulp of it. A failure carries the
+    smallest failing ``case`` and how to repeat it. ``seconds`` is the time that the check took.
     """
 
     check: str
@@ -39,6 +40,8 @@ class Result:
     repeat_call: str | None = None
     share_of_bar: float = 0.0
     planned: int = 0
+    unsupported: int = 0
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,16 @@ class Group:
     def planned(self) -> int:
         """Trials that there would have been with more time."""
         return sum(max(result.planned, result.trials) for result in self.results)
+
+    @property
+    def unsupported(self) -> int:
+        """Inputs drawn that the operator or the implementation does not take."""
+        return sum(result.unsupported for result in self.results)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the row's time ended before its trials did."""
+        return self.planned > self.trials
 
     @property
     def worst(self) -> Result | None:
@@ -115,6 +128,20 @@ class CheckReport:
     def passed(self) -> bool:
         return not any(group.failures for group in self.groups)
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether the time of any row ended before its trials did."""
+        return any(group.cut_short for group in self.groups)
+
+    @property
+    def trials(self) -> int:
+        return sum(group.trials for group in self.groups)
+
+    @property
+    def planned(self) -> int:
+        """Trials that there would have been with more time."""
+        return sum(group.planned for group in self.groups)
+
     def __bool__(self) -> bool:
         return self.passed
 
@@ -136,12 +163,14 @@ class CheckReport:
             "quick": self.quick,
             "device": self.device,
             "passed": self.passed,
+            "cut_short": self.cut_short,
             "groups": [group_facts(group) for group in self.groups],
         }
 
     def __str__(self) -> str:
         verdict = "passes" if self.passed else f"fails {', '.join(sorted(self.failed_checks()))}"
-        return f"{self.op} {verdict} ({sum(group.trials for group in self.groups)} trials)"
+        trials = f"{self.trials} of {self.planned}" if self.cut_short else f"{self.trials}"
+        return f"{self.op} {verdict}{', cut short' if self.cut_short else ''} ({trials} trials)"
 
 
 def group_facts(group: Group) -> dict[str, Any]:
@@ -153,6 +182,8 @@ def group_facts(group: Group) -> dict[str, Any]:
         "verdict": str(group.verdict),
         "trials": group.trials,
         "planned": group.planned,
+        "unsupported": group.unsupported,
+        "cut_short": group.cut_short,
         "ours_ulp": group.ours_ulp,
         "eager_ulp": group.eager_ulp,
         "share_of_bar": group.share_of_bar,

@@ -57,7 +57,8 @@ class Subject:
     """One implementation, dtype and device, and where its inputs come from.
 
     ``first`` marks the first of the dtypes under check. ``spec`` is what the user types for the
-    operator; a failure's command repeats it.
+    operator; a failure's command repeats it. ``budget_s`` is the time for all checks, None for
+    ``fuselab.prove.check``'s own.
     """
 
     op: FusedOp
@@ -69,6 +70,7 @@ class Subject:
     interpreted: bool = False
     first: bool = True
     spec: str = ""
+    budget_s: float | None = None
     public: Callable[..., Any] = field(init=False)
     is_written: tuple[bool, ...] = field(init=False)
 

@@ -20,13 +20,15 @@ from fuselab.prove.subject import Subject, Trial
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one trial says: a problem, or none; ``refused`` is a clear refusal and no failure."""
+    """What one trial says: a problem, or none; ``refused`` is a clear refusal and no failure, and
+    ``untried`` says that the question has no meaning for these inputs."""
 
     problem: str | None = None
     ours_ulp: float = 0.0
     eager_ulp: float = 0.0
     refused: str | None = None
     share_of_bar: float = 0.0
+    untried: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def run_check(
     refusal = check.applies(subject)
     if refusal is not None:
         return Result(check.name, refusal[0], refusal[1])
-    tried, refused, planned = 0, None, 0
+    tried, untried, refused, planned, unsupported = 0, 0, None, 0, 0
     worst = Outcome()
     count = planned_trials(subject, check)
     least = max(1, round(count * LEAST_SHARE))
@@ -78,8 +80,12 @@ def run_check(
             planned = count - begun
             break
         if trial is None:
+            unsupported += 1
             continue
         outcome = attempt(subject, check, trial)
+        if outcome.untried:
+            untried += 1
+            continue
         if outcome.refused is not None:
             refused = outcome.refused
             continue
@@ -91,7 +97,10 @@ def run_check(
     if tried == 0:
         if refused is not None:
             return Result(check.name, Verdict.PASS, refused)
-        return Result(check.name, Verdict.NOT_JUDGED, "the implementation supports no input drawn")
+        reason = "the implementation supports no input drawn"
+        if untried:
+            reason = "the question has no meaning for any input drawn"
+        return Result(check.name, Verdict.NOT_JUDGED, reason, unsupported=unsupported)
     return Result(
         check.name,
         Verdict.PASS,
@@ -101,6 +110,7 @@ def run_check(
         worst.eager_ulp,
         share_of_bar=worst.share_of_bar,
         planned=tried + planned,
+        unsupported=unsupported,
     )
 
 

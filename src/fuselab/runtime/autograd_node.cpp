@@ -11,6 +11,7 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -59,6 +60,8 @@ struct Formula {
   variable_list operator()(const at::Tensor& grad, const variable_list& saved,
                            const std::vector<bool>& needed) const {
     const Py_ssize_t wanted = static_cast<Py_ssize_t>(needed.size());
+    // No input has an edge where all that require a gradient are views made under no_grad.
+    if (std::ranges::none_of(needed, std::identity())) return variable_list(wanted);
     Object needs(PyTuple_New(wanted));
     for (Py_ssize_t place = 0; place < wanted; ++place) {
       PyTuple_SET_ITEM(needs.get(), place, PyBool_FromLong(needed[place]));
@@ -223,21 +226,27 @@ auto make_node(PyObject* rule, torch::autograd::edge_list&& edges) {
 }
 
 // attach(output, inputs, saved, rule): output, whose gradient `rule` takes to the inputs, if one of
-// them needs one. `inputs` is a list of tensors and None, `saved` a tuple.
+// them requires one. `inputs` is a list of tensors and None, `saved` a tuple.
 PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 4 && THPVariable_Check(args[0]) && PyList_Check(args[1]) &&
                        PyTuple_Check(args[2]) && PyTuple_Check(args[3]),
                    "expected (output, inputs, saved, rule)");
   torch::autograd::edge_list edges;
+  bool requires_grad = false;
   for (Py_ssize_t place = 0; place < PyList_GET_SIZE(args[1]); ++place) {
     PyObject* input = PyList_GET_ITEM(args[1], place);
-    edges.push_back(THPVariable_Check(input)
-                        ? torch::autograd::impl::gradient_edge(THPVariable_Unpack(input))
-                        : Edge());
+    Edge& edge = edges.emplace_back();
+    if (!THPVariable_Check(input)) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(input);
+    // Asked of the tensor and not of its edge: a view of a leaf that was made under no_grad requires
+    // a gradient and has no edge. PyTorch's own functions give their output a node there too.
+    if (!tensor.requires_grad()) continue;
+    requires_grad = true;
+    edge = torch::autograd::impl::gradient_edge(tensor);
   }
   // Another thread recorded the plan after the call, which needs no gradient, had looked for one.
-  if (std::ranges::none_of(edges, &Edge::is_valid)) return Py_NewRef(args[0]);
+  if (!requires_grad) return Py_NewRef(args[0]);
   NodePointer node = make_node<NodePointer>(args[3], std::move(edges));
   at::Tensor output = THPVariable_Unpack(args[0]);
   torch::autograd::create_gradient_edge(output, node);

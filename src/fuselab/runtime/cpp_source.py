@@ -21,6 +21,7 @@ from torch import Tensor
 from fuselab.errors import BuildError, DeviceError
 from fuselab.runtime import cache, launcher
 from fuselab.runtime.compiler import compiler, compiler_version, run_compiler
+from fuselab.runtime.instruction_set import compiler_options
 from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
 
 __all__ = ["CppSource", "f32", "f64", "i32", "i64"]
@@ -28,7 +29,6 @@ __all__ = ["CppSource", "f32", "f64", "i32", "i64"]
 OPTIONS = (
     "-std=c++20",
     "-O3",
-    "-march=native",
     "-fopenmp",
     "-fPIC",
     "-fno-math-errno",
@@ -101,10 +101,15 @@ extern "C" __attribute__((visibility("default"))) const char* fuselab_codes_{ind
 """
 
 
+def options() -> tuple[str, ...]:
+    """Return the compiler options of every kernel, for this process's instruction set."""
+    return (*OPTIONS, *compiler_options())
+
+
 @functools.cache
 def _cpu() -> str:
-    """What ``-march=native`` means here: a library built on another CPU must not be taken."""
-    command = [compiler(), "-march=native", "-E", "-dM", "-x", "c++", "/dev/null"]
+    """Return what the options mean here: a library built on another CPU must not be taken."""
+    command = [compiler(), *compiler_options(), "-E", "-dM", "-x", "c++", "/dev/null"]
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
@@ -129,7 +134,8 @@ class CppSource:
     """A ``.cpp`` file of ordinary function templates with typed parameters, returning void.
 
     An ``expression`` names one instantiation as C++ spells it, for example
-    ``"forward<float, Relu>"``. Compiled as C++20 with ``-O3 -march=native -fopenmp``.
+    ``"forward<float, Relu>"``. Compiled as C++20 with ``-O3 -fopenmp`` for
+    ``fuselab.runtime.instruction_set``.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -163,7 +169,7 @@ class CppSource:
         """Compile these instantiations into one library (cached on disk) and load it."""
         text = cache.source_text(self.path)
         key = cache.key(
-            "cpp", text, _ENTRY, _EXPORT, tuple(expressions), OPTIONS, compiler_version(), _cpu()
+            "cpp", text, _ENTRY, _EXPORT, tuple(expressions), options(), compiler_version(), _cpu()
         )
         library = cache.fetch(key, ".so", lambda new: self._build(tuple(expressions), new))
         try:
@@ -187,7 +193,7 @@ class CppSource:
             for index, expression in enumerate(expressions)
         )
         source = f'#include "{self.path.resolve()}"\n{_ENTRY}{"".join(exports)}'
-        compile_library(source, library, OPTIONS, f"{self.path.name}: {', '.join(expressions)}")
+        compile_library(source, library, options(), f"{self.path.name}: {', '.join(expressions)}")
 
 
 def _spelt(codes: str) -> str:

@@ -32,15 +32,20 @@ from torch.autograd import forward_ad
 
 from fuselab.errors import (
     ArgumentError,
+    ArgumentTypeError,
     BuildError,
     ContractError,
     DeviceError,
     DifferentiationError,
+    LayoutError,
+    NumberRangeError,
+    OperandError,
+    OverlapError,
     UnknownNameError,
     UnsupportedError,
 )
 from fuselab.op import FusedOp, tensors_in
-from fuselab.runtime import autograd_node, fallback, launcher
+from fuselab.runtime import autograd_node, cpu_choice, fallback, launcher
 
 _SCHEMA_TYPES: dict[Any, str] = {
     Tensor: "Tensor",
@@ -127,7 +132,10 @@ def _of_arguments(op: FusedOp, args: Sequence[Any], error: Exception) -> Excepti
 
 
 def _first_that_can(op: FusedOp, args: Sequence[Any], device: torch.device) -> str:
-    names = op.prefer(*args) if op.prefer is not None else tuple(op.implementations)
+    if device.type == "cpu":
+        names = cpu_choice.order(op, args)
+    else:
+        names = op.prefer(*args) if op.prefer is not None else tuple(op.implementations)
     for name in names:
         if name == "reference":
             return name
@@ -162,11 +170,11 @@ def _device_of(op: FusedOp, args: Sequence[Any]) -> torch.device:
             continue
         for value in given if isinstance(given, (list, tuple)) else (given,):
             if not isinstance(value, Tensor):
-                raise ArgumentError(
+                raise ArgumentTypeError(
                     f"{op.short_name}: '{name}' must be a Tensor, got {type(value).__name__}."
                 )
             if value.layout is not torch.strided:
-                raise ArgumentError(
+                raise LayoutError(
                     f"{op.short_name}: '{name}' has layout {value.layout}; expected torch.strided "
                     "(to_dense() gives it)."
                 )
@@ -174,7 +182,7 @@ def _device_of(op: FusedOp, args: Sequence[Any]) -> torch.device:
                 what, cure = (
                     ("nested", "unbind") if value.is_nested else ("quantized", "dequantize")
                 )
-                raise ArgumentError(
+                raise LayoutError(
                     f"{op.short_name}: '{name}' is a {what} tensor; expected an ordinary one "
                     f"({cure}() gives it)."
                 )
@@ -186,7 +194,7 @@ def _device_of(op: FusedOp, args: Sequence[Any]) -> torch.device:
                     f"{first[1].device}; move them to one device."
                 )
     if first is None:
-        raise ArgumentError(f"{op.short_name}: at least one tensor argument is needed.")
+        raise ArgumentTypeError(f"{op.short_name}: at least one tensor argument is needed.")
     device = first[1].device
     for name, given in zip(op.signature.parameters, args, strict=True):
         if (
@@ -565,16 +573,23 @@ class _Registration:
         refuse_overlap(op, arguments)
         if launcher.lookup(self.forward_id, name, tuple(arguments), False) is not None:
             return
-        with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
-            chosen = self._resolve(name, recording.args)
-            op.validate(*recording.args)
-            if chosen != "reference":
-                try:
-                    op.implementations[chosen].forward(*recording.args)
-                    recording.finish(())
-                    return
-                except BuildError as error:
-                    fallback.note_failed_build(op.name, chosen, error)
+        # A choice on a CPU looks at no values, so it need not be recorded, and the reference, which
+        # has no plan, is not watched: that takes 100 us.
+        on_cpu = tensors_in(arguments)[0].is_cpu
+        chosen = self._resolve(name, arguments) if on_cpu or name == "reference" else None
+        if chosen == "reference":
+            op.validate(*arguments)
+        else:
+            with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+                chosen = chosen or self._resolve(name, recording.args)
+                op.validate(*recording.args)
+                if chosen != "reference":
+                    try:
+                        op.implementations[chosen].forward(*recording.args)
+                        recording.finish(())
+                        return
+                    except BuildError as error:
+                        fallback.note_failed_build(op.name, chosen, error)
         values = _without_autocast(op.reference, arguments)
         for tensor, value in zip(op.mutated(arguments), tensors_in((values,)), strict=True):
             tensor.copy_(value)
@@ -748,7 +763,7 @@ def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
             stride == 0 and size > 1
             for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         ):
-            raise ArgumentError(
+            raise OverlapError(
                 f"{op.short_name}: it cannot write over a tensor whose elements share memory "
                 f"(shape {tuple(tensor.shape)}, strides {tensor.stride()}); clone it first."
             )
@@ -762,7 +777,7 @@ def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
     end, end_written = 0, 0  # of all ranges so far, and of those that are written
     for begin, is_written, span in ranges:
         if begin < (end if is_written else end_written):
-            raise ArgumentError(
+            raise OverlapError(
                 f"{op.short_name}: it cannot write over memory that another of its arguments "
                 "lies in; clone one of them first."
             )
@@ -1005,7 +1020,7 @@ def _public_function(registration: _Registration) -> Callable[..., Tensor]:
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if len(args) > arity:
-            raise ArgumentError(f"{short}: takes {arity} arguments, got {len(args)}.")
+            raise ArgumentTypeError(f"{short}: takes {arity} arguments, got {len(args)}.")
         bound = list(args)
         for name in names[len(args) :]:
             if name in kwargs:
@@ -1013,9 +1028,9 @@ def _public_function(registration: _Registration) -> Callable[..., Tensor]:
             elif name in defaults:
                 bound.append(defaults[name])
             else:
-                raise ArgumentError(f"{short}: the argument '{name}' is missing.")
+                raise ArgumentTypeError(f"{short}: the argument '{name}' is missing.")
         if kwargs:
-            raise ArgumentError(f"{short}: unexpected argument '{next(iter(kwargs))}'.")
+            raise ArgumentTypeError(f"{short}: unexpected argument '{next(iter(kwargs))}'.")
         return tuple(bound)
 
     def public(*args: Any, implementation: str = "auto", **kwargs: Any) -> Tensor:
@@ -1127,6 +1142,10 @@ def _call(registration: _Registration, args: tuple[Any, ...], implementation: st
         if not compiling and choice.is_final:
             launcher.keep_differentiable(registration.forward_id, implementation, args)
         return registration.differentiable(*args, implementation)
+    if not compiling and op.gradient is not None and torch._C._are_functorch_transforms_active():
+        # A tensor of torch.func.vmap does not say that one of torch.func.grad lies within it, and
+        # an autograd.Function cannot be applied any more where the batching rule finds out.
+        return registration.differentiable(*args, implementation)
     return registration.raw_forward(scalar_tensors, *args, implementation)
 
 
@@ -1136,12 +1155,14 @@ def check_types(op: FusedOp, args: Sequence[Any]) -> None:
     registration, short = _registered[op.name], op.short_name
     for value, (name, types, words) in zip(args, registration.accepted, strict=True):
         if not isinstance(value, types):
-            raise ArgumentError(f"{short}: '{name}' must be {words}, got {type(value).__name__}.")
+            raise ArgumentTypeError(
+                f"{short}: '{name}' must be {words}, got {type(value).__name__}."
+            )
     for place in registration.sequence_positions:
         wrong = next((item for item in args[place] if not isinstance(item, Tensor)), None)
         if wrong is not None:
             name, _, words = registration.accepted[place]
-            raise ArgumentError(
+            raise ArgumentTypeError(
                 f"{short}: '{name}' must be {words}, got a {type(wrong).__name__} in it."
             )
     if op.mutates and any(tensor.is_neg() for tensor in tensors_in(args)):
@@ -1152,12 +1173,12 @@ def check_types(op: FusedOp, args: Sequence[Any]) -> None:
     for place in registration.float_positions:
         value, name = args[place], registration.accepted[place][0]
         if isinstance(value, int) and abs(value) > sys.float_info.max:
-            raise ArgumentError(f"{short}: '{name}' must be a number that a float can hold.")
+            raise NumberRangeError(f"{short}: '{name}' must be a number that a float can hold.")
         if isinstance(value, Tensor):
             if value.is_complex():
-                raise ArgumentError(f"{short}: '{name}' must be a real number, got {value.dtype}.")
+                raise OperandError(f"{short}: '{name}' must be a real number, got {value.dtype}.")
             if value.dim() != 0:
-                raise ArgumentError(
+                raise ArgumentTypeError(
                     f"{short}: '{name}' must be a number, got a Tensor of shape "
                     f"{tuple(value.shape)}."
                 )

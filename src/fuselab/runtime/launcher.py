@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuselab.errors import ArgumentError, BuildError, IndexRangeError, LaunchError
+from fuselab.errors import BuildError, IndexRangeError, LaunchError, OperandError
 from fuselab.runtime import cache, cuda_driver
 from fuselab.runtime.compiler import compiler, run_compiler
 from fuselab.runtime.parameters import TracedFloat
@@ -103,8 +103,8 @@ def keep_reference(
 ) -> None:
     """Remember that such calls have been checked and run ``reference``: ``lookup`` then does, where
     shapes, dtypes, the floats' values and the tensors that need a gradient are the same."""
-    if _native is not None:
-        _native.keep_reference(op_id, implementation, args, reference)
+    if start():
+        _native.keep_reference(op_id, implementation, args, reference)  # type: ignore[union-attr]
 
 
 def keep_differentiable(op_id: int, implementation: str, args: tuple[Any, ...]) -> None:
@@ -639,7 +639,7 @@ def _raise_kernel_error(message: str) -> None:
     if kind == "out of range":
         raise IndexRangeError(text)
     if kind == "invalid argument":
-        raise ArgumentError(text)
+        raise OperandError(text)
     raise LaunchError(f"a CPU kernel failed: {message}.")
 
 
@@ -682,6 +682,8 @@ def start() -> bool:
     """Load the C++ launcher, building it first where needed (7 s, once per torch and compiler).
     False, with one warning, where it cannot be built."""
     global _native, _tried, lookup
+    if _tried:
+        return _native is not None
     with _start_lock:
         if not _tried:
             try:

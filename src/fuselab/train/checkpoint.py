@@ -21,7 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import CheckpointError, FuselabError, MissingDependencyError, OutputError
+from fuselab.errors import (
+    CheckpointError,
+    FuselabError,
+    MissingCheckpointError,
+    MissingDependencyError,
+    OutputError,
+)
 from fuselab.report import files
 
 FORMAT, VERSION = "fuselab-checkpoint", 1
@@ -97,7 +103,7 @@ def load(path: Path, kind: str) -> Checkpoint:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             return Checkpoint(facts["kind"], facts["step"], tensors, facts["facts"])
     except FileNotFoundError as error:
-        raise CheckpointError(f"{file} does not exist; name a checkpoint.") from error
+        raise MissingCheckpointError(f"{file} does not exist; name a checkpoint.") from error
     except PermissionError as error:
         raise CheckpointError(
             f"{file} may not be read; ask its owner, or name another checkpoint."

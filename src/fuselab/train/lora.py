@@ -103,7 +103,8 @@ def train(
     Raises:
         ArgumentError: a setting out of range. UnknownNameError: no such mode.
         MissingDependencyError: without scikit-learn, or safetensors for ``output``.
-        OutputError: ``output`` cannot be written. DivergenceError: a loss is no finite number.
+        OutputError: ``output`` cannot be written. DivergenceError: a loss is no finite number,
+            or a logit after the last step, the adapters merged or not.
     """
     task = digits(device)
     _validate(settings, len(task.new))
@@ -123,6 +124,11 @@ def train(
     logits = {mode: _logits(step.model, task.new_held_out) for mode, step in steps.items()}
     last = steps[settings.modes[-1]].model
     merged = _merged_logits(last, task.new_held_out)
+    if not bool(torch.stack([merged, *logits.values()]).isfinite().all()):
+        raise DivergenceError(
+            f"after step {settings.steps} a logit is no finite number; try a smaller --lr.",
+            settings.steps,
+        )
     if output is not None:
         _export(last, base, output)
     say("timing the steps")

@@ -99,9 +99,10 @@ void for_each_thread(int64_t total, int64_t parallel_from, Body body) {
 }
 
 // Calls body(offset, count, run...) for every tile: `offset` elements into the outputs, `count`
-// elements, one contiguous run per operand. Tiles start where `output` is aligned, if they can.
+// elements, one contiguous run per operand. With `aligned`, which streaming stores need, tiles start
+// where `output` is aligned, if they can.
 template <class Activation, class Output, class Body, class... Elements>
-void for_each_tile(const Index& sizes, const Output* output, Body body,
+void for_each_tile(const Index& sizes, const Output* output, bool aligned, Body body,
                    const Operand<Elements>&... operands) {
   const int64_t inner = sizes[rank - 1];
   int64_t numel = 1;
@@ -116,7 +117,7 @@ void for_each_tile(const Index& sizes, const Output* output, Body body,
     for (int64_t offset = begin; offset < end;) {
       int64_t count = std::min({tile, inner - index[rank - 1], end - offset});
       const int64_t past_line =
-          reinterpret_cast<uintptr_t>(output + offset) % 64 / sizeof(Output);
+          aligned ? reinterpret_cast<uintptr_t>(output + offset) % 64 / sizeof(Output) : 0;
       if (past_line != 0) count = std::min(count, int64_t(64 / sizeof(Output)) - past_line);
       with_runs(
           runs, index, count, [&](const Elements*... run) { body(offset, count, run...); },
@@ -141,8 +142,8 @@ Operand<Element> folded(Operand<Element> operand, int64_t row, int64_t repeat) {
 }
 
 // Short rows are slow rows: where all operands lie row after row, as many rows as fill a tile are
-// taken as one, with the bias (null if it is not read) written out as often. Calls run(sizes, row, repeat, bias) once for the
-// folded rows and once for those left over.
+// taken as one, with the bias (null if it is not read) written out as often. Calls
+// walk(sizes, row, repeat, bias) once for the folded rows and once for those left over.
 template <class Bias, class Walk, class... Elements>
 void for_each_fold(const Index& sizes, const Operand<Bias>& bias, Walk walk,
                    const Operand<Elements>&... operands) {

@@ -1,18 +1,29 @@
-// 64-byte vectors for the CPU kernels of pointwise operators: loads, stores and conversions.
+// Vectors for the CPU kernels, as wide as the machine's registers: loads, stores, conversions.
 //
-// Vector<float> has 16 lanes, Vector<double> 8; GCC and Clang map them to AVX-512, AVX, SSE or NEON.
+// Vector<float> and Vector<double> fill one register of the instruction set that the compiler was
+// told: 64 bytes with AVX-512, 32 with AVX2, 16 with SSE or NEON. Arithmetic is written in GCC's and
+// Clang's vector extensions; intrinsics stand only where a compiler finds no instruction by itself.
 // float16 and bfloat16 are storage only: arithmetic is in float or double.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #define FUSELAB_INLINE inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+constexpr int64_t vector_bytes = 64;
+#elif defined(__AVX2__)
+constexpr int64_t vector_bytes = 32;
+#else
+constexpr int64_t vector_bytes = 16;
+#endif
 
 struct Half {
   uint16_t bits;
@@ -21,37 +32,26 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef double Doubles __attribute__((vector_size(64)));
-typedef int32_t Int32s __attribute__((vector_size(64)));
-typedef int64_t Int64s __attribute__((vector_size(64)));
-typedef uint32_t UInt32s __attribute__((vector_size(64)));
-typedef float EightFloats __attribute__((vector_size(32)));
-typedef uint16_t SixteenHalves __attribute__((vector_size(32)));
-typedef uint16_t EightHalves __attribute__((vector_size(16)));
-typedef uint32_t EightWords __attribute__((vector_size(32)));
+// A vector of `count` elements.
+template <class Element, int64_t count>
+struct LanesOf {
+  typedef Element type __attribute__((vector_size(count * sizeof(Element))));
+};
+template <class Element, int64_t count>
+using Lanes = typename LanesOf<Element, count>::type;
 
 template <class Real>
-struct VectorOf;
-template <>
-struct VectorOf<float> {
-  using type = Floats;
-  using integers = Int32s;
-};
-template <>
-struct VectorOf<double> {
-  using type = Doubles;
-  using integers = Int64s;
-};
+using Vector = Lanes<Real, vector_bytes / int64_t(sizeof(Real))>;
+using Floats = Vector<float>;
+using Doubles = Vector<double>;
 
-template <class Real>
-using Vector = typename VectorOf<Real>::type;
 template <class Vec>
 using Scalar = std::remove_reference_t<decltype(Vec{}[0])>;
 template <class Vec>
-using Integers = typename VectorOf<Scalar<Vec>>::integers;
-template <class Vec>
 constexpr int64_t lanes = sizeof(Vec) / sizeof(Scalar<Vec>);
+template <class Vec>
+using Integers =
+    Lanes<std::conditional_t<sizeof(Scalar<Vec>) == 4, int32_t, int64_t>, lanes<Vec>>;
 
 // Minus a zero, not plus: -0.0 must stay -0.0.
 template <class Vec>
@@ -74,12 +74,27 @@ template <class Vec>
 FUSELAB_INLINE Vec quotient(Vec a, Vec b) {
   return a / b;
 }
+// Floor of n / 2. AVX2 and SSE have no arithmetic shift of 64-bit integers: a logical one of
+// n + 2^11, which is positive for every exponent of a double, gives the same.
+template <class Ints>
+FUSELAB_INLINE Ints half_of(Ints n) {
+  if constexpr (sizeof(Scalar<Ints>) == 4 || vector_bytes == 64) {
+    return n >> 1;
+  } else {
+    using Unsigned = Lanes<uint64_t, lanes<Ints>>;
+    return (Ints)((Unsigned)(n + 2048) >> 1) - 1024;
+  }
+}
 // GCC contracts a * b + c over statements; an empty asm is the one barrier that keeps the vector
 // whole (__builtin_assoc_barrier takes it apart lane by lane in GCC 12).
 template <class Vec>
 FUSELAB_INLINE Vec opaque(Vec x) {
 #if defined(__AVX512F__)
   asm("" : "+v"(x));
+#elif defined(__x86_64__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
 #else
   asm("" : "+m"(x));
 #endif
@@ -90,7 +105,11 @@ FUSELAB_INLINE Vec square_error(Vec a, Vec square) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return opaque(a) * a - square;  // not the product that the compiler has already, for 0
 #else
-  return Vec{};
+  // Dekker's product (Numerische Mathematik 18, 1971): the upper half of the digits times itself is
+  // exact, and so are the products with the lower half.
+  const Scalar<Integers<Vec>> upper_half = sizeof(Scalar<Vec>) == 4 ? -(1 << 12) : -(1 << 27);
+  const Vec high = from_bits<Vec>(bits_of(a) & upper_half), low = a - high;
+  return ((high * high - square) + (high + high) * low) + low * low;
 #endif
 }
 
@@ -103,6 +122,126 @@ FUSELAB_INLINE Doubles scaled(Doubles x, Doubles n) {
 }
 #endif
 
+// Maximum and minimum, lane by lane; `first` stays where either is NaN.
+template <class Vec>
+FUSELAB_INLINE Vec larger(Vec first, Vec second) {
+  return second > first ? second : first;
+}
+template <class Vec>
+FUSELAB_INLINE Vec smaller(Vec first, Vec second) {
+  return second < first ? second : first;
+}
+// One number of all lanes, combined in pairs by a function of two vectors.
+template <int64_t by, class Vec, std::size_t... lane>
+FUSELAB_INLINE Vec rotated(Vec x, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(x, x, int((lane + by) % sizeof...(lane))...);
+}
+template <int64_t by, class Vec, class Combine>
+FUSELAB_INLINE Scalar<Vec> reduced(Vec x, Combine combine) {
+  if constexpr (by == 0) {
+    return x[0];
+  } else {
+    const Vec other = rotated<by>(x, std::make_index_sequence<lanes<Vec>>{});
+    return reduced<by / 2>(combine(x, other), combine);
+  }
+}
+template <class Vec>
+FUSELAB_INLINE Scalar<Vec> sum_of(Vec x) {
+  return reduced<lanes<Vec> / 2>(x, [](Vec a, Vec b) { return a + b; });
+}
+template <class Vec>
+FUSELAB_INLINE Scalar<Vec> maximum_of(Vec x) {
+  return reduced<lanes<Vec> / 2>(x, [](Vec a, Vec b) { return larger(a, b); });
+}
+template <class Vec>
+FUSELAB_INLINE Scalar<Vec> minimum_of(Vec x) {
+  return reduced<lanes<Vec> / 2>(x, [](Vec a, Vec b) { return smaller(a, b); });
+}
+// True in the first `count` lanes.
+template <class Ints>
+FUSELAB_INLINE Ints first_lanes(int64_t count) {
+  Ints lane;
+  for (int64_t i = 0; i < lanes<Ints>; ++i) lane[i] = i;
+  return lane < (Scalar<Ints>)count;
+}
+
+// 16-bit numbers and float, lane by lane. Conversions to 16 bits round to nearest, ties to even.
+
+template <int64_t count>
+FUSELAB_INLINE Lanes<float, count> widened(Lanes<uint16_t, count> bits, BFloat16) {
+  return (Lanes<float, count>)(__builtin_convertvector(bits, Lanes<uint32_t, count>) << 16);
+}
+
+template <int64_t count>
+FUSELAB_INLINE Lanes<uint16_t, count> narrowed(Lanes<float, count> value, BFloat16) {
+  using Words = Lanes<uint32_t, count>;
+  const Words bits = (Words)value;
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Words result = value == value ? rounded : Words{} + 0x7fc0u;  // a carry would make NaN -0
+#if defined(__AVX2__)
+  if constexpr (count == 8) {  // GCC 12 takes four instructions more for __builtin_convertvector
+    const __m256i packed = _mm256_packus_epi32((__m256i)result, (__m256i)result);
+    return (Lanes<uint16_t, count>)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+  }
+#endif
+  return __builtin_convertvector(result, Lanes<uint16_t, count>);
+}
+
+// Where the machine does not convert float16: in integers, after the layout of IEEE 754. A subnormal
+// number is made normal by adding and subtracting a power of two.
+template <int64_t count>
+FUSELAB_INLINE Lanes<float, count> widened(Lanes<uint16_t, count> bits, Half) {
+#if defined(__AVX512F__)
+  if constexpr (count == 16) return (Lanes<float, count>)_mm512_cvtph_ps((__m256i)bits);
+#endif
+#if defined(__F16C__)
+  if constexpr (count == 8) return (Lanes<float, count>)_mm256_cvtph_ps((__m128i)bits);
+#endif
+#if defined(__aarch64__)
+  return __builtin_convertvector((Lanes<__fp16, count>)bits, Lanes<float, count>);
+#else
+  using Words = Lanes<uint32_t, count>;
+  using Reals = Lanes<float, count>;
+  const Words wide = __builtin_convertvector(bits, Words);
+  const Words magnitude = (wide & 0x7fffu) << 13, exponent = magnitude & 0x0f800000u;
+  const Words normal = magnitude + (112u << 23);
+  const Words infinite = normal + (112u << 23);
+  const Reals subnormal = (Reals)(magnitude + (113u << 23)) - (Reals)(Words{} + (113u << 23));
+  const Words finite = exponent == 0u ? (Words)subnormal : normal;
+  return (Reals)((exponent == 0x0f800000u ? infinite : finite) | ((wide & 0x8000u) << 16));
+#endif
+}
+
+template <int64_t count>
+FUSELAB_INLINE Lanes<uint16_t, count> narrowed(Lanes<float, count> value, Half) {
+  using Shorts = Lanes<uint16_t, count>;
+#if defined(__AVX512F__)
+  if constexpr (count == 16) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return (Shorts)_mm512_cvtps_ph((__m512)value, nearest);
+  }
+#endif
+#if defined(__F16C__)
+  if constexpr (count == 8) {
+    return (Shorts)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
+  }
+#endif
+#if defined(__aarch64__)
+  return (Shorts)__builtin_convertvector(value, Lanes<__fp16, count>);
+#else
+  using Words = Lanes<uint32_t, count>;
+  using Reals = Lanes<float, count>;
+  const Words bits = (Words)value, magnitude = bits & 0x7fffffffu;
+  const Words normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const Words half = Words{} + (126u << 23);  // 0.5: its last bit is float16's smallest number
+  const Words subnormal = (Words)((Reals)magnitude + (Reals)half) - half;
+  const Words special = magnitude > 0x7f800000u ? Words{} + 0x7e00u : Words{} + 0x7c00u;
+  const Words finite = magnitude < (113u << 23) ? subnormal : normal;
+  const Words result = magnitude >= (143u << 23) ? special : finite;
+  return __builtin_convertvector(result | ((bits >> 16) & 0x8000u), Shorts);
+#endif
+}
+
 // Unaligned loads of one vector of lanes, converted to the arithmetic type.
 
 template <class Vec>
@@ -112,122 +251,57 @@ FUSELAB_INLINE Vec load_as(const void* pointer) {
   return value;
 }
 
-FUSELAB_INLINE float to_float(Half value) {
-  _Float16 half;
-  std::memcpy(&half, &value, sizeof half);
-  return static_cast<float>(half);
-}
-
-template <class Vec>
-FUSELAB_INLINE Vec load(const float* pointer) {
-  if constexpr (lanes<Vec> == 16) {
+template <class Vec, class Element>
+FUSELAB_INLINE Vec load(const Element* pointer) {
+  if constexpr (std::is_same_v<Element, Scalar<Vec>>) {
     return load_as<Vec>(pointer);
+  } else if constexpr (std::is_same_v<Element, float>) {
+    return __builtin_convertvector(load_as<Lanes<float, lanes<Vec>>>(pointer), Vec);
   } else {
-    return __builtin_convertvector(load_as<EightFloats>(pointer), Vec);
+    static_assert(sizeof(Element) == 2, "a double operand makes the arithmetic double");
+    const auto wide =
+        widened<lanes<Vec>>(load_as<Lanes<uint16_t, lanes<Vec>>>(pointer), Element{});
+    return __builtin_convertvector(wide, Vec);
   }
 }
 
-template <class Vec>
-FUSELAB_INLINE Vec load(const double* pointer) {
-  static_assert(lanes<Vec> == 8, "a double operand makes the arithmetic double");
-  return load_as<Vec>(pointer);
-}
-
-template <class Vec>
-FUSELAB_INLINE Vec load(const BFloat16* pointer) {
-  if constexpr (lanes<Vec> == 16) {
-    return (Vec)(__builtin_convertvector(load_as<SixteenHalves>(pointer), UInt32s) << 16);
-  } else {
-    const auto words = __builtin_convertvector(load_as<EightHalves>(pointer), EightWords) << 16;
-    return __builtin_convertvector((EightFloats)words, Vec);
-  }
-}
-
-template <class Vec>
-FUSELAB_INLINE Vec load(const Half* pointer) {
-  if constexpr (lanes<Vec> == 16) {
-#if defined(__AVX512F__)
-    return (Vec)_mm512_cvtph_ps(load_as<__m256i>(pointer));
-#else
-    Vec value;
-    for (int lane = 0; lane < 16; ++lane) value[lane] = to_float(pointer[lane]);
-    return value;
-#endif
-  } else {
-#if defined(__F16C__)
-    return __builtin_convertvector((EightFloats)_mm256_cvtph_ps(load_as<__m128i>(pointer)), Vec);
-#else
-    Vec value;
-    for (int lane = 0; lane < 8; ++lane) value[lane] = to_float(pointer[lane]);
-    return value;
-#endif
-  }
-}
-
-// Stores round to nearest, ties to even. A streaming store writes past the caches and needs an
-// address that is a multiple of the vector's size.
+// Stores. A streaming store writes past the caches and needs an address that is a multiple of the
+// vector's size.
 
 template <bool stream, class Value>
 FUSELAB_INLINE void store_whole(void* pointer, Value value) {
+  if constexpr (stream) {
 #if defined(__AVX512F__)
-  if constexpr (stream && sizeof(Value) == 64) {
-    _mm512_stream_si512(static_cast<__m512i*>(pointer), (__m512i)value);
-    return;
-  }
-  if constexpr (stream && sizeof(Value) == 32) {
-    _mm256_stream_si256(static_cast<__m256i*>(pointer), (__m256i)value);
-    return;
-  }
+    if constexpr (sizeof(Value) == 64) {
+      return _mm512_stream_si512(static_cast<__m512i*>(pointer), (__m512i)value);
+    }
 #endif
+#if defined(__AVX__)
+    if constexpr (sizeof(Value) == 32) {
+      return _mm256_stream_si256(static_cast<__m256i*>(pointer), (__m256i)value);
+    }
+#endif
+#if defined(__x86_64__)
+    if constexpr (sizeof(Value) == 16) {
+      return _mm_stream_si128(static_cast<__m128i*>(pointer), (__m128i)value);
+    }
+#endif
+  }
   std::memcpy(pointer, &value, sizeof value);
 }
 
-template <bool stream, class Vec>
-FUSELAB_INLINE void store(float* pointer, Vec value) {
-  if constexpr (lanes<Vec> == 16) {
+// Rounding a double twice (to float, then to 16 bits) errs on one value in 2^29.
+template <bool stream, class Vec, class Element>
+FUSELAB_INLINE void store(Element* pointer, Vec value) {
+  if constexpr (std::is_same_v<Element, Scalar<Vec>>) {
     store_whole<stream>(pointer, value);
   } else {
-    store_whole<stream>(pointer, __builtin_convertvector(value, EightFloats));
-  }
-}
-
-template <bool stream, class Vec>
-FUSELAB_INLINE void store(double* pointer, Vec value) {
-  store_whole<stream>(pointer, value);
-}
-
-template <bool stream, class Vec>
-FUSELAB_INLINE void store(BFloat16* pointer, Vec value) {
-  if constexpr (lanes<Vec> == 16) {
-    const UInt32s bits = (UInt32s)value;
-    const UInt32s rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const UInt32s quiet_nan = UInt32s{} + 0x7fc0u;
-    const UInt32s result = (UInt32s)(value != value) ? quiet_nan : rounded;
-    store_whole<stream>(pointer, __builtin_convertvector(result, SixteenHalves));
-  } else {
-    // Rounding a double twice (to float, then to bfloat16) errs on one value in 2^29.
-    for (int lane = 0; lane < 8; ++lane) {
-      const float single = static_cast<float>(value[lane]);
-      uint32_t bits;
-      std::memcpy(&bits, &single, sizeof bits);
-      bits = single != single ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-      pointer[lane].bits = static_cast<uint16_t>(bits);
+    const auto single = __builtin_convertvector(value, Lanes<float, lanes<Vec>>);
+    if constexpr (std::is_same_v<Element, float>) {
+      store_whole<stream>(pointer, single);
+    } else {
+      store_whole<stream>(pointer, narrowed<lanes<Vec>>(single, Element{}));
     }
-  }
-}
-
-template <bool stream, class Vec>
-FUSELAB_INLINE void store(Half* pointer, Vec value) {
-#if defined(__AVX512F__)
-  if constexpr (lanes<Vec> == 16) {
-    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    store_whole<stream>(pointer, _mm512_cvtps_ph((__m512)value, nearest));
-    return;
-  }
-#endif
-  for (int lane = 0; lane < lanes<Vec>; ++lane) {
-    const _Float16 half = static_cast<_Float16>(value[lane]);
-    std::memcpy(pointer + lane, &half, sizeof half);
   }
 }
 
@@ -243,8 +317,24 @@ FUSELAB_INLINE Vec load(const Element* pointer, Whole) {
 }
 template <class Vec, class Element>
 FUSELAB_INLINE Vec load(const Element* pointer, First part) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<Element, float> && lanes<Vec> == 16) {
+    return (Vec)_mm512_maskz_loadu_ps((1u << part.count) - 1, pointer);
+  }
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(Element) == 2 && lanes<Vec> == 16) {
+    const __m256i bits = _mm256_maskz_loadu_epi16((1u << part.count) - 1, pointer);
+    return widened<16>((Lanes<uint16_t, 16>)bits, Element{});
+  }
+#endif
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<Element, float> && lanes<Vec> == 8) {
+    const auto mask = first_lanes<Lanes<int32_t, 8>>(part.count);
+    return (Vec)_mm256_maskload_ps(pointer, (__m256i)mask);
+  }
+#endif
   Element lane[lanes<Vec>] = {};
-  std::memcpy(lane, pointer, part.count * sizeof(Element));
+  for (int64_t i = 0; i < part.count; ++i) lane[i] = pointer[i];
   return load<Vec>(lane);
 }
 
@@ -254,9 +344,25 @@ FUSELAB_INLINE void store(Element* pointer, Vec value, Whole) {
 }
 template <bool stream, class Vec, class Element>
 FUSELAB_INLINE void store(Element* pointer, Vec value, First part) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<Element, float> && lanes<Vec> == 16) {
+    return _mm512_mask_storeu_ps(pointer, (1u << part.count) - 1, (__m512)value);
+  }
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(Element) == 2 && lanes<Vec> == 16) {
+    const auto bits = (__m256i)narrowed<16>(value, Element{});
+    return _mm256_mask_storeu_epi16(pointer, (1u << part.count) - 1, bits);
+  }
+#endif
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<Element, float> && lanes<Vec> == 8) {
+    const auto mask = first_lanes<Lanes<int32_t, 8>>(part.count);
+    return _mm256_maskstore_ps(pointer, (__m256i)mask, (__m256)value);
+  }
+#endif
   Element lane[lanes<Vec>];
   store<false>(lane, value);
-  std::memcpy(pointer, lane, part.count * sizeof(Element));
+  for (int64_t i = 0; i < part.count; ++i) pointer[i] = lane[i];
 }
 
 // sums[lane] += values[lane] for all lanes, also those that take no part: the caller has room.

@@ -41,6 +41,8 @@ template <class Real>
 FUSELAB_INLINE Real choose(bool condition, Real a, Real b) {
   return condition ? a : b;
 }
+FUSELAB_INLINE int half_of(int n) { return n >> 1; }
+FUSELAB_INLINE long long half_of(long long n) { return n >> 1; }
 // One Newton step on the approximate quotient: 1 ulp in 4 instructions, where IEEE division takes 8
 // and a branch.
 FUSELAB_INLINE float quotient(float a, float b) {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError
+from fuselab.errors import ShapeError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.activations.grid import (
     flat_tile,
@@ -41,7 +41,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def validate(input: Tensor, other: Tensor) -> None:
     for name, tensor in (("input", input), ("other", other)):
         if tensor.dtype not in DTYPES:
-            raise DtypeError(
+            raise UnsupportedDtypeError(
                 f"add: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 or float64."
             )
     try:

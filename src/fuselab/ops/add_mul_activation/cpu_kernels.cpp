@@ -54,10 +54,11 @@ void forward_nest(const Index& sizes, Output* output, Arithmetic<Output> scale,
       store<stream.value>(output + offset + i, result, part);
     });
   };
+  const bool streams = output_bytes >= stream_from;
   for_each_tile<Activation>(
-      sizes, output,
+      sizes, output, streams,
       [=](int64_t offset, int64_t count, const auto*... runs) {
-        if (output_bytes >= stream_from && is_aligned(output + offset)) {
+        if (streams && is_aligned(output + offset)) {
           tile_body(std::true_type{}, offset, count, runs...);
         } else {
           tile_body(std::false_type{}, offset, count, runs...);
@@ -146,9 +147,9 @@ void backward(const Output* grad, const First* first, const Update* update, cons
   };
   const auto walk = [&](const auto&... saved) {
     if (grad_input) {
-      for_each_tile<Activation>(sizes, grad_input, tile_body, g, saved...);
+      for_each_tile<Activation>(sizes, grad_input, false, tile_body, g, saved...);
     } else {
-      for_each_tile<Activation>(sizes, grad_update, tile_body, g, saved...);
+      for_each_tile<Activation>(sizes, grad_update, false, tile_body, g, saved...);
     }
   };
   with_saved<Activation, Terms>(walk, x, u, b);

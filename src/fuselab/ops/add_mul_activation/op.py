@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError
+from fuselab.errors import ShapeError, UnsupportedDtypeError
 from fuselab.op import (
     Case,
     Cost,
@@ -22,6 +22,7 @@ from fuselab.op import (
     Rewrite,
     tensors_in,
 )
+from fuselab.ops import cpu_sizes
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
 from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind, promoted
@@ -44,7 +45,7 @@ def check_operands(
     activation_named(activation)
     for name, tensor in (("input", input), ("update", update), ("bias", bias)):
         if tensor is not None and tensor.dtype not in DTYPES:
-            raise DtypeError(
+            raise UnsupportedDtypeError(
                 f"{op_name}: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 or "
                 "float64."
             )
@@ -178,7 +179,28 @@ def prefer(
     """CUDA C++ where all tensors are dense alike; else Triton, whose strided kernel works in square
     tiles and so reads a transposed operand line by line."""
     alike = input.stride() == update.stride() and input.is_contiguous()
-    return ("cuda", "triton", "cpp") if alike else ("triton", "cuda", "cpp")
+    return ("cuda", "triton") if alike else ("triton", "cuda")
+
+
+def layout_regime(activation: str, *tensors: Tensor | None) -> str:
+    """Return what decides a pointwise kernel's speed on a CPU: the activation, and behind it how
+    the tensors lie where they are not all dense (``rows``: with gaps between dense rows), or
+    ``mixed dtypes``."""
+    name = activation_named(activation).name
+    given = [tensor for tensor in tensors if tensor is not None]
+    if len({tensor.dtype for tensor in given}) > 1:
+        return f"{name}, mixed dtypes"
+    if all(tensor.is_contiguous() for tensor in given):
+        return name
+    rows = all(tensor.dim() > 0 and tensor.stride(-1) == 1 for tensor in given)
+    return f"{name}, rows" if rows else f"{name}, strided"
+
+
+def regime(
+    input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str
+) -> str:
+    """Return ``layout_regime`` of the operands."""
+    return layout_regime(activation, input, update, bias)
 
 
 def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
@@ -224,9 +246,10 @@ def _random(
     return torch.randn(tuple(shape), generator=generator).to(device, dtype)
 
 
-def _matrix_case(
-    rows: int, columns: int, activation: str = "relu"
-) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+
+
+def _matrix_case(rows: int, columns: int, activation: str = "relu") -> Make:
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         input = _random((rows, columns), device, dtype, generator)
         update = _random((rows, columns), device, dtype, generator)
@@ -304,6 +327,36 @@ def _cases() -> Iterator[Case]:
         yield Case(f"layout_{name}", _layout_case(shape, lay_out, bias), boundary)
 
 
+def _cpu_cases() -> Iterator[Case]:
+    """Every activation, dense, with gaps between rows, and transposed."""
+    for place, (rows, columns) in enumerate(cpu_sizes.MATRICES):
+        name = ("relu", "gelu", "silu")[place % 3]
+        yield Case(f"{rows}x{columns} {name}", _matrix_case(rows, columns, name), cpu_sizes.ROW)
+    for name in ACTIVATIONS:
+        for rows, columns in cpu_sizes.EVERY_DTYPE:
+            make = _matrix_case(rows, columns, name)
+            yield Case(f"{rows}x{columns} {name}", make, cpu_sizes.DTYPES)
+        for rows, columns in cpu_sizes.EVERY_DTYPE[3:4]:
+            for layout, lay_out in (
+                ("rows", lambda tensor: tensor[:, :-1]),
+                ("strided", lambda tensor: tensor.t()),
+            ):
+                make = _laid_out(_matrix_case(rows, columns, name), lay_out)
+                yield Case(f"{rows}x{columns} {name}, {layout}", make, cpu_sizes.DTYPES)
+
+
+def _laid_out(make: Make, lay_out: Callable[[Tensor], Tensor]) -> Make:
+    """The same case with input and update laid out anew, and a bias for their last dimension."""
+
+    def made(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        input, update, _, scale, activation = make(device, dtype, generator).args
+        input, update = lay_out(input), lay_out(update)
+        bias = _random(input.shape[-1:], device, dtype, generator)
+        return Inputs((input, update, bias, scale, activation))
+
+    return made
+
+
 def draw(source: Draw) -> Inputs:
     """Any shape and layout, any activation, a bias or none, any scale."""
     leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2, 3)))]
@@ -379,6 +432,8 @@ OP = FusedOp(
     rewrites=tuple(_rewrites()),
     dtypes=DTYPES,
     configs={"cuda_backward": bias_gradient.configs},
+    regime=regime,
+    cpu_cases=tuple(_cpu_cases()),
 )
 
 
@@ -397,7 +452,7 @@ def _overwrite_cpp(*args: Any) -> None:
 def prefer_in_place(input: Tensor, *others: Any) -> Sequence[str]:
     """As ``prefer``: the same kernels, whose output is the input."""
     alike = all(tensor.is_contiguous() for tensor in tensors_in((input, *others)))
-    return ("cuda", "triton", "cpp") if alike else ("triton", "cuda", "cpp")
+    return ("cuda", "triton") if alike else ("triton", "cuda")
 
 
 def is_writable(case: Case) -> bool:
@@ -420,4 +475,6 @@ IN_PLACE = FusedOp(
     prefer=prefer_in_place,
     dtypes=DTYPES,
     mutates=("input",),
+    regime=regime,
+    cpu_cases=OP.cpu_cases,
 )

@@ -123,7 +123,12 @@ def cost_backward(input: Tensor, bias: Tensor, activation: str) -> Cost:
 def prefer(input: Tensor, bias: Tensor, activation: str) -> Sequence[str]:
     """CUDA C++ for contiguous inputs; else Triton, whose strided kernel works in square tiles and
     so reads a transposed operand line by line."""
-    return ("cuda", "triton", "cpp") if input.is_contiguous() else ("triton", "cuda", "cpp")
+    return ("cuda", "triton") if input.is_contiguous() else ("triton", "cuda")
+
+
+def regime(input: Tensor, bias: Tensor, activation: str) -> str:
+    """Return ``layout_regime`` of the operands."""
+    return add_mul.layout_regime(activation, input, bias)
 
 
 def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
@@ -189,6 +194,8 @@ OP = FusedOp(
     prefer=prefer,
     rewrites=tuple(_rewrites()),
     dtypes=add_mul.DTYPES,
+    regime=regime,
+    cpu_cases=tuple(map(_without_the_update, add_mul.OP.cpu_cases)),
 )
 
 
@@ -219,4 +226,6 @@ IN_PLACE = FusedOp(
     prefer=add_mul.prefer_in_place,
     dtypes=add_mul.DTYPES,
     mutates=("input",),
+    regime=regime,
+    cpu_cases=OP.cpu_cases,
 )

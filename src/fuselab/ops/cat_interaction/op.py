@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError
+from fuselab.errors import DtypeError, ShapeError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.cat_interaction import triton_launch
@@ -31,7 +31,7 @@ def validate(dense: Tensor, embeddings: Tensor) -> None:
             f"({batch}, tables, {width}) beside a 'dense' of shape {tuple(dense.shape)}."
         )
     if dense.dtype not in DTYPES:
-        raise DtypeError(
+        raise UnsupportedDtypeError(
             f"cat_interaction: 'dense' is {dense.dtype}; expected float32, float16, bfloat16 or "
             "float64."
         )

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, DtypeError, ShapeError
+from fuselab.errors import DtypeError, OperandError, ShapeError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops import cpu_sizes
 from fuselab.ops.activations.layout import bytes_behind
 from fuselab.ops.dot_interaction import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.dot_interaction.cuda_launch import CUDA, CUDA_EXPRESSIONS
@@ -35,7 +36,7 @@ def validate(dense: Tensor, embeddings: Tensor, padding: int) -> None:
         )
     for name, tensor in (("dense", dense), ("embeddings", embeddings)):
         if tensor.dtype not in DTYPES:
-            raise DtypeError(
+            raise UnsupportedDtypeError(
                 f"dot_interaction: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 "
                 "or float64."
             )
@@ -45,7 +46,7 @@ def validate(dense: Tensor, embeddings: Tensor, padding: int) -> None:
             "one to the other's dtype, or use torch.autocast."
         )
     if padding < 0:
-        raise ArgumentError(
+        raise OperandError(
             f"dot_interaction: 'padding' is {padding}; expected 0 or more columns of zeros."
         )
 
@@ -76,12 +77,8 @@ def fake_gradient(
 
 
 def prefer(dense: Tensor, embeddings: Tensor, padding: int) -> Sequence[str]:
-    """On the CPU the C++ kernels: of the reference's time for 2048 x 26 x 16 they take 0.35 forward
-    and 0.38 with the backward in float32, 0.48 and 0.37 in bfloat16 (one thread, AMD EPYC).
-    65536 x 26 x 16 on an H200: CUDA 67 us in float32 and 32 in bfloat16, Triton 372 and 74; 16384 x
-    26 x 128 in bfloat16 130 and 76."""
-    if not dense.is_cuda:
-        return ("cpp",)
+    """Return the order on a GPU. 65536 x 26 x 16 on an H200: CUDA 67 us in float32 and 32 in
+    bfloat16, Triton 372 and 74; 16384 x 26 x 128 in bfloat16 130 and 76."""
     wide_half = dense.element_size() == 2 and dense.shape[1] > 16
     return ("triton", "cuda") if wide_half else ("cuda", "triton")
 
@@ -139,6 +136,29 @@ def _case(batch: int, tables: int, width: int, padding: int, *tags: str) -> Case
     return Case(f"{batch}x{tables}x{width}", make, frozenset(tags))
 
 
+CPU_CASES = (
+    *(
+        _case(batch, tables, width, 0, *cpu_sizes.ROW)
+        for batch, tables, width in (
+            (20, 26, 16),
+            (128, 26, 16),
+            (777, 7, 33),
+            (2048, 8, 64),
+            (2048, 26, 16),
+            (4096, 26, 16),
+            (3001, 13, 49),
+            (1024, 26, 128),
+            (16384, 26, 16),
+            (30000, 26, 16),
+            (8192, 26, 128),
+            (60000, 26, 16),
+        )
+    ),
+    *(
+        _case(batch, tables, width, 0, *cpu_sizes.DTYPES)
+        for batch, tables, width in ((1, 2, 3), (4, 26, 16), (128, 26, 16), (2048, 26, 16))
+    ),
+)
 CASES = (
     _case(128, 26, 16, 0, "bench", "sweep"),
     _case(2048, 26, 16, 0, "bench", "sweep"),
@@ -156,6 +176,7 @@ CASES = (
             (7, 15, 16, 0),
             (5, 16, 17, 0),
             (5, 3, 15, 0),
+            (31, 8, 16, 0),
             (5, 31, 16, 0),
             (4, 32, 33, 3),
             (2, 63, 64, 0),
@@ -202,6 +223,7 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    cpu_cases=CPU_CASES,
     rewrites=tuple(rewrites()),
     autocast=autocast,
     peers={"index_select": flat_indices},

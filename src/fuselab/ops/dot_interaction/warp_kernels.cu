@@ -218,11 +218,15 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
 
   const float* grad = rows + smaller(quarter, here - 1) * columns;
   const float* pairs = grad + kLaneWidth;
-  const float* below[kOwned];  // the pairs of an owned vector with those before it
+  // The pairs of an owned vector with those before it. A vector that is not there reads the last
+  // one's, from one earlier on: it meets the last one too, and past the row the memory can end.
+  const float* below[kOwned];
   float total[kOwned][kLaneWidth] = {};
 #pragma unroll
-  for (int i = 0; i < kOwned; ++i)
-    below[i] = pairs + pairs_before(smaller(8 * i + eighth, kVectors - 1));
+  for (int i = 0; i < kOwned; ++i) {
+    const int vector = 8 * i + eighth;
+    below[i] = pairs + (vector < kVectors ? pairs_before(vector) : pairs_before(kVectors - 1) - 1);
+  }
 #pragma unroll
   for (int block = 0; block < kOwned; ++block) {
 #pragma unroll kUnrolled

@@ -8,13 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, DtypeError, ShapeError
+from fuselab.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
+from fuselab.ops import cpu_sizes
 from fuselab.ops.embedding_adagrad_ import reference
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
-from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_gradient, tables_and_ids
+from fuselab.ops.embedding_lookup.inputs import (
+    TIMED,
+    TIMED_IN_EVERY_DTYPE,
+    TIMED_ON_CPU,
+    case_name,
+    draw_gradient,
+    tables_and_ids,
+)
 from fuselab.ops.embedding_lookup.rules import (
     DTYPES,
     check_gradient,
@@ -44,7 +52,7 @@ def validate(
     check_ids(_NAME, tables, ids, out_of_range, hash)
     check_gradient(_NAME, tables, ids, grad_output)
     if len(states) != len(tables):
-        raise ArgumentError(
+        raise OperandError(
             f"{_NAME}: 'states' has {len(states)} tensors for {len(tables)} tables; expected one "
             "per table."
         )
@@ -112,7 +120,7 @@ def prefer(
 ) -> Sequence[str]:
     """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 48.8
     and 363.1 us, Triton 78.6 and 429.9 (H200, 2026-11-22)."""
-    return ("cuda", "triton") if ids.is_cuda else ("cpp",)
+    return ("cuda", "triton")
 
 
 def cost(
@@ -153,6 +161,10 @@ def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **options: A
 
 
 _SMALL = (3, 1, 105, 27, 5000)
+CPU_CASES = (
+    *(_case(*case, *cpu_sizes.ROW) for case in TIMED_ON_CPU),
+    *(_case(*case, *cpu_sizes.DTYPES) for case in TIMED_IN_EVERY_DTYPE),
+)
 CASES = (
     *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
     _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", gradient=torch.bfloat16),
@@ -189,6 +201,7 @@ OP = FusedOp(
     draw=draw,
     validate=validate,
     prefer=prefer,
+    cpu_cases=CPU_CASES,
     dtypes=DTYPES,
     configs={"cuda": configs_cuda},
     mutates=("tables", "states"),

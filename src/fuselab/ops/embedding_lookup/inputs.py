@@ -24,6 +24,25 @@ TIMED = (
 )
 
 
+_CAPPED = tuple(min(rows, 100_000) for rows in KAGGLE_CARDINALITIES)
+# The same for a CPU, from 64 kB moved to 200 MB, and the smallest in every dtype.
+TIMED_ON_CPU = (
+    (20, _CAPPED, 16),
+    (128, _CAPPED, 16),
+    (1000, (1000,) * 8, 33),
+    (4096, (100_000,), 128),
+    (777, (5000,) * 26, 65),
+    (2048, _CAPPED, 16),
+    (8192, _CAPPED, 16),
+    (16384, (50_000,) * 4, 64),
+    (16384, _CAPPED, 16),
+    (10000, (1000,) * 26, 33),
+    (32768, _CAPPED, 16),
+    (60000, _CAPPED, 16),
+)
+TIMED_IN_EVERY_DTYPE = ((2, (7, 5), 8), (64, (1000,) * 5, 16), (2048, (20_000,) * 26, 16))
+
+
 def case_name(batch: int, sizes: Sequence[int], width: int, options: Mapping[str, Any]) -> str:
     how = " ".join(str(value).removeprefix("torch.") for value in options.values())
     return f"{batch} ids of {len(sizes)} tables, {sum(sizes)} rows x {width} {how}".strip()

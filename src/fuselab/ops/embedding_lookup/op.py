@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops import cpu_sizes
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, reference, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import groups, scattered
-from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_look_up, tables_and_ids
+from fuselab.ops.embedding_lookup.inputs import (
+    TIMED,
+    TIMED_IN_EVERY_DTYPE,
+    TIMED_ON_CPU,
+    case_name,
+    draw_look_up,
+    tables_and_ids,
+)
 from fuselab.ops.embedding_lookup.rewrites import rewrites
 from fuselab.ops.embedding_lookup.rules import (
     DTYPES,
@@ -87,7 +95,7 @@ def fake_gradient(
 
 def prefer(tables: Sequence[Tensor], ids: Tensor, *_: object) -> Sequence[str]:
     """65536 ids of Kaggle's 26 tables x 16 float32: CUDA 57 us, Triton 67, eager 536 (H200)."""
-    return ("cuda", "triton") if ids.is_cuda else ("cpp",)
+    return ("cuda", "triton")
 
 
 def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *_: object) -> Sequence[str]:
@@ -166,6 +174,10 @@ def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: An
 
 
 _SMALL = (3, 1, 105, 27, 5000)
+CPU_CASES = (
+    *(_case(*case, *cpu_sizes.ROW) for case in TIMED_ON_CPU),
+    *(_case(*case, *cpu_sizes.DTYPES) for case in TIMED_IN_EVERY_DTYPE),
+)
 CASES = (
     *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
     _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", dtype=torch.bfloat16),
@@ -209,6 +221,7 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    cpu_cases=CPU_CASES,
     rewrites=tuple(rewrites()),
     peers={"per_table": reference.per_table},
     dtypes=DTYPES,

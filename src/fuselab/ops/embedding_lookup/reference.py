@@ -45,8 +45,9 @@ def embedding_lookup(
     vectors = []
     for place, table in enumerate(tables):
         row, inside = rows_of(ids, place, table.shape[0], out_of_range, hash)
-        if table.numel() == 0:
+        if table.numel() == 0 or ids.shape[0] == 0:
             # On a GPU F.embedding's gradient at width 0 reads address 0: pytorch/pytorch#189668.
+            # Its second derivative without ids raises: it reshapes no elements to (0, -1).
             vector = table.new_zeros((ids.shape[0], table.shape[1])) + table.sum()
         else:
             vector = torch.nn.functional.embedding(row, table)

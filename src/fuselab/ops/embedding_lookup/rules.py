@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, DtypeError, IndexRangeError, ShapeError, UnknownNameError
+from fuselab.errors import (
+    DtypeError,
+    IndexRangeError,
+    OperandError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedDtypeError,
+)
 from fuselab.ops.indices import check_integers, is_readable
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -28,14 +35,14 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def check_tables(op: str, tables: Sequence[Tensor]) -> None:
     """Raises ArgumentError, ShapeError, DtypeError unless all are (rows, D) of one D and dtype."""
     if not tables:
-        raise ArgumentError(f"{op}: 'tables' is empty; give at least one table.")
+        raise OperandError(f"{op}: 'tables' is empty; give at least one table.")
     for place, table in enumerate(tables):
         if table.dim() != 2:
             raise ShapeError(
                 f"{op}: 'tables[{place}]' has shape {tuple(table.shape)}; expected (rows, D)."
             )
         if table.dtype not in DTYPES:
-            raise DtypeError(
+            raise UnsupportedDtypeError(
                 f"{op}: 'tables[{place}]' is {table.dtype}; expected float32, float16, bfloat16 or "
                 "float64."
             )
@@ -69,7 +76,7 @@ def check_ids(
     if rule(out_of_range, hash) in ("clamp", "modulus"):
         for place, table in enumerate(tables):
             if table.shape[0] == 0 and ids.shape[0] > 0:
-                raise ArgumentError(
+                raise OperandError(
                     f"{op}: 'tables[{place}]' has no rows, so no id can be brought into it; give "
                     "it one, or use out_of_range='ignore' without a hash."
                 )
@@ -88,7 +95,7 @@ def check_gradient(op: str, tables: Sequence[Tensor], ids: Tensor, grad_output: 
 def check_result_dtype(op: str, argument: str, dtype: torch.dtype) -> None:
     """Raises DtypeError unless vectors may have it, whatever the tables have."""
     if dtype not in DTYPES:
-        raise DtypeError(
+        raise UnsupportedDtypeError(
             f"{op}: '{argument}' is {dtype}; expected float32, float16, bfloat16 or float64."
         )
 

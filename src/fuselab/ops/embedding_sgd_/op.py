@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
+from fuselab.ops import cpu_sizes
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
-from fuselab.ops.embedding_lookup.inputs import TIMED, case_name, draw_gradient, tables_and_ids
+from fuselab.ops.embedding_lookup.inputs import (
+    TIMED,
+    TIMED_IN_EVERY_DTYPE,
+    TIMED_ON_CPU,
+    case_name,
+    draw_gradient,
+    tables_and_ids,
+)
 from fuselab.ops.embedding_lookup.rules import DTYPES, check_gradient, check_ids, check_tables
 from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.ops.embedding_sgd_ import reference
@@ -79,7 +87,7 @@ def supports_triton(tables: Sequence[Tensor], *_: Any) -> str | None:
 def prefer(tables: Sequence[Tensor], ids: Tensor, *_: Any) -> Sequence[str]:
     """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 15.8
     and 132.8 us, Triton 77.2 and 392.7 (H200, 2026-11-22)."""
-    return ("cuda", "triton") if ids.is_cuda else ("cpp",)
+    return ("cuda", "triton")
 
 
 def cost(
@@ -115,6 +123,10 @@ def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **options: A
 
 
 _SMALL = (3, 1, 105, 27, 5000)
+CPU_CASES = (
+    *(_case(*case, *cpu_sizes.ROW) for case in TIMED_ON_CPU),
+    *(_case(*case, *cpu_sizes.DTYPES) for case in TIMED_IN_EVERY_DTYPE),
+)
 CASES = (
     *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
     _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", gradient=torch.bfloat16),
@@ -146,6 +158,7 @@ OP = FusedOp(
     draw=draw,
     validate=validate,
     prefer=prefer,
+    cpu_cases=CPU_CASES,
     dtypes=DTYPES,
     configs={"cuda": configs_cuda},
     nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",

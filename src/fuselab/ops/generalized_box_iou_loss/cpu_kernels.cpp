@@ -97,15 +97,6 @@ void write(Element* boxes, int64_t count, const Runs<Real>& runs) {
 }
 
 template <class Vec>
-FUSELAB_INLINE Vec larger(Vec a, Vec b) {
-  return choose(a > b, a, b);
-}
-template <class Vec>
-FUSELAB_INLINE Vec smaller(Vec a, Vec b) {
-  return choose(a < b, a, b);
-}
-
-template <class Vec>
 FUSELAB_INLINE Vec product(Vec a, Vec b) {
   return opaque<Vec>(a * b);
 }

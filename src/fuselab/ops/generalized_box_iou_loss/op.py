@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops import cpu_sizes
 from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
 from fuselab.ops.generalized_box_iou_loss import (
     configs,
@@ -166,6 +167,27 @@ def _cases() -> Iterator[Case]:
         yield Case(f"layout {name}", _case(shape, "none", random_boxes, lay_out), boundary)
 
 
+# Pairs of boxes: 36 bytes each in float32.
+CPU_PAIRS = (
+    *(1820, 3001, 10000, 30001, 65536, 100_003),
+    *(262_144, 500_001, 1_000_000, 1_500_001, 3_000_000, 5_600_000),
+)
+
+
+def _cpu_cases() -> Iterator[Case]:
+    for place, count in enumerate(CPU_PAIRS):
+        reduction = ("none", "mean")[place % 2]
+        yield Case(f"{count} {reduction}", _case((count,), reduction), cpu_sizes.ROW)
+    for count in (5, 500, 20000):
+        for reduction in reference.REDUCTIONS:
+            yield Case(f"{count} {reduction}", _case((count,), reduction), cpu_sizes.DTYPES)
+
+
+def regime(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> str:
+    """Return the reduction, and that dtypes differ where they do."""
+    return reduction if boxes1.dtype == boxes2.dtype else f"{reduction}, mixed dtypes"
+
+
 def draw(source: Draw) -> Inputs:
     """Any shape and layout; numbers in any order, so sides may be negative."""
     leading = [source.size(256, 512) for _ in range(source.choice((1, 2, 0, 3)))]
@@ -198,6 +220,8 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    regime=regime,
+    cpu_cases=tuple(_cpu_cases()),
     peers={"clamped": reference.clamped},
     libraries={"torchvision": _torchvision},
     dtypes=DTYPES,

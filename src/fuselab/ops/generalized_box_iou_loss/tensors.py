@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError
+from fuselab.errors import ShapeError, UnsupportedDtypeError
 from fuselab.ops.activations.layout import nest
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -20,7 +20,7 @@ def validate_boxes(operator: str, **boxes: Tensor) -> None:
     (first_name, first), (second_name, second) = boxes.items()
     for name, tensor in boxes.items():
         if tensor.dtype not in DTYPES:
-            raise DtypeError(
+            raise UnsupportedDtypeError(
                 f"{operator}: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 or "
                 f"float64 ({name}.float() gives it)."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuselab.errors import ArgumentError
+from fuselab.errors import OperandError
 from fuselab.ops.indices import is_readable
 
 
@@ -40,7 +40,7 @@ def refuse_not_positive(cardinalities: Tensor) -> None:
     """Raises ArgumentError for the first cardinality below 1."""
     for column, cardinality in enumerate(cardinalities.tolist()):
         if cardinality < 1:
-            raise ArgumentError(
+            raise OperandError(
                 f"hash_indices: 'cardinalities' has {cardinality} for column {column}; expected 1 "
                 "or more."
             )

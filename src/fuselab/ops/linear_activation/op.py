@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, DtypeError, ShapeError
+from fuselab.errors import ArgumentError, DtypeError, ShapeError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
@@ -26,7 +26,7 @@ __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 def validate(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> None:
     activation_named(activation)
     if input.dtype not in DTYPES:
-        raise DtypeError(
+        raise UnsupportedDtypeError(
             f"linear_activation: 'input' is {input.dtype}; expected float32, float16, bfloat16 or "
             "float64."
         )

@@ -10,13 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError, UnknownNameError
+from fuselab.errors import ShapeError, UnknownNameError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.ops import cpu_sizes
 from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
 from fuselab.ops.linear_activation.product import DTYPES
 from fuselab.ops.linear_binary_cross_entropy.reference import gradient, reference
 from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, logit, triton_launch
-from fuselab.ops.linear_sigmoid.op import case_tags, draw_linear, linear_arguments
+from fuselab.ops.linear_sigmoid.op import (
+    CPU_SHAPES,
+    CPU_SHAPES_IN_EVERY_DTYPE,
+    case_tags,
+    draw_linear,
+    linear_arguments,
+)
 
 _FLOPS_PER_ROW = 12  # exp, log1p, and the ten around them
 
@@ -26,7 +33,7 @@ def validate(
 ) -> None:
     logit.validate("linear_binary_cross_entropy", input, weight, bias)
     if target.dtype not in DTYPES:
-        raise DtypeError(
+        raise UnsupportedDtypeError(
             f"linear_binary_cross_entropy: 'target' is {target.dtype}; expected float32, float16, "
             "bfloat16 or float64 (target.float() gives one)."
         )
@@ -146,13 +153,13 @@ def cost_backward(
 def prefer(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> Sequence[str]:
-    return logit.order(input, weight, bias)
+    return logit.ON_GPU
 
 
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, input: Tensor, *rest: Any
 ) -> Sequence[str]:
-    return logit.ON_GPU
+    return logit.IN_BACKWARD
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
@@ -177,6 +184,22 @@ def _cases() -> Iterator[Case]:
         make = _case((37, 65), reduction)
         yield Case(f"{reduction}_37x65", make, frozenset({"boundary"}))
         yield Case(f"{reduction}_0x5", _case((0, 5), reduction), frozenset({"boundary"}))
+
+
+def _cpu_cases() -> Iterator[Case]:
+    for rows, depth in CPU_SHAPES:
+        yield Case(f"{rows}x{depth}", _case((rows, depth), "mean"), cpu_sizes.ROW)
+    for rows, depth in CPU_SHAPES_IN_EVERY_DTYPE:
+        for reduction in logit.KINDS:
+            make = _case((rows, depth), reduction)
+            yield Case(f"{rows}x{depth} {reduction}", make, cpu_sizes.DTYPES)
+
+
+def regime(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+) -> str:
+    """Return the reduction, and that the target's dtype is another where it is."""
+    return reduction if input.dtype == target.dtype else f"{reduction}, mixed dtypes"
 
 
 def draw(source: Draw) -> Inputs:
@@ -246,6 +269,8 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    regime=regime,
+    cpu_cases=tuple(_cpu_cases()),
     rewrites=tuple(_rewrites()),
     autocast=autocast,
     dtypes=DTYPES,

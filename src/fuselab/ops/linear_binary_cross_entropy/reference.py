@@ -39,7 +39,23 @@ def reference(
         cannot run here).
     """
     logit = F.linear(input, weight, bias)
-    return F.binary_cross_entropy_with_logits(logit, target, reduction=reduction)
+    if logit.dtype != torch.float64 or target.dtype != torch.float64:
+        return F.binary_cross_entropy_with_logits(logit, target, reduction=reduction)
+    losses = _exact_losses(logit, target)
+    return losses if reduction == "none" else getattr(losses, reduction)()
+
+
+def _exact_losses(logit: Tensor, target: Tensor) -> Tensor:
+    """The losses in float64, where they serve as the truth.
+
+    PyTorch's, (1 - t) z - log sigmoid(z), cancels in both tails: of a logit of -45 and a target of
+    0 it leaves 0, not exp(-45). Here a softplus of -|z|, which keeps every digit, and so do its
+    derivatives, stands beside a product. NaN and infinities of infinite logits are PyTorch's.
+    """
+    positive = (1 - target) * logit + F.softplus(-logit)
+    others = F.softplus(logit) - target * logit
+    plain = F.binary_cross_entropy_with_logits(logit, target, reduction="none")
+    return torch.where(logit.isfinite(), torch.where(logit > 0, positive, others), plain)
 
 
 def gradient(
@@ -60,8 +76,11 @@ def gradient(
         None if bias is None else bias.to(arithmetic),
     )
     probable = target.to(arithmetic)
-    # sigmoid(logit) - target, which near 1 keeps its digits by way of 1 - sigmoid(logit).
-    of_logit = (1 - probable) * torch.sigmoid(logit) - probable * torch.sigmoid(-logit)
+    # sigmoid(logit) - target, in each half by way of the sigmoid that is small there: its digits
+    # count where it is nearly the target, and autograd's derivative of it, y (1 - y), keeps its
+    # own. No product: an infinite target times a sigmoid that underflowed would be NaN.
+    near_one = (1 - probable) - torch.sigmoid(-logit)
+    of_logit = torch.where(logit > 0, near_one, torch.sigmoid(logit) - probable)
     of_logit = of_logit * grad_output.to(arithmetic)
     if reduction == "mean":
         of_logit = of_logit / max(logit.numel(), 1)

@@ -33,34 +33,35 @@ FUSELAB_INLINE Floats loss_of(Floats z, Floats target) {
   return rest + log_of_one_plus(exponential<Floats>(zero - absolute(z)));
 }
 
-// sigmoid(z) - t, which near 1 keeps its digits by way of 1 - sigmoid(z).
+// sigmoid(z) - t by way of 1 - sigmoid(z) for t above a half, where both are near 1 and their
+// difference keeps its digits so. An infinite or NaN target goes where eager puts it.
 FUSELAB_INLINE Floats loss_gradient(Floats z, Floats target) {
   const Logistic<Floats> at = logistic<Floats>(z);
-  return (1.0f - target) * at.gate - target * at.complement;
+  return choose(target > constant<Floats>(0.5), (1.0f - target) - at.complement, at.gate - target);
 }
 
 template <class Element>
 FUSELAB_INLINE float dot(const Element* row, const Element* weight, int64_t depth) {
+  constexpr int64_t step = lanes<Floats>;
   Floats sum[4] = {};
   int64_t i = 0;
-  for (; i + 64 <= depth; i += 64) {
-    for (int k = 0; k < 4; ++k) {
-      sum[k] += load<Floats>(row + i + 16 * k) * load<Floats>(weight + i + 16 * k);
+  for (; i + 4 * step <= depth; i += 4 * step) {
+    for (int64_t k = 0; k < 4; ++k) {
+      sum[k] += load<Floats>(row + i + step * k) * load<Floats>(weight + i + step * k);
     }
   }
   for_each_vector<Floats>(depth - i, [&](int64_t at, auto part) {
     sum[0] += load<Floats>(row + i + at, part) * load<Floats>(weight + i + at, part);
   });
-  const Floats total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-  float result = 0.0f;
-  for (int lane = 0; lane < 16; ++lane) result += total[lane];
-  return result;
+  return sum_of((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-// 16 values of a strided vector, 0 past `count`.
+constexpr int64_t group = lanes<Floats>;  // rows whose logits fill a vector
+
+// The first `count` values of a strided vector, 0 in the lanes past them.
 template <class Element>
 FUSELAB_INLINE Floats gathered(const Element* from, int64_t stride, int64_t count) {
-  Element lane[16] = {};
+  Element lane[group] = {};
   for (int64_t i = 0; i < count; ++i) lane[i] = from[i * stride];
   return load<Floats>(lane);
 }
@@ -70,7 +71,7 @@ FUSELAB_INLINE float value_of(const Element* pointer) {
   return pointer ? gathered(pointer, 1, 1)[0] : 0.0f;
 }
 
-// The logits of up to 16 rows.
+// The logits of up to `group` rows.
 template <class Element>
 FUSELAB_INLINE Floats logits(const Element* rows, int64_t row_stride, const Element* weight,
                              float added, int64_t depth, int64_t count) {
@@ -91,8 +92,8 @@ void forward(const Element* input, const Element* weight, const Element* bias, c
   for (int64_t part = 0; part < parts; ++part) {
     double total = 0.0;
     const int64_t end = std::min(rows, (part + 1) * rows_per_part);
-    for (int64_t row = part * rows_per_part; row < end; row += 16) {
-      const int64_t count = std::min<int64_t>(16, end - row);
+    for (int64_t row = part * rows_per_part; row < end; row += group) {
+      const int64_t count = std::min(group, end - row);
       const Floats z = logits(input + row * input_row, input_row, weight, added, depth, count);
       Floats result;
       if constexpr (kind == Kind::sigmoid) {
@@ -131,15 +132,15 @@ void backward(const Grad* grad, const Saved* saved, const Element* input, const 
               float factor) {
   const float added = value_of(bias);
   const int64_t parts = (rows + rows_per_part - 1) / rows_per_part;
-  const int64_t padded = (depth + 15) / 16 * 16;
+  const int64_t padded = (depth + 15) / 16 * 16;  // as the launcher allocates it
 #pragma omp parallel for if (rows * depth >= parallel_from)
   for (int64_t part = 0; part < parts; ++part) {
     double of_bias = 0.0;
     float* of_weight = weight_sums + part * padded;
     std::fill_n(of_weight, padded, 0.0f);
     const int64_t end = std::min(rows, (part + 1) * rows_per_part);
-    for (int64_t first = part * rows_per_part; first < end; first += 16) {
-      const int64_t count = std::min<int64_t>(16, end - first);
+    for (int64_t first = part * rows_per_part; first < end; first += group) {
+      const int64_t count = std::min(group, end - first);
       const Element* from = input + first * input_row;
       const Floats upstream = gathered(grad + first * grad_row, grad_row, count) * factor;
       const Floats kept = gathered(saved + first * saved_row, saved_row, count);
@@ -151,7 +152,7 @@ void backward(const Grad* grad, const Saved* saved, const Element* input, const 
         of_logit = upstream * loss_gradient(z, kept);
       }
       for (int64_t i = 0; i < count; ++i) of_bias += of_logit[i];
-      // Columns outside, rows inside: a sum is read and written once per 16 rows.
+      // Columns outside, rows inside: a sum is read and written once per group.
       for_each_vector<Floats>(depth, [&](int64_t at, auto lanes) {
         Floats sum = load<Floats>(of_weight + at);
         const Floats w = load<Floats>(weight + at, lanes);
@@ -169,12 +170,12 @@ void backward(const Grad* grad, const Saved* saved, const Element* input, const 
   }
   if (grad_weight) {
     for_each_vector<Floats>(depth, [&](int64_t at, auto lanes) {
-      double total[16] = {};
+      double total[group] = {};
       for (int64_t part = 0; part < parts; ++part) {
         accumulate(total, load<Floats>(weight_sums + part * padded + at));
       }
       Floats result;
-      for (int lane = 0; lane < 16; ++lane) result[lane] = static_cast<float>(total[lane]);
+      for (int64_t lane = 0; lane < group; ++lane) result[lane] = static_cast<float>(total[lane]);
       store<false>(grad_weight + at, result, lanes);
     });
   }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError
+from fuselab.errors import DtypeError, ShapeError, UnsupportedDtypeError
 from fuselab.ops.linear_activation.product import DTYPES, as_rows
 
 
@@ -64,7 +64,7 @@ def empty_output(input: Tensor, target: Tensor | None, kind: str) -> Tensor:
 def validate(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raises DtypeError, ShapeError for the linear layer's arguments."""
     if input.dtype not in DTYPES:
-        raise DtypeError(
+        raise UnsupportedDtypeError(
             f"{name}: 'input' is {input.dtype}; expected float32, float16, bfloat16 or float64."
         )
     for argument, tensor in (("weight", weight), ("bias", bias)):
@@ -107,24 +107,8 @@ def empty_gradients(needs: Sequence[bool], input: Tensor) -> tuple[Tensor | None
     )
 
 
-def order(input: Tensor, *others: Tensor | None) -> Sequence[str]:
-    """What ``auto`` asks: on a GPU ``ON_GPU``. On a CPU C++ where no gradient is wanted, but for
-    large 16-bit inputs.
-
-    us, one thread of an AMD EPYC (Zen 4) that others used too, reference / C++, sigmoid and mean
-    loss: 128x256 float32 14 / 4 and 27 / 6, 16384x256 2200 / 490 and 2500 / 610, in bfloat16
-    400 / 600 and 780 / 710; with gradients the two are within each other's noise.
-    """
-    if input.is_cuda:
-        return ON_GPU
-    wants_gradient = torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in (input, *others)
-    )
-    large_half = input.element_size() == 2 and input.numel() >= 2**19
-    return ("reference",) if wants_gradient or large_half else ("cpp",)
-
-
-# The order of forward and backward; of the backward on a CPU too, where it is the reference's. us
-# of both at 65536x256 on an H200 (2026-11-22), compile / triton / cuda: linear_sigmoid float32
-# 92 / 78 / 67, bfloat16 68 / 57 / 41; linear_binary_cross_entropy 97 / 105 / 71, 72 / 67 / 44.
+# The order on a GPU, of forward and backward. us of both at 65536x256 on an H200 (2026-11-22),
+# compile / triton / cuda: linear_sigmoid float32 92 / 78 / 67, bfloat16 68 / 57 / 41;
+# linear_binary_cross_entropy 97 / 105 / 71, 72 / 67 / 44.
 ON_GPU = ("cuda", "triton")
+IN_BACKWARD = (*ON_GPU, "cpp")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.ops import cpu_sizes
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
 from fuselab.ops.linear_activation.product import DTYPES
@@ -79,13 +80,13 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
 
 
 def prefer(input: Tensor, weight: Tensor, bias: Tensor | None) -> Sequence[str]:
-    return logit.order(input, weight, bias)
+    return logit.ON_GPU
 
 
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
 ) -> Sequence[str]:
-    return logit.ON_GPU
+    return logit.IN_BACKWARD
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
@@ -144,6 +145,14 @@ def case_tags() -> Iterator[tuple[str, tuple[int, ...], dict[str, Any], frozense
         yield f"layout_{name}", (48, 48), {"lay_out": lay_out}, boundary
 
 
+# (rows, depth) of float32, 64 kB to 200 MB; those behind in every dtype.
+CPU_SHAPES = (
+    *((64, 256), (1000, 33), (127, 1025), (2048, 256), (20000, 65), (16384, 256), (4096, 1025)),
+    *((8192, 1024), (200_000, 64), (16384, 1500), (65536, 511), (50000, 1000)),
+)
+CPU_SHAPES_IN_EVERY_DTYPE = ((2, 8), (64, 64), (1000, 13), (4096, 255), (16384, 512))
+
+
 def draw_linear(source: Draw) -> tuple[Tensor, Tensor, Tensor | None]:
     """Any shape and layout, a bias or none."""
     leading = [source.size(1, 4, 17) for _ in range(source.choice((1, 0, 2)))]
@@ -199,6 +208,10 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    cpu_cases=(
+        *(Case(f"{m}x{k}", _case((m, k)), cpu_sizes.ROW) for m, k in CPU_SHAPES),
+        *(Case(f"{m}x{k}", _case((m, k)), cpu_sizes.DTYPES) for m, k in CPU_SHAPES_IN_EVERY_DTYPE),
+    ),
     rewrites=tuple(_rewrites()),
     autocast=autocast,
     dtypes=DTYPES,

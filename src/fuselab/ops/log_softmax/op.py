@@ -27,25 +27,22 @@ __all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "OP"]
 
 
 def prefer(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Sequence[str]:
-    """On the GPU CUDA C++; on the CPU the C++ kernel, but for columns narrower than a vector.
+    """Return the order on a GPU: CUDA C++ first.
 
     us, ATen / Triton / CUDA, forward with backward (H200, torch 2.11, 2026-11-21): 4096x1024
     float32 27.6 / 24.8 / 25.0, 4096x16384 414 / 324 / 322, 2048x65536 1078 / 938 / 631, (32, 19,
     128, 128) over dim 1 105 / 137 / 81; bfloat16 4096x16384 202 / 196 / 169.
-
-    Against ATen, one thread of an AMD EPYC (Zen 4), forward / backward: 512x4096 takes 0.6 / 0.8 of
-    its time in float32 and 0.8 / 1.0 in bfloat16, 20000x10 0.13 / 0.9, (64, 512, 64) over dim 1
-    0.8 / 0.9.
     """
-    if input.is_cuda:
-        return ("cuda", "triton")
-    return ("reference",) if are_narrow_columns(input, dim) else ("cpp",)
+    return ("cuda", "triton")
 
 
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Sequence[str]:
-    return prefer(output, dim)
+    """Return CUDA C++ first on a GPU; on a CPU C++, but for narrow columns."""
+    if output.is_cuda:
+        return ("cuda", "triton")
+    return ("reference",) if are_narrow_columns(output, dim) else ("cpp",)
 
 
 def _rewrite_call(input: Tensor, dim: int) -> Inputs:
@@ -87,6 +84,8 @@ OP = FusedOp(
     peers={"naive": reference.naive},
     dtypes=DTYPES,
     configs=CONFIGS,
+    regime=declaration.regime,
+    cpu_cases=declaration.CPU_CASES,
 )
 
 IN_PLACE = FusedOp(
@@ -100,4 +99,6 @@ IN_PLACE = FusedOp(
     prefer=prefer,
     dtypes=DTYPES,
     mutates=("input",),
+    regime=declaration.regime,
+    cpu_cases=declaration.CPU_CASES,
 )

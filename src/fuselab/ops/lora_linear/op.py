@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError
+from fuselab.errors import DtypeError, ShapeError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
@@ -33,7 +33,7 @@ def validate(
     activation_named(activation)
     tensors = {"weight": weight, "bias": bias, "lora_a": lora_a, "lora_b": lora_b}
     if input.dtype not in DTYPES:
-        raise DtypeError(
+        raise UnsupportedDtypeError(
             f"lora_linear: 'input' is {input.dtype}; expected float32, float16, bfloat16 or "
             "float64."
         )

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, DtypeError, ShapeError
+from fuselab.errors import (
+    DtypeError,
+    OperandError,
+    ShapeError,
+    UnsupportedDtypeError,
+)
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
@@ -34,9 +39,9 @@ def _check_layers(
     activation_named(activation)
     activation_named(output_activation)
     if not weights:
-        raise ArgumentError("mlp: 'weights' is empty; expected one weight or more.")
+        raise OperandError("mlp: 'weights' is empty; expected one weight or more.")
     if biases and len(biases) != len(weights):
-        raise ArgumentError(
+        raise OperandError(
             f"mlp: 'biases' has {len(biases)} tensors; expected one for each of the "
             f"{len(weights)} 'weights', or none at all."
         )
@@ -68,7 +73,7 @@ def validate(
     _check_layers(input, weights, biases, activation, output_activation, dtype)
     own = weights[0].dtype
     if own not in DTYPES:
-        raise DtypeError(
+        raise UnsupportedDtypeError(
             f"mlp: 'weights[0]' is {own}; expected float32, float16, bfloat16 or float64."
         )
     for name, tensors in (("weights", weights), ("biases", biases)):

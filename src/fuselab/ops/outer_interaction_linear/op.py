@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError
+from fuselab.errors import DtypeError, ShapeError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.ops.activations import ACTIVATIONS
 from fuselab.ops.activations import activation as activation_named
@@ -54,7 +54,7 @@ def validate(
         if tensor is None:
             continue
         if tensor.dtype not in DTYPES:
-            raise DtypeError(
+            raise UnsupportedDtypeError(
                 f"outer_interaction_linear: '{name}' is {tensor.dtype}; expected float32, float16, "
                 "bfloat16 or float64."
             )

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.ops import cpu_sizes
 from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
 from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.generalized_box_iou_loss.op import (
+    CPU_PAIRS,
     FLOPS,
     FLOPS_BACKWARD,
     LAYOUTS,
@@ -123,6 +125,13 @@ def _cases() -> Iterator[Case]:
         yield Case(f"layout {name}", _case(shape, 0.4, lay_out), boundary)
 
 
+def _cpu_cases() -> Iterator[Case]:
+    for count in CPU_PAIRS:
+        yield Case(f"{count}", _case((count,)), cpu_sizes.ROW)
+    for count in (5, 500, 20000):
+        yield Case(f"{count}", _case((count,)), cpu_sizes.DTYPES)
+
+
 def draw(source: Draw) -> Inputs:
     """Any shape and layout; about half of the bottoms are below 0 and so padding."""
     leading = [source.size(256, 512) for _ in range(source.choice((2, 1, 0, 3)))]
@@ -155,6 +164,7 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    cpu_cases=tuple(_cpu_cases()),
     peers={"masked": reference.masked},
     dtypes=DTYPES,
     configs={

@@ -16,8 +16,8 @@ from fuselab.runtime.cpp_source import CppSource, i64
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 _TYPES = {
     torch.float32: "float",
-    torch.float16: "_Float16",
-    torch.bfloat16: "bfloat16",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
     torch.float64: "double",
 }
 

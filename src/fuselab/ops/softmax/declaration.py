@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, DtypeError
+from fuselab.errors import DimensionError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, Inputs
+from fuselab.ops import cpu_sizes
 from fuselab.ops.softmax.layout import neighbours
 from fuselab.ops.softmax.tensors import DTYPES, Form, empty_output
 
@@ -20,13 +21,13 @@ def validates(form: Form) -> Callable[..., None]:
     def validate(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> None:
         if (dtype or input.dtype) not in DTYPES:
             name = "'input'" if dtype is None else "'dtype'"
-            raise DtypeError(
+            raise UnsupportedDtypeError(
                 f"{form}: {name} is {dtype or input.dtype}; expected float32, float16, bfloat16 or "
                 f"float64 ({form}(..., dtype=torch.float32) casts the input first)."
             )
         limit = max(input.dim(), 1)
         if not -limit <= dim < limit:
-            raise ArgumentError(
+            raise DimensionError(
                 f"{form}: 'dim' is {dim}, out of range; expected {-limit} to {limit - 1} for an "
                 f"input of shape {tuple(input.shape)}."
             )
@@ -120,6 +121,34 @@ def _masked(device: torch.device, dtype: torch.dtype, generator: torch.Generator
     return Inputs((scores.masked_fill(future, -math.inf).to(device, dtype),))
 
 
+def regime(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> str:
+    """Return what decides a kernel's speed on a CPU: how wide rows are, or that columns are
+    reduced, and whether many lie beside each other; ``cast`` where the dtype changes."""
+    if dtype is not None and dtype != input.dtype:
+        return "cast"
+    between = neighbours(input, dim)
+    if between > 1:
+        return "columns" if between >= 16 else "narrow columns"
+    width = input.shape[dim] if input.dim() else 1
+    for limit in (7, 15, 31, 127, 2047):
+        if width <= limit:
+            return f"rows up to {limit}"
+    return "rows"
+
+
+def _cpu_cases() -> Iterator[Case]:
+    for shape in cpu_sizes.MATRICES:
+        yield _case(shape, *cpu_sizes.ROW)
+    for width in (5, 10, 24, 64, 257, 4099):
+        for elements in (2**8, 2**12, 2**16, 2**20):
+            yield _case((max(elements // width, 1), width), *cpu_sizes.DTYPES)
+    yield _case((8, 300_001), *cpu_sizes.DTYPES)
+    for outer, width, inner in ((1, 16, 16), (1, 100, 64), (8, 19, 1024), (1, 1024, 4096)):
+        yield _case((outer, width, inner), *cpu_sizes.DTYPES, dim=1)
+    for outer, width, inner in ((2, 5, 3), (64, 100, 3), (64, 1000, 7)):
+        yield _case((outer, width, inner), *cpu_sizes.DTYPES, dim=1)
+
+
 CASES = (
     _case((4, 4), "bench", "sweep", "tiny"),
     _case((4096, 128), "bench", "sweep"),
@@ -149,6 +178,9 @@ CASES = (
     _case((2, 1_000_000), "boundary", "huge"),
     _case((3, 2000, 40), "boundary", "huge", dim=1),
 )
+
+
+CPU_CASES = tuple(_cpu_cases())
 
 
 def draw(draw: Draw) -> Inputs:

@@ -23,7 +23,7 @@ __all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "OP"]
 
 
 def prefer(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Sequence[str]:
-    """On the GPU CUDA C++; on the CPU the C++ kernel, but for columns narrower than a vector.
+    """Return the order on a GPU: CUDA C++ first.
 
     us, Triton / CUDA (H200, torch 2.11, Triton 3.6, 2026-11-21):
                             4096x16384 float32   2048x65536 float32   1024x262144 bfloat16
@@ -31,20 +31,15 @@ def prefer(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Sequenc
         with backward       323.4 / 323.1        1039 / 629           1209 / 642
     (642: timed apart; 323.1: with a forward of 134.5) and (32, 19, 128, 128) over dim 1, float32:
     87.8 / 41.2 and 137.6 / 88.4.
-
-    Against ATen, one thread of an AMD EPYC (Zen 4): 4096x1024 takes 0.65 of its time in float32 and
-    0.78 in bfloat16, 65536x10 0.09, (1024, 4096) over dim 0 0.35; (64, 1000, 3) over dim 1 3 times.
     """
-    if input.is_cuda:
-        return ("cuda", "triton")
-    return ("reference",) if are_narrow_columns(input, dim) else ("cpp",)
+    return ("cuda", "triton")
 
 
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Sequence[str]:
-    """As ``prefer``; on the CPU C++ for columns (0.6 of ATen's time over dim 0), ATen for rows, of
-    which the C++ kernel takes 1.1 to 1.5 of its time."""
+    """Return CUDA C++ first on a GPU; on a CPU C++ for columns, and the reference for rows, where
+    ATen's own kernel is as fast."""
     if output.is_cuda:
         return ("cuda", "triton")
     rows = neighbours(output, dim) == 1
@@ -108,6 +103,8 @@ OP = FusedOp(
     libraries={"liger": _liger},
     dtypes=DTYPES,
     configs=CONFIGS,
+    regime=declaration.regime,
+    cpu_cases=declaration.CPU_CASES,
 )
 
 
@@ -122,4 +119,6 @@ IN_PLACE = FusedOp(
     prefer=prefer,
     dtypes=DTYPES,
     mutates=("input",),
+    regime=declaration.regime,
+    cpu_cases=declaration.CPU_CASES,
 )

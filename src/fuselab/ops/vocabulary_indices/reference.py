@@ -67,6 +67,8 @@ def vocabulary_indices(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets:
         DtypeError, ShapeError: names the tensor and what was expected.
         ArgumentError: ``offsets`` do not rise from 0 to the number of keys (CPU).
     """
+    if not torch.compiler.is_compiling() and type(offsets) is Tensor and offsets.is_cpu:
+        _check_places(offsets, sorted_keys.shape[0])
     low = offsets[:-1].expand(ids.shape)
     high = ends = offsets[1:].expand(ids.shape)
     if not sorted_keys.shape[0]:
@@ -82,3 +84,15 @@ def vocabulary_indices(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets:
     place = low.clamp(max=sorted_keys.shape[0] - 1)
     known = (low < ends) & (sorted_keys[place] == ids)
     return torch.where(known, slots[place], offsets[1:] - offsets[:-1]).contiguous()
+
+
+def _check_places(offsets: Tensor, keys: int) -> None:
+    """As the C++ kernel does. What is being traced has no values yet, and those of a GPU would have
+    to be waited for."""
+    begins = offsets.tolist()
+    for column, (begin, end) in enumerate(zip(begins, [*begins[1:], keys], strict=True)):
+        if not 0 <= begin <= end:
+            raise ArgumentError(
+                f"vocabulary_indices: 'offsets' has {begin} in place {column} before {end}; "
+                f"expected places that rise from 0 to the {keys} keys."
+            )

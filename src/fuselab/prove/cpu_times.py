@@ -1,0 +1,346 @@
+"""Times of every operator's C++ kernels on this CPU, beside eager PyTorch: what ``auto`` goes by.
+
+``measure`` times the ``cpu_cases`` of the library's operators in this process and returns the table
+that ``fuselab.runtime.cpu_choice`` reads. ``python -m fuselab.prove.cpu_times FILE`` does the same
+in a process of its own, started with pinned allocation (``fuselab.measure.fresh``), and writes the
+table; with ``--rows`` it adds what the published table shows: the cases tagged ``row`` through
+``auto`` and through torch.compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fuselab import ops
+from fuselab.device.environment import describe
+from fuselab.measure import fresh
+from fuselab.measure.cpu_timer import (
+    time_calls_us,
+    without_garbage_collection,
+)
+from fuselab.measure.statistics import median_interval
+from fuselab.op import Case, FusedOp
+from fuselab.prove.arguments import at, differentiable, filled, with_own_copies
+from fuselab.runtime import cpu_choice, dispatch
+from fuselab.runtime.instruction_set import instruction_set
+
+CPU = torch.device("cpu")
+# Seconds for the rounds of one point, and the fewest rounds; a slow call takes no more than those.
+BUDGET_S, FEWEST_ROUNDS = 0.06, 5
+ROW_BUDGET_S, FEWEST_ROW_ROUNDS = 0.3, 7
+MOST_ROUNDS = 200
+SAMPLE_US = 100.0
+REFERENCE = "reference"
+
+Progress = Callable[[str], None]
+
+
+def timed_operators() -> list[str]:
+    """Return the library's operators that have a kernel for the CPU."""
+    return [name for name in ops.operators() if ops.contract(name).cpu_cases]
+
+
+def measure(
+    names: Sequence[str] | None = None,
+    most_bytes: int | None = None,
+    dtypes: Sequence[str] | None = None,
+    progress: Progress = lambda line: None,
+) -> dict[str, Any]:
+    """Time the library's operators (those named, or all) and return the table, by operator, use,
+    dtype and regime: lists of bytes moved and microseconds by provider, ascending.
+
+    Args:
+        most_bytes: leaves out larger cases.
+        dtypes: leaves out others than these and integers.
+        progress: called with one line per operator.
+    """
+    operators: dict[str, Any] = {}
+    for name in names or timed_operators():
+        op = ops.contract(name)
+        progress(f"{name}: {len(op.cpu_cases)} cases")
+        table: dict[str, Any] = {}
+        points = [
+            (case, dtype)
+            for case, dtype in _points(op)
+            if dtypes is None or not dtype.is_floating_point or _name(dtype) in dtypes
+        ]
+        _build(op, points)
+        for case, dtype in points:
+            for use in ("inference", "training") if op.gradient is not None else ("inference",):
+                point = _Point(op, case, dtype, use)
+                if most_bytes is not None and point.moved > most_bytes:
+                    continue
+                times = point.time((REFERENCE, *point.implementations()), BUDGET_S, FEWEST_ROUNDS)
+                medians = {name: _microseconds(found) for name, found in times.items()}
+                if any(median is None for median in medians.values()):
+                    continue
+                regimes = table.setdefault(use, {}).setdefault(point.dtype, {})
+                regimes.setdefault(point.regime, []).append([point.moved, medians])
+        operators[name] = _in_order(table)
+    return {
+        "schema": cpu_choice.SCHEMA,
+        "instruction_set": instruction_set(),
+        "environment": describe(CPU),
+        "operators": operators,
+    }
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _build(op: FusedOp, points: Sequence[tuple[Case, torch.dtype]]) -> None:
+    """Call the smallest case of every regime and dtype once, so that kernels are compiled side by
+    side; a compiler takes seconds for one."""
+    smallest: dict[tuple[str, str], _Point] = {}
+    for case, dtype in points:
+        if "dtypes" in case.tags:
+            point = _Point(op, case, dtype, "training" if op.gradient is not None else "inference")
+            key = point.regime, point.dtype
+            if key not in smallest or point.moved < smallest[key].moved:
+                smallest[key] = point
+
+    def call(point: _Point) -> None:
+        for name in point.implementations():
+            with cpu_choice.forced(name):
+                point.call(name)()
+            with torch.no_grad(), cpu_choice.forced(name):
+                dispatch.operator(op)(*with_own_copies(op, point.args))
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(call, smallest.values()))
+
+
+def _points(op: FusedOp) -> Iterator[tuple[Case, torch.dtype]]:
+    for case in op.cpu_cases:
+        for dtype in op.dtypes if "dtypes" in case.tags else op.dtypes[:1]:
+            yield case, dtype
+
+
+def _in_order(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table with the points of each regime by size; of one size the last one counts."""
+    return {
+        use: {
+            dtype: {
+                regime: [[moved, times] for moved, times in sorted(dict(points).items())]
+                for regime, points in regimes.items()
+            }
+            for dtype, regimes in dtypes.items()
+        }
+        for use, dtypes in table.items()
+    }
+
+
+def _microseconds(times: Sequence[float]) -> float | None:
+    """Return the median of a provider's rounds to four digits, None where it has failed."""
+    return float(f"{statistics.median(times):.4g}") if times else None
+
+
+def _calls_per_sample(call: Callable[[], object]) -> int | None:
+    """Return how many calls make a sample of at least 100 us, warm; None where the call raises."""
+    try:
+        call()
+        once_us = time_calls_us(call, 1)
+    except Exception:  # torch.compile may refuse an expression in ways of its own
+        return None
+    if once_us > SAMPLE_US:
+        return 1
+    return max(1, round(SAMPLE_US / max(time_calls_us(call, 3), 0.1)))
+
+
+class _Point:
+    """One case in one dtype and use, with its arguments made.
+
+    An implementation is timed as ``auto`` runs it: its backward is what ``Gradient.prefer`` gives.
+    """
+
+    def __init__(self, op: FusedOp, case: Case, dtype: torch.dtype, use: str) -> None:
+        self.op, self.use = op, use
+        made = op.bind(case.make(CPU, dtype, torch.Generator().manual_seed(0)))
+        self.places = differentiable(op, made) if use == "training" else []
+        leaves = [tensor.detach().requires_grad_() for tensor in at(made, self.places)]
+        self.args = tuple(filled(made, self.places, leaves))
+        self.leaves = at(self.args, self.places)
+        self.moved = op.cost(*self.args).bytes_moved
+        self.dtype = cpu_choice.dtype_of(self.args)
+        self.regime = cpu_choice.regime_of(op, self.args)
+        self.upstream = None
+        if self.leaves:
+            with torch.no_grad():
+                self.upstream = torch.ones_like(op.reference(*self.args)).uniform_(0.5, 1.5)
+
+    def implementations(self) -> list[str]:
+        """Return the implementations for the CPU that take these arguments."""
+        return [
+            name
+            for name, known in self.op.implementations.items()
+            if known.device == "cpu" and dispatch.why_not(self.op, name, self.args) is None
+        ]
+
+    def time(
+        self, providers: Sequence[str], budget_s: float, fewest: int
+    ) -> dict[str, list[float]]:
+        """Time the providers in turns: ``reference``, ``compile``, ``auto``, an implementation.
+        Returns microseconds per call, one figure a round; none for a provider that raises."""
+        forced = next((name for name in providers if name in self.op.implementations), None)
+        calls = {name: self.call(name) for name in providers}
+        times: dict[str, list[float]] = {name: [] for name in providers}
+        with cpu_choice.forced(forced), without_garbage_collection():
+            counted = {name: _calls_per_sample(call) for name, call in calls.items()}
+            counts = {name: count for name, count in counted.items() if count is not None}
+            order, shuffle = list(counts), random.Random(0).shuffle
+            deadline = perf_counter() + budget_s
+            for done in range(MOST_ROUNDS):
+                if done >= fewest and perf_counter() > deadline:
+                    break
+                shuffle(order)  # whoever follows the same one every time inherits its caches
+                for name in order:
+                    times[name].append(time_calls_us(calls[name], counts[name]))
+        return times
+
+    def call(self, provider: str) -> Callable[[], object]:
+        """Return the call to time."""
+        function: Callable[..., Any]
+        if provider == "compile":
+            # One compilation serves all sizes; static shapes would take minutes for each operator.
+            function = torch.compile(self.op.reference, dynamic=True)
+        elif provider == REFERENCE and not self.op.mutates:
+            function = self.op.reference
+        else:
+            public = dispatch.operator(self.op)
+            name = REFERENCE if provider == REFERENCE else "auto"
+
+            def function(*args: Any) -> Any:
+                return public(*args, implementation=name)
+
+        args, leaves, upstream = self.args, self.leaves, self.upstream
+        if self.op.mutates:
+            args = tuple(with_own_copies(self.op, args))
+        if upstream is None:
+            return lambda: function(*args)
+        return lambda: torch.autograd.grad(function(*args), leaves, upstream, allow_unused=True)
+
+
+def measure_rows(
+    names: Sequence[str] | None = None, progress: Progress = lambda line: None
+) -> list[dict[str, Any]]:
+    """Time the cases tagged ``row`` through eager, torch.compile and ``auto``; one fact per row.
+
+    ``auto`` follows the table that is in force.
+    """
+    torch._dynamo.config.cache_size_limit = 64
+    rows = []
+    for name in names or timed_operators():
+        op = ops.contract(name)
+        progress(f"{name}: rows")
+        for use in ("inference", "training") if op.gradient is not None else ("inference",):
+            rows += [_row(name, op, case, use) for case in op.cpu_cases if "row" in case.tags]
+            torch._dynamo.reset()
+    return rows
+
+
+def _row(name: str, op: FusedOp, case: Case, use: str) -> dict[str, Any]:
+    point = _Point(op, case, op.dtypes[0], use)
+    times = point.time((REFERENCE, "compile", "auto"), ROW_BUDGET_S, FEWEST_ROW_ROUNDS)
+    medians = {provider: _microseconds(found) for provider, found in times.items()}
+    pairs = zip(times[REFERENCE], times["auto"], strict=True)
+    ratio = median_interval([theirs / ours for theirs, ours in pairs])
+    return {
+        "operator": name,
+        "case": case.name,
+        "use": use,
+        "dtype": point.dtype,
+        "bytes_moved": point.moved,
+        "us": medians,
+        "auto_takes": dispatch.choose(op, point.args),
+        "eager_over_auto": [round(part, 4) for part in ratio],
+    }
+
+
+def _add_operators(file: Path, table: dict[str, Any]) -> None:
+    """Put the table's operators into the file, beside those that it has."""
+    kept = json.loads(file.read_text(encoding="utf-8"))["operators"] if file.is_file() else {}
+    write(file, table | {"operators": dict(sorted((kept | table["operators"]).items()))})
+
+
+def _add_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Put rows into the file, behind those of other operators."""
+    again = {row["operator"] for row in rows}
+    kept = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
+    facts = {
+        "instruction_set": instruction_set(),
+        "aten": torch.backends.cpu.get_cpu_capability(),
+        "environment": describe(CPU),
+        "rows": [row for row in kept if row["operator"] not in again] + rows,
+    }
+    file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def write(file: Path, table: dict[str, Any]) -> None:
+    """Write a table as JSON, one regime to a line, so that two versions compare line by line."""
+    text = json.dumps(table, indent=1)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(_joined(text) + "\n", encoding="utf-8")
+
+
+def _joined(text: str) -> str:
+    """Return indented JSON with everything below the fifth level on one line."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        depth = len(line) - len(line.lstrip(" "))
+        if depth > 5 or (depth == 5 and line.strip() in ("]", "],")):
+            lines[-1] += ("" if lines[-1].endswith(("[", "{")) else " ") + line.strip()
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure in this process and write the file named."""
+    parser = argparse.ArgumentParser(description="Times of the C++ kernels on this CPU.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument(
+        "--operator", action="append", choices=timed_operators(), help="the others' times are kept"
+    )
+    parser.add_argument("--most-bytes", type=int)
+    parser.add_argument("--dtype", action="append", help="of floating tensors; all without it")
+    parser.add_argument("--rows", action="store_true", help="the published table's rows instead")
+    options = parser.parse_args(arguments)
+
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not options.operator:
+            options.file.unlink(missing_ok=True)
+        # Written operator by operator: what is done stays, whatever ends the rest.
+        for name in options.operator or timed_operators():
+            if options.rows:
+                _add_rows(options.file, measure_rows([name], progress))
+            else:
+                found = measure([name], options.most_bytes, options.dtype, progress)
+                _add_operators(options.file, found)
+    return 0
+
+
+def measure_apart(file: Path, arguments: Sequence[str] = ()) -> int:
+    """Run ``main`` in a fresh process with pinned allocation; returns its exit status."""
+    return fresh.run_pinned(__name__, [str(file), *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

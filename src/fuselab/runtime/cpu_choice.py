@@ -1,0 +1,183 @@
+"""The choice of ``implementation="auto"`` on a CPU: what was measured faster, else the reference.
+
+A table holds measured times per operator, use (``inference``, or ``training``: forward and
+backward), dtype, regime (``FusedOp.regime``) and size. The package ships one per instruction set
+(``measured/cpu-avx2.json``); ``fuselab doctor --measure`` makes the machine's own, which goes
+before it, operator by operator. Where a table has no times that apply, ``auto`` takes the
+reference. Operators of other namespaces have no table: their own order counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import json
+import math
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuselab.op import FusedOp, tensors_in
+from fuselab.runtime import cache, launcher
+from fuselab.runtime.instruction_set import instruction_set
+
+SCHEMA = 1
+NAMESPACE = "fuselab"
+# An implementation is taken where it needs at most this share of the reference's time: two runs of
+# one call differ by about as much.
+MARGIN = 0.97
+
+# Times in microseconds by provider ("reference" and implementations), by bytes moved, ascending.
+Points = Sequence[tuple[int, Mapping[str, float]]]
+
+
+def order(op: FusedOp, args: Sequence[Any]) -> Sequence[str]:
+    """Return the implementations that ``auto`` asks for these arguments on a CPU, best first,
+    ``"reference"`` last. Arguments that need a gradient are looked up under ``training``."""
+    on_cpu = [name for name, known in op.implementations.items() if known.device == "cpu"]
+    if not on_cpu:
+        return ("reference",)
+    if _thread.forced is not None:
+        return (_thread.forced, "reference")
+    if op.namespace != NAMESPACE:
+        return tuple(op.prefer(*args)) if op.prefer is not None else tuple(op.implementations)
+    use, dtype, regime = use_of(op, args), dtype_of(args), regime_of(op, args)
+    moved = op.cost(*args).bytes_moved
+    faster = _faster(_points(op, use, dtype, regime), moved)
+    if use == "training" and faster:
+        # The forward inside the differentiable call is chosen as one that needs no gradient.
+        alone = _faster(_points(op, "inference", dtype, regime), moved)
+        faster = [name for name in faster if name in alone]
+    return (*faster, "reference")
+
+
+class _Thread(threading.local):
+    forced: str | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def forced(implementation: str | None) -> Iterator[None]:
+    """Within this context, in this thread, ``auto`` takes ``implementation`` on a CPU where that
+    supports the arguments; None leaves the choice as it is. Launch plans are dropped on both sides.
+    """
+    before, _thread.forced = _thread.forced, implementation
+    launcher.forget_all()
+    try:
+        yield
+    finally:
+        _thread.forced = before
+        launcher.forget_all()
+
+
+def use_of(op: FusedOp, args: Sequence[Any]) -> str:
+    """Return the use that a call is measured under."""
+    differentiated = (
+        op.gradient is not None
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in tensors_in(args))
+    )
+    return "training" if differentiated else "inference"
+
+
+def dtype_of(args: Sequence[Any]) -> str:
+    """Return the dtype that a call is measured under: the first tensor's."""
+    return str(tensors_in(args)[0].dtype).removeprefix("torch.")
+
+
+def regime_of(op: FusedOp, args: Sequence[Any]) -> str:
+    """Return the regime that a call is measured under; an operator without any has one, ``""``."""
+    return op.regime(*args) if op.regime is not None else ""
+
+
+def _faster(points: Points, moved: int) -> list[str]:
+    """Return what is faster than the reference at the sizes measured beside ``moved`` bytes, the
+    fastest first. Past either end of the table its last size counts."""
+    if not points:
+        return []
+    place = bisect.bisect_left([size for size, _ in points], moved)
+    beside = [times for _, times in points[max(place - 1, 0) : place + 1]]
+    if place < len(points) and points[place][0] == moved:
+        beside = [points[place][1]]
+    shares = {
+        name: [times[name] / times["reference"] for times in beside]
+        for name in beside[0]
+        if name != "reference" and all(name in times for times in beside)
+    }
+    faster = [name for name, found in shares.items() if max(found) <= MARGIN]
+    return sorted(faster, key=lambda name: math.prod(shares[name]))
+
+
+def _points(op: FusedOp, use: str, dtype: str, regime: str) -> Points:
+    for table in _tables():
+        if op.short_name in table:
+            return table[op.short_name].get(use, {}).get(dtype, {}).get(regime, ())
+    return ()
+
+
+@functools.cache
+def _tables() -> tuple[Mapping[str, Any], ...]:
+    """Return the machine's own table and the shipped one."""
+    return tuple(_read(file) for file in (own_file(), shipped_file()))
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """Return a file's operators; a file that cannot be read costs speed, never a result."""
+    try:
+        payload = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        warnings.warn(f"measured times are passed over: {file}: {error}", stacklevel=2)
+        return {}
+    if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
+        warnings.warn(
+            f"measured times are passed over: {file} is not of schema {SCHEMA}; "
+            "fuselab doctor --measure writes it anew.",
+            stacklevel=2,
+        )
+        return {}
+    return dict(payload.get("operators", {}))
+
+
+def summary(file: Path) -> dict[str, tuple[int, int]]:
+    """Return by operator how many of a table's points an implementation wins, and how many there
+    are."""
+    counts = {}
+    for name, uses in _read(file).items():
+        points = [
+            point
+            for dtypes in uses.values()
+            for regimes in dtypes.values()
+            for measured in regimes.values()
+            for point in measured
+        ]
+        counts[name] = sum(bool(_faster([point], point[0])) for point in points), len(points)
+    return counts
+
+
+def shipped_file() -> Path:
+    """Return the table that ships with the package for this process's instruction set."""
+    return Path(__file__).parent / "measured" / f"cpu-{instruction_set()}.json"
+
+
+def own_file() -> Path:
+    """Return where this machine's own table lies, once ``fuselab doctor --measure`` made it."""
+    from fuselab.device.environment import cpu_model  # imports fuselab's own version
+
+    model = re.sub(r"[^a-z0-9]+", "-", cpu_model().lower()).strip("-")
+    return cache.folder() / "measured" / f"{model}-{instruction_set()}.json"
+
+
+def forget() -> None:
+    """Read the tables anew, and drop what was chosen by the old ones."""
+    _tables.cache_clear()
+    launcher.forget_all()
