@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -118,14 +118,16 @@ def operator_row(op: FusedOp, device: torch.device) -> OperatorRow:
     )
 
 
-def smallest_and_largest(op: FusedOp, device: torch.device) -> list[tuple[Case, int, tuple]]:
+def smallest_and_largest(
+    op: FusedOp, device: torch.device
+) -> list[tuple[Case, int, tuple[Any, ...]]]:
     """The benchmark cases that move the fewest and the most bytes, with arguments that hold no
     memory (the largest case may not fit here), in the operator's first dtype. Of cases that look at
     values while they are made the first alone, made for real."""
     import torch
     from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
-    def of(case: Case) -> tuple[Case, int, tuple]:
+    def of(case: Case) -> tuple[Case, int, tuple[Any, ...]]:
         args = op.bind(case.make(device, op.dtypes[0], torch.Generator()))
         return case, op.cost(*args).bytes_moved, args
 

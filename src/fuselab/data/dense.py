@@ -51,9 +51,12 @@ class Dense:
             return log_counts(counts)
         values = numpy.where(is_missing(counts), 0, counts).astype(numpy.float32)
         if self.name == "log3":
-            return numpy.log(numpy.maximum(values, -2) + 3)
-        low = numpy.array(self.smallest, dtype=numpy.float32)
-        return numpy.log(numpy.maximum(values - low, 0) + 2)
+            shifted = numpy.maximum(values, -2) + 3
+        else:
+            low = numpy.array(self.smallest, dtype=numpy.float32)
+            shifted = numpy.maximum(values - low, 0) + 2
+        logarithms: Floats = numpy.log(shifted)
+        return logarithms
 
 
 def log_counts(counts: Counts) -> Floats:

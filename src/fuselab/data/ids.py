@@ -34,7 +34,8 @@ class Modulus:
 
     def indices(self, ids: Ids) -> Ids:
         """[n, 26] ids to indices, column c below ``cardinalities[c]``."""
-        return (ids + 1) % numpy.array(self.cardinalities)
+        indices: Ids = (ids + 1) % numpy.array(self.cardinalities)
+        return indices
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,7 +125,10 @@ def _unpacked(closing: contextlib.ExitStack, path: Path, file: IO[bytes]) -> Arr
         raise DataError(f"{path} holds an array that stops short; fetch it again.")
     if not unpacked.tell():  # nothing cannot be mapped
         return numpy.empty(shape, dtype)
-    return numpy.memmap(unpacked, dtype, "r", shape=shape, order=order)  # type: ignore[call-overload]
+    mapped: numpy.typing.NDArray[Any] = numpy.memmap(  # type: ignore[call-overload]
+        unpacked, dtype, "r", shape=shape, order=order
+    )
+    return mapped
 
 
 def _check(path: Path, shapes: dict[str, tuple[int, ...]]) -> int:

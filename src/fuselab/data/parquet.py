@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy
 import numpy.typing
@@ -155,7 +156,8 @@ def _column(
     batch: pyarrow.RecordBatch, name: str, dtype: type, missing: float
 ) -> numpy.typing.NDArray[numpy.generic]:
     column = batch.column(name).cast(pyarrow.from_numpy_dtype(dtype), safe=False)
-    return column.fill_null(missing).to_numpy(zero_copy_only=False)
+    values: numpy.typing.NDArray[Any] = column.fill_null(missing).to_numpy(zero_copy_only=False)
+    return values
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

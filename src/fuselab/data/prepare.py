@@ -187,7 +187,7 @@ class _Run:
 
     def boundary(self, surveys: Sequence[Saved], validation: str) -> int:
         """The first validation row."""
-        total = sum(survey.rows for survey in surveys)
+        total: int = sum(survey.rows for survey in surveys)
         if not total:
             raise DataError(f"{self.source.path} holds no complete row.")
         if validation == "none":

@@ -181,7 +181,7 @@ def load_manifest(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); {_AGAIN}") from error
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
-    if schema != SCHEMA:
+    if not isinstance(manifest, dict) or schema != SCHEMA:
         raise DataError(
             f"{path} has schema {schema}; this fuselab reads schema {SCHEMA}: use the fuselab that "
             f"wrote it, or {_AGAIN}"

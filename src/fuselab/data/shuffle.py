@@ -34,7 +34,8 @@ def permutation(rows: int, key: Sequence[int]) -> numpy.typing.NDArray[numpy.int
     # A seed sequence promises the same words in every version of numpy.
     secrets = numpy.random.SeedSequence(key).generate_state(2 * _ROUNDS, numpy.uint32)
     if loading.compiled():
-        return loading.order_rows(rows, bits, secrets)
+        ordered: numpy.typing.NDArray[numpy.int32] = loading.order_rows(rows, bits, secrets)
+        return ordered
     order = numpy.arange(rows, dtype=numpy.uint32)
     for start in range(0, rows, _PIECE):
         piece = order[start : start + _PIECE]

@@ -219,7 +219,7 @@ def _zipf_ranks(uniform: Floats, cardinality: int, exponent: float) -> Integers:
     power = 1.0 - exponent
     top = (cardinality + 1.0) ** power
     ranks = (1.0 + uniform * (top - 1.0)) ** (1.0 / power) - 1.0
-    return numpy.minimum(ranks.astype(numpy.int64), cardinality - 1)
+    return numpy.asarray(numpy.minimum(ranks.astype(numpy.int64), cardinality - 1))
 
 
 def _zipf_exponent(cardinality: int, top_share: float) -> float:
@@ -265,7 +265,8 @@ def _hidden(ids: Integers, salt: int) -> Floats:
     """A fixed number per id, uniform with mean 0 and standard deviation 1."""
     key = numpy.uint32((salt * 0x9E3779B1) & 0xFFFFFFFF)
     words = _mix(ids.astype(numpy.uint32) ^ key)
-    return (words / 2.0**32 - 0.5) * 12.0**0.5
+    effects: Floats = (words / 2.0**32 - 0.5) * 12.0**0.5
+    return effects
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ def to_text(rows: Rows) -> bytes:
     ids[:, -1, -1] = ord("\n")
     lines = [label, counts.reshape(len(rows), -1), ids.reshape(len(rows), -1)]
     text = numpy.concatenate(lines, axis=1)
-    return text[text != 0].tobytes()
+    return bytes(text[text != 0].tobytes())
 
 
 def _count_slots(counts: Integers) -> numpy.typing.NDArray[numpy.uint8]:

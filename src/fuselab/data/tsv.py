@@ -337,7 +337,8 @@ def _wrong_columns(found: int, labelled: bool) -> str:
 
 def _any_high(words: Words) -> numpy.typing.NDArray[numpy.bool_]:
     """Whether any byte is 16 or more: no hex digit."""
-    return (words & numpy.uint64(0xF0F0F0F0F0F0F0F0)) != 0
+    marked: numpy.typing.NDArray[numpy.bool] = (words & numpy.uint64(0xF0F0F0F0F0F0F0F0)) != 0
+    return marked
 
 
 def _hexadecimal(words: Words) -> numpy.typing.NDArray[numpy.int64]:

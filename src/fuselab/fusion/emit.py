@@ -45,7 +45,8 @@ def guarded(match: Match) -> Callable[..., Tensor]:
         try:
             return public(*inputs.args, **inputs.kwargs)
         except (ArgumentError, DtypeError):
-            return reference(*inputs.args, **inputs.kwargs)
+            output: Tensor = reference(*inputs.args, **inputs.kwargs)
+            return output
 
     call.__name__ = match.op.short_name
     call.__qualname__ = match.op.short_name
@@ -120,7 +121,8 @@ def emit_call(
     tracer = fx.proxy.GraphAppendingTracer(graph)
     proxies = {name: fx.Proxy(given[name], tracer) for name in names}
     result: Any = match.rewrite.result(fx.Proxy(called, tracer), **proxies)
-    return result.node
+    node: fx.Node = result.node
+    return node
 
 
 def _in_dtype_of(bias: Tensor, product: Tensor) -> Tensor:

@@ -318,12 +318,13 @@ class Expression:
         """The matrix that ``value`` is the transpose of, where it is sure to be one."""
         if not isinstance(value, Apply):
             return None
-        given = list(value.arguments.values())
+        given: list[Any] = list(value.arguments.values())
+        matrix: Value | None = given[0]
         if value.name == "t":
-            return given[0]
-        matrix = isinstance(given[0], Attribute) and self._rank(given[0]) == 2
+            return matrix
+        has_two_dims = isinstance(matrix, Attribute) and self._rank(matrix) == 2
         is_transpose = (value.name, *given[1:]) in _MATRIX_TRANSPOSES
-        return given[0] if matrix and is_transpose else None
+        return matrix if has_two_dims and is_transpose else None
 
     def _rank(self, attribute: Attribute) -> int | None:
         value: Any = self._root

@@ -142,7 +142,8 @@ def fuse(
     result = fuse_with_report(model, example_inputs, ops=ops)
     if verbose:
         print(result)
-    return result.model
+    fused: nn.Module = result.model
+    return fused
 
 
 def fuse_with_report(

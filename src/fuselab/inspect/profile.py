@@ -82,7 +82,8 @@ class Profile:
             **self.tables.describe(),
             "findings": [finding.describe() for finding in self.findings],
         }
-        return significant_everywhere(facts)
+        rounded: dict[str, Any] = significant_everywhere(facts)
+        return rounded
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the Chrome trace, which Perfetto opens, of the last recorded repeat. Raises
@@ -271,7 +272,7 @@ def summarize(
 
     def mean(field_name: str) -> float:
         total = sum(getattr(s, field_name) * w.steps for s, w in zip(splits, windows, strict=True))
-        return total / steps
+        return float(total / steps)
 
     split = Split(mean("compute_us"), mean("memory_us"), mean("overhead_us"), mean("data_us"))
     return Profile(

@@ -36,7 +36,7 @@ def joules_per_call(call: Call, device: torch.device, window_s: float = WINDOW_S
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
         def counter_mj() -> int:
-            return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
 
         return _over_window(call, device, counter_mj, window_s)
     except pynvml.NVMLError:

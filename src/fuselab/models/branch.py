@@ -57,7 +57,8 @@ def beside(branch: Branch | None, *used: Tensor) -> contextlib.AbstractContextMa
 def linear_relu(input: Tensor, weight: Tensor, bias: Tensor, branch: Branch) -> Tensor:
     """``linear_activation`` with relu, whose backward forms the gradients of weight and bias on the
     branch; join it before they are used. The mask is applied twice, once on either stream."""
-    return _LinearRelu.apply(input, weight, bias, branch)
+    output: Tensor = _LinearRelu.apply(input, weight, bias, branch)
+    return output
 
 
 class _LinearRelu(torch.autograd.Function):
@@ -74,9 +75,10 @@ class _LinearRelu(torch.autograd.Function):
         output, input, weight = ctx.saved_tensors
 
         def gradients(*needs: bool) -> tuple[Tensor, Tensor, Tensor]:
-            return torch.ops.fuselab.linear_activation_backward(
+            found: tuple[Tensor, Tensor, Tensor] = torch.ops.fuselab.linear_activation_backward(
                 list(needs), grad, output, input, weight, None, "relu", "auto"
             )
+            return found
 
         if not ctx.needs_input_grad[0]:  # the last of the chain: nothing is left to run beside it
             return None, *gradients(False, True, True)[1:], None
@@ -91,7 +93,8 @@ def linear_loss(
     """``linear_binary_cross_entropy`` on the branch, the loss as well as the gradients of weight
     and bias; join it before they are used. The chain goes on with the input's gradient, which forms
     the logit again: it waits for none of 4 launches, 2 of the loss and 2 of sums."""
-    return _LinearLoss.apply(input, weight, bias, target, branch, implementation)
+    loss: Tensor = _LinearLoss.apply(input, weight, bias, target, branch, implementation)
+    return loss
 
 
 class _LinearLoss(torch.autograd.Function):
@@ -118,9 +121,10 @@ class _LinearLoss(torch.autograd.Function):
         input, weight, bias, target = ctx.saved_tensors
 
         def gradients(*needs: bool) -> tuple[Tensor, ...]:
-            return torch.ops.fuselab.linear_binary_cross_entropy_backward(
+            found: tuple[Tensor, ...] = torch.ops.fuselab.linear_binary_cross_entropy_backward(
                 [*needs, False], grad, input, weight, bias, target, "mean", ctx.implementation
             )
+            return found
 
         with ctx.branch.beside(grad, input, target):
             _, of_weight, of_bias, _ = gradients(False, True, True)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuselab.data.batches import Batch, batches, to_batch
+from fuselab.data.batches import batches, to_batch
 from fuselab.data.layout import DENSE_COLUMNS, KAGGLE_CARDINALITIES, SPARSE_COLUMNS
+from fuselab.data.records import Batch
 from fuselab.data.synthetic import pieces
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.ops.vocabulary_indices.reference import Vocabulary, vocabulary_indices
@@ -126,7 +127,8 @@ class Dlrm(nn.Module):
 
     def logits_of_vectors(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """The logit, [B, 1], of the 26 embeddings: all that is behind the tables."""
-        return self.prediction_mlp(self.interact([self.dense_mlp(dense), *vectors]))
+        logits: Tensor = self.prediction_mlp(self.interact([self.dense_mlp(dense), *vectors]))
+        return logits
 
     def rows(self, sparse: Tensor) -> Tensor:
         """Raw ids [B, 26] as rows of their tables, int64."""

@@ -181,7 +181,7 @@ class FusedEmbeddingCollection(nn.ModuleList):
             return embedding_lookup(tables, ids, self.out_of_range, self.hash)
         adagrad = self.optimizer == "rowwise_adagrad"
         states = [_state_of(place, table) for place, table in enumerate(self)] if adagrad else []
-        return updating_embedding_lookup(
+        vectors: Tensor = updating_embedding_lookup(
             tables,
             ids,
             self.optimizer,
@@ -191,6 +191,7 @@ class FusedEmbeddingCollection(nn.ModuleList):
             self.out_of_range,
             self.hash,
         )
+        return vectors
 
     def extra_repr(self) -> str:
         parts = [f"out_of_range={self.out_of_range!r}", f"hash={self.hash!r}"]

@@ -225,7 +225,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
             raise DataError(f"{path} cannot be read: {error}.") from error
     path = folder / TORCH
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return tensors
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
 

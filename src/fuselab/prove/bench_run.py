@@ -306,4 +306,7 @@ def _compile_settings(phase: str, providers: Sequence[Provider]) -> AbstractCont
     import torch._functorch.config as functorch_config
 
     torch._dynamo.reset()
-    return functorch_config.patch(donated_buffer=phase != "backward")
+    patched: AbstractContextManager[None] = functorch_config.patch(
+        donated_buffer=phase != "backward"
+    )
+    return patched

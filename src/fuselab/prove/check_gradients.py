@@ -251,7 +251,8 @@ def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
     tolerance = 0.0 if subject.op.nondeterministic is None else 1e-10
 
     def function(*inputs: Tensor) -> Tensor:
-        return subject.call(*filled(trial.args, places, inputs))
+        output: Tensor = subject.call(*filled(trial.args, places, inputs))
+        return output
 
     inputs = [tensor.detach().clone().requires_grad_() for tensor in at(trial.args, places)]
     fast = sum(tensor.numel() for tensor in inputs) > _MOST_NUMBERS

@@ -163,11 +163,12 @@ def _ops_in(module: ModuleType) -> dict[str, FusedOp]:
 def _pick(module: ModuleType, path: Path, name: str) -> FusedOp:
     found = _ops_in(module)
     if name:
-        if not isinstance(getattr(module, name, None), FusedOp):
+        named = getattr(module, name, None)
+        if not isinstance(named, FusedOp):
             raise TargetError(
                 f"{path}: no FusedOp is called '{name}'; it has {', '.join(found) or 'none'}."
             )
-        return getattr(module, name)
+        return named
     public = {name: op for name, op in found.items() if not name.startswith("_")}
     chosen = found if len(found) == 1 else public
     if len(chosen) == 1:

@@ -107,7 +107,7 @@ def _folded(head: str, text: str) -> list[str]:
 
 
 def _on_gpu(facts: Facts) -> bool:
-    return facts["device"] == "cuda"
+    return bool(facts["device"] == "cuda")
 
 
 def _ranges(facts: Facts) -> list[str]:

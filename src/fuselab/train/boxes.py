@@ -261,7 +261,7 @@ def _batch(count: int, generator: torch.Generator, device: torch.device) -> Batc
 def _held_out_loss(model: nn.Module, batch: Batch) -> float:
     with torch.autocast(batch[0].device.type, torch.bfloat16):
         predicted = model(batch[0])
-    return OP.reference(predicted.float(), batch[1]).item()
+    return float(OP.reference(predicted.float(), batch[1]).item())
 
 
 def _result(variant: Variant, runs: Sequence[Sequence[float]], held_out: float) -> VariantResult:

@@ -213,7 +213,8 @@ def _run(
 
 @torch.no_grad()
 def _logits(model: nn.Module, rows: Rows) -> Tensor:
-    return model(rows.pixels)
+    logits: Tensor = model(rows.pixels)
+    return logits
 
 
 def _accuracy(logits: Tensor, rows: Rows) -> float:

@@ -43,4 +43,4 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     _, place, ties = torch.unique(scores, return_inverse=True, return_counts=True)
     mean_rank = ties.cumsum(0) - (ties - 1).double() / 2  # counted from 1
     rank_sum = mean_rank[place[positive]].sum().item()
-    return (rank_sum - positives * (positives + 1) / 2) / pairs
+    return float((rank_sum - positives * (positives + 1) / 2) / pairs)

@@ -36,4 +36,4 @@ class Schedule:
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         left = max(self.steps - step, 0) / max(self.steps - self.warmup, 1)
-        return self.peak * left**self.decay
+        return float(self.peak * left**self.decay)

@@ -49,7 +49,8 @@ def lora(
     from fuselab.device.select import select
     from fuselab.report import files
     from fuselab.report.result import result as payload
-    from fuselab.train.lora import MODES, Settings, train
+    from fuselab.train.lora import Settings, train
+    from fuselab.train.lora_modes import MODES
 
     where = select(device)
     settings = Settings(
