@@ -1,6 +1,7 @@
 """fuselab: find slow PyTorch operators; see, own, prove and use the kernels that fuse them.
 
-Everything is imported on first use, so that ``import fuselab`` costs no more than a name.
+Every public name is imported on its first use, so ``import fuselab`` itself loads neither torch nor
+triton.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m fuselab``: the command line, also from an uninstalled source tree."""
+"""Run the command line as ``python -m fuselab``, also from an uninstalled source tree."""
 
 from fuselab.cli.main import main
 

@@ -1,9 +1,10 @@
-"""Every error a user can meet: one sentence that says what is wrong and what to do about it.
+"""Every error that fuselab raises; its message says what is wrong and what to do about it.
 
-Each class derives from ``FuselabError``, which the command line turns into that one sentence and
-exit status 2, and from the built-in exception that eager PyTorch raises for the same mistake, so
-that code which catches that one keeps working. Where eager raises several for what one class
-covers, the class derives from each of them. docs/contract.md has the table.
+Each class derives from ``FuselabError``, which the command line turns into that message and exit
+status 2, and from the built-in exception that eager PyTorch raises for the same mistake, so that
+code which catches the built-in exception keeps working. Where eager PyTorch raises several
+exceptions for the mistakes that one class covers, the class derives from each of them.
+docs/contract.md has the table.
 """
 
 from __future__ import annotations
@@ -14,59 +15,59 @@ from typing import Any
 
 
 class FuselabError(Exception):
-    """Base of every error that fuselab raises on purpose."""
+    """The base class of every error that fuselab raises on purpose."""
 
 
 class ArgumentError(FuselabError, ValueError):
-    """An argument has a value the operator or verb cannot take."""
+    """An argument has a value that the operator or verb cannot take."""
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """An argument is of the wrong type, missing, unexpected or one too many."""
+    """An argument has the wrong type, is missing, is unexpected, or is one too many."""
 
 
 class NumberRangeError(ArgumentError, OverflowError):
-    """A Python number is larger than the kernel's type holds."""
+    """A Python number does not fit into the kernel's number type."""
 
 
 class DimensionError(ArgumentError, IndexError):
-    """A ``dim`` lies outside the tensor's dimensions; names the range."""
+    """A ``dim`` lies outside the tensor's dimensions; the message names the allowed range."""
 
 
 class OperandError(ArgumentError, RuntimeError):
-    """What the operator would compute with has no result; eager's kernels raise RuntimeError."""
+    """The operator cannot compute with this operand; eager's kernels raise RuntimeError for it."""
 
 
 class ShapeError(OperandError):
-    """Tensor shapes do not fit the operator; names the argument and what was expected."""
+    """A tensor's shape does not fit; the message names the argument and the expected shape."""
 
 
 class OverlapError(OperandError):
-    """An operator would write over memory that another element or argument lies in."""
+    """An operator would overwrite memory that it shares with another element or argument."""
 
 
 class LayoutError(OperandError, NotImplementedError):
-    """A tensor is sparse, nested or quantized, which the operator has no kernel for."""
+    """A tensor is sparse, nested or quantized, and the operator has no kernel for that layout."""
 
 
 class IndexRangeError(FuselabError, IndexError):
-    """An index lies outside the tensor it points into; names the index and where it stands."""
+    """An index points outside its tensor; the message names the index and its position."""
 
 
 class DtypeError(FuselabError, TypeError, RuntimeError):
-    """A tensor's dtype does not fit the operator; names the argument and what was expected."""
+    """A tensor's dtype does not fit; the message names the argument and the expected dtype."""
 
 
 class UnsupportedDtypeError(DtypeError, NotImplementedError):
-    """The operator has no kernel for a tensor's dtype; names those that it has."""
+    """The operator has no kernel for a tensor's dtype; the message names the dtypes it supports."""
 
 
 class DeviceError(FuselabError, RuntimeError):
-    """Tensors lie on different devices, or the device a verb was asked for is not there."""
+    """Tensors are on different devices, or the device that a verb was asked for does not exist."""
 
 
 class UnknownNameError(FuselabError, ValueError, LookupError):
-    """A name (operator, activation, implementation, provider, case, model) that does not exist."""
+    """No operator, activation, implementation, provider, case or model has the given name."""
 
     def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -76,12 +77,13 @@ class UnknownNameError(FuselabError, ValueError, LookupError):
             f"unknown {kind} '{name}'; known: {', '.join(self.known) or 'none'}.{hint}"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:  # pickle would pass the finished sentence alone
+    # Exception's own pickling would call __init__ with the finished message only.
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.kind, self.name, self.known)
 
 
 class UnsupportedError(FuselabError, RuntimeError):
-    """The implementation that was asked for by name cannot run these inputs; says why."""
+    """The implementation asked for by name cannot run these inputs; the message says why."""
 
 
 class DifferentiationError(FuselabError, RuntimeError):
@@ -89,7 +91,7 @@ class DifferentiationError(FuselabError, RuntimeError):
 
 
 class BuildError(FuselabError, RuntimeError):
-    """A kernel did not compile or load; carries the compiler's own words in ``log``."""
+    """A kernel did not compile or load; ``log`` holds the compiler's output."""
 
     def __init__(self, message: str, log: str = "") -> None:
         self.log = log
@@ -97,11 +99,11 @@ class BuildError(FuselabError, RuntimeError):
 
 
 class LaunchError(FuselabError, RuntimeError):
-    """A kernel that was built did not launch; names the CUDA error, the grid and the block."""
+    """A built kernel did not launch; the message names the CUDA error, the grid and the block."""
 
 
 class ContractError(FuselabError, TypeError):
-    """A ``FusedOp`` does not meet the contract; names the field."""
+    """A ``FusedOp`` does not meet the contract; the message names the field."""
 
 
 class TargetError(FuselabError, RuntimeError):
@@ -113,23 +115,23 @@ class MissingTargetError(TargetError, FileNotFoundError):
 
 
 class DataError(FuselabError, ValueError):
-    """A data file is malformed; names file, line, column and what was expected."""
+    """A data file is malformed; the message names file, line, column and what was expected."""
 
 
 class MissingDataError(DataError, FileNotFoundError):
-    """A data file does not exist; names the path."""
+    """A data file does not exist; the message names the path."""
 
 
 class CheckpointError(FuselabError, ValueError):
-    """A checkpoint is truncated, or of another model or version; names the file."""
+    """A checkpoint is truncated, or belongs to another model or version; the message names it."""
 
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
-    """A checkpoint does not exist; names the path."""
+    """A checkpoint does not exist; the message names the path."""
 
 
 class DivergenceError(FuselabError, ArithmeticError):
-    """A training loss, weight or logit is NaN or infinite; names the step, as ``step`` does."""
+    """A training loss, weight or logit is NaN or infinite; ``step`` is the step at which it was."""
 
     def __init__(self, message: str, step: int) -> None:
         self.step = step
@@ -140,12 +142,12 @@ class DivergenceError(FuselabError, ArithmeticError):
 
 
 class ExportError(FuselabError, RuntimeError):
-    """An exported model computes something else than the model; nothing was written."""
+    """An exported model computes something other than the model; nothing was written."""
 
 
 class OutputError(FuselabError, OSError):
-    """A result could not be written (full disk, no permission); nothing half-written is left."""
+    """A result could not be written (full disk, no permission); no partial file is left behind."""
 
 
 class MissingDependencyError(FuselabError, ImportError):
-    """An optional package or tool is not installed; says how to get it."""
+    """An optional package or tool is not installed; the message says how to install it."""

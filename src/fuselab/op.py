@@ -1,6 +1,7 @@
-"""The contract: what a fused operator declares, and all that the verbs know about it.
+"""The contract: what a fused operator declares, and everything that the verbs know about it.
 
-``docs/contract.md`` is this file in prose. Nothing here imports anything but torch.
+``docs/contract.md`` explains this file in prose. This file imports only torch and
+``fuselab.errors``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Element = TypeVar("Element")
 
 
 def tensors_in(values: Iterable[Any]) -> tuple[Tensor, ...]:
-    """The tensors among ``values`` and in the lists and tuples among them, in order."""
+    """Return the tensors among ``values``, including those inside its lists and tuples, in
+    order."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -33,7 +35,7 @@ def tensors_in(values: Iterable[Any]) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The least that must happen, whatever the implementation: the floor of one call.
+    """The least work that one call must do, whichever implementation runs it.
 
     ``bytes_read`` and ``bytes_written`` count every input byte and every output byte once;
     ``flops`` counts arithmetic operations, and ``unit`` names the arithmetic ceiling they run
@@ -61,12 +63,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing worth trying or timing.
+    """One set of inputs that is worth checking or timing.
 
     ``make(device, dtype, generator)`` returns fresh ``Inputs``; equal generators give equal inputs
-    (``generator`` is a CPU ``torch.Generator``). Tags the verbs know: ``bench`` (timed by default),
-    ``boundary`` (checked by default), ``huge`` (needs more memory than a laptop has), ``sweep``
-    (one point of a size sweep, in order), ``tiny`` (host latency is what counts).
+    (``generator`` is a CPU ``torch.Generator``). The verbs know these tags: ``bench`` (timed by
+    default), ``boundary`` (checked by default), ``huge`` (needs more memory than a laptop has),
+    ``sweep`` (one point of a size sweep, in order), ``tiny`` (host latency decides, not device
+    time).
     """
 
     name: str
@@ -75,42 +78,48 @@ class Case:
 
 
 class Draw(Protocol):
-    """What ``FusedOp.draw`` draws from: replayable, shrunk towards the simplest failing case."""
+    """The source from which ``FusedOp.draw`` draws random inputs.
+
+    The draws can be replayed, and a failing case is shrunk towards the simplest one that still
+    fails.
+    """
 
     device: torch.device
     dtype: torch.dtype
 
     def size(self, *interesting: int) -> int:
-        """A dimension: 0 to 3, powers of two and their neighbours, or one of ``interesting``."""
+        """Draw a dimension: 0 to 3, powers of two and their neighbours, or one of
+        ``interesting``."""
 
     def choice(self, options: Sequence[Element]) -> Element:
-        """One of ``options``; the first is the simplest."""
+        """Draw one of ``options``; the first is the simplest."""
 
     def uniform(self, low: float, high: float) -> float:
-        """A float in [low, high]."""
+        """Draw a float in [low, high]."""
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A floating tensor of that shape, with drawn values and a drawn layout (strides, offset,
-        stride-0 dimensions)."""
+        """Draw a floating tensor of ``shape`` with random values and a random layout (strides,
+        offset, stride-0 dimensions)."""
 
     def integers(
         self, *shape: int, low: int, high: int, dtype: torch.dtype = torch.int64
     ) -> Tensor:
-        """An integer tensor of that shape with values in [low, high) and a drawn layout."""
+        """Draw an integer tensor of ``shape`` with values in [low, high) and a random layout."""
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One of our implementations of an operator.
+    """One implementation of an operator, such as its Triton kernels.
 
     ``forward(*args)`` takes every argument of the reference, in its order and with defaults filled
     in, allocates its outputs, launches on the current stream and returns what the reference
-    returns; of an operator that mutates arguments it writes their new values over them and returns
-    nothing. ``backward(needs, grad_output, *saved)`` returns one gradient or None for every tensor
-    argument of the forward (for each tensor of a sequence one), None where ``needs`` is False.
-    ``supports(*args)`` returns None, or in a few words why it cannot run these arguments;
-    ``supports_backward(needs, grad_output, *saved)`` says the same of the backward. ``device`` is
-    where it runs.
+    returns. The ``forward`` of an operator that mutates arguments writes their new values over them
+    and returns nothing. ``backward(needs, grad_output, *saved)`` returns one gradient or None for
+    every tensor argument of the forward, and one for each tensor of a sequence; it returns None
+    where ``needs`` is False. ``supports(*args)`` returns None if the implementation can run these
+    arguments, and otherwise the reason why not, in a few words;
+    ``supports_backward(needs, grad_output, *saved)`` does the same for the backward. ``device`` is
+    the kind of device on which it runs.
     """
 
     device: Literal["cuda", "cpu"]
@@ -125,15 +134,16 @@ class Gradient:
     """How an operator differentiates.
 
     ``save(output, *args)`` returns the tuple that the backward needs: arguments, the output, plain
-    values. ``reference(needs, grad_output, *saved)`` is the gradient as plain differentiable
-    PyTorch (its annotations give the raw operator its schema); it returns one gradient or None for
+    values. ``reference(needs, grad_output, *saved)`` computes the gradient in plain differentiable
+    PyTorch; its annotations give the raw operator its schema. It returns one gradient or None for
     every tensor argument, and its own derivative is the operator's second derivative.
     ``fake(needs, grad_output, *saved)`` returns empty tensors with the strides the implementations
     produce; without it, ``reference`` runs on fake tensors. ``prefer(needs, grad_output, *saved)``
-    gives the order in which ``implementation="auto"`` asks the implementations. ``frozen`` names
-    the arguments whose gradient is refused, each with what to do instead, as the end of a sentence.
-    ``unchanged(grad_output, *saved)`` says of every gradient whether it is ``grad_output`` itself:
-    the public function returns it then, and asks the implementations for the others alone.
+    returns the order in which ``implementation="auto"`` asks the implementations. ``frozen`` maps
+    each argument whose gradient is refused to the end of a sentence that says what to do instead.
+    ``unchanged(grad_output, *saved)`` returns one flag per gradient, True where the gradient is
+    ``grad_output`` itself; the public function then returns ``grad_output`` and asks the
+    implementations only for the other gradients.
     """
 
     save: Callable[..., tuple[Any, ...]]
@@ -146,14 +156,15 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A plain PyTorch expression that one call of the operator replaces, for ``fuselab.fuse``.
+    """A plain PyTorch expression that ``fuselab.fuse`` replaces by one call of the operator.
 
     ``pattern`` is a function of tensors (and values) that ``torch.fx`` can trace. ``call`` takes
-    the same parameters and returns the ``Inputs`` of the public function that computes the same,
-    whatever the tensors are in a later call; it may leave out parameters that only the pattern
-    reads (a device). Parameters named in ``lists`` are lists of one length, which is found in the
-    model. ``result`` takes the operator's output and parameters of ``call`` by name, and returns
-    what the pattern does where that is more than the output.
+    the same parameters and returns ``Inputs`` with which the public function computes the same
+    result, whatever the tensors are in a later call; it may leave out parameters that only the
+    pattern reads (a device). The parameters named in ``lists`` are lists of equal length; the
+    length is found in the model. ``result`` takes the operator's output and, by name, parameters of
+    ``call``; where the pattern returns more than the output, ``result`` returns what the pattern
+    returns.
     """
 
     pattern: Callable[..., Tensor]
@@ -164,34 +175,35 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class FusedOp:
-    """A fused operator: the one declaration from which every verb works.
+    """A fused operator: the single declaration that every verb works from.
 
-    ``name`` is ``namespace::operator``. ``reference`` defines what is right, in plain PyTorch that
-    autograd understands; its parameters must be annotated, for they become the raw operator's
-    schema (Tensor, Tensor | None, Sequence[Tensor], float, int, bool, str, torch.dtype | None;
-    ``Sequence[Tensor]`` arrives as a tuple). ``cost(*args)`` counts what one forward must do,
-    ``cost_backward(*args)``, of the forward's arguments too, what a backward that gives every
-    gradient must. ``validate(*args)`` raises a typed error for arguments the operator refuses.
-    ``fake(*args)`` returns an empty output with the strides the implementations produce; without it
-    the reference runs on fake tensors. ``prefer(*args)`` gives the order in which
-    ``implementation="auto"`` asks ``supports``; without it, the order of ``implementations``.
-    ``autocast(autocast_dtype, *args)`` returns the arguments as ``torch.autocast`` would have the
-    reference see them (softmax: ``dtype=torch.float32``); without it they stay as they are, as
-    pointwise operators' do. ``peers`` are other spellings in plain PyTorch worth timing beside the
-    reference, by provider name; ``libraries`` are other libraries' kernels: each is a function
-    without parameters that imports the library and returns what takes the arguments. ``dtypes`` are
-    those worth checking. ``nondeterministic`` says why a reduction's order is not fixed, where it
-    is not. ``configs[implementation](*args)`` lists the ``runtime.tuning.Config`` that tuning may
-    choose from for these arguments, the default rule's first;
-    ``configs[f"{implementation}_backward"]``, of the backward's arguments, those of the backward.
-    ``regime(*args)`` names in a few words what, beside dtype and size, decides how fast an
-    implementation is on a CPU (an activation, a class of widths); ``cpu_cases`` are timed to decide
-    what ``implementation="auto"`` takes there, those tagged ``dtypes`` in every dtype and the
-    others in the first one; those tagged ``row`` make the published table.
+    ``name`` is ``namespace::operator``. ``reference`` defines the right result, in plain PyTorch
+    that autograd understands. Its parameters must be annotated, because the annotations become the
+    raw operator's schema (Tensor, Tensor | None, Sequence[Tensor], float, int, bool, str,
+    torch.dtype | None; ``Sequence[Tensor]`` arrives as a tuple). ``cost(*args)`` counts the least
+    work of one forward. ``cost_backward(*args)`` takes the forward's arguments too and counts the
+    least work of a backward that computes every gradient. ``validate(*args)`` raises a typed error
+    for arguments that the operator refuses. ``fake(*args)`` returns an empty output with the
+    strides the implementations produce; without it the reference runs on fake tensors.
+    ``prefer(*args)`` returns the order in which ``implementation="auto"`` asks ``supports``;
+    without it, the order of ``implementations`` is used. ``autocast(autocast_dtype, *args)``
+    returns the arguments as ``torch.autocast`` would pass them to the reference (softmax:
+    ``dtype=torch.float32``); without it they stay as they are, which is right for pointwise
+    operators. ``peers`` maps provider names to other spellings in plain PyTorch worth timing beside
+    the reference. ``libraries`` does the same for other libraries' kernels: each value is a
+    function without parameters that imports the library and returns a function of the operator's
+    arguments. ``dtypes`` are the dtypes worth checking. ``nondeterministic`` is None, or the reason
+    why the order of a reduction is not fixed. ``configs[implementation](*args)`` lists the
+    ``runtime.tuning.Config`` that tuning may choose from for these arguments, the default rule's
+    first; ``configs[f"{implementation}_backward"]`` takes the backward's arguments and lists those
+    of the backward. ``regime(*args)`` names in a few words what, beside dtype and size, decides how
+    fast an implementation is on a CPU (an activation, a class of widths). ``cpu_cases`` are timed
+    to decide what ``implementation="auto"`` takes on a CPU: those tagged ``dtypes`` in every dtype,
+    the others in the first one; those tagged ``row`` make the published table.
 
-    An operator with ``mutates`` writes over those of its arguments and returns the first of them;
-    its name ends in an underscore, as PyTorch's do. Its reference writes nothing: it returns their
-    new values, one tensor or a flat tuple of them. It has no gradient.
+    An operator with ``mutates`` overwrites those arguments and returns the first of them; its name
+    ends in an underscore, as PyTorch's do. Its reference writes to nothing: it returns the new
+    values of those arguments, as one tensor or a flat tuple. Such an operator has no gradient.
     """
 
     name: str
@@ -267,7 +279,7 @@ class FusedOp:
 
     @cached_property
     def float_parameters(self) -> tuple[str, ...]:
-        """Names of the parameters annotated float: one compiled graph serves all their values."""
+        """Names of the parameters annotated float; one compiled graph serves all their values."""
         return tuple(
             name
             for name, parameter in self.signature.parameters.items()
@@ -275,12 +287,14 @@ class FusedOp:
         )
 
     def mutated(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
-        """The tensors among bound arguments that a call writes over, those of a sequence too."""
+        """Return the tensors among the bound arguments that a call overwrites, including those
+        inside sequences."""
         named = zip(self.signature.parameters, args, strict=True)
         return tensors_in(value for name, value in named if name in self.mutates)
 
     def bind(self, inputs: Inputs) -> tuple[Any, ...]:
-        """All arguments of a call in the reference's order, defaults filled in, lists as tuples."""
+        """Return all arguments of a call in the reference's order, with defaults filled in and
+        lists converted to tuples."""
         bound = self.signature.bind(*inputs.args, **inputs.kwargs)
         bound.apply_defaults()
         return tuple(tuple(arg) if isinstance(arg, list) else arg for arg in bound.args)
