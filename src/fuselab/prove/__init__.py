@@ -1,1 +1,1 @@
-"""Check and bench for any FusedOp."""
+"""Check and benchmark any FusedOp."""

@@ -1,4 +1,4 @@
-"""What "right" means: the error against float64, row by row, next to the error that eager makes.
+"""Judge accuracy: each row's error against float64 is compared with the error that eager makes.
 
 The bar. Let ``exact`` be the reference in float64 on the same inputs, ``eager`` the reference in
 the working dtype, ``ours`` the implementation. A row is a slice along the last dimension; a tensor
@@ -9,33 +9,35 @@ with fewer than two dimensions is one row. On every row
 where ulp is the distance between neighbouring numbers of the output's dtype at the largest finite
 magnitude of ``exact`` in that row (never another row's), at least the smallest subnormal. NaN and
 infinities stand where eager's stand, with their sign; where ``ours`` differs from eager there, it
-must be what ``exact`` rounds to (an intermediate sum that overflows in eager's 16 bits need not).
+must be what ``exact`` rounds to (an intermediate sum that overflows in eager's 16 bits need not
+overflow in ours).
 
-Honest kernels must not fail by chance, and eager may be exact by luck: in a narrow row, where
-terms cancel, at the kink of a ReLU. So where a row misses the bar, eager's error there is the
-largest of its own, of the errors it makes on up to ``COPIES`` copies of the inputs (and of the
-upstream gradient), of which every other one is moved by at most 3 ulp and the rest by at most a
-sixteenth, and of the change that float64's result makes when its inputs move by the rounding of the
-arithmetic (2^-23, for float64 2^-52): what one more rounding of an input does is no mistake. Copies
-end when every row passes. A kernel that computes in fewer bits than it should is off by thousands
-of those. Integer and boolean results must be equal to eager's.
+A correct kernel must not fail by chance, but eager may be exact by luck: in a narrow row, where
+terms cancel, or at the kink of a ReLU. So where a row misses the bar, eager's error on it becomes
+the largest of three: its own error; its errors on up to ``COPIES`` copies of the inputs (and of the
+upstream gradient), where every other copy is moved by at most 3 ulp and the rest by at most a
+sixteenth; and the change of float64's result when its inputs move by the rounding of the arithmetic
+(2^-23, for float64 2^-52), because an error as large as one more rounding of an input causes is no
+mistake. No more copies are made once every row passes. A kernel that computes in fewer bits than it
+should has thousands of times these errors. Integer and boolean results must be equal to eager's.
 
-A few rows can still miss the bar where the function jumps: the gradient of a ReLU whose
+A few rows can still miss the bar where the function jumps. The gradient of a ReLU whose
 pre-activation is smaller than its own rounding is one of two values, for eager as for any kernel,
 and only a copy on which eager takes the other side shows it. A move of 3 ulp changes a
 pre-activation of many terms by several times its rounding, so few of those copies are near enough.
-Where at most ``FEW_ROWS`` rows, or a quarter of them, are left, ``GENTLE`` times as many copies
-follow, in which a quarter of the elements moves by one ulp.
+Where at most ``FEW_ROWS`` rows, or at most a quarter of all rows, still miss the bar, ``GENTLE``
+times as many copies follow, in which a quarter of the elements moves by one ulp.
 
 Where the working dtype is float64, ``exact`` rounds like ``eager`` and is no better. Eager's error
 is then float32's on the inputs rounded to float32, times 2^-29, the ratio of the two roundings, and
-64 times it is allowed instead of 4: float32 is exact where a function saturates (tanh is 1 from 9
-on) while float64 still loses digits there. Where a row misses that, eager's error on it is at least
-2^-52 of the largest magnitude in the same result. This is the one place where another row counts:
-where terms cancel (1 - tanh^2, a softmax's gradient), both float64 results are off by the rounding
-of what cancelled, which lies along any dimension and shows in no result of that row. Without it the
-gradients of gelu_tanh fail at 17 to 40 ulp. So in float64 alone a row much smaller than its
-neighbours may be off by 64 * 2^-52 of their size; the other dtypes hold it to its own.
+64 times it is allowed instead of 4 times: float32 is exact where a function saturates (tanh is 1
+from 9 on) while float64 still loses digits there. Where a row misses that, eager's error on it is
+at least 2^-52 of the largest magnitude in the same result. This is the one place where another row
+counts. Where terms cancel (1 - tanh^2, a softmax's gradient), both float64 results are off by the
+rounding of the cancelled terms; these lie along any dimension and no result of that row shows their
+size. Without this rule the gradients of gelu_tanh fail at 17 to 40 ulp. So in float64 only, a row
+much smaller than its neighbours may be off by 64 * 2^-52 of their size; the other dtypes judge
+every row by its own magnitude.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ FACTOR = 4.0
 FACTOR_FLOAT64 = 64.0
 ULPS = 2.0
 COPIES = 32
-GENTLE = 8  # times COPIES: of the copies that hardly move
+GENTLE = 8  # a multiple of COPIES: how many copies with one-ulp moves follow
 FEW_ROWS = 4
 _FLOAT32_TO_FLOAT64 = 2.0**-29
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
@@ -63,37 +65,40 @@ _BITS |= {torch.float64: torch.int64}
 
 @dataclass(frozen=True)
 class Judgement:
-    """One tensor against the bar: its worst row, and what is wrong, if anything.
+    """The result of judging one tensor: its worst row, and what is wrong, if anything.
 
-    The worst row is the one that uses the largest ``share_of_bar``, our error over the allowed one
-    (above 1 it fails; infinite where something other than rounding is wrong). The two errors are
-    those of that row, in ulp of it: where a gradient cancels both may be huge, and right.
+    ``share_of_bar`` is our error over the allowed error (above 1 it fails; it is infinite where
+    something other than rounding is wrong). The worst row is the one with the largest share.
+    ``ours_ulp`` and ``eager_ulp`` are the two errors on that row, in ulp of that row; where a
+    gradient cancels, both may be huge and still right.
     """
 
     ours_ulp: float
     eager_ulp: float
     problem: str | None = None
     share_of_bar: float = 0.0
-    curable: bool = False  # a larger error of eager would pass it
-    rows_missed: int = 0  # rows above their bar, where that is what is wrong
+    curable: bool = False  # a larger error of eager would make it pass
+    rows_missed: int = 0  # number of rows above their bar, if that is the problem
     rows: int = 0
 
     @property
     def may_jump(self) -> bool:
-        """Whether the bar is met, or missed in so few rows that a jump may be why."""
+        """Whether the bar is met, or missed in so few rows that a jump of the function may be
+        why."""
         few = max(FEW_ROWS, self.rows // 4)
         return self.problem is None or (self.curable and self.rows_missed <= few)
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """The tensor as (rows, width); fewer than two dimensions are one row."""
+    """Return the tensor as (rows, width); a tensor of fewer than two dimensions becomes one row."""
     if tensor.ndim < 2:
         return tensor.reshape(1, -1)
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def ulp_of_rows(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distance between neighbours of ``dtype`` at each row's largest finite magnitude, float64."""
+    """Return the distance between neighbouring numbers of ``dtype`` at each row's largest finite
+    magnitude, as float64 of shape (rows,)."""
     limits = torch.finfo(dtype)
     largest = magnitude_of_rows(exact).clamp(min=limits.tiny, max=limits.max)
     _, exponent = torch.frexp(largest)
@@ -101,12 +106,13 @@ def ulp_of_rows(exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def magnitude_of_rows(rows: Tensor) -> Tensor:
-    """Largest finite magnitude of each row; 0 where there is none."""
+    """Return the largest finite magnitude of each row; 0 where a row has no finite element."""
     return torch.where(torch.isfinite(rows), rows, 0.0).abs().amax(dim=1)
 
 
 def error_of_rows(measured: Tensor, exact: Tensor) -> Tensor:
-    """Largest |measured - exact| of each row over the places where both are finite, float64."""
+    """Return each row's largest |measured - exact| over the elements where both are finite, as
+    float64 of shape (rows,)."""
     error = (measured.double() - exact).abs()
     return torch.where(torch.isfinite(error), error, 0.0).amax(dim=1)
 
@@ -118,10 +124,11 @@ def judge(
     eager_error: Tensor | None = None,
     slack: float = 1.0,
 ) -> Judgement:
-    """``ours`` against the bar; ``eager_error`` (per row, absolute) replaces eager's own if larger,
-    ``slack`` makes the bar that much wider.
+    """Judge ``ours`` against the bar.
 
     ``ours`` and ``eager`` have the working dtype, ``exact`` is float64; shapes must agree.
+    ``eager_error`` (per row, absolute) replaces eager's own error where it is larger. The bar
+    becomes ``slack`` times as wide.
     """
     if ours.shape != eager.shape:
         return Judgement(
@@ -172,7 +179,7 @@ def _error(ours: Tensor, exact: Tensor) -> Tensor:
 
 
 def _misplaced(ours: Tensor, eager: Tensor, exact: Tensor) -> str | None:
-    """What is wrong with NaN and infinities, or None."""
+    """Return what is wrong with NaN and infinities in ``ours``, or None."""
     same = (ours == eager) | (ours.isnan() & eager.isnan())
     rounded = exact.to(ours.dtype)
     right = (ours == rounded) | (ours.isnan() & rounded.isnan())
@@ -189,7 +196,8 @@ def _misplaced(ours: Tensor, eager: Tensor, exact: Tensor) -> str | None:
 
 
 def upcast(value: Any, dtype: torch.dtype = torch.float64) -> Any:
-    """A floating tensor or a floating dtype raised to ``dtype``; anything else as it is."""
+    """Convert a floating tensor or a floating dtype to ``dtype``; return anything else
+    unchanged."""
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.detach().to(dtype).requires_grad_(value.requires_grad)
     if isinstance(value, torch.dtype) and value.is_floating_point:
@@ -198,12 +206,12 @@ def upcast(value: Any, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def nudged(value: Any, generator: torch.Generator, how: str) -> Any:
-    """A floating tensor with its ordinary elements moved; anything else as it is.
+    """Return a floating tensor with its ordinary elements moved; return anything else unchanged.
 
     ``how`` is "near" (each by at most 3 ulp), "far" (each by at most a sixteenth) or "gentle" (a
     quarter of them by one ulp). Zeros, infinities, NaN and subnormal numbers stay, so that special
-    values keep their places. The largest finite numbers move "far" alone, and only inwards: where
-    eager overflows on them, its error shows on a copy on which it does not.
+    values keep their places. The largest finite numbers move only with "far", and only towards
+    zero: where eager overflows on them, a copy on which it does not overflow shows its error.
     """
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return value
@@ -227,8 +235,8 @@ def nudged(value: Any, generator: torch.Generator, how: str) -> Any:
 
 
 def rerounded(value: Any, generator: torch.Generator) -> Any:
-    """A value for float64's reference, moved by the rounding of the arithmetic: 2^-23 of itself, or
-    2^-52 where it is float64 already."""
+    """Return a value for float64's reference, moved by the rounding of the arithmetic: by 2^-23 of
+    itself, or by 2^-52 where it is float64 already."""
     wide = upcast(value)
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return wide
@@ -247,8 +255,9 @@ class Bar:
     """The bar for one set of inputs: eager's and float64's results, computed before ours runs.
 
     ``evaluate(values)`` runs the reference on ``values`` (arguments, then upstream gradients where
-    gradients are judged) and returns every result; ``values`` are upcast here for float64, those in
-    sequences too. Integer tensors stay what they are. The bar is ``slack`` times as wide.
+    gradients are judged) and returns every result. For float64, the floating tensors in ``values``
+    are upcast here, including those inside sequences; integer tensors are left unchanged. The bar
+    is ``slack`` times as wide.
     """
 
     def __init__(
@@ -259,7 +268,7 @@ class Bar:
         slack: float = 1.0,
     ) -> None:
         self.evaluate, self.names, self.slack = evaluate, names, slack
-        # Copies: an implementation that writes to its inputs must not spoil what it is judged by.
+        # An implementation that writes to its inputs must not change what it is judged by.
         self.values = mapped(_copy, values)
         self.eager = list(evaluate(self.values))
         self.exact = list(evaluate(mapped(upcast, self.values)))
@@ -271,8 +280,9 @@ class Bar:
         ]
 
     def _float32_error(self, move: Callable[[Any], Any]) -> Errors:
-        """Per result and row: float32's error times 2^-29 where the result is float64, else None;
-        on a copy of the inputs that ``move`` moves."""
+        """Compute, per result and row, float32's error times 2^-29 on a copy of the inputs that
+        ``move`` moves; None for a result that is not floating, or for all results if none is
+        float64."""
         if not any(value is not None and value.dtype == torch.float64 for value in self.eager):
             return [None] * len(self.eager)
         single = mapped(
@@ -286,11 +296,11 @@ class Bar:
         ]
 
     def judge(self, results: Sequence[Tensor | None]) -> list[Judgement]:
-        """Every result against the bar, with eager measured again where luck may decide."""
+        """Judge every result, measuring eager's error again on copies where luck may decide."""
         judgements = [self._judge_one(place, ours) for place, ours in enumerate(results)]
         if not any(judgement.curable for judgement in judgements):
             return judgements
-        # On the device of the results: the copies of a large case are drawn there in milliseconds.
+        # The copies of a large case are drawn in milliseconds on the device of the results.
         device = next((value.device for value in self.eager if value is not None), "cpu")
         generator = torch.Generator(device).manual_seed(len(self.values))
         for number in range((1 + GENTLE) * COPIES):
@@ -309,7 +319,7 @@ class Bar:
     def _judge_one(self, place: int, ours: Tensor | None) -> Judgement:
         eager, exact = self.eager[place], self.exact[place]
         if eager is None or exact is None:
-            # Where eager has no gradient, zeros are as good as none.
+            # Where eager has no gradient, zeros are as good as None.
             extra = ours is not None and bool(ours.any())
             if extra:
                 problem = "is not zero, eager has no gradient there"
@@ -323,7 +333,8 @@ class Bar:
         return judge(ours, eager, exact, self.eager_error[place], self.slack)
 
     def _measure_copy(self, generator: torch.Generator, how: str) -> None:
-        """Eager's error once more, on a copy of the inputs; and what one more rounding changes."""
+        """Measure eager's error on a moved copy of the inputs, and the effect of one more rounding,
+        and keep the larger errors."""
 
         def move(value: Any) -> Any:
             return nudged(value, generator, how)
@@ -348,14 +359,15 @@ class Bar:
 
 
 def _copy(value: Any) -> Any:
-    """A tensor's values in memory of their own, a leaf; anything else as it is."""
+    """Copy a tensor's values to new memory, as a leaf; return anything else unchanged."""
     if not isinstance(value, Tensor):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _errors(measured: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> Errors:
-    """Largest error of each row of each result, None for what has no floating elements."""
+    """Return the largest error of each row of each result; None where a result is missing, empty or
+    not floating."""
     return [
         error_of_rows(as_rows(ours.detach()), as_rows(truth.detach()))
         if ours is not None and truth is not None and ours.is_floating_point() and ours.numel()
@@ -373,5 +385,5 @@ def _is_float64(value: Any) -> bool:
 
 
 def _estimate(eager: Tensor | None, error: Tensor | None) -> Tensor | None:
-    """float32's scaled error, only where the result itself is float64."""
+    """Return float32's scaled error where the result itself is float64, otherwise None."""
     return error if eager is not None and eager.dtype == torch.float64 else None

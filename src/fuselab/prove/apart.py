@@ -1,7 +1,8 @@
-"""Checks beside a GPU, each implementation and dtype in a process of its own, several at a time.
+"""Run checks for a GPU, each implementation and dtype in its own process, several at a time.
 
-Kernels of a first run compile in parallel that way, and one that ends its CUDA context (an illegal
-access, a capture that breaks) ends only its own row. The processes share one disk cache.
+The kernels of a first run then compile in parallel. A kernel that breaks its CUDA context (an
+illegal access, a failed graph capture) ends only its own row of the table. The processes share one
+disk cache.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from fuselab.prove.load import load_op
 from fuselab.prove.result import Group, Result, Verdict, group_facts, group_from_facts
 from fuselab.prove.subject import Subject
 
-TIME_LIMIT_S = 7200.0  # a row that hangs; its checks end by their own time long before
+TIME_LIMIT_S = 7200.0  # for a row that hangs; the checks' own time budgets end long before
 
 
 def groups_apart(subjects: Sequence[Subject]) -> list[Group]:
-    """One group per subject, in their order; every subject's ``spec`` must be loadable."""
+    """Return one group per subject, in their order; every subject's ``spec`` must be loadable."""
     cores = len(os.sched_getaffinity(0))
     workers = min(len(subjects), cores)
     with (
@@ -92,7 +93,8 @@ def _group(subject: Subject, folder: Path, number: int, threads: int) -> Group:
 
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
-    """The child's side: load the operator, check it, huge cases one process at a time."""
+    """Check the operator of ``question`` in the child process, huge cases in one process at a
+    time."""
     from fuselab.prove.check import run_group
 
     subject = Subject(
@@ -115,7 +117,7 @@ def main(asked: Path, answered: Path) -> None:
     unfinished.write_text(json.dumps(facts))
     unfinished.replace(answered)
     sys.stdout.flush()
-    os._exit(0)  # a context that a kernel broke need not be taken down in order
+    os._exit(0)  # a CUDA context that a kernel broke cannot be closed cleanly
 
 
 if __name__ == "__main__":

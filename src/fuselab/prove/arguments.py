@@ -1,7 +1,7 @@
-"""Arguments as the verbs handle them: tensors stand alone or in sequences, and some are written to.
+"""Arguments as the verbs handle them: single tensors or sequences of them, some written to.
 
-A tensor's *place* is its index among all tensors of the arguments, in order, those of a sequence
-one by one: ``fuselab.op.tensors_in``.
+A tensor's *place* is its index among all tensors of the arguments, in the order of
+``fuselab.op.tensors_in``; each tensor of a sequence has its own place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fuselab.op import FusedOp, tensors_in
 
 
 def mapped(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """``function`` of every value; of a list or tuple, of every item, as a tuple."""
+    """Apply ``function`` to every value; a list or tuple becomes the tuple of its items'
+    results."""
     return [
         tuple(map(function, value)) if isinstance(value, (list, tuple)) else function(value)
         for value in values
@@ -24,13 +25,13 @@ def mapped(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
 
 
 def at(values: Sequence[Any], places: Sequence[int]) -> list[Tensor]:
-    """The tensors at ``places``."""
+    """Return the tensors at ``places``."""
     tensors = tensors_in(values)
     return [tensors[place] for place in places]
 
 
 def filled(values: Sequence[Any], places: Sequence[int], tensors: Sequence[Tensor]) -> list[Any]:
-    """``values`` with ``tensors`` at ``places``."""
+    """Return ``values`` with ``tensors`` put at ``places``."""
     others = dict(zip(places, tensors, strict=True))
     count = iter(range(len(tensors_in(values))))
 
@@ -41,7 +42,7 @@ def filled(values: Sequence[Any], places: Sequence[int], tensors: Sequence[Tenso
 
 
 def tensor_names(op: FusedOp, args: Sequence[Any]) -> list[str]:
-    """What to call the tensor at each place: ``bias``, or ``tables[2]``."""
+    """Return the name of the tensor at each place, such as ``bias`` or ``tables[2]``."""
     names = []
     for name, value in zip(op.signature.parameters, args, strict=True):
         if isinstance(value, Tensor):
@@ -53,7 +54,8 @@ def tensor_names(op: FusedOp, args: Sequence[Any]) -> list[str]:
 
 
 def differentiable(op: FusedOp, args: Sequence[Any]) -> list[int]:
-    """Places of the floating tensors that may have a gradient: not those of frozen arguments."""
+    """Return the places of the floating tensors that may have a gradient, which those of frozen
+    arguments may not."""
     frozen = op.gradient.frozen if op.gradient is not None else {}
     return [
         place
@@ -65,8 +67,8 @@ def differentiable(op: FusedOp, args: Sequence[Any]) -> list[int]:
 
 
 def needed(op: FusedOp, args: Sequence[Any]) -> list[bool]:
-    """``needs`` of a backward that gives every gradient: one flag per tensor of each tensor
-    parameter, False for one that is None."""
+    """Return ``needs`` for a backward that computes every gradient: one flag per tensor of each
+    tensor parameter, False for a parameter that is None."""
     places = differentiable(op, args)
     count = iter(range(len(tensors_in(args))))
     needs = []
@@ -78,20 +80,23 @@ def needed(op: FusedOp, args: Sequence[Any]) -> list[bool]:
 
 
 def written_places(op: FusedOp, args: Sequence[Any]) -> list[int]:
-    """Places of the tensors that the operator writes over."""
+    """Return the places of the tensors that the operator overwrites."""
     names = tensor_names(op, args)
     return [place for place, name in enumerate(names) if name.partition("[")[0] in op.mutates]
 
 
 def with_own_copies(op: FusedOp, args: Sequence[Any]) -> list[Any]:
-    """``args`` with a copy of its own of every tensor that the operator writes over."""
+    """Return ``args`` with every tensor that the operator overwrites replaced by its own copy."""
     places = written_places(op, args)
     return filled(args, places, [copy_of_storage(tensor) for tensor in at(args, places)])
 
 
 def copy_of_storage(tensor: Tensor) -> Tensor:
-    """A tensor in a copy of the storage: the same values, strides, offset and memory around the
-    elements, and a leaf that needs a gradient if ``tensor`` does."""
+    """Copy a tensor together with its storage.
+
+    The copy has the same values, strides, offset and surrounding memory; it is a leaf that needs a
+    gradient if ``tensor`` does.
+    """
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     storage = whole.set_(tensor.untyped_storage()).clone().untyped_storage()
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -100,7 +105,7 @@ def copy_of_storage(tensor: Tensor) -> Tensor:
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two of its elements share memory by a stride of 0."""
+    """Return whether elements of the tensor share memory because a dimension has stride 0."""
     return any(
         stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     )

@@ -25,15 +25,16 @@ from fuselab.runtime import fallback
 BUDGET_S = 3.0
 QUICK_BUDGET_S = 0.6
 QUICK_CASES = 3
-# A case needs its bytes about ten times over: inputs, a second set, float64 and its intermediates;
-# with a backward, what every provider saved for it lives at the same time.
+# A case needs about ten times its bytes: inputs, a second set, float64 copies and their
+# intermediates. With a backward it needs more, because what every provider saved for its backward
+# is alive at the same time.
 MEMORY_FACTOR = 10
 MEMORY_FACTOR_BACKWARD = 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked of a benchmark; stands in its JSON."""
+    """The settings of a benchmark, as they stand in its JSON."""
 
     providers: Sequence[str] | None
     cases: Sequence[str] | None
@@ -59,18 +60,20 @@ def bench(
 ) -> Bench:
     """Time every provider of ``op`` on its cases: cold-cache device time, interleaved, verified.
 
-    ``cases`` are names; by default those tagged ``bench`` that fit this device, with ``quick``
-    three of them. ``dtypes`` defaults to the first of ``op.dtypes``. ``backward`` adds the backward
-    alone and forward+backward. ``budget_s`` is the time for one case and phase (3 s; quick 0.6 s);
-    verdicts that need more rounds than that are UNCLEAR. Energy is measured on CUDA, not when
-    quick. ``progress`` is called with a line of text before each group.
+    ``cases`` are names; the default is those tagged ``bench`` that fit this device, and three of
+    them with ``quick``. ``dtypes`` defaults to the first of ``op.dtypes``. ``backward`` adds the
+    backward alone and forward+backward. ``budget_s`` is the time in seconds for one case and phase
+    (default 3, with ``quick`` 0.6); a verdict that needs more rounds than that is UNCLEAR. Energy
+    is measured on CUDA, unless ``quick``. ``progress`` is called with a line of text before each
+    group.
 
-    On the CPU allocation biases timings unless the process was started with the allocator's
-    thresholds pinned (``fuselab.measure.fresh``); the command line does so, and a result made
-    without says so in its notes.
+    On the CPU, memory allocation biases timings unless the process was started with the allocator's
+    thresholds pinned (``fuselab.measure.fresh``). The command line pins them; a result measured
+    without them says so in its notes.
 
-    Raises UnknownNameError for a provider, case or dtype that ``op`` does not have, DeviceError,
-    ArgumentError.
+    Raises UnknownNameError for a provider, case or dtype that ``op`` does not have; DeviceError if
+    the device is not there, or everything asked for beside eager runs on another one; ArgumentError
+    if ``backward`` is asked of an operator without a gradient, or the budget is not above 0.
     """
     where = device if isinstance(device, torch.device) else select_device(device)
     chosen = select(op, providers)
@@ -88,7 +91,8 @@ def bench(
     skipped: list[str] = []
     groups = []
     ceilings = measured_ceilings(where)
-    fallback.forget()  # an implementation that did not build before must fail here, not fall back
+    # an implementation that failed to build earlier must fail here, not fall back
+    fallback.forget()
     for dtype in dtypes:
         for case in fitting_cases(op, cases, where, dtype, quick, memory_factor, skipped):
             made = Made(op, case, where, dtype)
@@ -124,7 +128,7 @@ def bench(
 
 
 def _check_some_run(op: FusedOp, asked: Sequence[str] | None, device: torch.device) -> None:
-    """Raise DeviceError where all that was asked for beside eager runs on other devices."""
+    """Raise DeviceError if every provider asked for, beside eager, runs on other devices."""
     apart = set(asked or ()) - {"eager"}
     devices = {op.implementations[name].device for name in apart & set(op.implementations)}
     if apart and apart <= set(op.implementations) and device.type not in devices:
@@ -136,15 +140,18 @@ def _check_some_run(op: FusedOp, asked: Sequence[str] | None, device: torch.devi
 
 
 def give_memory_back(device: torch.device) -> None:
-    """Frees a case's tensors, which its calls and its bar hold in cycles, and on CUDA the blocks
-    they lay in, which no other size reuses: the next case may need them all."""
+    """Free a case's tensors, which its calls and its bar hold in reference cycles.
+
+    On CUDA, also free their cached blocks, because no other size reuses them and the next case may
+    need all of the memory.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _notes(device: torch.device) -> list[str]:
-    """What a reader of CPU times must know about this process and machine."""
+    """Return notes about this process and machine that a reader of CPU times must know."""
     notes = []
     if device.type == "cpu" and not allocation_is_pinned():
         notes.append(
@@ -161,7 +168,7 @@ def _notes(device: torch.device) -> list[str]:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """``float32``, ``bfloat16``, ... as a dtype. Raises UnknownNameError."""
+    """Return the dtype named ``name``, such as ``float32``. Raises UnknownNameError."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnknownNameError("dtype", name, ["float16", "bfloat16", "float32", "float64"])
@@ -181,7 +188,8 @@ def fitting_cases(
     memory_factor: int,
     skipped: list[str],
 ) -> list[Case]:
-    """The cases to time, those without room on this device left out with a line in ``skipped``."""
+    """Return the cases to time; each case that does not fit into memory adds a line to
+    ``skipped``."""
     known = {case.name: case for case in op.cases}
     for name in names or ():
         if name not in known:
@@ -214,7 +222,8 @@ def _no_room(
             needed = op.cost(*op.bind(case.make(device, dtype, generator))).bytes_moved
     except FuselabError:
         raise
-    except Exception:  # a case whose making looks at values cannot be sized without making it
+    # if making the case reads tensor values, its size is unknown before it is made
+    except Exception:
         return None
     room = (
         torch.cuda.mem_get_info(device)[0]

@@ -1,8 +1,8 @@
-"""What became slower since an earlier benchmark: two JSON files, provider by provider.
+"""Compare a benchmark with an earlier one from its JSON file, provider by provider.
 
-On the same device and versions times are compared, else shares of the ceiling: a faster card does
-not make a kernel better. Two runs are not interleaved, so a difference counts only where the 95 %
-intervals lie more than 5 % apart.
+If device and versions are equal, times are compared; otherwise shares of the ceiling are, because a
+faster GPU does not make a kernel better. The two runs are not interleaved, so a difference counts
+only where the 95 % intervals lie more than 5 % apart.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Against:
-    """A benchmark against an earlier one. ``by`` says what was compared (``time`` or ``share of
-    the ceiling``), ``differences`` what differs between the environments, ``unmatched`` what only
-    one of the two has."""
+    """The comparison of a benchmark with an earlier one. ``by`` is the compared quantity (``time``
+    or ``share of the ceiling``), ``differences`` lists how the environments differ, and
+    ``unmatched`` lists the rows that only one of the two benchmarks has."""
 
     operator: str
     by: str
@@ -54,9 +54,9 @@ class Against:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The payload of ``bench --json``.
+    """Read the payload that ``bench --json`` wrote to ``path``.
 
-    Raises DataError in one sentence when the file cannot be read or is none of those.
+    Raises DataError if the file cannot be read, or is not such a payload of this schema.
     """
     try:
         payload = json.loads(path.read_text())
@@ -77,9 +77,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def compare(now: Bench, before: Mapping[str, Any]) -> Against:
-    """``now`` against the payload of an earlier benchmark of the same operator.
+    """Compare ``now`` with the payload of an earlier benchmark of the same operator.
 
-    Raises DataError when the payload is of another operator or lacks what it should have.
+    Raises DataError if the payload is of another operator or lacks a field.
     """
     try:
         if before["operator"] != now.operator:
@@ -128,7 +128,7 @@ def _change(
 ) -> Change | None:
     if by_share and (before["ceiling_share"] is None or after["ceiling_share"] is None):
         return None
-    # Shares rise and times fall as things get better; both speedups are above 1 then.
+    # Shares rise and times fall as things get better, so only one of the ratios is inverted.
     value = "ceiling_share" if by_share else "median_us"
     speedup = before[value] / after[value]
     if by_share:

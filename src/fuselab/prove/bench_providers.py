@@ -1,4 +1,4 @@
-"""All that can run an operator's call: eager, its peers, TorchScript, torch.compile, ours."""
+"""Every way to run an operator's call: eager, its peers, TorchScript, torch.compile, ours."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Provider:
-    """One way to run the call. ``prepare(args)`` returns the function and the arguments to call it
-    with; it may compile, and raises whatever stands in the way. ``refuses(args)`` says in a few
-    words why an implementation does not take these arguments, ``note(args)`` what a reader of its
-    row must know."""
+    """One way to run the call.
+
+    ``prepare(args)`` returns the function to time and the arguments to call it with. It may
+    compile, and it raises any error that prevents the call. ``refuses(args)`` returns in a few
+    words why an implementation does not take these arguments, or None; ``note(args)`` returns what
+    a reader of the provider's row must know, or None. A provider with ``asked_only`` runs only when
+    asked for by name.
+    """
 
     name: str
     kind: str
@@ -36,7 +40,7 @@ class Provider:
 
 
 def providers(op: FusedOp) -> dict[str, Provider]:
-    """Every provider of ``op``, by name, in the order of the tables."""
+    """Return every provider of ``op`` by name, in the order of the tables."""
     spellings = {"eager": op.reference, **op.peers}
     found = [
         _plain(name, "eager" if name == "eager" else "peer", spelling)
@@ -54,10 +58,10 @@ def providers(op: FusedOp) -> dict[str, Provider]:
 
 
 def select(op: FusedOp, names: Sequence[str] | None) -> list[Provider]:
-    """The providers asked for, ``eager`` always among them; without names all but those that only
-    run when asked (max-autotune compiles for minutes).
+    """Return the providers asked for, always with ``eager`` among them.
 
-    Raises UnknownNameError.
+    If ``names`` is None, return all except those that run only when asked for (max-autotune
+    compiles for minutes). Raises UnknownNameError.
     """
     known = providers(op)
     if names is None:
@@ -78,21 +82,21 @@ def _library(name: str, load: Callable[[], Function]) -> Provider:
 
 def _compiled(name: str, function: Function, mode: str | None) -> Provider:
     def prepare(args: Arguments) -> tuple[Function, Arguments]:
-        # Static shapes: every case is compiled for its own sizes, as a user's fixed batch would be.
+        # Every case is compiled for its own static shapes, as a user's fixed batch would be.
         return torch.compile(function, dynamic=False, mode=mode), args
 
     return Provider(name, "compile", prepare, asked_only=mode is not None)
 
 
 def _torchscript(op: FusedOp, args: Arguments) -> tuple[Function, Arguments]:
-    """The scripted reference; where its Python does not script, a trace for these arguments."""
+    """Return the scripted reference, or a trace for these arguments where scripting fails."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated, and says so on every use
+        warnings.simplefilter("ignore")  # torch.jit warns on every use that it is deprecated
         try:
             scripted = torch.jit.script(op.reference)
             scripted(*args)
             return scripted, args
-        except Exception:  # whatever the script compiler cannot take
+        except Exception:  # the script compiler may raise anything
             tensors = tensors_in(args)
             places = range(len(tensors))
 
@@ -123,7 +127,7 @@ def _auto(op: FusedOp) -> Provider:
 
 
 def best_peer(medians: Mapping[str, float], kinds: Mapping[str, str]) -> str | None:
-    """The fastest provider that is not ours, by median; None when there is none."""
+    """Return the provider with the lowest median that is not ours; None if there is none."""
     others = {
         name: median
         for name, median in medians.items()

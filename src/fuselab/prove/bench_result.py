@@ -1,5 +1,5 @@
-"""What a benchmark found, rounded once: the table, the JSON, the plots and the report show these
-numbers digit by digit."""
+"""The result of a benchmark, rounded once: the table, the JSON, the plots and the report all show
+these digits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ OURS = ("implementation", "auto")
 
 @dataclass(frozen=True)
 class Comparison:
-    """A verdict against one provider; ``speedup`` above 1 is faster, in ``low`` to ``high``."""
+    """A verdict against one provider; ``speedup`` above 1 is faster, ``low`` to ``high`` is its
+    interval."""
 
     against: str
     outcome: str
@@ -26,13 +27,13 @@ class Comparison:
 class Record:
     """One provider on one case.
 
-    ``kind`` is eager, peer, torchscript, compile, implementation or auto. ``status`` is ``ok``;
-    ``wrong`` (its result misses the reference's), ``failed`` (it raised), ``unsupported`` (an
-    implementation that says it cannot run this) or ``unavailable``; ``reason`` says more. Times are
-    microseconds, ``low_us`` to ``high_us`` the 95 % interval of the median. ``gbps`` and ``tflops``
-    count the least work (``Cost``), ``ceiling_share`` is the ceiling's time over this one's.
-    ``host_us`` is the median of the host's own time. ``peak_bytes`` is above the inputs.
-    ``explain`` stands where the ceiling was exceeded.
+    ``kind`` is eager, peer, torchscript, compile, implementation or auto. ``status`` is ``ok``,
+    ``wrong`` (its result differs from the reference's by more than the bar allows), ``failed`` (it
+    raised), ``unsupported`` (an implementation that says it cannot run this) or ``unavailable``;
+    ``reason`` says more. Times are in microseconds; ``low_us`` to ``high_us`` is the 95 % interval
+    of the median. ``gbps`` and ``tflops`` count the least work (``Cost``); ``ceiling_share`` is the
+    ceiling's time divided by this provider's. ``host_us`` is the median of the host's own time.
+    ``peak_bytes`` does not count the inputs. ``explain`` is set where the ceiling was exceeded.
     """
 
     provider: str
@@ -65,8 +66,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The least time for a case's work: streaming just its bytes (``bound`` is ``memory``), or its
-    arithmetic at the rate of the library's matrix product (``compute``), whichever is more."""
+    """The least time for a case's work.
+
+    It is the larger of two times: streaming just the case's bytes (``bound`` is ``memory``), or its
+    arithmetic at the rate of the library's matrix product (``bound`` is ``compute``).
+    """
 
     bound: str
     kernel: str
@@ -77,8 +81,11 @@ class Ceiling:
 @dataclass(frozen=True)
 class Group:
     """All providers on one case, dtype and phase (forward, backward, forward+backward), timed
-    interleaved in one run. ``ceiling`` is None where nothing moves or no cost is given.
-    ``verdicts_by`` is ``device time``, or ``host time`` for cases tagged ``tiny``."""
+    interleaved in one run.
+
+    ``ceiling`` is None if no bytes are read or written or no cost is declared. ``verdicts_by`` is
+    ``device time``, or ``host time`` for cases tagged ``tiny``.
+    """
 
     case: str
     dtype: str
@@ -117,7 +124,7 @@ class Bench:
 
     @property
     def failures(self) -> list[str]:
-        """One line for every implementation of ours that is wrong or failed."""
+        """One line for every implementation of ours whose result is wrong or which failed."""
         return [
             f"{group.title}: {record.provider} {record.status}: {record.reason}"
             for group in self.groups
@@ -126,5 +133,5 @@ class Bench:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The payload of ``--json``; docs/contract.md describes it."""
+        """Return the payload of ``--json``, which docs/contract.md describes."""
         return {"schema": SCHEMA, "verb": "bench", **asdict(self)}

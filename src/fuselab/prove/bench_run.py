@@ -28,7 +28,7 @@ from fuselab.prove.bench_result import OURS, Ceiling, Comparison, Group, Record
 from fuselab.prove.bench_work import Calls, Work
 
 CEILING = "ceiling: "
-HOST_SHARE = 3  # the host's rounds take a third of the device's budget on top of it
+HOST_SHARE = 3  # the host's timing gets an extra third of the device's budget
 
 
 class Run:
@@ -108,7 +108,7 @@ class Run:
                 function, args = provider.prepare(self.work.args)
                 writes = bool(self.work.op.mutates) and provider.kind in OURS
                 self.calls[provider.name] = self.work.calls(function, args, writes)
-            except Exception as error:  # the compilers of others may raise anything
+            except Exception as error:  # other projects' compilers may raise anything
                 ours = provider.kind in OURS
                 first = (str(error).strip().splitlines() or [""])[0]
                 self.unmeasured[provider.name] = Record(
@@ -126,7 +126,11 @@ class Run:
         return f"after timing: {problem}" if problem and after else problem
 
     def streaming(self) -> list[Candidate]:
-        """The size-matched ceiling's candidates; forward+backward runs one after the other."""
+        """Return the candidates for the size-matched ceiling.
+
+        For forward+backward there is one candidate, which runs the two passes' streams after each
+        other.
+        """
         ways = [
             streaming_ceiling(cost.bytes_read, cost.bytes_written, self.work.device)
             for cost in self.costs
@@ -145,7 +149,7 @@ class Run:
         return [Candidate(f"{CEILING}{first.name}, then {second.name}", both)]
 
     def _decided(self, times: Mapping[str, Sequence[float]]) -> bool:
-        """Whether every verdict on an implementation of ours is clear."""
+        """Return whether every verdict on an implementation of ours is clear."""
         medians = {name: median(values) for name, values in times.items() if name in self.kinds}
         peer = best_peer(medians, self.kinds)
         ours = [name for name in medians if self.kinds[name] in OURS]
@@ -157,8 +161,11 @@ class Run:
         )
 
     def ceiling(self, samples: Mapping[str, Samples]) -> Ceiling | None:
-        """The longer of streaming and arithmetic; a kept rate that was beaten here is measured
-        again first, and ``ceilings`` has what it reads then."""
+        """Return the longer of the streaming time and the arithmetic time; None if there is none.
+
+        A stored rate that was exceeded in this run is measured again, and ``self.ceilings`` is
+        updated.
+        """
         streamed = {
             name.removeprefix(CEILING): median(found.times_us)
             for name, found in samples.items()
@@ -266,17 +273,18 @@ def _compare(name: str, other: str | None, samples: Mapping[str, Samples]) -> Co
 
 
 def _gbps(value: float) -> float:
-    """Four significant digits, at most four decimals: below 0.1 MB/s a bandwidth says nothing."""
+    """Round to four significant digits and at most four decimals, since a bandwidth below 0.1 MB/s
+    says nothing."""
     return round(significant(value), 4)
 
 
 def _ratio(value: float) -> float:
-    """Three decimals, four digits from 10 on."""
+    """Round to three decimals below 10, and to four significant digits from there on."""
     return round(value, 3) if value < 10 else significant(value)
 
 
 def _costs(work: Work) -> list[Cost]:
-    """What the phase must at least do: one cost per pass that it makes."""
+    """Return the least work of the phase, as one cost per pass; empty if a cost is not declared."""
     op, costs = work.op, []
     if "forward" in work.phase:
         costs.append(op.cost(*work.args))
@@ -299,8 +307,11 @@ def _total(costs: Sequence[Cost]) -> Cost | None:
 
 
 def _compile_settings(phase: str, providers: Sequence[Provider]) -> AbstractContextManager[None]:
-    """A clean slate for torch.compile, whose limit of 8 recompiles per function would make later
-    cases run eagerly; and no donated buffers where a compiled backward runs again and again."""
+    """Reset torch.compile, and configure it for this phase.
+
+    The reset is needed because after 8 recompiles of a function later cases would run eagerly.
+    Donated buffers are off where a compiled backward runs repeatedly on the same graph.
+    """
     if not any(provider.kind == "compile" for provider in providers):
         return nullcontext()
     import torch._functorch.config as functorch_config

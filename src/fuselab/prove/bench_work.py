@@ -1,14 +1,14 @@
 """One phase of one case as callables, and whether their results are right.
 
 A phase is ``forward``, ``backward`` (alone, through a graph that is kept) or ``forward+backward``.
-Results are held against the reference before the timing and after it. Free memory is poisoned
-first, so that an output left unwritten shows, and the second time the inputs have new values in the
-same memory, so that a result kept from an earlier call shows. The bar is ``check``'s, four times
-as wide: a benchmark sorts out wrong results, ``check`` judges accuracy, and a peer may round more
-often.
+Results are compared with the reference before the timing and after it. Free memory is poisoned
+first, so that an unwritten output shows. Before the second comparison the inputs get new values in
+the same memory, so that a result kept from an earlier call shows. The bar is that of ``check``,
+four times as wide: a benchmark only has to find wrong results, ``check`` judges accuracy, and a
+peer may round more often.
 
-What writes over arguments is timed on copies of its own, whose values drift from call to call, and
-verified on fresh ones.
+A provider that overwrites arguments is timed on its own copies, whose values change from call to
+call, and verified on fresh ones.
 """
 
 from __future__ import annotations
@@ -40,15 +40,18 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Calls:
-    """One provider's call as it is ``timed``, and ``checked``, which returns its results."""
+    """One provider's calls: ``timed`` is the one to time, ``checked`` also returns its results."""
 
     timed: Call
     checked: Call
 
 
 class Made:
-    """A case's arguments by seed. On a GPU they are kept, and handed out as copies with the same
-    layout: a large case takes the host seconds to draw, and every phase needs it twice."""
+    """The arguments of a case, by seed.
+
+    On a GPU they are kept, and each call returns copies with the same layout, because drawing a
+    large case takes the host seconds and every phase needs it twice.
+    """
 
     def __init__(self, op: FusedOp, case: Case, device: torch.device, dtype: torch.dtype) -> None:
         self.op, self.case, self.device, self.dtype = op, case, device, dtype
@@ -96,11 +99,11 @@ class Work:
     def calls(
         self, function: Callable[..., Any], args: Sequence[Any], writes: bool = False
     ) -> Calls:
-        """``function(*args)`` as this phase runs it; ``args`` hold the tensors of ``self.args``, of
-        which the function ``writes`` over some or does not.
+        """Return the calls of ``function(*args)`` for this phase.
 
-        The checked call returns the output (or outputs) and, where there is a backward, the
-        gradients after it.
+        ``args`` contains the tensors of ``self.args``; ``writes`` says whether the function
+        overwrites some of them. The checked call returns the output (or outputs) and, where there
+        is a backward, the gradients after it.
         """
         if writes:
             own = with_own_copies(self.op, args)
@@ -133,7 +136,11 @@ class Work:
         return output.detach(), *gradients
 
     def _reference_results(self, values: Sequence[Any]) -> list[Tensor | None]:
-        """Of the arguments and, where there is a backward, the upstream gradient behind them."""
+        """Return the reference's results: its outputs, and the gradients where there is a backward.
+
+        ``values`` are the arguments and, where there is a backward, the upstream gradient after
+        them.
+        """
         if self.upstream is None:
             return list(tensors_in((self.op.reference(*values),)))
         *args, upstream = values
@@ -145,8 +152,11 @@ class Work:
         self.bar = Bar(self._reference_results, [*self.args, *behind], [], SLACK)
 
     def renew(self) -> None:
-        """New values in the same memory, and what the reference makes of them. Left out for
-        ``backward``, whose graph holds the old values, and for tensors that overlap themselves."""
+        """Write new values into the same memory, and compute the reference's results for them.
+
+        Does nothing for ``backward``, whose graph holds the old values, and leaves out tensors that
+        overlap themselves.
+        """
         if self.phase == "backward":
             return
         made = tensors_in(self._made(SEED + 1))
@@ -156,8 +166,8 @@ class Work:
         self._expect()
 
     def problem(self, call: Call) -> str | None:
-        """What is wrong with the results of a checked ``call``, in a few words; None if they are
-        right."""
+        """Return what is wrong with the results of a checked ``call``, in a few words; None if they
+        are right."""
         poison([value for value in self.bar.eager if value is not None])
         returned: Any = call()
         results = [returned] if isinstance(returned, Tensor) else list(returned)

@@ -34,7 +34,7 @@ from fuselab.runtime import fallback
 from fuselab.runtime.cuda_source import device_arch
 
 CHECKS: tuple[Check, ...] = (
-    *check_memory.STATE_CHECKS,  # before anything else has called the implementation
+    *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
     *check_values.CHECKS,
     *check_memory.CHECKS,
     *check_gradients.CHECKS,
@@ -42,7 +42,7 @@ CHECKS: tuple[Check, ...] = (
     *check_device.CHECKS,
 )
 
-QUICK_BUDGET_S = 20.0  # for the checks of one implementation and dtype
+QUICK_BUDGET_S = 20.0  # seconds for the checks of one implementation and dtype
 BUDGET_S = 1200.0
 
 Progress = Callable[[str], None]
@@ -59,30 +59,35 @@ def check(
     budget_s: float | None = None,
     progress: Progress = lambda line: None,
 ) -> CheckReport:
-    """Check an operator against its reference in float64, and against everything else that can be
-    wrong with a kernel. ``fuselab.prove.accuracy`` says what the bar is.
+    """Check an operator against its reference in float64, and for every other known fault of a
+    kernel.
+
+    ``fuselab.prove.accuracy`` defines the bar for values.
 
     Args:
-        op: a FusedOp, or what ``load_op`` takes (a library name, a file, a folder).
+        op: a FusedOp, or a string for ``load_op`` (a library name, a file, a folder).
         implementation, dtype: one of the operator's; all by default.
-        quick: fewer trials, two names of each choice between names (activations), and what does
-            not depend on the dtype once only.
+        quick: make fewer trials, try two names of each choice between names (activations), and make
+            checks that do not depend on the dtype only once.
         seed: equal seeds try equal inputs in the same order, and give equal figures unless the time
             ends first.
-        device: as ``--device``. A CPU implementation runs on the CPU whatever it says; without a
-            GPU, Triton runs under the interpreter and CUDA C++ is compiled only.
-        case: ``CHECK@CASE`` as a failure prints it: that one trial alone, and no build beside it.
-        budget_s: the time for one implementation and dtype, 20 s when quick and else 20 minutes.
-            When it ends each check still makes a quarter of its trials, and the report is
-            ``cut_short``.
+        device: as ``--device``. A CPU implementation always runs on the CPU. Without a GPU, Triton
+            runs under the interpreter and CUDA C++ is only compiled.
+        case: ``CHECK@CASE`` as a failure prints it: only that trial is run, and nothing is built
+            beside it.
+        budget_s: the time in seconds for one implementation and dtype, by default 20 s when quick
+            and otherwise 20 minutes. When it ends, each check still makes a quarter of its trials,
+            and the report is ``cut_short``.
         progress: called with one line per implementation.
 
-    With a GPU each implementation and dtype is checked in a process of its own, where there are
-    several and another process can import the operator.
+    On a GPU each implementation and dtype is checked in its own process, if there are several and
+    another process can import the operator.
 
     Raises:
-        UnknownNameError, TargetError: the operator has nothing of that name; says what there is.
-        ArgumentError: a case that names no trial; a budget that is not positive.
+        UnknownNameError: the operator has no such implementation or dtype, or the library no such
+            operator; the message lists the known names.
+        TargetError: the file or folder holds no operator that can be loaded.
+        ArgumentError: ``case`` names no trial, or the budget is not positive.
         DeviceError: the device is not there.
     """
     given = op if isinstance(op, str) else None
@@ -121,7 +126,7 @@ def check(
         elif is_triton(name):
             rows += interpreted_groups(found, name, dtypes, quick, seed, case, budget_s)
         else:
-            # One trial runs kernels; where none can run, compiling all of them answers nothing.
+            # ``case`` asks for one trial, which runs kernels; compiling would not answer it.
             rows.append(check_build.compiled_group(op, name, quick, build=case is None))
     subjects = [row for row in rows if isinstance(row, Subject)]
     checked = iter(_run_groups(subjects, found is not None, case))
@@ -134,12 +139,15 @@ def _text(dtype: torch.dtype) -> str:
 
 
 def is_triton(implementation: str) -> bool:
-    """Whether an implementation runs under Triton's interpreter; its key says so."""
+    """Return whether an implementation can run under Triton's interpreter, judged by its name."""
     return implementation.startswith("triton")
 
 
 def _run_groups(subjects: list[Subject], importable: bool, case: str | None) -> list[Group]:
-    """The rows in their order: in this process, or apart where a GPU makes that worth its start."""
+    """Check the subjects and return their groups in order.
+
+    On a GPU, if there are several subjects, each one runs in its own process.
+    """
     on_gpu = [subject for subject in subjects if subject.device.type == "cuda"]
     if not on_gpu or len(subjects) == 1 or not importable or case is not None:
         return [run_group(subject, case) for subject in subjects]
@@ -153,9 +161,9 @@ def _run_groups(subjects: list[Subject], importable: bool, case: str | None) -> 
 
 
 def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None) -> Group:
-    """All checks of one implementation and dtype, in this process; or the one trial ``case``.
+    """Run all checks of one implementation and dtype in this process, or only the trial ``case``.
 
-    Huge cases wait for ``huge_lock``: the memory of a GPU holds those of one process.
+    Huge cases wait for ``huge_lock``, because a GPU's memory holds those of only one process.
     """
     results: list[Result] = []
     checks = CHECKS if case is None else (_find(case),)
@@ -173,7 +181,8 @@ def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None)
             reason = "with --quick made in the first dtype only"
             results.append(Result(known.name, Verdict.SKIPPED, reason))
         else:
-            # Each check ends in time for those after it; the first half is anybody's.
+            # Each check ends early enough for the checks after it; the first half of the budget is
+            # open to any check.
             until = begin + budget_s * max(0.5, planned / total)
             results.append(_run(subject, known, case, until))
             broken = results[-1].verdict is Verdict.FAIL and not still_answers(subject.device)
@@ -186,7 +195,7 @@ def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None)
 
 @contextlib.contextmanager
 def _held(lock: Path | None) -> Iterator[None]:
-    """While no other process holds the file ``lock``."""
+    """Hold an exclusive lock on the file ``lock``, if one is given."""
     if lock is None:
         yield
         return

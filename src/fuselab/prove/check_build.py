@@ -1,4 +1,4 @@
-"""What can be said of a CUDA C++ implementation without a GPU: that all of it compiles."""
+"""The check of a CUDA C++ implementation without a GPU: every declared kernel must compile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
 def compiled_group(op: FusedOp, implementation: str, quick: bool, build: bool = True) -> Group:
-    """The group of an implementation that cannot run here: with ``build`` all of it is compiled."""
+    """Return the group of an implementation that cannot run here; ``build`` compiles its
+    kernels."""
     results = []
     found = _sources(op, implementation) if build else []
     if build and not found:
@@ -38,8 +39,11 @@ def compiled_group(op: FusedOp, implementation: str, quick: bool, build: bool = 
 
 
 def compile_ahead(op: FusedOp, implementation: str, arch: str) -> None:
-    """Put every declared kernel into the disk cache, one thread a core: NVRTC lets them run side by
-    side. What does not compile is left to the check that needs it."""
+    """Compile every declared kernel into the disk cache, in one thread per core.
+
+    NVRTC allows compilations in parallel. A kernel that does not compile is reported by the check
+    that needs it.
+    """
 
     def build(source: CudaSource, expression: str) -> None:
         with contextlib.suppress(BuildError):
@@ -65,15 +69,15 @@ def _build(source: CudaSource, expressions: Sequence[str], architectures: Sequen
 
 
 def _sources(op: FusedOp, implementation: str) -> list[tuple[CudaSource, Sequence[str]]]:
-    """CudaSource objects of the modules that the launchers live in, with what to instantiate.
+    """Return the CudaSources of the launchers' modules, each with its expressions to instantiate.
 
-    A module says so with ``CUDA_EXPRESSIONS``: the expressions of its one source, or a mapping from
-    each source's file name to them.
+    A module declares them in ``CUDA_EXPRESSIONS``: the expressions of its single source, or a
+    mapping from each source's file name to its expressions.
     """
     declared = op.implementations[implementation]
     functions = [*_functions(declared.forward), *_functions(declared.backward)]
     own = [names for function in functions for names in _namespaces(function.__globals__, True)]
-    # An operator without kernels of its own launches another package's (embedding_sgd_).
+    # An operator without its own kernels launches another package's (embedding_sgd_).
     others = (names for function in functions for names in _namespaces(function.__globals__, False))
     return list(_declared(own)) or list(_declared(others))
 
@@ -94,8 +98,11 @@ def _declared(
 
 
 def _functions(launcher: Any) -> Iterator[FunctionType]:
-    """A launcher; of a partial the function in it, and those among its arguments; of a method the
-    same and those that its object keeps."""
+    """Yield the plain functions behind a launcher.
+
+    A partial yields its function and any functions among its arguments; a bound method yields its
+    function and any functions among its object's attributes.
+    """
     if isinstance(launcher, FunctionType):
         yield launcher
     elif isinstance(launcher, MethodType):
@@ -107,8 +114,10 @@ def _functions(launcher: Any) -> Iterator[FunctionType]:
 
 
 def _namespaces(names: Mapping[str, Any], of_package: bool) -> Iterator[Mapping[str, Any]]:
-    """A module's names, and those of the modules that it imported: ``of_package``, from its own
-    package alone."""
+    """Yield a module's names, then the names of each module that it imported.
+
+    With ``of_package``, only imported modules of its own package count.
+    """
     yield names
     package = names.get("__package__")
     for value in list(names.values()):

@@ -19,23 +19,24 @@ from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, gradient_bar, judged, with_gradients
 
-_DELAY_MATMULS = 40  # of 4096 x 4096 in float32: about 100 ms on an H200
-_MOST_EXACT_BYTES = 1 << 32  # of a huge case in float64, of which the bar holds several copies
+_DELAY_MATMULS = 40  # products of 4096 x 4096 in float32, about 100 ms on an H200
+# largest size of a huge case in float64; the bar holds several copies of it
+_MOST_EXACT_BYTES = 1 << 32
 _NO_GPU = (Verdict.NOT_JUDGED, "needs a GPU; there is none here")
 
 
 def _delay(square: Tensor, times: int) -> None:
-    """Keep the current stream busy."""
+    """Keep the current stream busy with ``times`` matrix products."""
     for _ in range(times):
         torch.mm(square, square)
 
 
 def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
-    """Under another stream, behind a slow producer: the call neither runs early nor waits for it.
+    """Check that the call runs on the current stream, behind a slow producer, without waiting.
 
-    A kernel on another stream reads what the producer has not written yet, or is not finished when
-    the next operation of the stream reads its output; a launcher that synchronises instead holds
-    the host until the producer is done.
+    A kernel on another stream reads its inputs before the producer has written them, or has not
+    finished when the stream's next operation reads its output. A launcher that synchronises instead
+    holds the host until the producer is done.
     """
     places = subject.differentiable(trial.args)
     truth = [tensor.clone() for tensor in at(trial.args, places)]
@@ -55,14 +56,15 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
         return judged(bar.judge(results), names[: len(results)])
 
     stream = torch.cuda.Stream(subject.device)
-    for _ in range(2):  # a busy host is asked twice before it is said to wait
+    for _ in range(2):  # a busy host gets a second try before the call is said to wait
         for tensor in at(trial.args, places):
             tensor.fill_(float("nan"))
         torch.cuda.synchronize(subject.device)
         with torch.cuda.stream(stream):
             square = torch.zeros(4096, 4096, device=subject.device)
             _delay(square, 2)
-            # Builds, and fills the stream's memory with NaN: below, only launches are left.
+            # Builds everything and fills the stream's memory with NaN, so that below only launches
+            # remain.
             warm = [None if value is None else value.clone() for value in run()]
             del warm
             if torch.cuda.current_stream(subject.device) != stream:
@@ -87,8 +89,11 @@ def _behind_a_producer(
     run: Callable[[], list[Tensor | None]],
     judge: Callable[[Sequence[Tensor | None]], Outcome],
 ) -> tuple[Outcome, float, float]:
-    """``run`` on ``stream`` while that still waits for the inputs' values: what the next operation
-    saw, for how long the call held the host, and for how long the stream was busy, in ms."""
+    """Call ``run`` on ``stream`` while the stream still waits for the inputs' values.
+
+    Returns what the stream's next operation saw, for how long the call held the host, and for how
+    long the stream was busy, both in ms.
+    """
     begin = time.perf_counter()
     with torch.cuda.stream(stream):
         _delay(square, _DELAY_MATMULS)
@@ -101,23 +106,23 @@ def _behind_a_producer(
         copies = [None if value is None else value.clone() for value in results]
     torch.cuda.synchronize(subject.device)
     busy = time.perf_counter() - begin
-    # What counts is what the stream's next operation saw, not what memory holds in the end.
+    # The judged values are those that the stream's next operation saw, not the final memory.
     outcome = judge(copies)
     if outcome.problem is not None:
         again = run()
         torch.cuda.synchronize(subject.device)
-        if judge(again).problem is None:  # right when nobody is in its way
+        if judge(again).problem is None:  # it is right when the stream is idle
             problem = f"{outcome.problem}: it does not run on the current stream"
             outcome = replace(outcome, problem=problem)
     return outcome, held * 1e3, busy * 1e3
 
 
 def graph_replays(subject: Subject, trial: Trial) -> Outcome:
-    """Captured in a CUDA graph and replayed with new values in the same memory.
+    """Check that a CUDA graph of the call replays with new values in the same memory.
 
-    Work that a launcher puts on another stream is not captured, and its result not replayed. What
-    the check ``stream`` refuses is not captured at all: a capture that breaks can take this
-    process's CUDA context with it.
+    Work that a launcher puts on another stream is not captured, and its result is not replayed. A
+    call that fails the check ``stream`` is not captured at all, because a capture that breaks can
+    take this process's CUDA context with it.
     """
     obeyed = current_stream_is_obeyed(subject, trial)
     if obeyed.problem is not None:
@@ -162,7 +167,7 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
 
 
 def huge_cases(subject: Subject) -> Result:
-    """The operator's huge cases (more than 2^31 elements), where there is memory for float64."""
+    """Check the operator's huge cases (more than 2^31 elements) that fit into the GPU's memory."""
     name = "huge"
     if subject.device.type != "cuda":
         return Result(
@@ -204,8 +209,8 @@ def huge_cases(subject: Subject) -> Result:
 
 
 def _huge_case(subject: Subject, trial: Trial) -> Outcome:
-    """The bar of every other check where float64's inputs and results take little of the memory;
-    else eager's results in the working dtype."""
+    """Judge a huge case by the usual bar if its float64 copies fit, otherwise against eager in the
+    working dtype."""
     eager = subject.expected(*trial.args)
     if 8 * sum(tensor.numel() for tensor in (*tensors_in(trial.args), *eager)) > _MOST_EXACT_BYTES:
         return Outcome(_compare_in_pieces(subject.results(*trial.args), eager))
@@ -214,12 +219,12 @@ def _huge_case(subject: Subject, trial: Trial) -> Outcome:
 
 
 def _compare_in_pieces(results: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
-    """Ours against eager's, both in the working dtype, 2^26 elements at a time.
+    """Compare ours with eager's result, both in the working dtype, 2^26 elements at a time.
 
-    Float64 of the whole would not fit; an offset that wraps is off by far more than rounding, so
-    elements may differ by 64 eps of eager's value and of the piece's mean magnitude. That holds for
-    results of a few operations each. A sum of many terms can miss it and be right, so a case that
-    fits in float64 meets the bar instead.
+    The whole in float64 would not fit. An offset that wraps is off by far more than rounding, so
+    elements may differ by 64 eps of eager's value plus the piece's mean magnitude. That bound holds
+    for results of a few operations each. A sum of many terms can exceed it and still be right, so a
+    case that fits in float64 is judged by the usual bar instead.
     """
     problems = (_difference(*pair) for pair in zip(results, expected, strict=True))
     return next((problem for problem in problems if problem is not None), None)

@@ -1,4 +1,5 @@
-"""Checks of gradients: present, right for any upstream, repeatable, and right or refused twice."""
+"""Checks of gradients: present, right for any upstream gradient, repeatable, and their second
+derivative right or refused."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, as_leaves, gradient_bar, judged, with_gradients
 
-_MOST_NUMBERS = 64  # of all inputs together, whose Jacobian gradcheck compares column by column
+# largest count of inputs for which gradcheck compares the Jacobian column by column
+_MOST_NUMBERS = 64
 
 
 def gradient_is_present(subject: Subject, trial: Trial) -> Outcome:
-    """An operator without any gradient passes opcheck; here it fails."""
+    """Check that inputs which need a gradient get one; opcheck accepts an operator without any."""
     places = subject.differentiable(trial.args)
     names = tensor_names(subject.op, trial.args)
     output = subject.call(*as_leaves(trial.args, places))
@@ -49,8 +51,11 @@ def gradient_is_present(subject: Subject, trial: Trial) -> Outcome:
 
 
 def undefined_is_refused(subject: Subject, trial: Trial) -> Outcome:
-    """A gradient that is not declared must be refused, of each tensor alone: never a constant. The
-    tensors are all floating ones of an operator without gradient, else those of frozen arguments.
+    """Check that an undeclared gradient is refused for each tensor, and never returned as a
+    constant.
+
+    The tensors are all floating ones if the operator has no gradient, otherwise those of frozen
+    arguments.
     """
     tensors, names = tensors_in(trial.args), tensor_names(subject.op, trial.args)
     defined = subject.differentiable(trial.args) if subject.op.gradient is not None else []
@@ -73,7 +78,7 @@ def undefined_is_refused(subject: Subject, trial: Trial) -> Outcome:
 
 
 def presence(subject: Subject, trial: Trial) -> Outcome:
-    """Gradients that are declared are there, the others are refused."""
+    """Check that declared gradients are present and undeclared ones are refused."""
     outcome = undefined_is_refused(subject, trial)
     if subject.op.gradient is None or outcome.problem is not None:
         return outcome
@@ -81,17 +86,17 @@ def presence(subject: Subject, trial: Trial) -> Outcome:
 
 
 def gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
-    """Output and every gradient against the bar, under a drawn upstream gradient."""
+    """Judge the output and every gradient, under a drawn upstream gradient."""
     bar, names, places, upstream = gradient_bar(subject, trial)
     return judged(bar.judge(with_gradients(subject.call, places, [*trial.args, upstream])), names)
 
 
 def summed_output(subject: Subject, trial: Trial) -> Outcome:
-    """``output.sum().backward()``: the upstream gradient is one number with strides of 0.
+    """Judge ``output.sum().backward()``, whose upstream gradient is one number with strides of 0.
 
-    The bar takes that gradient as an input of its own, whose copies are not all equal: with equal
-    ones a gradient of softmax cancels in eager to exactly nothing, which no other order of the same
-    operations has to do.
+    The bar treats that gradient as a full-size input, whose moved copies have unequal elements.
+    With equal elements a gradient of softmax cancels in eager to exactly zero, which another
+    correct order of the same operations need not do.
     """
     bar, names, places, upstream = gradient_bar(subject, trial, one_number=True)
     if not upstream.numel():
@@ -104,7 +109,8 @@ def summed_output(subject: Subject, trial: Trial) -> Outcome:
 
 
 def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
-    """Two backward calls with retain_graph: the same bits, and what was saved is untouched."""
+    """Check that two backward calls with retain_graph give the same bits and leave what was saved
+    unchanged."""
     places = subject.differentiable(trial.args)
     leaves = as_leaves(trial.args, places)
     output = subject.call(*leaves)
@@ -140,7 +146,7 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
 
 
 def some_gradients(subject: Subject, trial: Trial) -> Outcome:
-    """A gradient for one input only: the same as beside the others."""
+    """Judge each input's gradient when it is the only one asked for."""
     places = subject.differentiable(trial.args)
     upstream = subject.upstream(trial)
     for place in places:
@@ -157,7 +163,7 @@ def some_gradients(subject: Subject, trial: Trial) -> Outcome:
 def _second(
     function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Derivatives of the gradients: with respect to every input and the upstream gradient.
+    """Return the derivatives of the gradients by every input and by the upstream gradient.
 
     ``values`` are the arguments, the upstream gradient, and one weight per gradient.
     """
@@ -201,7 +207,7 @@ def second_derivative(subject: Subject, trial: Trial) -> Outcome:
 
 
 def _refusal(error: Exception) -> Outcome:
-    """A clear refusal to differentiate twice is no failure; anything else is."""
+    """Return a clear refusal to differentiate twice as an Outcome; raise any other error again."""
     text = str(error)
     if (
         isinstance(error, (DifferentiationError, NotImplementedError))
@@ -212,7 +218,7 @@ def _refusal(error: Exception) -> Outcome:
 
 
 def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
-    """The case people meet: the squared norm of a gradient as part of the loss."""
+    """Judge the gradient of a loss that contains the squared norm of a gradient."""
     places = subject.differentiable(trial.args)
 
     def penalty(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor | None]:
@@ -236,14 +242,14 @@ def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
 
 
 def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
-    """torch.autograd.gradcheck, and gradgradcheck where the second derivative is not refused.
+    """Run torch.autograd.gradcheck, and gradgradcheck unless the second derivative is refused.
 
     An output narrower than float64 (an operator that takes its output's dtype) is a staircase: its
-    finite differences are 0 or a jump, and it has no Jacobian that they could approach. Such a
-    trial is none; the other checks judge that output's gradient.
+    finite differences are 0 or a jump, and do not approach a Jacobian. Such a trial is skipped as
+    ``untried``; the other checks judge that output's gradient.
 
     Beyond ``_MOST_NUMBERS`` inputs a random projection of the Jacobian is compared instead of every
-    column: 33 tables of 17 rows took 16 s a trial.
+    column, because comparing every column of 33 tables of 17 rows took 16 s a trial.
     """
     places = subject.differentiable(trial.args)
     if not all(tensor.dtype == torch.float64 for tensor in subject.expected(*trial.args)):
@@ -268,7 +274,7 @@ def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
 
 
 def _devices(subject: Subject) -> list[torch.device]:
-    """The devices whose random numbers a projection draws on, beside the CPU."""
+    """Return the devices, beside the CPU, whose random generators a projection uses."""
     return [subject.device] if subject.device.type == "cuda" else []
 
 
@@ -277,7 +283,8 @@ def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
 
 
 def _has_wide_gradient(subject: Subject) -> tuple[Verdict, str] | None:
-    """Second derivatives in 16 bits lie within eager's own rounding: judged in float32, float64."""
+    """Return None in float32 and float64; in 16 bits second derivatives lie within eager's
+    rounding."""
     if subject.dtype not in (torch.float32, torch.float64):
         return Verdict.SKIPPED, "second derivatives are judged in float32 and float64"
     return _has_gradient(subject)

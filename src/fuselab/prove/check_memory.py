@@ -1,4 +1,4 @@
-"""Checks of what a call does to memory: outputs written, inputs left alone, nothing remembered."""
+"""Checks of a call's effects on memory: outputs written, inputs unchanged, nothing remembered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EMPTIES = {
 
 
 class PoisonedAllocations(TorchDispatchMode):
-    """Fills what ``torch.empty`` and its kin return, so that an element left unwritten shows."""
+    """Fills the result of ``torch.empty`` and its variants, so that an unwritten element shows."""
 
     def __init__(self, poison: float) -> None:
         super().__init__()
@@ -55,16 +55,17 @@ class PoisonedAllocations(TorchDispatchMode):
 
 
 def poison_of(dtype: torch.dtype, poison: float) -> float:
-    """``poison`` in a floating dtype; in an integer one small, for a kernel may index by it."""
+    """Return ``poison`` for a floating dtype, and a small integer otherwise, since a kernel may
+    index with it."""
     return poison if dtype.is_floating_point else 1 if math.isnan(poison) else int(poison)
 
 
 @contextlib.contextmanager
 def filled_by_torch() -> Iterator[None]:
-    """torch's own means: in deterministic mode it fills every empty tensor, C++ callers' too."""
+    """Make torch fill every empty tensor, also those of C++ callers, by its deterministic mode."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    settings: Any = torch.utils.deterministic  # a module whose attribute is a setting
+    settings: Any = torch.utils.deterministic  # this is a module whose attribute is a setting
     fill = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     settings.fill_uninitialized_memory = True
@@ -76,7 +77,7 @@ def filled_by_torch() -> Iterator[None]:
 
 
 def leave_poison_behind(like: Tensor, poison: float) -> None:
-    """Free blocks of ``like``'s size that hold ``poison``: the allocator hands them out next."""
+    """Free blocks of ``like``'s size that hold ``poison``; the allocator reuses them next."""
     blocks = [torch.full_like(like, poison_of(like.dtype, poison)) for _ in range(4)]
     del blocks
 
@@ -93,7 +94,7 @@ def output_is_written(subject: Subject, trial: Trial) -> Outcome:
         outcome = outcome_of(results, "poisoned before")
         if outcome.problem is not None:
             return outcome
-        # Twice through the public function: the second call may run a held launch plan.
+        # The second call of the public function may run a cached launch plan.
         for _ in range(2):
             for eager in tensors_in(bar.eager):
                 leave_poison_behind(eager, poison)
@@ -121,7 +122,7 @@ def gradients_are_written(subject: Subject, trial: Trial) -> Outcome:
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
-    """A copy of a tensor's whole storage, what lies around and between its elements included."""
+    """Copy a tensor's whole storage as bytes, including memory around and between its elements."""
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     return whole.clone()
 
@@ -137,7 +138,7 @@ class Snapshot:
         ]
 
     def changed(self) -> str | None:
-        """What changed since, or None."""
+        """Return what has changed since, or None."""
         for name, tensor, before, version, shape, stride in self.entries:
             if tensor.shape != shape or tensor.stride() != stride:
                 return f"{name} changed its shape or strides"
@@ -167,7 +168,7 @@ def inputs_stay_as_they_are(subject: Subject, trial: Trial) -> Outcome:
 
 
 def only_the_declared_change(subject: Subject, trial: Trial) -> Outcome:
-    """Of an operator that writes over arguments: no other one changes, nor memory around them."""
+    """Check that a mutating operator changes no other argument and no memory around its own."""
     args = with_own_copies(subject.op, trial.args)
     tensors, names = tensors_in(args), tensor_names(subject.op, args)
     places = written_places(subject.op, args)
@@ -188,7 +189,7 @@ def only_the_declared_change(subject: Subject, trial: Trial) -> Outcome:
 
 
 def memory_around(tensor: Tensor) -> Tensor:
-    """A copy of a tensor's storage with its own elements set to zero, as bytes."""
+    """Copy a tensor's storage as bytes, with the tensor's own elements set to zero."""
     copy = copy_of_storage(tensor.detach())
     copy.zero_()
     return storage_bytes(copy)
@@ -204,8 +205,9 @@ def repeated_calls_agree(subject: Subject, trial: Trial) -> Outcome:
 
 
 def storage_like(tensor: Tensor) -> Tensor:
-    """The elements of a tensor as bytes, so that NaN equals NaN and -0.0 differs from 0.0."""
-    # A tensor of one element counts as contiguous whatever its stride, and cannot be viewed so.
+    """Return the elements of a tensor as bytes, so that NaN equals NaN and -0.0 differs from
+    0.0."""
+    # A tensor of one element counts as contiguous whatever its stride, so .view() alone would fail.
     return (
         torch.empty_like(tensor, memory_format=torch.contiguous_format)
         .copy_(tensor.detach())
@@ -216,7 +218,10 @@ def storage_like(tensor: Tensor) -> Tensor:
 
 
 def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:
-    """New values in the same buffers; written through ``.data``, which moves no version counter."""
+    """Check that new values in the same buffers are used.
+
+    They are written through ``.data``, which does not change the version counter.
+    """
     places = subject.differentiable(trial.args)
     differentiates = subject.op.gradient is not None
     upstream = subject.upstream(trial) if differentiates else None
@@ -245,8 +250,11 @@ def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:
 
 
 def _redraw_integers(subject: Subject, trial: Trial) -> None:
-    """Other values in the memory of the integer tensors: only the operator knows which are valid,
-    so it draws the whole case again, of the same shapes and with other seeds."""
+    """Write other values into the memory of the integer tensors.
+
+    Only the operator knows which values are valid, so it draws the whole case again, with the same
+    shapes and other seeds.
+    """
     again = subject.redrawn(trial)
     if again is None:
         return
@@ -256,7 +264,7 @@ def _redraw_integers(subject: Subject, trial: Trial) -> None:
 
 
 def _refill(tensor: Tensor, seed: int, one_element: bool) -> None:
-    """Other values in a tensor's memory; with ``one_element``, one element somewhere inside."""
+    """Write other values into a tensor's memory; with ``one_element``, change only one element."""
     if tensor.numel() == 0:
         return
     values = make_values("normal", tensor.shape, tensor.dtype, seed).to(tensor.device)
@@ -286,12 +294,16 @@ def outputs_are_fresh(subject: Subject, trial: Trial) -> Outcome:
 
 
 def written_arguments_are_told(subject: Subject, trial: Trial) -> Outcome:
-    """The version counter of every argument that is written over moves: what autograd saved of it
-    is then refused in a backward instead of being wrong. And the first one is what comes back."""
+    """Check that the version counter of every overwritten argument increases, and that the first
+    one is returned.
+
+    Autograd then refuses a backward that saved the old values, instead of computing a wrong
+    gradient.
+    """
     args = with_own_copies(subject.op, trial.args)
     tensors, names = tensors_in(args), tensor_names(subject.op, args)
     places = written_places(subject.op, args)
-    for _ in range(2):  # the second call may run a held launch plan
+    for _ in range(2):  # the second call may run a cached launch plan
         versions = [tensor._version for tensor in tensors]
         output = subject.public_named(*args)
         if tensors_in((output,))[0] is not tensors[places[0]]:
@@ -303,8 +315,10 @@ def written_arguments_are_told(subject: Subject, trial: Trial) -> Outcome:
 
 
 def shared_memory_is_refused(subject: Subject, trial: Trial) -> Outcome:
-    """A tensor to write over whose elements share memory is refused: which of its values stays
-    would depend on the order of the threads."""
+    """Check that a tensor to overwrite is refused if its elements share memory.
+
+    Which of its values remains would depend on the order of the threads.
+    """
     args = with_own_copies(subject.op, trial.args)
     for place in written_places(subject.op, args):
         (tensor,) = at(args, [place])
@@ -321,15 +335,15 @@ def shared_memory_is_refused(subject: Subject, trial: Trial) -> Outcome:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors share a storage; empty storages never do."""
+    """Return whether two tensors share a storage; empty storages never do."""
     first, second = one.untyped_storage(), other.untyped_storage()
     return first.nbytes() > 0 and second.nbytes() > 0 and first.data_ptr() == second.data_ptr()
 
 
 _TINY = torch.tensor([1e-310], dtype=torch.float64)
 
-# What a kernel's launcher must leave as it found it. The functions are those that measure and
-# judge: an implementation that replaces one of them is not to be trusted with the others.
+# A kernel's launcher must leave this state as it was. The functions listed are those that measure
+# and judge: an implementation that replaces one of them could falsify its own verdict.
 _STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("the random number generator", lambda: torch.get_rng_state().tolist()),
     ("the number of threads", torch.get_num_threads),

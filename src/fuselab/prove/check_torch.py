@@ -1,4 +1,4 @@
-"""Checks of how an operator lives inside PyTorch: opcheck, compile, autocast, torch.func."""
+"""Checks of an operator inside PyTorch: opcheck, compile, autocast, torch.func."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _OPCHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
-    """torch.library.opcheck of the raw forward, and of the raw backward with what it saves."""
+    """Run torch.library.opcheck on the raw forward, and on the raw backward with its saved
+    values."""
     if any(value.shape.count(0) > 1 for value in tensors_in(trial.args)):
         return Outcome(refused="opcheck of any operator fails on tensors with two empty dimensions")
     packet = getattr(getattr(torch.ops, subject.op.namespace), subject.op.short_name)
@@ -71,7 +72,8 @@ def _opcheck(overload: Any, args: tuple[Any, ...]) -> str | None:
 
 @contextlib.contextmanager
 def quiet_dynamo() -> Iterator[None]:
-    """A fresh Dynamo, whose log of a graph that breaks is the check's to tell."""
+    """Reset Dynamo before and after, and silence its log; the check itself reports a broken
+    graph."""
     logger = logging.getLogger("torch._dynamo")
     level = logger.level
     torch.compiler.reset()
@@ -84,7 +86,8 @@ def quiet_dynamo() -> Iterator[None]:
 
 
 class CountingBackend:
-    """A torch.compile backend that counts the graphs it is given and hands them on."""
+    """A torch.compile backend that counts the graphs it receives and compiles them by another
+    one."""
 
     def __init__(self, name: str) -> None:
         self.compile = torch._dynamo.lookup_backend(name)
@@ -96,7 +99,10 @@ class CountingBackend:
 
 
 def _structure(args: Sequence[Any]) -> tuple[Any, ...] | None:
-    """What torch.compile may specialise on; None where a size is 0 or 1, which it always does."""
+    """Return the facts that torch.compile may specialise on.
+
+    Returns None if a size is 0 or 1, because torch.compile always specialises on those.
+    """
     tensors = tensors_in(args)
     sizes = [size for tensor in tensors for size in tensor.shape]
     if any(size < 2 for size in sizes):
@@ -116,7 +122,8 @@ def _structure(args: Sequence[Any]) -> tuple[Any, ...] | None:
 
 
 def _of_one_structure(subject: Subject, trial: Trial, wanted: int) -> list[tuple[Any, ...]]:
-    """Up to ``wanted`` argument lists that one dynamic graph must serve: only sizes differ."""
+    """Return up to ``wanted`` argument lists that differ only in sizes, so that one dynamic graph
+    must serve all of them."""
     groups: dict[Any, dict[Any, tuple[Any, ...]]] = {}
     start = trial.draw.below(1 << 16)
     for index in range(start, start + 400):
@@ -140,11 +147,11 @@ def _with_other_floats(args: Sequence[Any], number: int) -> tuple[Any, ...]:
 
 
 def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
-    """fullgraph and dynamic: one graph for every size, and for every value of a float."""
+    """Check that one graph serves every size and every float value, with fullgraph and dynamic."""
     listed = _of_one_structure(subject, trial, 4)
     if not listed:
         return Outcome(refused="no two draws of the operator differ in size alone")
-    # Graphs are counted by either; Inductor takes seconds, and once says that it takes them too.
+    # Either backend counts graphs. Inductor takes seconds, so only one row of a full check uses it.
     with_inductor = subject.first and not subject.quick
     backend = CountingBackend("inductor" if with_inductor else "aot_eager")
     outcome = Outcome()
@@ -172,7 +179,7 @@ def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
 
 
 def compiled_gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
-    """Forward and backward of a compiled function, in one graph each."""
+    """Judge forward and backward of a compiled function, in one graph each."""
     bar, names, places, upstream = gradient_bar(subject, trial)
     with quiet_dynamo():
         compiled = torch.compile(
@@ -183,14 +190,16 @@ def compiled_gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
 
 
 def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
-    """Under torch.autocast: the reference's dtype and values, also where the inputs' dtypes mix. An
-    implementation is not asked for what autocast makes of the inputs if it does not support it."""
+    """Judge dtype and values under torch.autocast, also where the inputs' dtypes are mixed.
+
+    An implementation that does not support the inputs after autocast is not judged on them.
+    """
     device, op = subject.device.type, subject.op
     outcome, refused = None, None
     floating = differentiable(op, trial.args)
     for autocast_dtype in (torch.bfloat16, torch.float16):
         if subject.interpreted and op.autocast and autocast_dtype == torch.bfloat16:
-            continue  # the interpreter's bfloat16 is wrong
+            continue  # the interpreter rounds bfloat16 wrongly
         narrowed = [tensor.to(autocast_dtype) for tensor in at(trial.args, floating[:1])]
         for args in (trial.args, filled(trial.args, floating[:1], narrowed)):
 
@@ -205,7 +214,7 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
                 op.validate(*args)
                 bar = Bar(reference, args, subject.bar(args).names)
             except (FuselabError, RuntimeError, TypeError, ValueError):
-                continue  # this mixture of dtypes is refused
+                continue  # the operator refuses this mixture of dtypes
             under = f"under autocast({device}, {autocast_dtype})"
             if op.autocast is not None and not op.mutates:
                 cast = op.autocast(autocast_dtype, *args)
@@ -222,7 +231,7 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
 
 
 def transforms_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
-    """torch.func.grad, vmap, vmap of grad; jvp right or refused."""
+    """Judge torch.func.grad, vmap and vmap of grad; jvp must be right or refused."""
     args = trial.args
     places = subject.differentiable(args) or list(range(len(tensors_in(args))))
     outcome = Outcome()
@@ -248,7 +257,7 @@ def transforms_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
 
 
 def _batch_of_three(tensor: Tensor) -> Tensor:
-    """Three samples for vmap, different ones where any value is valid."""
+    """Stack three samples for vmap, which differ if the tensor is floating."""
     if not tensor.is_floating_point():
         return torch.stack([tensor] * 3)
     return torch.stack([tensor, tensor * 0.5, tensor - 1])
@@ -292,7 +301,8 @@ def _transforms(places: Sequence[int]) -> list[tuple[str, Transform]]:
 
 
 def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
-    """Under torch.use_deterministic_algorithms(True) forward and backward give the same bits."""
+    """Check that forward and backward repeat their bits under
+    torch.use_deterministic_algorithms(True)."""
     places = subject.differentiable(trial.args) if subject.op.gradient is not None else []
     upstream = subject.upstream(trial) if places else None
     before = torch.are_deterministic_algorithms_enabled()
@@ -319,7 +329,7 @@ def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
 
 
 def _narrow(subject: Subject) -> tuple[Verdict, str] | None:
-    """autocast leaves float64 and integers alone."""
+    """Return None unless autocast leaves this dtype unchanged, as it does float64 and integers."""
     if subject.dtype == torch.float64 or not subject.dtype.is_floating_point:
         return Verdict.SKIPPED, f"autocast leaves {subject.dtype_name} alone"
     return None

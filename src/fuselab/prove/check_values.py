@@ -8,8 +8,11 @@ from fuselab.prove.trials import Check, Outcome, judged
 
 
 def output_is_right(subject: Subject, trial: Trial) -> Outcome:
-    """The output against the bar. The bar's tensors stay alive, so their memory cannot be the
-    output's: an output that is never written cannot hold the right values left over from eager."""
+    """Judge the output.
+
+    The bar's tensors stay alive, so the output cannot get their memory: an output that is never
+    written cannot hold the right values left over from eager.
+    """
     bar = subject.bar(trial.args)
     return judged(bar.judge(subject.results(*trial.args)), bar.names)
 

@@ -1,10 +1,11 @@
-"""Times of every operator's C++ kernels on this CPU, beside eager PyTorch: what ``auto`` goes by.
+"""Times of every operator's C++ kernels on this CPU beside eager PyTorch, by which ``auto``
+chooses.
 
 ``measure`` times the ``cpu_cases`` of the library's operators in this process and returns the table
 that ``fuselab.runtime.cpu_choice`` reads. ``python -m fuselab.prove.cpu_times FILE`` does the same
-in a process of its own, started with pinned allocation (``fuselab.measure.fresh``), and writes the
-table; with ``--rows`` it adds what the published table shows: the cases tagged ``row`` through
-``auto`` and through torch.compile.
+in its own process, started with pinned allocation (``fuselab.measure.fresh``), and writes the
+table. With ``--rows`` it instead times the cases tagged ``row`` through eager, torch.compile and
+``auto``, for the published table.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fuselab.runtime import cpu_choice, dispatch
 from fuselab.runtime.instruction_set import instruction_set
 
 CPU = torch.device("cpu")
-# Seconds for the rounds of one point, and the fewest rounds; a slow call takes no more than those.
+# Seconds for the rounds of one point, and the fewest rounds; a slow call gets only the latter.
 BUDGET_S, FEWEST_ROUNDS = 0.06, 5
 ROW_BUDGET_S, FEWEST_ROW_ROUNDS = 0.3, 7
 MOST_ROUNDS = 200
@@ -63,8 +64,8 @@ def measure(
     dtype and regime: lists of bytes moved and microseconds by provider, ascending.
 
     Args:
-        most_bytes: leaves out larger cases.
-        dtypes: leaves out others than these and integers.
+        most_bytes: larger cases are left out.
+        dtypes: floating dtypes other than these are left out.
         progress: called with one line per operator.
     """
     operators: dict[str, Any] = {}
@@ -103,8 +104,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _build(op: FusedOp, points: Sequence[tuple[Case, torch.dtype]]) -> None:
-    """Call the smallest case of every regime and dtype once, so that kernels are compiled side by
-    side; a compiler takes seconds for one."""
+    """Call the smallest case of every regime and dtype once, so that kernels compile in parallel,
+    which takes seconds for each."""
     smallest: dict[tuple[str, str], _Point] = {}
     for case, dtype in points:
         if "dtypes" in case.tags:
@@ -131,7 +132,8 @@ def _points(op: FusedOp) -> Iterator[tuple[Case, torch.dtype]]:
 
 
 def _in_order(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table with the points of each regime by size; of one size the last one counts."""
+    """Return the table with each regime's points ordered by size; of equal sizes the last
+    remains."""
     return {
         use: {
             dtype: {
@@ -145,16 +147,16 @@ def _in_order(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _microseconds(times: Sequence[float]) -> float | None:
-    """Return the median of a provider's rounds to four digits, None where it has failed."""
+    """Return the median of a provider's rounds to four digits, or None if it failed."""
     return float(f"{statistics.median(times):.4g}") if times else None
 
 
 def _calls_per_sample(call: Callable[[], object]) -> int | None:
-    """Return how many calls make a sample of at least 100 us, warm; None where the call raises."""
+    """Return how many warm calls fill a sample of at least 100 us; None if the call raises."""
     try:
         call()
         once_us = time_calls_us(call, 1)
-    except Exception:  # torch.compile may refuse an expression in ways of its own
+    except Exception:  # torch.compile may refuse an expression with errors of its own
         return None
     if once_us > SAMPLE_US:
         return 1
@@ -164,7 +166,7 @@ def _calls_per_sample(call: Callable[[], object]) -> int | None:
 class _Point:
     """One case in one dtype and use, with its arguments made.
 
-    An implementation is timed as ``auto`` runs it: its backward is what ``Gradient.prefer`` gives.
+    An implementation is timed as ``auto`` runs it, so ``Gradient.prefer`` chooses its backward.
     """
 
     def __init__(self, op: FusedOp, case: Case, dtype: torch.dtype, use: str) -> None:
@@ -193,8 +195,11 @@ class _Point:
     def time(
         self, providers: Sequence[str], budget_s: float, fewest: int
     ) -> dict[str, list[float]]:
-        """Time the providers in turns: ``reference``, ``compile``, ``auto``, an implementation.
-        Returns microseconds per call, one figure a round; none for a provider that raises."""
+        """Time the providers (``reference``, ``compile``, ``auto``, an implementation) in random
+        order.
+
+        Returns microseconds per call, one figure a round; an empty list for a provider that raises.
+        """
         forced = next((name for name in providers if name in self.op.implementations), None)
         calls = {name: self.call(name) for name in providers}
         times: dict[str, list[float]] = {name: [] for name in providers}
@@ -206,7 +211,9 @@ class _Point:
             for done in range(MOST_ROUNDS):
                 if done >= fewest and perf_counter() > deadline:
                     break
-                shuffle(order)  # whoever follows the same one every time inherits its caches
+                # random, since a provider that always follows the same one would always inherit its
+                # caches
+                shuffle(order)
                 for name in order:
                     times[name].append(time_calls_us(calls[name], counts[name]))
         return times
@@ -271,13 +278,13 @@ def _row(name: str, op: FusedOp, case: Case, use: str) -> dict[str, Any]:
 
 
 def _add_operators(file: Path, table: dict[str, Any]) -> None:
-    """Put the table's operators into the file, beside those that it has."""
+    """Merge the table's operators into those of the file."""
     kept = json.loads(file.read_text(encoding="utf-8"))["operators"] if file.is_file() else {}
     write(file, table | {"operators": dict(sorted((kept | table["operators"]).items()))})
 
 
 def _add_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Put rows into the file, behind those of other operators."""
+    """Merge rows into the file, after those of other operators."""
     again = {row["operator"] for row in rows}
     kept = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
     facts = {
@@ -327,7 +334,8 @@ def main(arguments: Sequence[str]) -> int:
         warnings.simplefilter("ignore")
         if not options.operator:
             options.file.unlink(missing_ok=True)
-        # Written operator by operator: what is done stays, whatever ends the rest.
+        # The file is written after each operator, so that finished ones remain if a later one
+        # fails.
         for name in options.operator or timed_operators():
             if options.rows:
                 _add_rows(options.file, measure_rows([name], progress))

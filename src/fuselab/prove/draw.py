@@ -1,8 +1,8 @@
 """Generated inputs: drawn from a seed, replayed from a list of integers, shrunk when they fail.
 
 Every decision (a size, a layout, a kind of values, the seed of the values) is one integer below a
-bound. The list of those integers is the case: replaying it gives the same tensors, and lowering
-its numbers gives simpler ones, since 0 is everywhere the simplest answer.
+bound. The list of those integers identifies the case: replaying it gives the same tensors, and
+lowering its numbers gives simpler ones, since 0 is the simplest answer everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 Element = TypeVar("Element")
 
-# Simplest first. 0 comes after the small ones: an empty tensor hides what else is wrong.
+# Simplest first. 0 comes after the smallest sizes, because an empty tensor hides other faults.
 _SIZES: tuple[int, ...] = (
     *(1, 2, 3, 5, 0, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257),
     *(511, 512, 513, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 8193, 16385),
@@ -55,16 +55,16 @@ _WIDE_EXPONENT = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch
 
 @dataclass
 class RecordedDraw:
-    """The ``Draw`` of ``fuselab.op``, replayable.
+    """A replayable implementation of ``fuselab.op.Draw``.
 
-    ``replay`` is a recorded list of choices (missing ones are 0), ``source`` draws them when
-    ``replay`` is None. At most one tensor of a case holds a largest number, since the order of
+    ``replay`` is a recorded list of choices (missing ones are 0); ``source`` draws the choices when
+    ``replay`` is None. At most one tensor of a case holds a largest number, because the order of
     additions decides where two of them overflow or cancel, and any order is right. ``max_numel``
-    bounds the product of the drawn sizes. ``turn`` replaces chance for layouts and values: turn by
-    turn each but the first is given to the first tensor alone, then to the second, the third, and
-    to all of them, so that a few dozen turns leave nothing out. ``names``, a generator of its own,
-    leaves ``KEPT_NAMES`` of a choice between strings (an activation's name): each compiles kernels
-    of its own, and a quick run has time for few.
+    bounds the product of the drawn sizes. ``turn`` chooses layouts and values in turn instead of by
+    chance: each one except the first is given to the first tensor only, then to the second, to the
+    third, and to all of them, so that a few dozen turns cover every one. ``names``, a separate
+    generator, keeps only ``KEPT_NAMES`` options of a choice between strings (such as an
+    activation's name), because each compiles its own kernels and a quick run has time for few.
     """
 
     device: torch.device
@@ -77,14 +77,15 @@ class RecordedDraw:
     turn: int | None = None
     names: random.Random | None = None
     choices: list[int] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)  # places in ``choices`` that seed values
+    # indices into ``choices`` of the numbers that seed values
+    seeds: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _product: int = 1
     _max_taken: bool = False
     _tensors: int = 0
 
     def below(self, bound: int) -> int:
-        """An integer in [0, bound), recorded; 0 is the simplest."""
+        """Draw an integer in [0, bound) and record it; 0 is the simplest."""
         if bound <= 0:
             raise ValueError("nothing to choose from")
         if self.replay is not None:
@@ -98,7 +99,8 @@ class RecordedDraw:
         return value
 
     def size(self, *interesting: int) -> int:
-        """A dimension, small ones first; the product of all sizes stays within ``max_numel``."""
+        """Draw a dimension, small ones first; the product of all sizes stays within
+        ``max_numel``."""
         room = self.max_numel // max(self._product, 1)
         small = [size for size in _SIZES if size <= room]
         special = [size for size in interesting if size <= room and size not in small]
@@ -109,7 +111,7 @@ class RecordedDraw:
         return size
 
     def choice(self, options: Sequence[Element]) -> Element:
-        """One of ``options``; the first is the simplest."""
+        """Draw one of ``options``; the first is the simplest."""
         named = all(isinstance(option, str) for option in options)
         if self.names is not None and named and len(options) > KEPT_NAMES:
             kept = sorted(self.names.sample(range(len(options)), KEPT_NAMES))
@@ -117,16 +119,19 @@ class RecordedDraw:
         return options[self.below(len(options))]
 
     def uniform(self, low: float, high: float) -> float:
-        """A float in [low, high], in steps of a 256th of the interval."""
+        """Draw a float in [low, high], in steps of a 256th of the interval."""
         return low + (high - low) * self.below(257) / 256
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A floating tensor of that shape with drawn values and a drawn layout."""
+        """Draw a floating tensor of ``shape`` with random values and a random layout."""
         return self._tensor(shape, dtype or self.dtype, any_value=True)
 
     def gradient(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """An upstream gradient: any layout, and finite values: where an infinite one turns into NaN
-        depends on how a derivative's terms are bracketed, and every way is right."""
+        """Draw an upstream gradient of any layout, with finite values.
+
+        An infinite one may turn into NaN depending on how a derivative's terms are bracketed, and
+        every bracketing is right.
+        """
         return self._tensor(shape, dtype, any_value=False)
 
     def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype, any_value: bool) -> Tensor:
@@ -146,9 +151,12 @@ class RecordedDraw:
     def integers(
         self, *shape: int, low: int, high: int, dtype: torch.dtype = torch.int64
     ) -> Tensor:
-        """An integer tensor of that shape with values in [low, high) and a drawn layout; any, all
-        equal (the ids of one hot row), or the least and the largest alone. Memory around the
-        elements holds ``low``, a valid value: reading it shows and does not crash."""
+        """Draw an integer tensor of ``shape`` with values in [low, high) and a random layout.
+
+        The values are arbitrary, all equal (the ids of one hot row), or only the least and the
+        largest. The memory around the elements holds ``low``, a valid value, so that reading it
+        shows and does not crash.
+        """
         if low >= high:
             raise ValueError(f"no integer lies in [{low}, {high})")
         layout = self._in_turn(self.layouts)
@@ -164,7 +172,7 @@ class RecordedDraw:
         return tensor
 
     def _seed(self) -> int:
-        """The seed of one more tensor's values."""
+        """Draw the seed of the next tensor's values."""
         self._tensors += 1
         self.seeds.append(len(self.choices))
         return self.below(1 << 16)
@@ -172,7 +180,8 @@ class RecordedDraw:
     def _in_turn(self, options: Sequence[str]) -> str:
         others = len(options) - 1
         if self.turn is None or self.replay is not None or others == 0:
-            return options[self.below(len(options))]  # not by choice(): these names compile nothing
+            # not by choice(), because these names compile no kernels
+            return options[self.below(len(options))]
         turn_of = self.turn // others % 4
         mine = turn_of in (self._tensors, 3)
         place = 1 + self.turn % others if mine else 0
@@ -181,7 +190,8 @@ class RecordedDraw:
 
 
 def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
-    """A contiguous CPU tensor of ``kind`` (one of ``VALUES``); equal seeds give equal values."""
+    """Return a contiguous CPU tensor of ``shape`` with values of ``kind`` (one of ``VALUES``);
+    equal seeds give equal values."""
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     limits = torch.finfo(dtype)
@@ -210,7 +220,7 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
     if kind == "one max":
         flat[places[0]] = limits.max if seed % 2 else limits.min
     elif kind == "infinities":
-        # One sign in the tensor's first half, the other in its second: rows with either, and both.
+        # One sign in the tensor's first half and the other in its second, so rows have one or both.
         for place in places[: max(1, flat.numel() // 16)].tolist():
             flat[place] = math.inf if (place * 2 < flat.numel()) == bool(seed % 2) else -math.inf
     elif kind == "NaN":
@@ -221,11 +231,11 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
 
 
 def lay_out(values: Tensor, layout: str, device: torch.device, around: float = math.nan) -> Tensor:
-    """``values`` (contiguous, on the CPU) in one of ``LAYOUTS`` on ``device``.
+    """Return ``values`` (contiguous, on the CPU) in one of ``LAYOUTS`` on ``device``.
 
     Memory between and around the elements holds ``around``, so that reading a neighbour shows. The
-    expanded layouts repeat the first slice or element, so there the values change. A layout that
-    the shape cannot have is the contiguous one.
+    expanded layouts repeat the first slice or element, so they change the values. If ``shape``
+    cannot have the layout, the result is contiguous.
     """
     shape = values.shape
     if layout == "expanded" and values.ndim and values.numel():
@@ -242,7 +252,7 @@ def lay_out(values: Tensor, layout: str, device: torch.device, around: float = m
 
 
 def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
-    """Strides, storage offset and elements of storage of ``shape`` in ``layout``."""
+    """Return strides, storage offset and storage size, in elements, of ``shape`` in ``layout``."""
     order = list(range(len(shape)))
     step, offset, padding = 1, 0, 0
     if layout == "odd offset":
@@ -265,7 +275,7 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
 
 
 def describe(tensor: Tensor) -> str:
-    """Dtype, shape, strides and offset of a tensor, as one word per fact."""
+    """Describe a tensor's dtype, shape, strides and offset, as one word per fact."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     text = f"{dtype}{list(tensor.shape)}"
     if not tensor.is_contiguous():
@@ -278,10 +288,11 @@ def describe(tensor: Tensor) -> str:
 def shrink(
     choices: Sequence[int], fails: Callable[[Sequence[int]], Sequence[int] | None], tries: int = 80
 ) -> list[int]:
-    """The simplest list found that still fails, after at most ``tries`` calls of ``fails``.
+    """Return the simplest list found that still fails, after at most ``tries`` calls of ``fails``.
 
     ``fails(list)`` replays a list and returns the choices it really used, or None when the case
-    passes (or cannot be made). Numbers are counted, never time, so that a seed repeats the result.
+    passes (or cannot be made). Calls are counted instead of time, so that a seed repeats the
+    result.
     """
     best = list(choices)
     left = tries
@@ -314,5 +325,5 @@ def shrink(
 
 
 def _lower(value: int) -> list[int]:
-    """Numbers below ``value`` worth trying, the boldest first."""
+    """Return numbers below ``value`` worth trying, the smallest first."""
     return sorted({0, 1, value // 2, value - 1} & set(range(value)))

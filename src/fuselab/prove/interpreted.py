@@ -1,4 +1,4 @@
-"""Triton implementations without a GPU: checked under the interpreter, in a child process."""
+"""The check of Triton implementations without a GPU, under the interpreter in a child process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ def interpreted_groups(
     case: str | None,
     budget_s: float | None = None,
 ) -> list[Group]:
-    """One group per dtype. bfloat16 is not judged: the interpreter's stores truncate instead of
-    rounding to nearest. ``spec`` is where the child finds the operator, None where it cannot. A
-    child that dies is a failure that says how."""
+    """Check a Triton implementation under the interpreter and return one group per dtype.
+
+    bfloat16 is not judged, because the interpreter's stores truncate instead of rounding to
+    nearest. ``spec`` is where the child finds the operator; if it is None, nothing is judged. A
+    child that dies is a failure whose reason says how it died.
+    """
     groups = []
     for number, dtype in enumerate(dtypes):
         name = str(dtype).removeprefix("torch.")
@@ -73,13 +76,13 @@ def answer(
     first: bool,
     budget_s: float | None = None,
 ) -> dict[str, Any]:
-    """The child's side: load the operator anew, let its Triton code run on the CPU, check it."""
+    """Load the operator in the child process, make its Triton code run on the CPU, and check it."""
     from fuselab.prove.check import run_group
 
     op = load_op(spec)
     interpreted = replace(op.implementations[implementation], device="cpu")
     op = replace(op, implementations={implementation: interpreted}, configs={}, prefer=None)
-    # numpy, which interprets, tells of every overflow; the checks overflow on purpose.
+    # numpy, on which the interpreter runs, warns of every overflow; the checks overflow on purpose.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
     subject = Subject(
         op,

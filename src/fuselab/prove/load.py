@@ -1,4 +1,4 @@
-"""From what a user types (a library name, a file, a folder) to the one FusedOp it names."""
+"""Loading the FusedOp that a user names: a library name, a file or a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuselab.op import FusedOp
 
 
 def load_op(spec: str) -> FusedOp:
-    """The FusedOp that ``spec`` names.
+    """Return the FusedOp that ``spec`` names.
 
     ``softmax`` or ``fuselab::softmax`` is an operator of the library. ``FILE.py`` is a file with
     one public FusedOp at module level, and ``FILE.py:NAME`` picks one of several. ``DIR`` is a
@@ -23,8 +23,8 @@ def load_op(spec: str) -> FusedOp:
 
     Raises:
         UnknownNameError: no operator of the library has that name.
-        TargetError: the file is missing, raises on import (says the exception and its line), or
-            holds no FusedOp, or several (says which).
+        TargetError: the file is missing, raises on import (the message has the exception and its
+            line), or holds no FusedOp, or several (the message names them).
     """
     path_text, _, name = spec.partition(":") if "::" not in spec else (spec, "", "")
     path = Path(path_text).expanduser()
@@ -40,10 +40,10 @@ def load_op(spec: str) -> FusedOp:
 
 
 def spec_of(op: FusedOp) -> str | None:
-    """The spec under which another process finds ``op``, or None when it has none.
+    """Return the spec under which another process finds ``op``, or None when it has none.
 
-    None for an operator that is not held at module level of an importable file, as one made inside
-    a function or typed at a prompt is.
+    It has none if no importable file holds it at module level, for example if it was made inside a
+    function or typed at a prompt.
     """
     for module, name in _holders(op):
         if module.__name__.startswith("fuselab.ops."):
@@ -55,7 +55,8 @@ def spec_of(op: FusedOp) -> str | None:
 
 
 def _holders(op: FusedOp) -> list[tuple[ModuleType, str]]:
-    """Modules with a file that hold ``op``, and its name there; where it was made comes first."""
+    """Return the modules with a file that hold ``op``, with its name there; its home comes
+    first."""
     home = getattr(op.reference, "__module__", "").rpartition(".")[0]
     found = [
         (module, name)
@@ -88,7 +89,7 @@ def _library_op(spec: str) -> FusedOp:
 
 
 def _module_name(path: Path) -> str:
-    """A name of its own for every file, so that two files called op.py do not meet."""
+    """Return a module name that is unique to the path, so that two files called op.py differ."""
     digest = hashlib.sha1(str(path.resolve()).encode()).hexdigest()[:10]
     return f"fuselab_user_{path.stem if path.is_file() else path.name}_{digest}"
 
@@ -120,7 +121,7 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
 
 
 def _import_folder(folder: Path) -> ModuleType:
-    """Import a kernel package by path under a package name of its own."""
+    """Import a kernel package by path under a unique package name."""
     initial, contract = folder / "__init__.py", folder / "op.py"
     if not initial.is_file() and not contract.is_file():
         raise TargetError(
@@ -149,7 +150,8 @@ def _what_raised(path: Path, error: BaseException) -> str:
 
 
 def _ops_in(module: ModuleType) -> dict[str, FusedOp]:
-    """FusedOps at module level by name, each once, those imported from the library left out."""
+    """Return the FusedOps at module level by name, each once, without those imported from the
+    library."""
     found: dict[str, FusedOp] = {}
     for name, value in vars(module).items():
         if not isinstance(value, FusedOp) or any(value is known for known in found.values()):

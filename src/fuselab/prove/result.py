@@ -1,4 +1,4 @@
-"""What a check says: one result per check, one group per implementation and dtype, one report."""
+"""The results of a check: one per check, one group per implementation and dtype, one report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Verdict(enum.StrEnum):
-    """The four things that a check can say; only FAIL makes the exit status 1."""
+    """The four possible verdicts of a check; only FAIL makes the exit status 1."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -21,12 +21,13 @@ class Verdict(enum.StrEnum):
 class Result:
     """One check of one implementation and dtype.
 
-    ``reason`` says what is wrong (FAIL), why nothing was tried (SKIPPED) or why nothing can be said
-    here (NOT JUDGED). ``trials`` counts the inputs tried, of ``planned`` ones: fewer where the time
-    budget ended; ``unsupported`` inputs were drawn and no trial, since the operator or the
-    implementation takes no such input. ``share_of_bar`` is our error over the allowed one in the
-    row that uses most of it, and the two errors are that row's, in ulp of it. A failure carries the
-    smallest failing ``case`` and how to repeat it. ``seconds`` is the time that the check took.
+    ``reason`` says what is wrong (FAIL), why nothing was tried (SKIPPED) or why no verdict is
+    possible here (NOT JUDGED). ``trials`` counts the inputs tried, out of ``planned`` ones; there
+    are fewer if the time budget ended. ``unsupported`` counts inputs that were drawn but not tried,
+    because the operator or the implementation does not take them. ``share_of_bar`` is our error
+    over the allowed one in the row where that ratio is largest; ``ours_ulp`` and ``eager_ulp`` are
+    that row's errors, in ulp of it. A failure carries the smallest failing ``case`` and how to
+    repeat it. ``seconds`` is the time that the check took.
     """
 
     check: str
@@ -60,8 +61,8 @@ class Group:
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL if any check fails; NOT JUDGED where kernels were compiled but cannot run; PASS if
-        any check passes; else the first check's verdict."""
+        """FAIL if any check fails; NOT JUDGED if kernels were compiled but cannot run; PASS if any
+        check passes; otherwise the first check's verdict."""
         verdicts = [result.verdict for result in self.results]
         if self.where == "compiled" and Verdict.FAIL not in verdicts:
             return Verdict.NOT_JUDGED
@@ -76,12 +77,12 @@ class Group:
 
     @property
     def planned(self) -> int:
-        """Trials that there would have been with more time."""
+        """The number of trials that there would have been with more time."""
         return sum(max(result.planned, result.trials) for result in self.results)
 
     @property
     def unsupported(self) -> int:
-        """Inputs drawn that the operator or the implementation does not take."""
+        """The number of inputs drawn that the operator or the implementation does not take."""
         return sum(result.unsupported for result in self.results)
 
     @property
@@ -91,7 +92,7 @@ class Group:
 
     @property
     def worst(self) -> Result | None:
-        """The check that used most of the bar: its errors are the group's."""
+        """The check with the largest share of the bar; its errors are the group's."""
         return max(self.results, key=lambda result: result.share_of_bar, default=None)
 
     @property
@@ -108,7 +109,7 @@ class Group:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing was judged, where nothing was."""
+        """Why nothing was judged, or None if something was."""
         if self.verdict in (Verdict.PASS, Verdict.FAIL):
             return None
         return "; ".join(result.reason for result in self.results if result.reason)
@@ -116,7 +117,7 @@ class Group:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What ``fuselab.check`` returns; true where nothing failed."""
+    """The report of ``fuselab.check``; it is true if nothing failed."""
 
     op: str
     seed: int
@@ -139,24 +140,24 @@ class CheckReport:
 
     @property
     def planned(self) -> int:
-        """Trials that there would have been with more time."""
+        """The number of trials that there would have been with more time."""
         return sum(group.planned for group in self.groups)
 
     def __bool__(self) -> bool:
         return self.passed
 
     def results(self, check: str) -> list[Result]:
-        """The results of one check over all groups."""
+        """Return the results of one check over all groups."""
         return [
             result for group in self.groups for result in group.results if result.check == check
         ]
 
     def failed_checks(self) -> set[str]:
-        """Names of the checks that failed in any group."""
+        """Return the names of the checks that failed in any group."""
         return {failure.check for group in self.groups for failure in group.failures}
 
     def facts(self) -> dict[str, Any]:
-        """The report as plain JSON values: what ``--json`` writes under the common keys."""
+        """Return the report as plain JSON values, as ``--json`` writes it under the common keys."""
         return {
             "operator": self.op,
             "seed": self.seed,
@@ -174,7 +175,7 @@ class CheckReport:
 
 
 def group_facts(group: Group) -> dict[str, Any]:
-    """A group as plain JSON values."""
+    """Return a group as plain JSON values."""
     return {
         "implementation": group.implementation,
         "dtype": group.dtype,
@@ -192,7 +193,7 @@ def group_facts(group: Group) -> dict[str, Any]:
 
 
 def group_from_facts(facts: Mapping[str, Any]) -> Group:
-    """The group that ``group_facts`` wrote, as a child process hands it over."""
+    """Rebuild the group that a child process sent through ``group_facts``."""
     results = [
         Result(**{**entry, "verdict": Verdict(entry["verdict"]), "case": tuple(entry["case"])})
         for entry in facts["results"]

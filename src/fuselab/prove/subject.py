@@ -1,4 +1,4 @@
-"""What is under check: one implementation of one operator, in one dtype, on one device."""
+"""The subject of a check: one implementation of one operator, in one dtype, on one device."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from fuselab.runtime import dispatch
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of arguments to try; ``draw`` goes on drawing (upstream gradients, fresh values)."""
+    """One set of arguments to try; ``draw`` continues drawing (upstream gradients, fresh
+    values)."""
 
     args: tuple[Any, ...]
     draw: RecordedDraw
     title: str
 
     def describe(self, op: FusedOp) -> tuple[str, ...]:
-        """One line per argument, of a sequence one per tensor; then what else was drawn."""
+        """Return one line per argument (one per tensor of a sequence), then a line for each other
+        draw."""
         lines = []
         notes = list(self.draw.notes)
         names = iter(tensor_names(op, self.args))
@@ -54,11 +56,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Subject:
-    """One implementation, dtype and device, and where its inputs come from.
+    """One implementation, dtype and device, and the source of its inputs.
 
-    ``first`` marks the first of the dtypes under check. ``spec`` is what the user types for the
-    operator; a failure's command repeats it. ``budget_s`` is the time for all checks, None for
-    ``fuselab.prove.check``'s own.
+    ``first`` marks the first of the dtypes under check. ``spec`` is the text by which the user
+    named the operator; a failure's command repeats it. ``budget_s`` is the time in seconds for all
+    checks; None selects the default of ``fuselab.prove.check``.
     """
 
     op: FusedOp
@@ -80,12 +82,16 @@ class Subject:
         object.__setattr__(self, "is_written", is_written)
 
     def call(self, *args: Any) -> Any:
-        """The public function, with this implementation asked for by name. What it returns; of an
-        operator that writes over arguments their new values, written over copies of them."""
+        """Call the public function with this implementation asked for by name.
+
+        Returns its result; for an operator that overwrites arguments, returns their new values,
+        which are written to copies.
+        """
         return self._called(self.public_named, args)
 
     def call_alone(self, *args: Any) -> Any:
-        """As ``call``, of the implementation's own function, with nothing around it."""
+        """Call the implementation's own forward, without the public function around it; see
+        ``call``."""
         return self._called(self.op.implementations[self.implementation].forward, args)
 
     def public_named(self, *args: Any) -> Any:
@@ -111,15 +117,15 @@ class Subject:
         )
 
     def results(self, *args: Any) -> list[Tensor]:
-        """What ``call`` returns, as a list."""
+        """Return the tensors that ``call`` returns, as a list."""
         return list(tensors_in((self.call(*args),)))
 
     def expected(self, *args: Any) -> list[Tensor]:
-        """What the reference returns, as a list."""
+        """Return the tensors that the reference returns, as a list."""
         return list(tensors_in((self.op.reference(*args),)))
 
     def bar(self, args: Sequence[Any]) -> Bar:
-        """The bar for the results of a call."""
+        """Return the bar for the results of a call."""
         arguments = tensor_names(self.op, args)
         written = [arguments[place] for place in written_places(self.op, args)]
         names = written or ["output"]
@@ -131,13 +137,14 @@ class Subject:
 
     @property
     def max_numel(self) -> int:
-        """Elements of a drawn tensor: 0.6 ms per program make large ones slow when interpreted."""
+        """The largest product of drawn sizes; the interpreter's 0.6 ms per program limits it."""
         if self.interpreted:
             return 1 << 10
         return 1 << (18 if self.device.type == "cuda" else 14)
 
     def source(self, check: str, index: int) -> random.Random:
-        """Randomness of one trial; the same for every implementation, so that they see the same."""
+        """Return one trial's random source; every implementation gets the same, and so the same
+        inputs."""
         return random.Random(f"{self.seed}|{self.op.name}|{self.dtype_name}|{check}|{index}")
 
     def draw(
@@ -150,7 +157,7 @@ class Subject:
         max_numel: int | None = None,
         turn: int | None = None,
     ) -> Trial | None:
-        """One drawn trial, or None where the reference or the implementation refuses it."""
+        """Draw one trial, or return None where the reference or the implementation refuses it."""
         draw = RecordedDraw(
             self.device,
             self.dtype,
@@ -166,7 +173,8 @@ class Subject:
         return self._accepted(inputs, draw, "drawn")
 
     def from_case(self, check: str, case: Case) -> Trial | None:
-        """The trial that one of the operator's own cases makes, or None where it is refused."""
+        """Return the trial that one of the operator's own cases makes, or None where it is
+        refused."""
         draw = RecordedDraw(
             self.device,
             self.dtype,
@@ -179,7 +187,7 @@ class Subject:
         return self._accepted(inputs, draw, case.name)
 
     def redrawn(self, trial: Trial) -> Trial | None:
-        """``trial``, of contiguous tensors, with other seeds of all values."""
+        """Draw ``trial`` again with contiguous tensors and other seeds for all values."""
         choices = list(trial.draw.choices)
         for place in trial.draw.seeds:
             choices[place] += 1
@@ -191,7 +199,8 @@ class Subject:
             self.op.validate(*args)
         except (FuselabError, TypeError):
             return None
-        # An operator that writes over such a tensor refuses it, as the check "shared memory" asks.
+        # An operator that overwrites such a tensor refuses it; the check "shared memory" covers
+        # that.
         if any(map(overlaps_itself, self.op.mutated(args))):
             return None
         if dispatch.why_not(self.op, self.implementation, args) is not None:
@@ -199,9 +208,10 @@ class Subject:
         return Trial(args, draw, title)
 
     def small_cases(self) -> list[Case]:
-        """The operator's boundary cases; a full check on a GPU takes all that are not huge.
+        """Return the cases to check: those tagged ``boundary``, or in a full check on a GPU all
+        that are not huge.
 
-        Without any so tagged, those that are not there for timing; else the first one.
+        If none is tagged ``boundary``, return those that are not for timing, or else the first one.
         """
         cases = [case for case in self.op.cases if "huge" not in case.tags]
         if self.device.type == "cuda" and not self.quick:
@@ -214,7 +224,8 @@ class Subject:
         )
 
     def _vary_a_case(self, draw: RecordedDraw) -> Inputs:
-        """For an operator without ``draw``: a case of its own with drawn values and layouts."""
+        """Return a case's inputs with drawn values and layouts, for an operator without
+        ``draw``."""
         case = draw.choice(self.small_cases())
         made = case.make(torch.device("cpu"), self.dtype, torch.Generator().manual_seed(self.seed))
 
@@ -227,10 +238,10 @@ class Subject:
         return Inputs(tuple(mapped(vary, made.args)), dict(zip(made.kwargs, values, strict=True)))
 
     def differentiable(self, args: Sequence[Any]) -> list[int]:
-        """Places of the tensors that can have a gradient."""
+        """Return the places of the tensors that can have a gradient."""
         return differentiable(self.op, args)
 
     def upstream(self, trial: Trial) -> Tensor:
-        """A drawn upstream gradient for the output of ``trial``."""
+        """Draw an upstream gradient for the output of ``trial``."""
         output = self.op.reference(*trial.args)
         return trial.draw.gradient(*output.shape, dtype=output.dtype)

@@ -1,4 +1,4 @@
-"""How one check runs: trials over cases or draws, the smallest failing one, how to repeat it."""
+"""Running one check: trials over cases or draws, the smallest failing one, how to repeat it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from fuselab.prove.subject import Subject, Trial
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one trial says: a problem, or none; ``refused`` is a clear refusal and no failure, and
-    ``untried`` says that the question has no meaning for these inputs."""
+    """The outcome of one trial: ``problem``, or none.
+
+    ``refused`` is the text of a clear refusal, which is no failure. ``untried`` means that the
+    question has no meaning for these inputs.
+    """
 
     problem: str | None = None
     ours_ulp: float = 0.0
@@ -35,11 +38,11 @@ class Outcome:
 class Check:
     """One check: its name, the question it answers, and the trial that answers it.
 
-    ``layouts`` and ``values`` are what its draws may choose from; ``quick`` and ``full`` count the
-    trials; ``applies(subject)`` returns None, or why the check cannot be made, as the verdict and
-    its reason. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the
-    smallest failing case. ``once`` marks what --quick makes in the first dtype only,
-    ``turns`` what goes through layouts and values in turn instead of by chance.
+    ``layouts`` and ``values`` are the options of its draws; ``quick`` and ``full`` count the
+    trials. ``applies(subject)`` returns None, or a verdict and the reason why the check cannot be
+    made. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the smallest
+    failing case. With ``once``, --quick makes the check in the first dtype only. With ``turns``,
+    layouts and values are taken in turn instead of by chance.
     """
 
     name: str
@@ -57,16 +60,16 @@ class Check:
     turns: bool = False
 
 
-LEAST_SHARE = 0.25  # of a check's trials are run whatever the clock says
+LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
 
 def run_check(
     subject: Subject, check: Check, case: str | None = None, until: float = float("inf")
 ) -> Result:
-    """All trials of one check, or the one that ``case`` names (an operator's case, or choices).
+    """Run all trials of one check, or the one that ``case`` names (an operator's case, or choices).
 
-    After ``until`` (of ``time.monotonic``) no trial is begun once a quarter of them was made; the
-    result then counts what was ``planned``. An operator's own cases are all run.
+    After ``until`` (a value of ``time.monotonic``) no trial begins once a quarter of them was made;
+    the result then counts how many were ``planned``. An operator's own cases are all run.
     """
     refusal = check.applies(subject)
     if refusal is not None:
@@ -115,14 +118,17 @@ def run_check(
 
 
 def planned_trials(subject: Subject, check: Check) -> int:
-    """How many inputs a check draws; a third of them where each takes the interpreter's time."""
+    """Return how many inputs a check draws: a third as many under the slow interpreter."""
     count = check.quick if subject.quick else check.full
     return (count + 2) // 3 if subject.interpreted else count
 
 
 def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
-    """One trial; what the implementation raises is a problem, whatever it is, and so is what its
-    kernels meet after it returned. A CUDA stream that it leaves current is put back."""
+    """Run one trial, turning any exception into a problem.
+
+    An error that its kernels meet after the call returned is a problem too. If the call leaves
+    another CUDA stream current, the former one is restored.
+    """
     stream = torch.cuda.current_stream(subject.device) if subject.device.type == "cuda" else None
     try:
         outcome = check.trial(subject, trial)
@@ -146,7 +152,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _trials(subject: Subject, check: Check, case: str | None) -> Any:
-    """(label, trial) pairs: a case's name, or the choices drawn, joined by dots."""
+    """Yield (label, trial) pairs; the label is a case's name or choices joined by dots, else
+    None."""
     if check.source == "cases":
         for known in subject.small_cases():
             if case is None or case == known.name:
@@ -178,7 +185,7 @@ def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | N
 def _failure(
     subject: Subject, check: Check, label: str | None, trial: Trial, outcome: Outcome, tried: int
 ) -> Result:
-    """The failure with its smallest case; a case of the operator's own is small enough as it is."""
+    """Return the failure with its smallest case; an operator's own case is not shrunk."""
     if check.source == "draws" and still_answers(subject.device):
         smallest = (trial, outcome)
 
@@ -225,7 +232,7 @@ def _failure(
 
 
 def still_answers(device: torch.device) -> bool:
-    """Whether a device still runs kernels: an illegal access ends its context for this process."""
+    """Return whether a device still runs kernels; an illegal access ends its context for good."""
     if device.type != "cuda":
         return True
     try:
@@ -237,7 +244,7 @@ def still_answers(device: torch.device) -> bool:
 
 
 def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
-    """Judgements of several tensors as one outcome: the first problem, the worst row."""
+    """Combine the judgements of several tensors: the first problem, and the worst row."""
     problem = next(
         (
             f"{name} {judgement.problem}"
@@ -255,7 +262,10 @@ def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
 def with_gradients(
     function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Output and gradients of the tensors at ``places``; ``values`` ends with the upstream."""
+    """Return the output and the gradients of the tensors at ``places``.
+
+    ``values`` are the arguments followed by the upstream gradient.
+    """
     *args, upstream = values
     leaves = as_leaves(args, places)
     output = function(*leaves)
@@ -264,7 +274,7 @@ def with_gradients(
 
 
 def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    """The arguments with fresh leaves (same memory, same strides) at ``places``."""
+    """Return the arguments with fresh leaves (same memory, same strides) at ``places``."""
     leaves = [tensor.detach().requires_grad_() for tensor in at(args, places)]
     return filled(args, places, leaves)
 
@@ -272,9 +282,10 @@ def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
 def gradient_bar(
     subject: Subject, trial: Trial, one_number: bool = False
 ) -> tuple[Bar, list[str], list[int], Tensor]:
-    """The bar for output and gradients under a drawn upstream gradient, which is returned too.
+    """Return the bar for output and gradients, the results' names, their places, and the upstream
+    gradient that was drawn for it.
 
-    With ``one_number`` it is one drawn number, expanded: what ``output.sum()`` hands over.
+    With ``one_number`` the upstream gradient is one drawn number, expanded, as in ``output.sum()``.
     """
     places = subject.differentiable(trial.args)
     reference = subject.op.reference

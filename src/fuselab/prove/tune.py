@@ -1,9 +1,9 @@
-"""``fuselab bench --tune``: every candidate configuration timed and verified, the fastest saved.
+"""``fuselab bench --tune``: time and verify every candidate configuration, save the fastest.
 
-Candidates of one case are timed interleaved, beside the ceiling, as providers are. A key that
-several cases share gets the configuration that is fastest over all of them (geometric mean of the
-times over each case's default) among those that one case finds FASTER than its default and none
-SLOWER, by the verdicts of ``measure.verdict``. Where there is none, the default is kept.
+Candidates of one case are timed interleaved, beside the ceiling, as providers are. If several cases
+share a key, it gets the configuration that is fastest over all of them (geometric mean of the times
+over each case's default) among those that at least one case finds FASTER than its default and none
+finds SLOWER, by the verdicts of ``measure.verdict``. If there is none, the default is kept.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ BUDGET_PER_CANDIDATE_S = 0.2
 
 @dataclass(frozen=True)
 class Tried:
-    """One configuration on one case. ``status`` is ``ok``, ``wrong`` or ``failed``; ``registers``
-    per thread, ``local_bytes`` per thread (spills), ``shared_bytes`` per block, of the launch that
-    needs most; None where unknown."""
+    """One configuration on one case.
+
+    ``status`` is ``ok``, ``wrong`` or ``failed``. ``registers`` per thread, ``local_bytes`` per
+    thread (spills) and ``shared_bytes`` per block are the largest over the call's launches; they
+    are None if unknown.
+    """
 
     config: Config
     status: str
@@ -66,8 +69,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class TunedCase:
-    """All configurations of one implementation on one case; ``key`` is what its launcher asked
-    with, ``implementation`` ends in ``_backward`` for the backward."""
+    """All configurations of one implementation on one case.
+
+    ``key`` is the key with which its launcher asked for a configuration; ``implementation`` ends in
+    ``_backward`` for the backward.
+    """
 
     case: str
     dtype: str
@@ -84,8 +90,11 @@ class TunedCase:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning tried, chose and saved, and where; ``skipped`` says why something was not tried,
-    ``undecided`` where the default was kept for want of rounds."""
+    """The result of tuning: what was tried, chosen and saved, and where.
+
+    ``skipped`` says why something was not tried; ``undecided`` lists keys where more rounds might
+    find a faster configuration.
+    """
 
     operator: str
     environment: Mapping[str, Any]
@@ -106,7 +115,7 @@ class Tuning:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The payload of ``--json``."""
+        """Return the payload of ``--json``."""
         facts = asdict(replace(self, cases=[replace(case, times_us={}) for case in self.cases]))
         for case in facts["cases"]:
             del case["times_us"]
@@ -130,9 +139,10 @@ def tune(
     """Time every candidate of ``op.configs`` on its cases and save the fastest per key.
 
     ``implementations`` are keys of ``op.configs`` without ``_backward``; ``backward`` tunes the
-    backwards too. ``cases``, ``dtypes`` and ``device`` are as in ``bench``; ``budget_s`` is for one
-    case and implementation (0.2 s per candidate, at least 3 s). ``ship`` saves beside the
-    operator instead of in the user's cache folder; ``command`` stands in the file.
+    backwards too. ``cases``, ``dtypes`` and ``device`` are as in ``bench``. ``budget_s`` is the
+    time in seconds for one case and implementation (0.2 s per candidate, at least 3 s). ``ship``
+    saves beside the operator instead of in the user's cache folder. ``command`` is recorded in the
+    file.
 
     Raises ArgumentError where ``op`` has no ``configs`` for what was asked, UnknownNameError,
     DeviceError, DataError (the file to save in cannot be read), OutputError.
@@ -143,7 +153,7 @@ def tune(
     name = tuning.device_name(op.name, names[0])
     assert name is not None
     file = tuning.shipped_file(op, name) if ship else tuning.user_file(name)
-    tuning.read(file)  # one that cannot be read is refused before the work, not after
+    tuning.read(file)  # an unreadable file is refused before the work, not after
     memory_factor = MEMORY_FACTOR_BACKWARD if backward else MEMORY_FACTOR
     skipped: list[str] = []
     tuned: list[TunedCase] = []
@@ -181,7 +191,7 @@ def _text(dtype: torch.dtype) -> str:
 def _names(
     op: FusedOp, asked: Sequence[str] | None, device: torch.device, backward: bool
 ) -> list[str]:
-    """Keys of ``op.configs`` to tune on this device."""
+    """Return the keys of ``op.configs`` to tune on this device."""
     known = {key.removesuffix("_backward") for key in op.configs}
     for name in asked or ():
         if name not in known and known:
@@ -230,10 +240,11 @@ class _One:
         phase = "backward" if self.is_backward else "forward"
         self.work = Work(op, case, device, dtype, phase, made)
         self.args: tuple[Any, ...] = self.work.args
-        self.asked: dict[str, None] = {}  # the launcher's keys, in order
+        self.asked: dict[str, None] = {}  # the keys with which the launcher asked, in order
 
     def refusal(self) -> str | None:
-        """Why there is nothing to tune here, or None; finds the candidates and the key."""
+        """Return why there is nothing to tune here, or None; also find the candidates and the
+        key."""
         reason = dispatch.why_not(self.op, self.name.removesuffix("_backward"), self.args)
         if reason is None and self.is_backward:
             if self.implementation.backward is None:
@@ -255,7 +266,7 @@ class _One:
         return None
 
     def _save(self) -> None:
-        """The backward's arguments, from the reference's output."""
+        """Set the backward's arguments, from the reference's output."""
         gradient = self.op.gradient
         assert gradient is not None
         args = mapped(_detached, self.args)
@@ -285,7 +296,7 @@ class _One:
                 self.asked.update(dict.fromkeys(forced.keys))
 
     def tuned(self, ceilings: Ceilings, budget_s: float | None, seed: int) -> TunedCase:
-        """Every candidate timed beside the ceiling."""
+        """Time every candidate beside the ceiling."""
         calls = {str(config): self._calls(config) for config in self.candidates}
         budget_s = budget_s or max(LEAST_BUDGET_S, BUDGET_PER_CANDIDATE_S * len(calls))
         run = Run(self.work, [], ceilings, budget_s, seed, energy=False)
@@ -336,7 +347,7 @@ def _said(error: Exception) -> str:
 
 
 def _resources(calls: Calls) -> tuple[int | None, int | None, int | None]:
-    """Registers, local bytes and shared bytes of a call's launches, the most of each."""
+    """Return the most registers, local bytes and shared bytes among a call's launches."""
     with launcher.Launches() as launches:
         calls.timed()
     found = [
@@ -359,8 +370,10 @@ def _choose(
     command: str,
     undecided: list[str],
 ) -> dict[tuple[str, str], Choice]:
-    """The fastest configuration by implementation and key; where more rounds might find another, a
-    line in ``undecided``."""
+    """Return the fastest configuration by implementation and key.
+
+    Adds a line to ``undecided`` for each key where more rounds might find a faster one.
+    """
     choices = {}
     for place in dict.fromkeys((case.implementation, case.key) for case in tuned):
         cases = [case for case in tuned if (case.implementation, case.key) == place]
@@ -388,9 +401,11 @@ def _choose(
 
 
 def _fastest(cases: Sequence[TunedCase]) -> tuple[Config | None, Config | None]:
-    """Of the configurations that are right in every case: None where there is none, or where the
-    cases' defaults differ and nothing is better. And one that seems faster and had too few rounds
-    for a verdict, or None."""
+    """Return the configuration to choose, and one that may be faster but had too few rounds.
+
+    Only configurations that are right in every case count. The first is None if there is none, or
+    if the cases' defaults differ and nothing is better; the second may be None too.
+    """
     right = [
         config for config in cases[0].times_us if all(case.times_us.get(config) for case in cases)
     ]
@@ -398,7 +413,7 @@ def _fastest(cases: Sequence[TunedCase]) -> tuple[Config | None, Config | None]:
     times = [case.times_us[default] for case, default in zip(cases, defaults, strict=True)]
 
     def score(config: Config) -> float:
-        """The product of the times over the default's, in each case."""
+        """Return the product, over the cases, of the median time over the default's."""
         return math.prod(
             median(case.times_us[config]) / median(default)
             for case, default in zip(cases, times, strict=True)
