@@ -1,4 +1,4 @@
-"""Timing, statistics, verdicts, memory and energy; knows nothing of operators."""
+"""Timing, statistics, verdicts, memory and energy; nothing here depends on operators."""
 
 from fuselab.measure.timing import Timing, time
 from fuselab.measure.verdict import Outcome, Verdict, verdict

@@ -1,4 +1,4 @@
-"""Wall time of a call on the CPU, with the cache cold or warm, and the page faults it took."""
+"""Wall time of a call on the CPU, with the cache cold or warm, and its page faults."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import torch
 from fuselab.measure.timer import Call
 
 WARM_UP_CALLS = 3
-# The clock resolves about 30 ns and costs about as much: 20 us keeps both under 0.5 % of a sample.
+# The clock resolves about 30 ns and costs about as much, so a sample of 20 us keeps both under 0.5
+# %.
 SHORTEST_SAMPLE_US = 20.0
-MOST_COLD_CALLS = 4  # every cold call pays a flush of some 5 ms
+MOST_COLD_CALLS = 4  # every cold call needs a cache flush of about 5 ms
 
 
 @lru_cache(maxsize=1)
 def last_level_cache_bytes() -> int:
-    """Size of the largest cache, as the C library knows it; 32 MiB where it does not."""
+    """Return the size of the largest cache that the C library knows, or 32 MiB if it knows none."""
     for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
         if name in os.sysconf_names and os.sysconf(name) > 0:
             return os.sysconf(name)
@@ -36,13 +37,14 @@ def _flush_buffer() -> torch.Tensor:
 
 
 def flush_cache() -> None:
-    """Evicts what the caches hold, by reading and writing twice the last level's size."""
+    """Evict the caches, by reading and writing twice the size of the last level."""
     _flush_buffer().add_(1)
 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Collects now, and not while the block runs: a collection costs milliseconds."""
+    """Collect garbage now, and not while the block runs, because a collection takes
+    milliseconds."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -58,7 +60,7 @@ def _page_faults() -> int:
 
 
 def time_calls_us(call: Call, calls: int) -> float:
-    """Microseconds per call of ``calls`` calls in a row, by the wall clock."""
+    """Return the microseconds per call of ``calls`` calls in a row, by the wall clock."""
     start = perf_counter_ns()
     for _ in repeat(None, calls):
         call()

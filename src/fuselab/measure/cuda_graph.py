@@ -1,4 +1,4 @@
-"""A CUDA graph of a call that may fail to be captured, and the mend where it does."""
+"""Capture of a call in a CUDA graph, and the clean-up if the capture fails."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Result = TypeVar("Result")
 def captured(
     run: Callable[[], Result], device: torch.device
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """A graph of ``run``, and what it returned, which every replay writes again.
+    """Capture ``run`` in a CUDA graph; return the graph and what ``run`` returned.
 
-    ``run`` must be warm and must not synchronise. Raises what it or the end of the capture raises,
-    after the capture was ended on the stream it began on; allocations, random numbers and captures
-    work as before then.
+    Every replay writes the returned tensors again. ``run`` must be warm and must not synchronise.
+    An exception of ``run`` or of the capture is raised again after the capture has been ended on
+    the stream where it began; allocations, random numbers and captures then work as before.
     """
     torch.cuda.synchronize(device)
-    gc.collect()  # what holds CUDA objects may not be destroyed while capturing
+    gc.collect()  # objects that hold CUDA resources must not be destroyed during the capture
     torch.cuda.empty_cache()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -37,7 +37,7 @@ def captured(
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
                 raise
-            torch.cuda.set_stream(stream)  # the call may have left another one
+            torch.cuda.set_stream(stream)  # the call may have left another stream current
             graph.capture_end()
     except BaseException:
         _broken_captures.append(graph)
@@ -46,12 +46,16 @@ def captured(
     return graph, result
 
 
-_broken_captures: list[torch.cuda.CUDAGraph] = []  # the allocator still calls back into them
+# kept alive because the allocator still calls back into them
+_broken_captures: list[torch.cuda.CUDAGraph] = []
 
 
 def _mend_after_a_capture(pool: Any, device: torch.device) -> None:
-    """End what a failed capture leaves begun: the allocator's pool and the random generator's
-    recording, which the end of any sound capture ends."""
+    """End what a failed capture left open: the allocator's pool and the random generator's
+    recording.
+
+    A small sound capture follows, because the end of any sound capture ends that recording.
+    """
     with contextlib.suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device.index or 0, pool)
     with contextlib.suppress(RuntimeError):

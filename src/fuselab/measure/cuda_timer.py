@@ -1,10 +1,10 @@
 """Device time of a call on CUDA, by events: the time the device works, without launch gaps.
 
-The device is first held by a spinning kernel while the host enqueues a whole batch, so that the
-host's own speed stays out of the figure (``measure.host`` reports that apart). A cold call finds
-the L2 evicted: a buffer of twice its size is written before each call, outside the two events.
-Events resolve about 0.5 us (CUDA runtime API, event management): one reading of a 5 us kernel is
-off by up to 10 %, so a sample is the mean of as many calls as bring that under 0.5 %.
+A spinning kernel first holds the device while the host enqueues a whole batch, so that the host's
+own speed does not affect the result (``measure.host`` measures it). A cold call finds the L2
+evicted: a buffer of twice its size is written before each call, outside the two events. Events
+resolve about 0.5 us (CUDA runtime API, event management), so one reading of a 5 us kernel is off by
+up to 10 %. A sample is therefore the mean of as many calls as bring that under 0.5 %.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fuselab.measure.timer import Call
 WARM_UP_CALLS = 3
 RESOLUTION_US = 0.5
 RELATIVE_RESOLUTION = 0.005
-# A batch must fit in the launch queue (about 1000 entries) with its flushes and events, or the host
-# waits for the device in the middle of it.
+# A batch with its flushes and events must fit in the launch queue (about 1000 entries), otherwise
+# the host waits for the device in the middle of it.
 MOST_CALLS = 100
 LONGEST_HOLD_US = 50_000.0
 HOLD_ATTEMPTS = 4
@@ -30,20 +30,21 @@ HOLD_ATTEMPTS = 4
 
 @lru_cache
 def flush_buffer(device: torch.device) -> torch.Tensor:
-    """Twice the L2 of ``device``, to be overwritten."""
+    """Return a buffer of twice the L2 of ``device``, to be overwritten."""
     bytes_ = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     return torch.empty(bytes_ // 4, dtype=torch.int32, device=device)
 
 
 @lru_cache
 def _cycles_per_us(device: torch.device) -> float:
-    """Clock cycles that ``torch.cuda._sleep`` spins per microsecond.
+    """Return how many clock cycles ``torch.cuda._sleep`` spins per microsecond.
 
-    The shortest of five counts: beside other processes a GPU works for each in turn.
+    The shortest of five measurements counts, because a GPU shared with other processes serves each
+    in turn.
     """
     cycles, shortest_ms = 1_000_000, float("inf")
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(40 * cycles)  # some 20 ms: an idle GPU raises its clock first
+    torch.cuda._sleep(40 * cycles)  # about 20 ms, so that an idle GPU raises its clock first
     for _ in range(5):
         start.record()
         torch.cuda._sleep(cycles)
@@ -54,7 +55,7 @@ def _cycles_per_us(device: torch.device) -> float:
 
 
 def capture(call: Call, calls: int, device: torch.device) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of ``calls`` calls. ``call`` must not synchronise and must be warm."""
+    """Capture ``calls`` calls in a CUDA graph. ``call`` must not synchronise and must be warm."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -94,7 +95,8 @@ class CudaTimer:
     def _calls_for(self, estimate_us: float) -> int:
         wanted_us = RESOLUTION_US / RELATIVE_RESOLUTION
         # A cold call has its own pair of events, whose errors are independent with a standard
-        # deviation of resolution / sqrt(12) at each end: their mean's falls by sqrt(calls).
+        # deviation of resolution / sqrt(12) at each end; the error of their mean falls by
+        # sqrt(calls).
         calls = wanted_us / estimate_us
         return max(1, min(MOST_CALLS, round(calls**2 / 6 if self._cold else calls)))
 
@@ -112,11 +114,11 @@ class CudaTimer:
         return None
 
     def sample(self) -> float:
-        """Microseconds of device time per call.
+        """Return the microseconds of device time per call.
 
-        When the device was through with the hold before the host had enqueued everything, the hold
-        doubles and the sample is taken again; a call that synchronises can never be held, so the
-        last attempt counts as it is, ``method`` says so, and later samples are not held.
+        If the hold ended before the host had enqueued everything, the hold is doubled and the
+        sample is taken again. A call that synchronises can never be held, so the last attempt
+        counts, ``method`` says so, and later samples are not held.
         """
         with torch.cuda.device(self._device):
             for _ in range(1 if self._launch_gaps else HOLD_ATTEMPTS):
@@ -134,7 +136,8 @@ class CudaTimer:
         return min(self._hold_factor * enqueue_us + 50, LONGEST_HOLD_US)
 
     def _held_sample(self) -> tuple[float, float, bool]:
-        """Device time per call, host time to enqueue the batch, whether the hold outlasted it."""
+        """Return the device time per call and the host time to enqueue the batch, both in
+        microseconds, and whether the hold lasted until the batch was enqueued."""
         pairs = self.calls if self._cold else 1
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(pairs)]
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(pairs)]

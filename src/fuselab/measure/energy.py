@@ -10,17 +10,18 @@ from fuselab.errors import MissingDependencyError
 from fuselab.measure.timer import Call
 
 WINDOW_S = 0.2
-# The counter moves about every 100 ms on the cards at hand; a window starts and ends on a move.
+# The counter advances about every 100 ms on the GPUs tried; a window starts and ends when it
+# advances.
 LONGEST_WAIT_S = 1.0
 CHUNK_S = 0.004
 
 
 def joules_per_call(call: Call, device: torch.device, window_s: float = WINDOW_S) -> float | None:
-    """Joules that the whole GPU took per call, idle power included; None where nothing counts them.
+    """Return the joules that the whole GPU used per call, idle power included; None if unknown.
 
-    Calls run back to back with a warm cache for at least ``window_s`` seconds, from one move of
-    NVML's total energy counter to another. None on the CPU and on GPUs without that counter (a MIG
-    slice, an old card). Raises MissingDependencyError without nvidia-ml-py.
+    Calls run back to back with a warm cache for at least ``window_s`` seconds, from one advance of
+    NVML's total energy counter to another. Returns None on the CPU and on GPUs without that counter
+    (a MIG slice, an old card). Raises MissingDependencyError without nvidia-ml-py.
     """
     if device.type != "cuda":
         return None
@@ -59,7 +60,10 @@ def _over_window(call: Call, device: torch.device, counter_mj, window_s: float) 
         torch.cuda.synchronize(device)
 
     def run_until_move(after_s: float) -> tuple[int, int]:
-        """Chunks run until the counter moved after ``after_s`` seconds, and its reading then."""
+        """Run chunks until the counter advances after ``after_s`` seconds.
+
+        Returns how many chunks ran, 0 if the counter did not advance, and its reading.
+        """
         begin, chunks, known = perf_counter(), 0, counter_mj()
         while perf_counter() - begin < after_s + LONGEST_WAIT_S:
             run_chunk()

@@ -1,8 +1,8 @@
 """Fresh processes whose allocator keeps its memory, since page faults bias timings on the CPU.
 
-With glibc's defaults a tensor above 128 KiB may be mapped afresh by every call: the page faults
-make one process 4 to 6 times slower than another (measured on 2 cores, 4096 x 1024 float32). With
-both thresholds out of reach, freed memory is kept and handed out again.
+With glibc's defaults every call may map a tensor above 128 KiB afresh, and the page faults make one
+process 4 to 6 times slower than another (measured on 2 cores, 4096 x 1024 float32). With both
+thresholds out of reach, freed memory is kept and reused.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ PINNED_ALLOCATION = {
 
 
 def allocation_is_pinned() -> bool:
-    """Whether this process was started with the allocator keeping its memory."""
+    """Return whether this process was started with the allocator keeping its memory."""
     return all(os.environ.get(name) == value for name, value in PINNED_ALLOCATION.items())
 
 
 def run_pinned(module: str, arguments: Sequence[str]) -> int:
-    """Run ``python -m module arguments`` in a fresh process with pinned allocation, its output on
-    ours; returns its exit status."""
+    """Run ``python -m module arguments`` in a fresh process with pinned allocation.
+
+    Its output goes to ours; returns its exit status.
+    """
     source_root = str(Path(fuselab.__file__).resolve().parents[1])
     search_path = os.pathsep.join(filter(None, [source_root, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, **PINNED_ALLOCATION, "PYTHONPATH": search_path}

@@ -11,8 +11,8 @@ from fuselab.measure.timer import Call
 
 SAMPLES = 25
 FEWEST_SAMPLES = 3
-# Enough calls to drown the clock, few enough that the launch queue (about 1000) never fills and
-# makes the host wait for the device.
+# The calls are enough to make the clock's cost negligible, and few enough that the launch queue
+# (about 1000) never fills and makes the host wait for the device.
 CALLS_PER_SAMPLE = 40
 LONGEST_SAMPLE_US = 10_000.0
 
@@ -20,8 +20,9 @@ LONGEST_SAMPLE_US = 10_000.0
 class HostTimer:
     """Host microseconds per call.
 
-    On CUDA this is the enqueue time: the device is idle when a sample starts and is waited for
-    after its clock stopped. On the CPU there is no queue: it is the warm wall time of the call.
+    On CUDA this is the enqueue time: the device is idle when a sample starts, and the wait for it
+    comes after the clock stopped. The CPU has no queue, so there it is the warm wall time of the
+    call.
     """
 
     page_faults_per_call = None
@@ -52,8 +53,8 @@ class HostTimer:
 def host_latency_samples_us(
     call: Call, device: torch.device, budget_s: float = 0.25
 ) -> tuple[list[float], int]:
-    """Host microseconds per call, one mean per sample (up to 25 within the budget, at least 3), and
-    the number of calls in each sample."""
+    """Return host microseconds per call, one mean per sample (up to 25 within the budget, at least
+    3), and the number of calls in each sample."""
     clock = HostTimer(call, device)
     taken: list[float] = []
     deadline = perf_counter() + budget_s

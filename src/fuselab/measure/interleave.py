@@ -1,4 +1,5 @@
-"""Several candidates timed in one run, in shuffled rounds, so that drift hits all of them alike."""
+"""Several candidates timed in one run, in shuffled rounds, so that drift affects all of them
+alike."""
 
 from __future__ import annotations
 
@@ -14,15 +15,17 @@ from fuselab.measure.host import HostTimer
 from fuselab.measure.timer import Call, Timer, timer
 from fuselab.measure.verdict import LOOKS
 
-FEWEST_ROUNDS = 6  # the fewest whose range covers the median with 95 %
+FEWEST_ROUNDS = 6  # the fewest whose range covers the median with 95 % confidence
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One callable among several. ``verify(after)`` runs before the timing with False and after it
-    with True, and returns None, or in a few words why the candidate's result is wrong; it should
-    poison free memory first, so that an output left unwritten shows. A wrong candidate has no
-    samples."""
+    """One of several callables to time.
+
+    ``verify(after)`` is called with False before the timing and with True after it, and returns
+    None, or in a few words why the candidate's result is wrong. It should poison free memory first,
+    so that an unwritten output shows. A wrong candidate has no samples.
+    """
 
     name: str
     call: Call
@@ -31,8 +34,11 @@ class Candidate:
 
 @dataclass
 class Samples:
-    """What one candidate took: microseconds per call, one per round, rounds in the same order for
-    all; or why there are none (``wrong``: its result; ``failed``: what it raised)."""
+    """One candidate's samples: microseconds per call, one per round, with the rounds in the same
+    order for all candidates.
+
+    If there are none, ``wrong`` says what is wrong with its result, or ``failed`` what it raised.
+    """
 
     times_us: list[float] = field(default_factory=list)
     calls_per_sample: int = 0
@@ -56,13 +62,14 @@ def interleave(
     seed: int = 0,
     decided: Decided = lambda times: False,
 ) -> dict[str, Samples]:
-    """Time every candidate once per round, rounds shuffled with ``seed``, all warmed before.
+    """Time every candidate once per round, in shuffled order (``seed``), after warming all of them.
 
-    What is timed is the device's work as ``timer`` does it (``cold``, ``graph``), or with ``host``
-    the host's own time.
+    The device's time is measured as ``timer`` does it (``cold``, ``graph``), or with ``host`` the
+    host's own time.
 
-    ``decided`` is asked at the round counts of ``verdict.LOOKS`` only; rounds go on until it says
-    yes, about ``budget_s`` seconds are spent (at least 6 rounds are taken) or the last look.
+    ``decided(times)`` is called only at the round counts of ``verdict.LOOKS``. Rounds continue
+    until it returns True, about ``budget_s`` seconds are spent (at least 6 rounds are taken), or
+    the last count is reached.
     """
     results = {candidate.name: Samples() for candidate in candidates}
     timers: dict[str, Timer] = {}
@@ -96,7 +103,8 @@ def interleave(
 
 
 def _ready(candidate: Candidate, clock: Callable[[Call], Timer], result: Samples) -> Timer | None:
-    """A warm timer of a candidate that runs and is right; else None, the reason in ``result``."""
+    """Return a warm timer for a candidate that runs and is right; otherwise None, with the reason
+    in ``result``."""
     try:
         result.wrong = candidate.verify(False)
         return None if result.wrong else clock(candidate.call)

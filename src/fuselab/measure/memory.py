@@ -18,10 +18,12 @@ from fuselab.measure.timer import Call
 
 
 def peak_bytes(call: Call, device: torch.device) -> int:
-    """Most bytes that one call held at once above those allocated before it, its output included.
+    """Return the most bytes that one call held at once, its output included, above those allocated
+    before it.
 
-    CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's allocator
-    reports to the profiler, summed in order; memory that C++ takes behind its back is not seen.
+    On CUDA this is the caching allocator's own peak. On the CPU it is the running sum of the
+    allocations and releases that torch's allocator reports to the profiler; memory that C++ code
+    allocates otherwise is not counted.
     """
     if device.type == "cuda":
         return _peak_bytes_cuda(call, device)
@@ -42,8 +44,10 @@ def peak_bytes(call: Call, device: torch.device) -> int:
 
 @contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """Nothing reaches stderr: torch 2.13's profiler writes two lines there per use, and no log
-    level silences them."""
+    """Discard everything written to stderr.
+
+    torch 2.13's profiler writes two lines there per use, and no log level silences them.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
@@ -66,11 +70,12 @@ def _peak_bytes_cuda(call: Call, device: torch.device) -> int:
 
 
 def poison(outputs: Sequence[Tensor]) -> None:
-    """Fills free memory that a call's outputs will probably get with values no kernel returns.
+    """Fill the free memory that a call's outputs will probably get with values no kernel returns.
 
-    Tensors like each output are filled (NaN, or the least integer) and released: an allocator hands
-    a block of the same size out again, so an output left unwritten shows. Of small ones there are
-    more: malloc keeps several free places that fit, an earlier call's right output in one of them.
+    Tensors like each output are filled (NaN, the least integer, or True) and released. An allocator
+    reuses a block of the same size, so an unwritten output shows. Small outputs need more such
+    tensors, because malloc keeps several free blocks that fit, and an earlier call's right output
+    may be in one of them.
     """
     filled = []
     for output in outputs:

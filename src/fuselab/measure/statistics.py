@@ -11,8 +11,10 @@ QUANTILES = (0.05, 0.25, 0.75, 0.95)
 
 @lru_cache(maxsize=4096)
 def _tail_count(count: int, confidence: float) -> int:
-    """How many order statistics each side of the interval leaves out: the largest k with
-    P(Binomial(count, 1/2) < k) <= (1 - confidence) / 2, in exact integers."""
+    """Return how many order statistics each side of the interval leaves out.
+
+    It is the largest k with P(Binomial(count, 1/2) < k) <= (1 - confidence) / 2, in exact integers.
+    """
     allowed = (1 - confidence) / 2
     total, term, left_out = 0, 1, 0
     whole = 1 << count
@@ -28,11 +30,12 @@ def _tail_count(count: int, confidence: float) -> int:
 def median_interval(
     samples: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """Median of ``samples`` with the two order statistics that cover it with ``confidence``.
+    """Return the median of ``samples`` and the two order statistics that bound it with
+    ``confidence``.
 
     The interval is the sign test's (David and Nagaraja, Order Statistics, 7.1): exact for any
-    distribution, no seed. With too few samples for the confidence (fewer than 6 for 95 %, 8 for
-    99 %) it is the whole range, which covers less.
+    distribution, no seed. With too few samples for the confidence (fewer than 6 for 95 %, 8 for 99
+    %) it is the whole range, which covers less.
     """
     ordered = sorted(samples)
     left_out = max(_tail_count(len(ordered), confidence), 1)
@@ -40,7 +43,7 @@ def median_interval(
 
 
 def quantile(samples: Sequence[float], fraction: float) -> float:
-    """Quantile of ``samples``, linear between order statistics (numpy's default)."""
+    """Return a quantile of ``samples``, linear between order statistics (numpy's default)."""
     ordered = sorted(samples)
     position = fraction * (len(ordered) - 1)
     below = int(position)
@@ -49,11 +52,14 @@ def quantile(samples: Sequence[float], fraction: float) -> float:
 
 
 def quantiles(samples: Sequence[float]) -> dict[str, float]:
-    """The quantiles that results carry, keyed ``p05``, ``p25``, ``p75``, ``p95``."""
+    """Return the quantiles that results carry, keyed ``p05``, ``p25``, ``p75``, ``p95``."""
     return {f"p{round(100 * fraction):02d}": quantile(samples, fraction) for fraction in QUANTILES}
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """``value`` rounded to significant digits: what results carry, so that every view of a result
-    shows the same digits. Four are as many as a timing deserves."""
+    """Round ``value`` to ``digits`` significant digits.
+
+    Results carry rounded values, so that every view of a result shows the same digits; a timing is
+    not known to more than four.
+    """
     return float(f"{value:.{digits}g}")

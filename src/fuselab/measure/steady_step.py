@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-CALLS_PER_SYNC = 20  # enough that one cudaDeviceSynchronize (about 10 us) does not count
+CALLS_PER_SYNC = 20  # enough that one cudaDeviceSynchronize (about 10 us) does not matter
 
 
 def step(
@@ -20,8 +20,12 @@ def step(
     *,
     backward: bool,
 ) -> Callable[[], Any]:
-    """The forward without gradients, or with the gradients of every argument and parameter that
-    wants one, from an upstream gradient of ones. Returns the output."""
+    """Return a call of ``function`` as one step of a loop makes it; the call returns the output.
+
+    Without ``backward`` it runs the forward without gradients. With ``backward`` it also computes,
+    from an upstream gradient of ones, the gradients of every argument and parameter that requires
+    one.
+    """
     if not backward:
 
         def forward() -> Any:
@@ -48,8 +52,11 @@ def step(
 
 
 def steady(call: Callable[[], Any], device: torch.device) -> tuple[Callable[[], Any], int]:
-    """The call as a loop sees it by the wall clock, and how many calls are in it: on a GPU many in
-    a row and one wait, so that host and device overlap as they do in the loop."""
+    """Return a call to time by the wall clock as a loop would run it, and its number of calls.
+
+    On a GPU it makes many calls in a row and waits once, so that host and device overlap as they do
+    in the loop.
+    """
     if device.type != "cuda":
         return call, 1
 

@@ -1,4 +1,4 @@
-"""What a timer is, and which one times a device."""
+"""The protocol of timers, and the choice of the timer for a device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Call = Callable[[], object]
 
 
 class Timer(Protocol):
-    """Times one callable, already warmed, on one device.
+    """A timer of one warmed callable on one device.
 
-    ``sample()`` returns microseconds per call, the mean over ``calls`` calls. ``method`` says in
-    words how; it is complete once a sample was taken. ``page_faults_per_call`` is the mean so far,
-    None where it means nothing.
+    ``sample()`` returns microseconds per call, the mean over ``calls`` calls. ``method`` describes
+    how, and is complete once a sample was taken. ``page_faults_per_call`` is the mean so far, or
+    None where page faults are not counted.
     """
 
     calls: int
@@ -30,7 +30,7 @@ class Timer(Protocol):
 
 
 def timer(call: Call, device: torch.device, *, cold: bool = True, graph: bool = False) -> Timer:
-    """A warmed timer of ``call`` on ``device``: CUDA events there, else the wall clock.
+    """Return a warmed timer of ``call``: CUDA events on a CUDA ``device``, else the wall clock.
 
     ``cold`` evicts the last-level cache before every call; ``graph`` replays the call from a CUDA
     graph, which removes launch gaps (CUDA only).

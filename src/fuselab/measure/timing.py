@@ -1,4 +1,4 @@
-"""``fuselab.time``: how long one call takes, and how sure that is."""
+"""``fuselab.time``: how long one call takes, and how certain that is."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from fuselab.measure.host import host_latency_samples_us
 from fuselab.measure.statistics import median_interval, quantiles
 from fuselab.measure.timer import timer
 
-FEWEST_SAMPLES = 6  # the fewest whose range covers the median with 95 %
+FEWEST_SAMPLES = 6  # the fewest whose range covers the median with 95 % confidence
 MOST_SAMPLES = 2000
 MODES = ("device", "host")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a call took, in microseconds.
+    """The time of a call, in microseconds.
 
-    ``low_us`` to ``high_us`` holds the true median with 95 % confidence; ``quantiles`` (p05, p25,
-    p75, p95) describe the spread. ``repeats`` samples were taken, each the mean of
-    ``calls_per_repeat`` calls. ``host_us`` is the host's own time per call: the enqueue time on
-    CUDA, the warm wall time on the CPU. ``page_faults_per_call`` is known on the CPU.
+    The interval ``low_us`` to ``high_us`` contains the true median with 95 % confidence;
+    ``quantiles`` (p05, p25, p75, p95) describe the spread. ``repeats`` samples were taken, each the
+    mean of ``calls_per_repeat`` calls. ``host_us`` is the host's own time per call: the enqueue
+    time on CUDA, the warm wall time on the CPU. ``page_faults_per_call`` is known only for device
+    time on the CPU, otherwise None.
     """
 
     median_us: float
@@ -70,7 +71,7 @@ def time(
     graph: bool = False,
     budget_s: float = 0.5,
 ) -> Timing:
-    """Times ``fn(*args)``; bind keyword arguments with ``functools.partial``.
+    """Time ``fn(*args)``; bind keyword arguments with ``functools.partial``.
 
     ``device`` is where the work runs; by default that of the first tensor among ``args`` or of
     ``fn``'s parameters, else CUDA where there is one. ``mode="device"`` is the time the device
@@ -78,8 +79,8 @@ def time(
     busy. ``cold`` evicts the last-level cache before each call, ``graph`` replays the call from a
     CUDA graph. Samples are taken for about ``budget_s`` seconds, at least 6.
 
-    Raises ArgumentError for an unknown mode, a graph on the CPU or what cannot be called,
-    DeviceError for a device that is not there.
+    Raises ArgumentError for an unknown mode or a graph on the CPU, ArgumentTypeError if ``fn``
+    cannot be called, DeviceError if the device is not there.
     """
     if not callable(fn):
         raise ArgumentTypeError(

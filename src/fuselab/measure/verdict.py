@@ -1,11 +1,11 @@
-"""Faster, slower, the same or unclear: a verdict from paired rounds that a rerun would repeat.
+"""Verdicts FASTER, SLOWER, SAME or UNCLEAR, from paired rounds, that a rerun would repeat.
 
-Two candidates are timed in the same rounds, so clock drift and neighbours hit both. The verdict
-looks at the median of the per-round speedups and at its 99.8 % interval. Only an interval wholly
+Two candidates are timed in the same rounds, so clock drift and other processes affect both. The
+verdict uses the median of the per-round speedups and its 99.8 % interval. Only an interval wholly
 outside the band of +-2 % is FASTER or SLOWER, only one wholly inside is SAME; everything else is
-UNCLEAR and asks for more rounds. Looking again and again at growing data finds a difference sooner
-or later: looks are taken at doubling counts only (``LOOKS``), and the confidence leaves all of them
-together under 1 % false verdicts (counted in tests/measure/test_verdict.py).
+UNCLEAR and needs more rounds. Testing growing data again and again finds a difference sooner or
+later by chance, so it is tested at doubling counts only (``LOOKS``), and the confidence keeps all
+of these tests together under 1 % false verdicts (counted in tests/measure/test_verdict.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOKS = (12, 24, 48, 96, 192, 384, 768)
 
 
 class Outcome(StrEnum):
-    """What a comparison of two candidates found."""
+    """The outcome of a comparison of two candidates."""
 
     FASTER = "FASTER"
     SLOWER = "SLOWER"
@@ -33,8 +33,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A against B. ``speedup`` is B's time over A's, the median over rounds; ``low`` and ``high``
-    bound it; above 1 means that A is faster."""
+    """The verdict on A against B.
+
+    ``speedup`` is B's time over A's, the median over rounds, so above 1 means that A is faster;
+    ``low`` and ``high`` bound it.
+    """
 
     outcome: Outcome
     speedup: float
@@ -53,7 +56,7 @@ def verdict(
     band: float = BAND,
     confidence: float = CONFIDENCE,
 ) -> Verdict:
-    """Verdict on the candidate that took ``times`` against the one that took ``against``.
+    """Judge the candidate that took ``times`` against the one that took ``against``.
 
     Both hold one time per round, in the same order and unit. Raises ArgumentError when they do not
     pair up. With too few rounds for the confidence the verdict is UNCLEAR.
