@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     app.command()(bench)
 
 
@@ -120,7 +120,8 @@ def bench(
 
 
 def _tune(given: dict[str, Any], device: torch.device) -> None:
-    """--tune: the table of what was tried, the saved choices, and exit status 1 for a wrong one."""
+    """Run --tune: print what was tried, save the choices, and exit with status 1 for a wrong
+    one."""
     from fuselab.prove.bench import dtype_of
     from fuselab.prove.load import load_op
     from fuselab.prove.tune import tune
@@ -149,7 +150,7 @@ def _tune(given: dict[str, Any], device: torch.device) -> None:
 
 
 def _command_line(given: dict[str, Any]) -> list[str]:
-    """The options of this call again, for the fresh process that does the work."""
+    """Return the options of this call as words, for the fresh process that does the work."""
     words = ["bench", str(given["op"])]
     for name in ("provider", "case", "dtype", "budget", "seed", "plot", "against", "json"):
         value = given[name]

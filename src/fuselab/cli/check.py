@@ -1,4 +1,4 @@
-"""``fuselab check``: is an operator right, in everything that can be wrong with it?"""
+"""``fuselab check``: test an operator for every known fault of a kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READABLE_ULPS = 1e6
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     app.command()(check)
 
 
@@ -88,7 +88,8 @@ def check(
 
 
 def show(report: CheckReport, console: Console) -> None:
-    """The table, then every failure with its smallest case, then what was not judged and why."""
+    """Print the table, then every failure with its smallest case, then what was not judged and
+    why."""
     table = Table(
         box=None, padding=(0, 1, 0, 0), pad_edge=False, title=report.op, title_justify="left"
     )
@@ -119,7 +120,7 @@ def show(report: CheckReport, console: Console) -> None:
 
 
 def summary(report: CheckReport) -> str:
-    """The last line: what the exit status says, and how much of it was judged."""
+    """Return the last line: the verdict behind the exit status, and how much was judged."""
     verdicts = [group.verdict for group in report.groups]
     failures = sum(len(group.failures) for group in report.groups)
     judged = sum(verdict in (Verdict.PASS, Verdict.FAIL) for verdict in verdicts)
@@ -135,24 +136,25 @@ def summary(report: CheckReport) -> str:
 
 
 def trials(group: Group) -> str:
-    """How many were run; ``90/335`` where the time ended first."""
+    """Return how many trials were run; ``90/335`` if the time ended first."""
     if group.planned > group.trials:
         return f"{group.trials}/{group.planned}"
     return str(group.trials)
 
 
 def ulps(value: float) -> str:
-    """An error in ulp of its row, three digits; from a million on its size says nothing more."""
+    """Format an error in ulp of its row with three digits; from a million on, only as a bound."""
     return f"{value:.3g}" if value < READABLE_ULPS else f">{READABLE_ULPS:.0e}"
 
 
 def percent(share: float) -> str:
-    """A share of the bar in per cent, three digits; above 100 it is missed."""
+    """Format a share of the bar in per cent, with three digits; above 100 the bar is missed."""
     return f"{100 * share:.3g}%" if 100 * share < 999.5 else ">999%"
 
 
 def show_failure(group: Group, failure: Result, console: Console) -> None:
-    """One failure: what is wrong, the smallest case found, and what repeats it, unwrapped."""
+    """Print one failure: what is wrong, the smallest case found, and the unwrapped commands that
+    repeat it."""
     console.print(f"FAIL {failure.check}: {group.implementation} {group.dtype} ({group.where})")
     console.print(f"  {failure.reason}", markup=False)
     for line in failure.case:
@@ -164,7 +166,8 @@ def show_failure(group: Group, failure: Result, console: Console) -> None:
 
 
 def notes(report: CheckReport) -> list[str]:
-    """What was not judged and what was refused, each reason once, with where it holds."""
+    """Return what was not judged and what was refused, each reason once, with the rows it
+    concerns."""
     held: dict[str, dict[str, list[str]]] = {}
     for group in report.groups:
         for entry in group.results:

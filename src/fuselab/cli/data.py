@@ -32,7 +32,7 @@ from fuselab.report.files import replacing, write_json
 from fuselab.report.plots import check_suffix
 from fuselab.report.result import result as payload
 
-_SHOWN = 10  # sentences on the screen about rows left out; the JSON has a hundred
+_SHOWN = 10  # messages on the screen about rows left out; the JSON has a hundred
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
@@ -56,7 +56,7 @@ LargestTable = Annotated[
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     verbs.command()(synthesize)
     verbs.command()(prepare)
@@ -91,7 +91,8 @@ def synthesize(
     elif largest_table is not None:
         raise ArgumentError("--largest-table is about prepared rows; add --prepared.")
     else:
-        with replacing(output) as temporary:  # which keeps the suffix, and so the format
+        # the temporary path keeps the suffix, and so the format
+        with replacing(output) as temporary:
             synthesize_file(temporary, rows, seed, Progress())
     seconds = time.perf_counter() - start
     rate = None if begun else round(rows / seconds)
@@ -213,7 +214,7 @@ def describe(
 
 @contextlib.contextmanager
 def _to_go_on_from() -> Iterator[None]:
-    """Ctrl-C, which typer would answer without a word."""
+    """Answer Ctrl-C with a message and status 130, since typer would end without one."""
     try:
         yield
     except KeyboardInterrupt:
@@ -228,7 +229,7 @@ def _to_go_on_from() -> Iterator[None]:
 def _told(
     ids: str, largest_table: int | None, metadata: Path | None, dense: str | None
 ) -> tuple[str | Modulus | Vocabulary, str | Dense]:
-    """Ids and transform as ``prepare`` takes them."""
+    """Return ids and transform as ``prepare`` takes them."""
     if largest_table is not None and (ids != "modulus" or metadata is not None):
         raise ArgumentError("--largest-table is for ids by modulus without --metadata.")
     if metadata is None:
@@ -254,7 +255,7 @@ def _skips(on_error: str) -> bool:
 
 
 def _show_left_out(found: Description) -> None:
-    """On stderr: what was left out, and how many rows that are malformed."""
+    """Print on stderr what was left out, and how many malformed rows there were."""
     for sentence in found.left_out[:_SHOWN]:
         print(f"fuselab: warning: {sentence}", file=sys.stderr)
     if found.rejected:

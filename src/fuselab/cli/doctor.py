@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 Status = Literal["works", "missing", "absent"]
 
-# What pyproject.toml allows; outside it nothing is known.
+# The ranges that pyproject.toml allows; other versions are untested.
 TORCH = ((2, 11), (2, 14))
 TRITON = ((3, 6), (3, 10))
 TUNED_CAPABILITY = (8, 0)
-# Compiled kernels take a few MB; a report and its trace some hundred.
+# Compiled kernels take a few MB; a report and its trace take some hundred.
 NEEDED_DISK_BYTES = 1 << 30
-# What --measure times of the operators: larger calls behave alike, and all dtypes take an hour.
+# The calls that --measure times: larger ones behave alike, and all dtypes would take an hour.
 MEASURED = ("--most-bytes", str(9 << 20), "--dtype", "float32", "--dtype", "bfloat16")
 
 OPTIONAL_PACKAGES = {
@@ -54,8 +54,11 @@ _PROBE_CU = (
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. ``works``; ``missing`` is essential and fails the verb; ``absent`` is
-    something that fuselab does without. ``mend`` is the command or step that gets it."""
+    """The result of one check of the installation.
+
+    ``status`` is ``works``, ``missing`` (essential, so the verb fails) or ``absent`` (fuselab works
+    without it). ``mend`` is the command or step that installs it.
+    """
 
     name: str
     status: Status
@@ -64,7 +67,7 @@ class Check:
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     app.command()(doctor)
 
 
@@ -110,7 +113,7 @@ def doctor(
 
 
 def examine(device: torch.device) -> Iterator[Check]:
-    """Every check, in the order in which one thing stands on another."""
+    """Yield every check, each one after those that it depends on."""
     yield Check("Python", "works", f"{platform.python_version()} at {sys.executable}")
     yield from _packages()
     yield _cache_folder()
@@ -156,7 +159,7 @@ def _in_range(distribution: str, span: tuple[tuple[int, int], tuple[int, int]], 
 
 
 def _compiler() -> Check:
-    """A compile with the options that kernels get: a compiler may be there and lack OpenMP."""
+    """Compile a probe with the options that kernels get, since a compiler may lack OpenMP."""
     from fuselab.runtime import cpp_source
     from fuselab.runtime.compiler import compiler_version
 
@@ -184,7 +187,8 @@ def _python_headers() -> Check:
 
 
 def _inductor_path() -> Check:
-    """Inductor hands torch's folder to the linker unquoted (seen with torch 2.13)."""
+    """Check torch's folder for spaces, since Inductor passes it to the linker unquoted (torch
+    2.13)."""
     import torch
 
     folder = Path(torch.__file__).parent
@@ -196,7 +200,7 @@ def _inductor_path() -> Check:
 
 
 def _launcher() -> Check:
-    """Built on the first look (7 s), then kept."""
+    """Build the launcher on the first call (7 s); later ones find it in the cache."""
     from fuselab.runtime import launcher
 
     failed = _why_not(launcher.library)
@@ -206,7 +210,7 @@ def _launcher() -> Check:
 
 
 def _nvrtc(device: torch.device) -> Check:
-    """A compile to a cubin for Hopper, with the 16-bit headers: needs no GPU."""
+    """Compile to a cubin for Hopper with the 16-bit headers, which needs no GPU."""
     from fuselab.runtime import cuda_source
 
     mend = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
@@ -251,7 +255,7 @@ def _gpu(device: torch.device) -> Check:
 
 
 def _cache_folder() -> Check:
-    """Where compiled kernels are kept, written to for a moment."""
+    """Check the folder for compiled kernels: it must be writable and have space."""
     from fuselab.runtime import cache
 
     with warnings.catch_warnings(record=True) as caught:
@@ -276,7 +280,7 @@ def _optional(distribution: str, purpose: str) -> Check:
 
 
 def _why_not(probe: Callable[[], object]) -> str | None:
-    """None when the probe runs, else what the typed error says."""
+    """Return None if the probe runs, otherwise the message of its FuselabError."""
     try:
         probe()
     except FuselabError as error:
@@ -292,7 +296,8 @@ def measured(device: torch.device, refresh: bool) -> Ceilings:
 
 
 def measure_operators() -> None:
-    """Time every operator with a C++ kernel against PyTorch and keep what ``auto`` goes by."""
+    """Time every operator with a C++ kernel against PyTorch, and save the table that ``auto``
+    reads."""
     from fuselab.prove import cpu_times
     from fuselab.runtime import cpu_choice
 
@@ -319,7 +324,7 @@ def show(check: Check) -> None:
 
 
 def _folded(text: str) -> str:
-    """``text`` in the 57 columns right of the names; a long path is not broken."""
+    """Wrap ``text`` in the 57 columns right of the names, without breaking a long path."""
     lines = textwrap.wrap(text, 57, break_long_words=False, break_on_hyphens=False)
     return ("\n" + " " * 23).join(lines)
 

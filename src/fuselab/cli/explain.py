@@ -1,4 +1,4 @@
-"""``fuselab explain``: what torch.compile makes of a TARGET, and what that is worth."""
+"""``fuselab explain``: how torch.compile compiles a TARGET, and how much faster that makes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     app.command("explain")(explain)
 
 

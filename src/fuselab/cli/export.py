@@ -1,4 +1,4 @@
-"""``fuselab export``: a trained model as ONNX, a picture of it."""
+"""``fuselab export``: a trained model as ONNX, and a picture of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import typer
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.callback()(lambda: None)  # one model, and still named on the command line
+    # the callback keeps the model's name on the command line although there is only one
+    verbs.callback()(lambda: None)
     verbs.command()(dlrm)
     app.add_typer(verbs, name="export", help="A trained model as ONNX, a picture of its graph.")
 
@@ -48,7 +49,7 @@ def dlrm(
     if output is None and graph is None:
         raise ArgumentError("nothing to write: give -o FILE.onnx, --graph FILE.svg, or both.")
     if graph is not None:
-        check_suffix(graph)  # before seconds go into the ONNX file
+        check_suffix(graph)  # check this before spending seconds on the ONNX file
     model, found = load_model(checkpoint)
     facts: dict[str, Any] = {"checkpoint": checkpoint, "step": found.step}
     if output is not None:

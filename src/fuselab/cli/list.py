@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImplementationRow:
-    """One implementation; ``why_not`` is None where it runs the benchmark cases on this device."""
+    """One implementation; ``why_not`` is None if it runs the benchmark cases on this device."""
 
     name: str
     device: str
@@ -30,7 +30,7 @@ class ImplementationRow:
 
 @dataclass(frozen=True)
 class Choice:
-    """What ``implementation="auto"`` takes for a case that moves ``bytes_moved`` bytes."""
+    """The implementation that ``auto`` takes for a case that moves ``bytes_moved`` bytes."""
 
     case: str
     bytes_moved: int
@@ -51,7 +51,7 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One built-in model: a TARGET for every verb."""
+    """One built-in model, which every verb accepts as a TARGET."""
 
     name: str
     target: str
@@ -59,7 +59,7 @@ class ModelRow:
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     app.command("list")(list_library)
 
 
@@ -92,7 +92,8 @@ def list_library(
 
 
 def operator_row(op: FusedOp, device: torch.device) -> OperatorRow:
-    """What ``op`` is and which of its implementations run on ``device``; allocates no tensor."""
+    """Describe ``op`` and say which implementations run on ``device``, without allocating memory
+    for the cases where possible."""
     from fuselab.runtime import dispatch
 
     extremes = smallest_and_largest(op, device)
@@ -121,9 +122,12 @@ def operator_row(op: FusedOp, device: torch.device) -> OperatorRow:
 def smallest_and_largest(
     op: FusedOp, device: torch.device
 ) -> list[tuple[Case, int, tuple[Any, ...]]]:
-    """The benchmark cases that move the fewest and the most bytes, with arguments that hold no
-    memory (the largest case may not fit here), in the operator's first dtype. Of cases that look at
-    values while they are made the first alone, made for real."""
+    """Return the benchmark cases that move the fewest and the most bytes, in the first dtype.
+
+    Each comes with its bytes and its arguments. The arguments are fake tensors without memory,
+    because the largest case may not fit here. If making a case depends on tensor values, only the
+    first case is made, with real tensors, and returned twice.
+    """
     import torch
     from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
@@ -141,7 +145,7 @@ def smallest_and_largest(
 
 
 def call_of(op: FusedOp) -> str:
-    """The public function's call as the user writes it, without annotations."""
+    """Return the public function's call as the user writes it, without annotations."""
     parameters = (
         parameter.replace(annotation=inspect.Parameter.empty)
         for parameter in op.signature.parameters.values()
@@ -150,7 +154,7 @@ def call_of(op: FusedOp) -> str:
 
 
 def model_rows() -> Iterator[ModelRow]:
-    """The built-in models, with the first line of each one's docstring."""
+    """Yield the built-in models, with the first line of each one's docstring."""
     from fuselab.models import BUILT_IN
 
     for name, target in BUILT_IN.items():
@@ -160,7 +164,7 @@ def model_rows() -> Iterator[ModelRow]:
 
 
 def first_line(docstring: str) -> str:
-    """Its first line, without the marks around code."""
+    """Return the docstring's first line, without the marks around code."""
     return inspect.cleandoc(docstring).splitlines()[0].replace("``", "")
 
 
@@ -182,7 +186,7 @@ def show_operator(row: OperatorRow, device: torch.device) -> None:
 
 
 def _bytes(count: int) -> str:
-    """``count`` in the largest binary unit that leaves at least one whole one."""
+    """Format ``count`` in the largest binary unit in which it is at least 1."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if size < 1024:
@@ -192,7 +196,8 @@ def _bytes(count: int) -> str:
 
 
 def _folded(head: str, text: str) -> str:
-    """``head`` and ``text`` in 80 columns, later lines indented like the first."""
+    """Fill ``head`` and ``text`` to 80 columns, with later lines indented to the end of
+    ``head``."""
     return textwrap.fill(
         text,
         80,

@@ -1,4 +1,4 @@
-"""The entry point: collects the verbs; a foreseen error becomes one sentence and status 2."""
+"""The entry point: it collects the verbs; a foreseen error becomes one sentence and status 2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fuselab.report import files
 
 
 class _Verbs(typer.core.TyperGroup):
-    """Ctrl-C is an Abort, as click has it; typer would end with 130 and not a word."""
+    """A command group that turns Ctrl-C into click's Abort; typer would exit with 130 silently."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -32,7 +32,7 @@ class _Verbs(typer.core.TyperGroup):
 
 
 def build_app() -> typer.Typer:
-    """The command line with every verb found in ``fuselab.cli``."""
+    """Build the command line with every verb found in ``fuselab.cli``."""
     app = typer.Typer(
         name="fuselab",
         cls=_Verbs,
@@ -64,7 +64,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _refuse(_sentence(error))
     except FuselabError as error:
         return _refuse(str(error))
-    except (KeyboardInterrupt, click.Abort):  # the first while the verbs are collected
+    # KeyboardInterrupt comes while the verbs are being collected
+    except (KeyboardInterrupt, click.Abort):
         print("fuselab: interrupted; nothing half-written is left.", file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -76,7 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _warnings_as_sentences() -> Iterator[None]:
-    """Ours without the line of code that they come from."""
+    """Print fuselab's own warnings without the line of code that they come from."""
     told = warnings.showwarning
 
     def tell(
@@ -101,12 +102,14 @@ def _warnings_as_sentences() -> Iterator[None]:
 
 _FILES = ("--json", "--plot", "--trace", "--graph")
 _FOLDERS = ("--save", "--tensorboard")
-_WRITTEN = (*_FILES, *_FOLDERS, "--output", "-o")  # the last two are the verb's to check
+_WRITTEN = (*_FILES, *_FOLDERS, "--output", "-o")  # the verb itself checks the last two
 
 
 def _check_destinations(given: Sequence[str]) -> None:
-    """Refuse a result that cannot be written before the work that fills it, not after; and one that
-    would take the place of what the call reads."""
+    """Refuse a result file that cannot be written, before the work and not after it.
+
+    Raises OutputError, also for a result that would overwrite a file which the call reads.
+    """
     written: list[tuple[str, str]] = []
     read: list[tuple[str, str]] = []
     for option, value in _words(given):
@@ -123,7 +126,7 @@ def _check_destinations(given: Sequence[str]) -> None:
 
 
 def _behind_the_verb(given: Sequence[str], command: click.Command) -> Sequence[str]:
-    """The words without the leading verbs, which a file may be named like."""
+    """Return the words after the leading verbs, because a file may have a verb's name."""
     for place, word in enumerate(given):
         if not isinstance(command, click.Group) or word not in command.commands:
             return given[place:]
@@ -132,7 +135,8 @@ def _behind_the_verb(given: Sequence[str], command: click.Command) -> Sequence[s
 
 
 def _words(given: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every option with its value, every other word with an empty option; up to a ``--``."""
+    """Yield every option with its value, and every other word with an empty option, up to
+    ``--``."""
     words = iter(given)
     for word in words:
         if word == "--":
@@ -149,7 +153,7 @@ def _words(given: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _meant(read: Sequence[tuple[str, str]]) -> Iterator[Path]:
-    """The files that words may mean: by name, as a glob, as ``file.py:name``."""
+    """Yield the files that words may mean: by name, as a glob, or as ``file.py:name``."""
     for _, word in read:
         for name in (word, word.rpartition(":")[0], *glob.glob(word)):
             if os.path.isfile(name):
@@ -157,8 +161,8 @@ def _meant(read: Sequence[tuple[str, str]]) -> Iterator[Path]:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """What click has against the call, and where the right one stands."""
-    # Typer says "Did you mean" in the message, click would add it once more.
+    """Return click's complaint about the call, and where the right call is shown."""
+    # Typer's message says "Did you mean" already; click would add it once more.
     said = error.message if "Did you mean" in error.message else error.format_message()
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or "Did you mean" in said:
@@ -172,5 +176,5 @@ def _refuse(sentence: str) -> int:
 
 
 def main() -> None:
-    """The console script ``fuselab``."""
+    """Run the console script ``fuselab``."""
     sys.exit(run())

@@ -9,7 +9,7 @@ import typer
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     app.command()(predict)
 
 

@@ -1,4 +1,4 @@
-"""``fuselab profile``: where the time and memory of a TARGET, or of a script, go."""
+"""``fuselab profile``: how the time and memory of a TARGET, or of a script, are spent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     app.command(
         "profile", context_settings={"allow_extra_args": True, "ignore_unknown_options": False}
     )(profile)
@@ -61,10 +61,10 @@ def profile(
     A script is started behind two dashes: fuselab profile -- python train.py --epochs 1. Its
     optimizer steps are the steps; a script without an optimizer is one step as a whole.
     """
-    # Read when torch is imported: its profiler warns of memory allocated before it started.
+    # torch reads this on import; its profiler warns of memory allocated before it started.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if blocking:
-        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # read when CUDA starts, which is below
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # read when CUDA starts, which happens below
 
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError

@@ -11,7 +11,7 @@ import typer
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb."""
+    """Register the verb."""
     app.command()(study)
 
 

@@ -9,7 +9,7 @@ import typer
 
 
 def add(app: typer.Typer) -> None:
-    """Registers the verb, with every model found in this folder."""
+    """Register the verb, with every model found in this folder."""
     verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda found: found.name):
         importlib.import_module(f"{__name__}.{module.name}").add(verbs)

@@ -12,7 +12,7 @@ import typer
 
 
 def add(verbs: typer.Typer) -> None:
-    """Registers the model."""
+    """Register the model."""
     verbs.command("dlrm")(dlrm)
 
 
@@ -112,7 +112,7 @@ def dlrm(
         name: getattr(said, name) if value is None else value for name, value in given.items()
     }
     if epochs is not None:
-        chosen["steps"] = steps  # a file's steps give way to the command line's epochs
+        chosen["steps"] = steps  # the command line's epochs replace a file's steps
     known: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     plan = Plan(described.config, mode, rows=rows, half=amp, **known)
     where = select(device or said.device or "auto")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(verbs: typer.Typer) -> None:
-    """Registers the model."""
+    """Register the model."""
     verbs.command("lora")(lora)
 
 
