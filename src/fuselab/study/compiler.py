@@ -1,4 +1,4 @@
-"""What torch.compile makes of the target, from ``explain``."""
+"""The compiled form of the target, from ``explain``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _KINDS = {"fused": "generated", "extern": "library call"}
 
 
 def compiler_of(target: Target, backward: bool, progress: Callable[[str], None]) -> Compiler:
-    """Graphs, breaks and kernels; or in words why torch.compile does not take the target."""
+    """Return graphs, breaks and kernels, or the reason why torch.compile does not take the
+    target."""
     try:
         facts = explain_target(target, backward=backward, progress=progress).describe()
     except TargetError as error:

@@ -1,6 +1,7 @@
-"""The first screen's words: what was slow, what changed, what is left, whether compile alone does.
+"""The sentences of a study's first screen: what was slow, what changed, what the limit is, and
+whether torch.compile alone is enough.
 
-Every number in them is spelt by ``report.numbers`` from the rounded facts.
+``report.numbers`` formats every number in them from the rounded facts.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _PARTS = {
     "data_us": "waiting for input data",
 }
 _SIMPLEST_FIRST = ("eager", "compiled", "fused", "compiled_fused")
-_WORTH_NAMING = 0.05  # of a call that a finding would save
-# Above this share of the limit the caches must have held what the limit reads from memory.
+_WORTH_NAMING = 0.05  # the share of a call that a finding must save to be named
+# Above this share of the limit, the caches must have held data that the limit reads from memory.
 _PLAUSIBLE_SHARE = 1.03
 
 
 def conclude(study: Study) -> Headline:
-    """The headline of a study whose other facts are complete."""
+    """Return the headline of a study whose other facts are complete."""
     return Headline(
         sentence=_sentence(study),
         slow=_slow(study),
@@ -35,8 +36,10 @@ def conclude(study: Study) -> Headline:
 
 
 def fastest(study: Study) -> Way:
-    """The way with the least time among eager and those whose verdict is FASTER; of two within
-    the noise the simpler one, torch.compile before a kernel of one's own."""
+    """Return the fastest way among eager and those whose verdict is FASTER.
+
+    Of ways within the noise it is the simplest, so torch.compile comes before fused kernels.
+    """
     times = {
         name: way.us
         for name in _SIMPLEST_FIRST
@@ -129,7 +132,7 @@ def _limit(study: Study) -> str:
         reached += f", the fastest way {share(best.limit_share)}"
     least = duration(study.limit.us)
     if best.limit_share is not None and best.limit_share > _PLAUSIBLE_SHARE:
-        if study.limit.bound != "memory traffic":  # which no cache shortens
+        if study.limit.bound != "memory traffic":  # no cache shortens arithmetic or launches
             return (
                 f"Its {study.limit.bound} alone would take {least} at the best rate kept for this "
                 f"device. {reached}: that rate, measured again for this, is another size's, or "

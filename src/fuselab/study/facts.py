@@ -1,7 +1,7 @@
-"""What a study knows, rounded once: ``report.json``, ``report.html`` and the screen show these.
+"""The facts of a study, rounded once; ``report.json``, ``report.html`` and the screen show them.
 
-Times are microseconds per call, bandwidths GB/s (1e9 bytes), shares and ratios plain numbers.
-None means that there is no such figure; a ``reason`` beside it says why.
+Times are microseconds per call, bandwidths GB/s (1e9 bytes), shares and ratios plain numbers. None
+means that there is no such figure; a ``reason`` beside it says why.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Subject:
-    """What was studied. ``phase`` is what one call is: forward, or forward and backward."""
+    """The target of a study. ``phase`` says what one call is: forward, or forward and backward."""
 
     name: str
     spec: str
@@ -37,9 +37,9 @@ class Subject:
 class Way:
     """One way to run the whole target: as it is, fused, compiled, or both.
 
-    ``speedup`` is against eager, from interleaved rounds, with its ``outcome``. ``limit_share`` is
-    the limit's time over this one's. ``prepare_s`` is what the first call cost. ``same_as`` names
-    the way that this one would repeat (nothing was replaced), so that it was not timed again.
+    ``speedup`` and ``outcome`` compare it with eager, from interleaved rounds. ``limit_share`` is
+    the limit's time over this one's. ``prepare_s`` is the time of the first call. ``same_as`` names
+    the way that this one would repeat, because nothing was replaced; it was not timed again.
     """
 
     name: str
@@ -58,8 +58,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Limit:
-    """The least time of the whole target on this device: its arithmetic at the best matmul's rate,
-    or its inputs, used parameters and outputs moved once at the best copy's, whichever is more."""
+    """The least time of the whole target on this device.
+
+    It is the longest of three times: the arithmetic at the best matmul's rate; inputs, used
+    parameters and outputs moved once at the best copy's rate; and one launch.
+    """
 
     us: float
     bound: str
@@ -105,8 +108,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Compiler:
-    """What torch.compile makes of the target, compiled in a fresh process with an empty cache
-    (``cold_s``) and again (``warm_s``); ``failed`` says why it makes nothing."""
+    """The result of torch.compile on the target.
+
+    ``cold_s`` is the compile time in a fresh process with an empty cache, ``warm_s`` the time with
+    the cache filled. ``failed`` is the reason if it does not compile.
+    """
 
     graphs: int = 0
     breaks: tuple[str, ...] = ()
@@ -149,7 +155,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Record:
-    """One provider on one case; ``ours`` is one of fuselab's implementations."""
+    """One provider on one case; ``ours`` is True for fuselab's implementations."""
 
     provider: str
     ours: bool
@@ -188,7 +194,8 @@ class Headline:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything. ``profile`` is what ``fuselab profile --json`` says of the eager target."""
+    """All facts of a study. ``profile`` is a part of ``fuselab profile --json`` of the eager
+    target."""
 
     subject: Subject
     environment: Mapping[str, Any]
@@ -206,9 +213,9 @@ class Study:
     headline: Headline = field(default=Headline("", "", "", "", ""))
 
     def describe(self) -> dict[str, Any]:
-        """The facts as plain values; ``report.result`` adds schema and verb."""
+        """Return the facts as plain values; ``report.result`` adds schema and verb."""
         return asdict(self)
 
     def way(self, name: str) -> Way:
-        """The way of that name: eager, fused, compiled, compiled_fused."""
+        """Return the way named ``name``: eager, fused, compiled or compiled_fused."""
         return next(way for way in self.ways if way.name == name)

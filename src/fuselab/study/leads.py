@@ -1,4 +1,4 @@
-"""What became of each finding: replaced, fused by torch.compile, tried and not kept, or open."""
+"""The outcome of each finding: replaced, fused by torch.compile, tried and not kept, or open."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 from fuselab.report.numbers import ratio
 from fuselab.study.facts import Kernel, Lead, Replaced
 
-# What a compiler's fused kernel does away with; a blown-up operand it still writes to memory.
+# The findings that a compiler's fused kernel removes; an expanded operand it still writes to
+# memory.
 _CURED_BY_FUSING = ("chain", "repeated small operator", "launch-bound")
-_MOST = 12  # findings of a study; the rest stands in `fuselab profile`
+_MOST = 12  # the most findings in a study; `fuselab profile` shows all
 
 
 def leads_of(
     findings: Sequence[Mapping[str, Any]], replaced: Sequence[Replaced], kernels: Sequence[Kernel]
 ) -> tuple[Lead, ...]:
-    """The profile's findings, in their order, each with what was done about it."""
+    """Return the profile's findings, in their order, each with what was done about it."""
     found = []
     for finding in findings[:_MOST]:
         state, done = _outcome(finding, replaced, kernels)
@@ -63,5 +64,5 @@ def _tried(row: Replaced) -> str:
 
 
 def short_line(source: str) -> str:
-    """``/path/model.py:12`` as ``model.py:12``."""
+    """Return the file name and line of a source place: ``/path/model.py:12`` as ``model.py:12``."""
     return Path(source).name

@@ -1,8 +1,9 @@
 """The least time that a whole target can take: its arithmetic, or the bytes it cannot avoid.
 
-What is counted is what any way of running it must do: every input, output and used parameter moved
-once (of a table only the rows looked up), and the matrix products' operations. The device does them
-at its measured best rates. A step with backward moves every gradient of a parameter once more.
+Only work that every way of running it must do is counted: every input, output and used parameter
+moved once (of a table only the rows looked up), and the matrix products' operations. The device
+does it at its measured best rates. A step with backward also moves the gradient of every used
+parameter once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def limit_of(
     device: torch.device,
     backward: bool,
 ) -> Limit | None:
-    """The limit of one ``call``, which is made once; None where nothing is moved."""
+    """Return the limit of one ``call``, which is made once; None if no bytes are moved."""
     touched = _Touched(parameters)
     with FlopCounterMode(display=False) as counter, touched:
         output = call()
@@ -51,7 +52,11 @@ def limit_of(
 
 
 def stands(limit: Limit, us: float, device: torch.device) -> Limit:
-    """The limit after a call that took ``us``: a rate that it beats is measured again, once."""
+    """Return the limit after a call took ``us`` microseconds.
+
+    Each rate that bounds the limit is measured again, once, while the call is faster than the
+    limit.
+    """
     figures: dict[str, tuple[Figure, str]] = {
         "arithmetic": ("matmul_tflops", limit.unit),
         "launch": ("launch_us", ""),
@@ -77,7 +82,7 @@ def _limit(moved: int, flops: int, unit: str, ceilings: Ceilings) -> Limit:
 
 
 class _Touched(TorchDispatchMode):
-    """Counts the bytes of parameters that operators read, look-ups by their rows."""
+    """Counts the bytes of parameters that operators read; look-ups count only their rows."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
@@ -119,7 +124,10 @@ def _bytes(value: Any) -> int:
 
 
 def _unit(values: Sequence[Any], device: torch.device) -> str:
-    """The first floating tensor's arithmetic; fp32 products on a GPU may be asked to use tf32."""
+    """Return the arithmetic unit of the first floating tensor, or of autocast.
+
+    fp32 products on a GPU count as tf32 if the user allows it.
+    """
     dtype = next(
         (v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()), torch.float32
     )

@@ -1,4 +1,4 @@
-"""Every operator that was tried in the target, checked and timed alone at the sizes found there."""
+"""Each operator that was tried in the target, checked and timed alone at the sizes found there."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ class Found:
 
 
 def found_in(replacements: Sequence[Replacement], most: int) -> list[Found]:
-    """The operators that were measured in the target, each with its cases: ``most``
-    sizes over all, each once, those of kept replacements first, then the costliest."""
+    """Return the operators that were measured in the target, each with its cases.
+
+    There are at most ``most`` different sizes in all; those of kept replacements come first, then
+    the costliest.
+    """
     measured = [row for row in replacements if row.before_us is not None]
     measured.sort(key=lambda row: (row.decision is not Decision.KEPT, -(row.before_us or 0.0)))
     cases: dict[tuple[str, torch.dtype], dict[str, Case]] = {}
@@ -58,7 +61,7 @@ def _case(row: Replacement) -> Case:
     name = " ".join(_word(leaf) for leaf in leaves if leaf is not None)
 
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        """Values drawn afresh, in the shapes and strides found."""
+        """Draw new values in the shapes and strides found."""
 
         def fresh(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -79,8 +82,9 @@ def _word(leaf: Any) -> str:
 def _drawn_like(
     value: Tensor, device: torch.device, dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """Same shape and strides; floating values are standard normal in ``dtype``, others the same."""
-    # An expanded dimension is drawn once: memory that many elements share cannot be written.
+    """Draw a tensor of the same shape and strides: floating values are standard normal in
+    ``dtype``, others are copied."""
+    # An expanded dimension is drawn once, since memory shared by many elements cannot be written.
     once = [
         1 if stride == 0 else size for size, stride in zip(value.shape, value.stride(), strict=True)
     ]
@@ -101,7 +105,7 @@ def _dtype(inputs: Inputs) -> torch.dtype:
 def check_found(
     found: Sequence[Found], device: torch.device, progress: Callable[[str], None]
 ) -> tuple[Check, ...]:
-    """Every implementation that the target would use, quickly, in the dtype found there."""
+    """Check quickly every implementation that the target would use, in the dtype found there."""
     rows: list[Check] = []
     for each in found:
         for name in each.implementations:
@@ -134,7 +138,7 @@ def bench_found(
     budget_s: float,
     progress: Callable[[str], None],
 ) -> tuple[Bench, ...]:
-    """Every provider at every size, ``budget_s`` seconds each."""
+    """Time every provider at every size, ``budget_s`` seconds each."""
     rows: list[Bench] = []
     for each in found:
         result = benchmark.bench(

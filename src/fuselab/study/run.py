@@ -30,8 +30,9 @@ from fuselab.study.ways import against, parameters_of, step_of, time_ways
 WAYS_BUDGET_S = 12.0
 FUSE_BUDGET_S = 1.0
 BENCH_BUDGET_S = 1.5
-BENCH_SIZES, BENCH_SIZES_BACKWARD = 4, 2  # with backward each is timed in three phases
-QUICKER = 0.25  # what --quick leaves of every budget
+# fewer with backward, because each is timed in three phases
+BENCH_SIZES, BENCH_SIZES_BACKWARD = 4, 2
+QUICKER = 0.25  # the share of every budget that --quick uses
 
 Progress = Callable[[str], None]
 
@@ -45,15 +46,15 @@ def study(
     quick: bool = False,
     progress: Progress = lambda text: None,
 ) -> Study:
-    """Studies a TARGET: what is slow, what a fused operator or torch.compile makes of it, how far
-    the fastest way is from the device's limit, and the proof.
+    """Study a TARGET: what is slow, how much faster a fused operator or torch.compile makes it, how
+    far the fastest way is from the device's limit, and the proof.
 
-    ``data`` is what the file's ``get_inputs(data=...)`` reads. ``backward`` studies forward and
-    backward, else the forward without gradients, in evaluation mode. ``quick`` times for a quarter
-    as long. ``progress`` is called with a line before each step. On the CPU allocation biases
-    timings unless it was pinned (``fuselab.measure.fresh``); the command line pins it.
+    ``data`` is passed to the file's ``get_inputs(data=...)``. ``backward`` studies forward and
+    backward, otherwise the forward without gradients, in evaluation mode. ``quick`` times for a
+    quarter as long. ``progress`` is called with a line before each step. On the CPU, allocation
+    biases timings unless it was pinned (``fuselab.measure.fresh``); the command line pins it.
 
-    Raises TargetError, DeviceError, DataError, or what else loading the target raises.
+    Raises TargetError, DeviceError, DataError, or any other error of loading the target.
     """
     start = perf_counter()
     scale = QUICKER if quick else 1.0
@@ -112,9 +113,10 @@ def _fuse(target: Target, budget_s: float) -> FuseResult:
 
 
 def _replaced_rows(replacements: Sequence[Replacement]) -> tuple[Replaced, ...]:
-    """What was kept, then what was measured, then what was refused; each once.
+    """Return the rows kept, then those measured, then those refused; each once.
 
-    A chain that was refused with its operands in one order and measured in the other was tried.
+    A chain that was refused with its operands in one order and measured in the other counts as
+    tried.
     """
     order = list(Decision)
     ordered = sorted(replacements, key=lambda row: order.index(row.decision))
@@ -167,11 +169,12 @@ def _subject(target: Target, data: str | None, backward: bool) -> Subject:
 
 
 def _named(target: Target) -> list[tuple[str, Any]]:
-    """Every leaf of the arguments, named by its parameter and its place in it: x, boxes[0]."""
+    """Return every leaf of the arguments, named by its parameter and its place in it: x,
+    boxes[0]."""
     called = target.callable.forward if isinstance(target.callable, nn.Module) else target.callable
     try:
         bound = inspect.signature(called).bind(*target.args, **target.kwargs).arguments
-    except (TypeError, ValueError):  # a callable without a signature
+    except (TypeError, ValueError):  # the callable has no signature
         bound = {"args": target.args, **target.kwargs}
     return [
         (f"{parameter}{pytree.keystr(place)}", leaf)
@@ -181,7 +184,7 @@ def _named(target: Target) -> list[tuple[str, Any]]:
 
 
 def _profile_facts(profiled: Mapping[str, Any]) -> dict[str, Any]:
-    """What the report shows of a profile; ``fuselab profile`` shows all of it."""
+    """Return the part of a profile that the report shows; ``fuselab profile`` shows all of it."""
     on_gpu = profiled["device"].startswith("cuda")
     time = "device_us" if on_gpu else "cpu_us"
     self_time = "self_device_us" if on_gpu else "self_cpu_us"

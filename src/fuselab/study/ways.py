@@ -31,7 +31,7 @@ _SAME_AS = {"fused": "eager", "compiled_fused": "compiled"}
 
 @dataclass(frozen=True)
 class _Ready:
-    """A way whose first call is made."""
+    """A way whose first call was made; ``prepare_s`` is that call's time in seconds."""
 
     call: Callable[[], Any]
     prepare_s: float
@@ -45,10 +45,10 @@ def time_ways(
     budget_s: float,
     progress: Callable[[str], None],
 ) -> tuple[Way, ...]:
-    """The four ways, in the order of ``TITLES``, not yet held against a limit. ``fused`` is None
-    where nothing was replaced.
+    """Time the four ways and return them in the order of ``TITLES``, without shares of a limit.
 
-    A way that raises, torch.compile for example, has the reason in place of times.
+    ``fused`` is None if nothing was replaced. A way that raises, torch.compile for example, has the
+    reason in place of times.
     """
     functions = {"eager": target.callable, "compiled": torch.compile(target.callable)}
     if fused is not None:
@@ -75,7 +75,7 @@ def time_ways(
 
 
 def against(ways: Sequence[Way], limit: Limit) -> tuple[Way, ...]:
-    """The ways with their shares of ``limit``."""
+    """Return the ways with their shares of ``limit``."""
     return tuple(
         way if way.us is None else replace(way, limit_share=significant(limit.us / way.us))
         for way in ways
@@ -83,12 +83,12 @@ def against(ways: Sequence[Way], limit: Limit) -> tuple[Way, ...]:
 
 
 def step_of(target: Target, function: Callable[..., Any], backward: bool) -> Callable[[], Any]:
-    """One step of ``function`` on the target's inputs and parameters."""
+    """Return a call that runs one step of ``function`` on the target's inputs and parameters."""
     return step(function, target.args, target.kwargs, parameters_of(target), backward=backward)
 
 
 def parameters_of(target: Target) -> list[Tensor]:
-    """The module's parameters; a function has none."""
+    """Return the module's parameters; a function has none."""
     return list(target.callable.parameters()) if isinstance(target.callable, nn.Module) else []
 
 
@@ -97,7 +97,8 @@ def _prepare(function: Callable[..., Any], target: Target, backward: bool) -> _R
     start = perf_counter()
     try:
         call()
-    except Exception as error:  # torch.compile raises many kinds for code that it does not take
+    # torch.compile raises many kinds of errors for code that it does not take
+    except Exception as error:
         return plain(f"{type(error).__name__}: {error}", 160).rstrip(".")
     if target.device.type == "cuda":
         torch.cuda.synchronize(target.device)
@@ -107,7 +108,7 @@ def _prepare(function: Callable[..., Any], target: Target, backward: bool) -> _R
 def _interleave(
     ready: dict[str, _Ready], device: torch.device, budget_s: float
 ) -> tuple[dict[str, Samples], int]:
-    """Samples per way by the wall clock, and how many calls each sample holds."""
+    """Return the samples per way by the wall clock, and the number of calls in each sample."""
     calls = {name: steady(made.call, device) for name, made in ready.items()}
 
     def decided(times: Any) -> bool:
