@@ -1,6 +1,6 @@
 """Plots as inline SVG that follows the page's colours: the roofline of a study.
 
-Everything drawn is classed, never coloured: the style sheet colours it, in light and in dark.
+Shapes have CSS classes and no colours; the style sheet colours them, in light and in dark.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 20, 18, 48
 class Point:
     """A piece of work in a roofline: ``intensity`` in flop per byte, ``gflops`` in GFLOP/s.
 
-    ``kind`` is the class it is drawn with, ours or theirs; ``label`` is shown when pointed at,
-    ``tag`` beside it.
+    ``kind`` is its CSS class, ours or theirs; ``label`` is shown on hover, ``tag`` beside the
+    point.
     """
 
     label: str
@@ -33,9 +33,11 @@ class Point:
 
 
 def roofline(points: Sequence[Point], gbps: float, peak_gflops: float) -> Markup:
-    """Log-log: the slope is what ``gbps`` feeds, the flat roof what arithmetic allows.
+    """Draw a roofline on log-log axes: memory bandwidth ``gbps`` gives the slope, ``peak_gflops``
+    the flat roof.
 
-    Points of no arithmetic have no place here and are left out; an empty plot is an empty string.
+    Points without arithmetic cannot be drawn and are left out; without any point the result is
+    empty.
     """
     points = [point for point in points if point.intensity > 0 and point.gflops > 0]
     if not points or gbps <= 0 or peak_gflops <= 0:
@@ -59,7 +61,7 @@ def roofline(points: Sequence[Point], gbps: float, peak_gflops: float) -> Markup
 
 
 class _Frame:
-    """Log-log axes over whole decades that hold every value."""
+    """Log-log axes over whole decades that contain every value."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self.x_limits, self.y_limits = _decades(xs), _decades(ys)

@@ -12,7 +12,10 @@ ROWS = 8
 
 
 def compare_text(facts: Mapping[str, Any], name: str) -> str:
-    """``facts`` is what ``inspect.compare.compare`` returned, ``name`` the earlier file."""
+    """Return the text of a comparison.
+
+    ``facts`` is the result of ``inspect.compare.compare``, ``name`` the earlier file's name.
+    """
     old, new = facts["step_us"]
     lines = [
         cut(f"Against {name}", 80),

@@ -1,4 +1,5 @@
-"""What a Criteo file holds as one figure: missing fields, cardinalities, what the modulus costs."""
+"""The contents of a Criteo file as one figure: missing fields, cardinalities, collisions of the
+modulus."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from fuselab.report.plots import COLORS, check_suffix
 
 
 def description_plot(found: Description, path: Path) -> None:
-    """Write it. Raises ArgumentError for another suffix than a plot's, MissingDependencyError."""
+    """Write the figure.
+
+    Raises ArgumentError for a suffix that no plot has, MissingDependencyError without matplotlib.
+    """
     check_suffix(path)
     try:
         import matplotlib

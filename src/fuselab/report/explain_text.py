@@ -1,4 +1,4 @@
-"""What torch.compile does, as text of 80 columns, from the same facts that the JSON holds."""
+"""The facts of ``fuselab explain`` as text of 80 columns, from the same facts as the JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from fuselab.report.numbers import NONE, byte_count, count, duration, rate, ratio, share
 from fuselab.report.text_table import WIDTH, cut, table
 
-ROWS = 30  # kernels on the screen; the JSON holds all
+ROWS = 30  # kernels on the screen; the JSON has all
 
 Facts = Mapping[str, Any]
 
 
 def explain_text(facts: Facts) -> str:
-    """The screen of ``fuselab explain``."""
+    """Return the text that ``fuselab explain`` prints."""
     lines = [*_head(facts), "", *_speed(facts), "", *_graphs(facts)]
     if facts["dynamic"]:
         lines += ["", *_batches(facts)]

@@ -1,9 +1,9 @@
 """Write a result whole or not at all: a temporary file in the same folder, fsync, rename.
 
 ``write_text``, ``write_bytes`` and ``write_json`` take a finished value; ``replacing`` is for
-libraries that write the file themselves (plots, traces, parquet). Whatever goes wrong on the disk
-becomes one ``OutputError`` with the mend, and neither a half-written nor a temporary file is left;
-a file that was there before stays as it was.
+libraries that write the file themselves (plots, traces, parquet). Every error of the disk becomes
+one ``OutputError`` that says what to do. No half-written or temporary file is left, and a file that
+was there before stays as it was.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from fuselab.errors import OutputError
 
 
 def check_destination(path: str | os.PathLike[str]) -> None:
-    """Raise OutputError where a file could not be written to ``path``: no such folder, a folder or
-    a read-only file in the file's place, no permission. A full disk only the write can tell."""
+    """Raise OutputError if a file could not be written to ``path``.
+
+    The reasons are a missing folder, a folder or a read-only file at ``path``, or no permission. A
+    full disk is noticed only by the write itself.
+    """
     file = Path(path)
     if file.is_dir():
         raise OutputError(f"{file} is a folder; name a file in it.")
@@ -41,7 +44,11 @@ def check_destination(path: str | os.PathLike[str]) -> None:
 
 
 def _check_not_read_only(file: Path) -> None:
-    """A rename would replace it all the same, and root may write what nobody is to write."""
+    """Raise OutputError if ``file`` is read-only.
+
+    A rename would replace it all the same, and root may write to a file without any write
+    permission.
+    """
     if not file.is_file():
         return
     if not os.access(file, os.W_OK) or not file.stat().st_mode & _WRITABLE:
@@ -52,8 +59,10 @@ _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """Raise OutputError where ``folder_for_results`` could not make or fill ``path``, and make
-    nothing. A full disk only the write itself can tell."""
+    """Raise OutputError if ``folder_for_results`` could not make or fill ``path``; create nothing.
+
+    A full disk is noticed only by the write itself.
+    """
     nearest = _nearest(path)
     if not nearest.is_dir():
         raise OutputError(f"cannot write in {path}: {nearest} is a file; give a folder.")
@@ -62,7 +71,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def _nearest(folder: str | os.PathLike[str]) -> Path:
-    """The folder itself where it is there, else the first above it that is."""
+    """Return the folder if it exists, otherwise the nearest existing one above it."""
     whole = Path(os.path.abspath(folder))
     return next(each for each in (whole, *whole.parents) if os.path.lexists(each))
 
@@ -88,13 +97,13 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> None
 
 
 def json_text(payload: Mapping[str, Any]) -> str:
-    """``payload`` as indented JSON that strict parsers read.
+    """Return ``payload`` as indented JSON that strict parsers read.
 
-    Floats keep every digit (the shortest text that reads back as the same float). JSON has no
-    spelling for the others: they become the strings "NaN", "Infinity" and "-Infinity", which both
-    Python's ``float()`` and JavaScript's ``Number()`` turn back; null stays "there is no value".
-    Dataclasses become objects, tuples and sets (sorted) lists, paths strings; anything else raises
-    TypeError naming its place.
+    Finite floats keep every digit (the shortest text that reads back as the same float). JSON has
+    no spelling for the others: they become the strings "NaN", "Infinity" and "-Infinity", which
+    both Python's ``float()`` and JavaScript's ``Number()`` read; null always means "there is no
+    value". Dataclasses become objects, tuples and sets (sorted) lists, paths strings; anything else
+    raises TypeError naming its place.
     """
     return json.dumps(_plain(payload, "payload"), indent=2, ensure_ascii=False) + "\n"
 
@@ -129,9 +138,11 @@ def _plain_float(value: float) -> float | str:
 
 @contextlib.contextmanager
 def folder_for_results(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """The folder, made with those above it and found writable: asked before minutes of work, not
-    after. When the block raises, the folders made here go again if they are empty. Raises
-    OutputError."""
+    """Create the folder with its parents, and check that it is writable before minutes of work.
+
+    Yields the folder. If the block raises, the folders created here are removed again if they are
+    empty. Raises OutputError.
+    """
     folder = Path(path)
     made = [each for each in (folder, *folder.parents) if not os.path.exists(each)]
     try:
@@ -153,10 +164,10 @@ def folder_for_results(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path, of the same suffix, that takes the place of ``path`` when the block ends.
+    """Yield a temporary path, of the same suffix, that replaces ``path`` when the block ends.
 
     A symbolic link keeps its place and its target is replaced. A device or pipe (``/dev/stdout``)
-    is written directly. Raises OutputError; when the block raises anything, ``path`` is untouched.
+    is written directly. Raises OutputError; if the block raises anything, ``path`` is untouched.
     """
     wanted = Path(path)
     target = Path(os.path.realpath(wanted))
@@ -168,7 +179,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             return
         _check_not_read_only(target)
         temporary = target.with_name(f".fuselab-{secrets.token_hex(6)}{target.suffix}")
-        # Made here, not by tempfile: the result has the permissions that the user's umask gives.
+        # Not made by tempfile, so that the result has the permissions of the user's umask.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         try:
             yield temporary

@@ -1,7 +1,8 @@
-"""A study's JSON as one page that opens offline: styles, script and plots stand inside it.
+"""A study's JSON as one page that opens offline, with styles, script and plots inside it.
 
 The page is a pure function of the JSON. Every value goes through jinja2's escaping, so that text
-from the user's code stays text; only what ``charts`` builds, escaped itself, is let through.
+from the user's code stays text. Only the output of ``charts`` is not escaped again, because
+``charts`` escapes its own values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PAGES = jinja2.Environment(
 
 
 def _unbroken(text: str) -> str:
-    """No line ends between a number and its unit."""
+    """Replace the space between a number and its unit by a no-break space."""
     return re.sub(r"(?<=\d) (?=[^\W\d]|%)", "\u00a0", text)
 
 
@@ -39,12 +40,12 @@ _PAGES.filters["unbroken"] = _unbroken
 
 
 def study_page(facts: Mapping[str, Any]) -> str:
-    """The page of a study's JSON, as HTML text."""
+    """Return the page of a study's JSON, as HTML text."""
     return _PAGES.get_template("study.html.jinja").render(study=facts, roofline=_roofline(facts))
 
 
 def _roofline(facts: Mapping[str, Any]) -> str:
-    """The whole model each way, and every operator at the sizes found in it."""
+    """Draw the whole model each way, and every operator at the sizes found in it."""
     limit = facts["limit"]
     if limit is None:
         return ""

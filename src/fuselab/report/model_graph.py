@@ -15,7 +15,7 @@ _DENSE, _SPARSE, _TOP = 0.0, 4.4, 2.2  # left edges of the three columns
 
 
 def model_graph(config: DlrmConfig, path: Path) -> None:
-    """Write the picture as SVG, PNG or PDF: every layer with its output's shape and its number of
+    """Write the picture as SVG, PNG or PDF, with every layer's output shape and number of
     parameters.
 
     Raises ArgumentError for another suffix, MissingDependencyError, OutputError.
@@ -75,7 +75,8 @@ def model_graph(config: DlrmConfig, path: Path) -> None:
 
 
 def columns(config: DlrmConfig) -> tuple[list[str], list[str], list[str]]:
-    """The text of every box, upwards: dense layers, tables, interaction and prediction."""
+    """Return the text of every box, bottom to top: dense layers, tables, interaction and
+    prediction."""
     widths = (13, *config.dense_hidden, config.embedding_dim)
     bottom = ["13 counts, transformed\n[B, 13]", *(_layer(*pair) for pair in pairwise(widths))]
     rows, tables = sum(config.table_sizes), len(config.table_sizes)

@@ -1,7 +1,7 @@
-"""How numbers are spelt: one spelling for the screen, the pages and the sentences in both.
+"""The format of numbers, the same on the screen, on the pages and in the sentences of both.
 
-Values come rounded to four significant digits (``measure.statistics.significant``) and all four
-are shown, so that what is read anywhere is what stands in the JSON.
+Values come rounded to four significant digits (``measure.statistics.significant``) and all four are
+shown, so that every view shows the same digits as the JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NONE = "–"
 
 
 def digits(value: float) -> str:
-    """Four significant digits without an exponent: 0.01234, 1.230, 12.34, 1234, 123400."""
+    """Format four significant digits without an exponent: 0.01234, 1.230, 12.34, 1234, 123400."""
     if value == 0 or not isfinite(value):
         return f"{value:.0f}"
     value = significant(value)
@@ -22,7 +22,7 @@ def digits(value: float) -> str:
 
 
 def duration(us: float | None) -> str:
-    """Microseconds as us, ms or s, whichever leaves at most three digits in front of the point."""
+    """Format microseconds as us, ms or s, with at most three digits in front of the point."""
     if us is None:
         return NONE
     us = significant(us)
@@ -34,17 +34,17 @@ def duration(us: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """0.8731 as 87.31 %."""
+    """Format a share in per cent: 0.8731 as 87.31 %."""
     return NONE if value is None else f"{digits(100 * value)} %"
 
 
 def ratio(value: float | None) -> str:
-    """1.234 as 1.234×."""
+    """Format a ratio: 1.234 as 1.234×."""
     return NONE if value is None else f"{digits(value)}×"
 
 
 def byte_count(count: float | None) -> str:
-    """Bytes in decimal units, as bandwidths are: 512 B, 48.20 MB."""
+    """Format bytes in decimal units, as bandwidths are: 512 B, 48.20 MB."""
     if count is None:
         return NONE
     if abs(count) < 1_000:
@@ -56,24 +56,24 @@ def byte_count(count: float | None) -> str:
 
 
 def rate(gbps: float | None) -> str:
-    """GB/s."""
+    """Format a bandwidth in GB/s."""
     return NONE if gbps is None else f"{digits(gbps)} GB/s"
 
 
 def tflops(value: float | None) -> str:
-    """Arithmetic rate: 0.04210 TFLOP/s reads better as 42.10 GFLOP/s."""
+    """Format an arithmetic rate given in TFLOP/s; below 1 it is shown in GFLOP/s."""
     if value is None:
         return NONE
     return f"{digits(value)} TFLOP/s" if value >= 1 else f"{digits(1_000 * value)} GFLOP/s"
 
 
 def ulp(value: float | None) -> str:
-    """An error in units in the last place."""
+    """Format an error in units in the last place."""
     return NONE if value is None else f"{digits(value)} ulp"
 
 
 def count(value: float | None) -> str:
-    """A count, which is whole except as an average over steps."""
+    """Format a count, which is whole except as an average over steps."""
     if value is None:
         return NONE
     return f"{value:,.0f}" if value == int(value) else digits(value)

@@ -18,7 +18,7 @@ PHASE_ORDER = ("forward", "backward", "forward+backward")
 
 
 def check_suffix(path: Path) -> None:
-    """Raises ArgumentError unless the file's name ends in something a plot can be."""
+    """Raise ArgumentError unless the file name has the suffix of a plot."""
     if path.suffix not in SUFFIXES:
         raise ArgumentError(f"{path}: a plot is written as {', '.join(SUFFIXES)}; name it so.")
 
@@ -26,9 +26,10 @@ def check_suffix(path: Path) -> None:
 def bench_plot(bench: Bench, path: Path) -> None:
     """Write one figure: a row per dtype and phase with latency, bandwidth and roofline.
 
-    Latency and bandwidth stand against the bytes that a case moves at least; the dashed line is the
-    size-matched ceiling. The roofline stands on the best measured copy bandwidth and the matrix
-    product's rate. Raises ArgumentError when nothing was timed, MissingDependencyError.
+    The horizontal axis of latency and bandwidth is the least number of bytes that a case moves; the
+    dashed line is the size-matched ceiling. The roofline uses the best measured copy bandwidth and
+    the matrix product's rate. Raises ArgumentError if nothing was timed or the suffix is wrong,
+    MissingDependencyError.
     """
     check_suffix(path)
     try:
@@ -70,7 +71,7 @@ def bench_plot(bench: Bench, path: Path) -> None:
 
 
 def _rows(bench: Bench) -> dict[str, list[Group]]:
-    """Groups by dtype and phase, smallest case first; only those whose cost is known."""
+    """Return the groups whose cost is known, by dtype and phase, smallest case first."""
     rows: dict[str, list[Group]] = {}
     groups = [group for group in bench.groups if group.bytes_moved]
     for group in sorted(groups, key=lambda group: PHASE_ORDER.index(group.phase)):
@@ -82,7 +83,7 @@ def _rows(bench: Bench) -> dict[str, list[Group]]:
 
 
 def _styles(bench: Bench) -> dict[str, dict[str, Any]]:
-    """One colour and marker per provider; ours are drawn thicker."""
+    """Return one colour and marker per provider; ours are drawn thicker."""
     names: dict[str, Record] = {}
     for group in bench.groups:
         for record in group.records:
@@ -159,7 +160,7 @@ def _roofline(
     ridge = peak / bandwidth
     left, right = min(*intensities, ridge) / 4, max(*intensities, ridge) * 4
     axis.plot([left, ridge, right], [left * bandwidth, peak, peak], color="#777777", lw=1.5)
-    place = left**0.25 * ridge**0.75  # far up the slope there is room above it, clear of markers
+    place = left**0.25 * ridge**0.75  # far up the slope, where there is room above it and no marker
     axis.annotate(
         f"copy {digits(bandwidth)} GB/s",
         (place, place * bandwidth),

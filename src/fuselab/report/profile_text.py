@@ -1,4 +1,4 @@
-"""A profile as text of 80 columns, from the same facts that its JSON holds."""
+"""A profile as text of 80 columns, from the same facts as its JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from fuselab.report.numbers import NONE, byte_count, count, duration, share
 from fuselab.report.text_table import WIDTH, bar, cut, table
 
-ROWS = 12  # of each table on the screen; the JSON holds all
+ROWS = 12  # rows of each table on the screen; the JSON has all
 FINDINGS = 10
 SHAPES_WIDTH = 14
 TREE_LINES = 24
-TREE_SHARE = 0.01  # of the step, for a call to appear in the tree
+TREE_SHARE = 0.01  # the least share of the step for a call to appear in the tree
 
 _SPLIT = {
     "compute": "matrix products, convolutions",
@@ -32,7 +32,7 @@ Facts = Mapping[str, Any]
 
 
 def profile_text(facts: Facts) -> str:
-    """The screen of ``fuselab profile``."""
+    """Return the text that ``fuselab profile`` prints."""
     lines = [*_head(facts), "", *_split(facts), "", *_findings(facts)]
     for title, rows in (
         ("By range", _ranges(facts)),
@@ -191,7 +191,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
 
 
 def _tree(facts: Facts) -> list[str]:
-    """The most expensive calls, with what they call; time is the host's, or the device's."""
+    """Return the most expensive calls as a tree; times are the device's on a GPU, else the
+    host's."""
     key = "device_us" if _on_gpu(facts) else "cpu_us"
     found: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The line on stderr that says how far something long is."""
+"""The line on stderr that shows the progress of a long task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 class ProgressLine:
-    """One line that is written over on a terminal, and a new one every 10 s elsewhere.
+    """A line that is overwritten on a terminal; elsewhere a new line is printed every 10 s.
 
     Args:
         stream: standard error by default.
@@ -23,7 +23,7 @@ class ProgressLine:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for another text."""
+        """Whether it is time to show another text."""
         return time.monotonic() - self._shown_at >= self._pause_s
 
     def show(self, text: str) -> None:
@@ -35,7 +35,7 @@ class ProgressLine:
         self._width = len(text)
 
     def end(self) -> None:
-        """What is written next begins a line of its own."""
+        """End the line, so that the next output begins on a new one."""
         if self._width:
             print(file=self._stream, flush=True)
             self._width = 0

@@ -1,4 +1,4 @@
-"""What every verb's JSON has in common: schema, verb, environment."""
+"""The keys that every verb's JSON has in common: schema, verb, environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from fuselab.device import environment
 
-# Raised when a key changes its meaning or goes; a new key does not raise it. See docs/contract.md.
+# Raised when a key changes its meaning or is removed, not for a new key. See docs/contract.md.
 SCHEMA = 1
 
 
 def result(
     verb: str, facts: Mapping[str, Any], device: torch.device | None = None
 ) -> dict[str, Any]:
-    """``facts`` of ``verb`` under the keys common to all: what ``files.write_json`` is given."""
+    """Add the keys common to all verbs to ``facts``; ``files.write_json`` takes the result."""
     common = {"schema": SCHEMA, "verb": verb, "environment": environment.describe(device)}
     return {**common, **facts}

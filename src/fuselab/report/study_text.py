@@ -20,7 +20,7 @@ _STATES = {
 
 
 def study_text(facts: Facts) -> str:
-    """The screen's text from a study's JSON."""
+    """Return the screen's text from a study's JSON."""
     return "\n".join([*_headline(facts), "", *_ways(facts), "", *_leads(facts), *_proof(facts)])
 
 

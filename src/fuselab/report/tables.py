@@ -1,4 +1,4 @@
-"""Benchmarks as tables of 80 columns; every number is the JSON's, digit by digit."""
+"""Benchmarks as tables of 80 columns; every number has the same digits as in the JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STYLES = {Outcome.FASTER: "green", Outcome.SLOWER: "red", Outcome.UNCLEAR: "yell
 
 
 def console(color: bool | None = None) -> Console:
-    """A console of 80 columns on stdout; colours only on a terminal."""
+    """Return a console of 80 columns on stdout; colours only on a terminal."""
     return Console(width=WIDTH, highlight=False, no_color=color is False, soft_wrap=False)
 
 
 def bench_table(bench: Bench) -> RenderableType:
-    """Everything a benchmark found, group by group, with what was skipped and what to know."""
+    """Return a benchmark's tables, group by group, with what was skipped and the notes."""
     environment = bench.environment
     parts: list[RenderableType] = [
         Text(
@@ -43,7 +43,8 @@ def bench_table(bench: Bench) -> RenderableType:
 
 
 def against_table(against: Against) -> RenderableType:
-    """What changed since an earlier benchmark, the slowest first; all else is one line."""
+    """Return a table of the rows that changed since an earlier benchmark, the slowest first; the
+    others are summed up in one line."""
     parts: list[RenderableType] = [Text(), Text(f"against the earlier run, by {against.by}")]
     parts += [Text(f"  {line}") for line in against.differences]
     moved = [
@@ -70,7 +71,8 @@ def against_table(against: Against) -> RenderableType:
 
 
 def tuning_table(tuning: Tuning) -> RenderableType:
-    """Every configuration that was tried, the fastest first, and what was saved where."""
+    """Return every configuration that was tried, the fastest first, and where the choice was
+    saved."""
     environment = tuning.environment
     parts: list[RenderableType] = [
         Text(f"{tuning.operator} on {environment['device_name']}, torch {environment['torch']}")
@@ -173,7 +175,7 @@ def _group_table(group: Group) -> Table:
 
 
 def _digits(value: float | None) -> str:
-    """The value's digits in a column of 7: without trailing zeros where they do not fit."""
+    """Format a value for a column of 7, without trailing zeros where they do not fit."""
     if value is None:
         return NONE
     text = digits(value)
@@ -181,7 +183,7 @@ def _digits(value: float | None) -> str:
 
 
 def _spread(record: Record | Tried) -> str:
-    """Half the interval of the median, in percent of it."""
+    """Return half the interval of the median, in per cent of the median."""
     assert record.median_us is not None and record.low_us is not None
     assert record.high_us is not None
     half = 50 * (record.high_us - record.low_us) / record.median_us
@@ -207,8 +209,8 @@ def _verdict(found: Comparison | Change) -> Text:
 
 
 def _remarks(group: Group) -> list[str]:
-    """Lines under a table: the ceiling, the best peer, what is wrong, what a row needs to be read
-    with, memory and energy."""
+    """Return the lines under a table: the ceiling, the best peer, failures, notes, memory,
+    energy."""
     lines = []
     ceiling = group.ceiling
     if ceiling is not None:

@@ -1,4 +1,5 @@
-"""Plain tables of at most 80 columns: names to the left, numbers to the right, one line per row."""
+"""Plain tables of at most 80 columns: text left-aligned, numbers right-aligned, one line per
+row."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ WIDTH = 80
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int], indent: int = 1
 ) -> list[str]:
-    """Lines of a table. ``right`` are the columns set to the right; the widest left column gives
-    way where the whole does not fit, its texts cut with an ellipsis."""
+    """Return the lines of a table.
+
+    ``right`` lists the columns to align right. If the whole does not fit, the widest left columns
+    shrink, and their texts are cut with an ellipsis.
+    """
     widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
     over = indent + sum(widths) + 2 * (len(columns) - 1) - WIDTH
     left = [column for column in range(len(columns)) if column not in right]
@@ -29,12 +33,12 @@ def table(
 
 
 def cut(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, the end replaced by an ellipsis."""
+    """Cut ``text`` to at most ``width`` characters, with an ellipsis for the end."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of ``share`` of ``width`` characters, in eighths of a character."""
+    """Return a bar of ``share`` of ``width`` characters, in eighths of a character."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")

@@ -1,4 +1,4 @@
-"""What ``fuselab train`` and ``fuselab predict`` show on the screen."""
+"""The screens of ``fuselab train`` and ``fuselab predict``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fuselab.report.text_table import table
 
 
 def train_text(facts: Mapping[str, Any]) -> str:
-    """Of ``Run.describe``."""
+    """Return the text for the facts of ``Run.describe``."""
     done = facts["steps"] - facts["resumed_from"]
     lines = [
         f"{facts['mode']}: {done:,} steps of {facts['batch_size']:,} rows in "
@@ -31,7 +31,7 @@ def train_text(facts: Mapping[str, Any]) -> str:
 
 
 def metrics_text(measured: Mapping[str, Any]) -> str:
-    """Of ``fuselab.train.metrics.Metrics``."""
+    """Return the text for the facts of ``fuselab.train.metrics.Metrics``."""
     return (
         f"{measured['rows']:,}: loss {measured['loss']:.4f}, accuracy {measured['accuracy']:.4f}, "
         f"AUC {measured['auc']:.4f}"
@@ -39,7 +39,7 @@ def metrics_text(measured: Mapping[str, Any]) -> str:
 
 
 def gradients_text(compared: Sequence[Mapping[str, Any]]) -> str:
-    """Of ``fuselab.train.dlrm_gradients.compare``."""
+    """Return the table for the result of ``fuselab.train.dlrm_gradients.compare``."""
     rows = [
         [
             each["name"],
@@ -53,7 +53,7 @@ def gradients_text(compared: Sequence[Mapping[str, Any]]) -> str:
 
 
 def latency_text(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Of ``fuselab.train.dlrm_predict.latencies``."""
+    """Return the table for the result of ``fuselab.train.dlrm_predict.latencies``."""
     rows = [
         [f"{each['batch']:,}", each["way"], f"{each['us']:.1f}", f"{each['rows_per_s']:,.0f}"]
         for each in measured
