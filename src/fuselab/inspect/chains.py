@@ -1,8 +1,8 @@
-"""Chains of memory-bound operators that one kernel could compute, from the watched step's tensors.
+"""Chains of memory-bound operators that one kernel could compute, found in the watched step.
 
 Two operators belong to one chain when the second reads what the first wrote, both are pointwise or
 reductions, both belong to the same pass, and no operator outside the chain stands between them in
-the data flow (else the one kernel would have to run before and after it).
+the data flow (otherwise the one kernel would have to run both before and after it).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Storage = tuple[int, int]
 
 @dataclass(eq=False)
 class Call:
-    """A primitive operator: what it reads and writes, in bytes per storage."""
+    """A primitive operator with the bytes that it reads and writes, per storage."""
 
     op: Detail
     reads: dict[Storage, int]
@@ -32,21 +32,26 @@ class Call:
 
     @property
     def written_numel(self) -> int:
-        """Elements of its result, by the dtype of its first input."""
+        """The number of elements in its result, assuming the dtype of its first input."""
         size = max(self.writes.values(), default=0)
         return size // self.op.inputs[0].dtype.itemsize if self.op.inputs else size
 
 
 @dataclass(eq=False)
 class Chain:
-    """Two or more calls that could be one. ``fused_bytes`` is what one kernel must still move."""
+    """Two or more calls that one kernel could compute.
+
+    ``separate_bytes`` is the traffic of the separate calls, ``fused_bytes`` the traffic that
+    remains in one kernel.
+    """
 
     calls: list[Call]
     fused_bytes: int = 0
     separate_bytes: int = 0
     read: set[Storage] = field(default_factory=set)
     written: set[Storage] = field(default_factory=set)
-    behind: set[Storage] = field(default_factory=set)  # made by others out of what it wrote
+    # storages that other operators computed from what it wrote
+    behind: set[Storage] = field(default_factory=set)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,8 +70,11 @@ class Chain:
         return self.separate_bytes - self.fused_bytes
 
     def saved_us(self, cost: Mapping[int, float]) -> float:
-        """Of what the members cost (microseconds by ``id`` of the operator), what one kernel
-        would save: the traffic's share for large members, all dispatches but one for small."""
+        """Return the microseconds that one kernel would save.
+
+        ``cost`` gives the members' microseconds by ``id`` of the operator. A large member saves its
+        share of the removed traffic; the small members save all dispatches but one.
+        """
         kept = self.fused_bytes / self.separate_bytes
         saved = 0.0
         for call in self.calls:
@@ -76,7 +84,7 @@ class Chain:
 
 
 def find_chains(ops: Sequence[Detail]) -> list[Chain]:
-    """The chains of a step, in order of their first call."""
+    """Return the chains of a step, in order of their first call."""
     calls = primitive_calls(ops)
     chains: list[Chain] = []
     for call in calls:
@@ -100,7 +108,10 @@ def find_chains(ops: Sequence[Detail]) -> list[Chain]:
 
 
 def _join(call: Call, chains: Sequence[Chain]) -> tuple[list[Chain], Chain]:
-    """The chains that ``call`` continues, and them with it as one; alone it starts a chain."""
+    """Return the chains that ``call`` continues, and one chain that joins them with ``call``.
+
+    If it continues none, the second result is a new chain of ``call`` alone.
+    """
     parts: list[Chain] = []
     joined = Chain([])
     for chain in reversed(chains):  # the latest first
@@ -120,7 +131,7 @@ def _join(call: Call, chains: Sequence[Chain]) -> tuple[list[Chain], Chain]:
 
 
 def _merged(one: Chain, other: Chain) -> Chain | None:
-    """Two chains as one; None where an operator outside stands between them."""
+    """Return two chains as one, or None if an outside operator stands between them."""
     if (one.behind - other.written) & other.read or (other.behind - one.written) & one.read:
         return None
     written = one.written | other.written
@@ -133,8 +144,11 @@ def _merged(one: Chain, other: Chain) -> Chain | None:
 
 
 def _same_iteration(chain: Chain, call: Call) -> bool:
-    """One kernel walks one space of elements: after a reduction a chain goes on over what the
-    reduction left, or, as softmax does, over the full rows again."""
+    """Return whether ``call`` can run over the elements of one of the chain's members.
+
+    One kernel iterates over one set of elements. After a reduction, a chain may continue over the
+    reduction's result or, as softmax does, over the full rows again.
+    """
     return any(
         call.numel == member.numel
         or (is_reduction(member.op.name) and call.numel == member.written_numel)
@@ -143,7 +157,8 @@ def _same_iteration(chain: Chain, call: Call) -> bool:
 
 
 def primitive_calls(ops: Sequence[Detail]) -> list[Call]:
-    """The operators that touch elements, without wrappers around them and workings below them."""
+    """Return the operators that touch elements, without wrappers around them or calls inside
+    them."""
     return [call for op in ops if op.parent is None for call in _primitives(op)]
 
 
@@ -152,7 +167,8 @@ def _primitives(op: Detail) -> list[Call]:
     own = in_place or any(a.bytes > 0 for a in op.allocations)
     if not own and any(_does_work(deeper) for child in op.children for deeper in child.walk()):
         below = [call for child in op.children for call in _primitives(child)]
-        if len(below) == 1 and is_fusible(op.name):  # relu around clamp_min: keep the user's word
+        # relu calls clamp_min; keep the name that the user wrote
+        if len(below) == 1 and is_fusible(op.name):
             below[0].op = op
         return below
     return [_call(op)] if _does_work(op) else []
@@ -164,7 +180,8 @@ def _does_work(op: Detail) -> bool:
 
 def _call(op: Detail) -> Call:
     changes = [allocation for deeper in op.walk() for allocation in deeper.allocations]
-    freed = {change.storage for change in changes if change.bytes < 0}  # its own workspace
+    # the operator's own workspace
+    freed = {change.storage for change in changes if change.bytes < 0}
     writes = {
         change.storage: change.bytes
         for change in changes

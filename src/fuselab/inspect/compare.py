@@ -16,7 +16,7 @@ TABLES = ("ranges", "operators", "modules", "kernels")
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A profile that ``fuselab profile --json`` wrote. Raises ArgumentError."""
+    """Read a profile that ``fuselab profile --json`` wrote. Raises ArgumentError."""
     name = plain(path)
     try:
         facts = json.loads(Path(path).read_text())
@@ -32,7 +32,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def compare(before: Facts, after: Facts) -> dict[str, Any]:
-    """What changed from ``before`` to ``after``; a name that one side lacks has None there.
+    """Return the figures of ``before`` and ``after`` in pairs; a name missing on one side has None.
 
     Rows are ordered by how many microseconds per step they changed.
     """

@@ -1,7 +1,7 @@
-"""Explain: what torch.compile makes of a TARGET, and what that is worth.
+"""Explain how torch.compile compiles a TARGET, and how much faster that makes it.
 
-Everything runs in child processes with an inductor cache of their own: the compile is really cold,
-the user's process keeps its own caches, and a compile that hangs can be stopped.
+Everything runs in child processes with their own inductor cache, so that the compile is really
+cold, the user's caches are untouched, and a compile that hangs can be stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True)
 class Request:
-    """What the child processes are asked."""
+    """The request to the child processes."""
 
     target: str
     device: str
@@ -39,13 +39,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Explanation:
-    """``facts`` are what the JSON holds; ``files`` are the generated sources, by file name."""
+    """The result of an explanation: ``facts`` for the JSON, ``files`` the generated sources by
+    name."""
 
     facts: dict[str, Any]
     files: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The screen of ``fuselab explain``."""
+        """Return the text that ``fuselab explain`` prints."""
         from fuselab.report.explain_text import explain_text
 
         return explain_text(self.facts)
@@ -54,7 +55,7 @@ class Explanation:
         return self.facts
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Writes every graph's wrapper with its kernels and the FX graphs. Raises OutputError."""
+        """Write every graph's wrapper with its kernels, and the FX graphs. Raises OutputError."""
         from fuselab.report.files import folder_for_results, write_text
 
         with folder_for_results(folder) as place:
@@ -71,12 +72,12 @@ def explain_target(
     mode: str = "default",
     progress: Callable[[str], None] = lambda words: None,
 ) -> Explanation:
-    """Compiles a TARGET in a fresh process and says what came out.
+    """Compile a TARGET in a fresh process and return what torch.compile made of it.
 
     ``backward`` compiles and times the backward too (loss as in ``profile_target``); ``dynamic``
-    also calls it with other batch sizes and tells what recompiled; ``mode`` is ``torch.compile``'s.
-    Raises ArgumentError for an unknown mode, TargetError where the target or its compile fails or
-    takes longer than 15 minutes (naming the stage it was in).
+    also calls it with other batch sizes and records what recompiled; ``mode`` is
+    ``torch.compile``'s. Raises ArgumentError for an unknown mode, TargetError if the target or its
+    compile fails or takes longer than 15 minutes (the message names the stage it was in).
     """
     if mode not in MODES:
         raise ArgumentError(f"mode '{mode}' is unknown; torch.compile has {', '.join(MODES)}.")
@@ -91,7 +92,7 @@ def explain_target(
 
 
 def _ask(what: str, request: Request, folder: Path) -> Any:
-    """Runs one child; its answer, or the error it met."""
+    """Run one child process; return its answer or raise its error."""
     asked, answer, stage = folder / "request", folder / f"{what}-answer", folder / "stage"
     asked.write_bytes(pickle.dumps(request))
     command = [sys.executable, "-m", "fuselab.inspect.explain_runner", what, str(folder)]

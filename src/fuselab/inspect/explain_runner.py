@@ -2,7 +2,8 @@
 
     python -m fuselab.inspect.explain_runner explain|warm FOLDER
 
-FOLDER holds the pickled request; the answer, an ``Explanation``, seconds or an error, goes there.
+FOLDER contains the pickled request. The answer (an ``Explanation``, seconds or an error) is written
+there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Stage = Callable[[str], None]
 
 
 def explain(request: Request, stage: Stage) -> Explanation:
-    """All facts about one target, but its warm compile time."""
+    """Return all facts about one target except its warm compile time."""
     stage("running the target once")
     target = targets.load(request.target, request.device, request.data)
     with _refusing(target.name):
@@ -92,7 +93,7 @@ def explain(request: Request, stage: Stage) -> Explanation:
 
 
 def warm_seconds(request: Request, stage: Stage) -> float:
-    """The first call's time when everything compiled lies in the cache on disk."""
+    """Return the time in seconds of the first call when the disk cache has every compiled part."""
     target = targets.load(request.target, request.device, request.data)
     stage("compiling with the cache on disk")
     with inductor_capture.named_kernels():
@@ -124,8 +125,10 @@ def _seconds(step: Callable[[], Any], device: torch.device) -> float:
 
 
 def _speed(eager: targets.Target, compiled: targets.Target, backward: bool) -> dict[str, Any]:
-    """A step before and after by the wall clock, interleaved, as a loop sees it; peak memory and,
-    on a GPU, the share of the time that it is busy."""
+    """Time a step of both by the wall clock, interleaved, as a loop would run it.
+
+    Also measures peak memory and, on a GPU, the share of the time that it is busy.
+    """
     device = eager.device
     steps = {
         "eager": target_step(eager, backward),
@@ -168,7 +171,7 @@ def _kernels(
     kernel_us: dict[tuple[int, int], float],
     device: torch.device,
 ) -> list[dict[str, Any]]:
-    """One row per launch, in launch order."""
+    """Return one row per launch, in launch order."""
     ceilings = measured_ceilings(device) if kernel_us else None
     rows = []
     for position, graph in enumerate(graphs):
@@ -206,8 +209,11 @@ def _bytes_moved(launch: Launch) -> int | None:
 def _ceiling_gbps(
     ceilings: Ceilings, device: torch.device, moved: int, gbps: float | None
 ) -> float | None:
-    """Bandwidth of the measured copy nearest in size, measured again where ``gbps`` beats it; below
-    half the smallest none is comparable: such a kernel costs its launch."""
+    """Return the bandwidth of the measured copy nearest in size.
+
+    It is measured again if ``gbps`` exceeds it. Below half the smallest copy the result is None,
+    because such a kernel's time is its launch.
+    """
     if moved < min(map(int, ceilings.copy_gbps)) / 2:
         return None
     size = ceilings.nearest_copy(moved)
@@ -219,7 +225,8 @@ def _ceiling_gbps(
 def _other_batches(
     target: targets.Target, compiled: targets.Target, request: Request
 ) -> list[dict[str, Any]]:
-    """The compiled target called with other batch sizes: what compiled again, why, how long."""
+    """Call the compiled target with other batch sizes; return what recompiled, why, and how
+    long."""
     rows = []
     own = targets.batch_size(target)
     for batch in dict.fromkeys((max(own // 2, 2), max(own // 3, 3), own + 1)):

@@ -1,7 +1,7 @@
-"""Findings: what a profile says should change, ranked by the time it would save.
+"""Findings: changes that a profile suggests, ranked by the time they would save.
 
-Each is a pattern in the recorded calls with the user's line. ``saved_us`` is an estimate of what a
-step would be shorter by, written down beside each rule; two findings may claim the same time.
+Each is a pattern in the recorded calls with the user's line. ``saved_us`` estimates by how much a
+step would become shorter; each rule's docstring says how. Two findings may count the same time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fuselab.inspect.work_kinds import (
     is_work,
 )
 
-SMALLEST_SHARE = 0.002  # of the step; less is not worth a reader's line
-# Cheap on a CPU, where nothing runs ahead of the host; a profile there understates them.
+SMALLEST_SHARE = 0.002  # the least share of the step for a finding to be shown
+# These cost little on a CPU, where nothing runs ahead of the host, so its profile understates them.
 ALWAYS = ("host sync", "tensor built in forward")
-STARVING_SHARE = 0.1  # of the step in the loader before it is a finding
-OVERHEAD_SHARE = 0.25  # of the step before it is called launch-bound
-REPEATED_CALLS = 8  # of one small operator from one line, per step
-LOOKUP_NUMEL = 65536  # elements of a comparison's result before it is a look-up
-LOOKUP_GROWTH = 8  # times the larger operand
-BLOWN_UP = 8  # times its inputs, before a pointwise result counts as blown up
+STARVING_SHARE = 0.1  # the least share of the step spent in the loader for a finding
+OVERHEAD_SHARE = 0.25  # the least share of overhead for a step to be called launch-bound
+REPEATED_CALLS = 8  # calls of one small operator from one line, per step
+LOOKUP_NUMEL = 65536  # the least number of results for a comparison to be a look-up
+LOOKUP_GROWTH = 8  # the least ratio of its result to its larger operand
+BLOWN_UP = 8  # the least ratio of a pointwise result to its inputs to be called blown up
 BLOWN_UP_BYTES = 1 << 20
 
 
@@ -46,10 +46,10 @@ class Finding:
     kind: str
     title: str
     advice: str
-    line: str | None  # file:line, short
+    line: str | None  # short, as file:line
     file: str | None
     line_number: int | None
-    source: str  # the line's text
+    source: str  # the text of the line
     saved_us: float
     share: float
     calls: float
@@ -61,8 +61,11 @@ class Finding:
 
 
 def find(windows: Sequence[Window], details: Details, split: Split, on_gpu: bool) -> list[Finding]:
-    """Every finding worth at least 0.2 % of the step, the largest saving first; on a CPU also what
-    would cost on a GPU only."""
+    """Return every finding worth at least 0.2 % of the step, the largest saving first.
+
+    On a CPU the kinds in ``ALWAYS`` are returned whatever their share, since they cost more on a
+    GPU.
+    """
     search = _Search(windows, details, split, on_gpu)
     found = [
         *search.host_syncs(),
@@ -122,7 +125,8 @@ class _Search:
     # -- the host waits for the device ------------------------------------------------------------
 
     def host_syncs(self) -> Iterator[Finding]:
-        """Saved: the time inside the call; on a GPU nearly all of it is waiting."""
+        """Find reads of device values by the host. The saving is the time inside the call, which on
+        a GPU is nearly all waiting."""
         for line, spans in self.by_line(s for s in self.spans if s.name in HOST_SYNC):
             outer = [_outermost(span) for span in spans]
             saved = sum(span.duration_us for span in outer) / self.steps
@@ -142,7 +146,7 @@ class _Search:
             )
 
     def _waited_for(self, spans: Sequence[Span]) -> str:
-        """The operator whose kernels ran longest while the host stood in these calls."""
+        """Return the operator whose kernels ran longest while the host waited in these calls."""
         waited: dict[str, float] = defaultdict(float)
         for window in self.windows:
             for span in spans:
@@ -155,8 +159,12 @@ class _Search:
     # -- tensors made where they need not be ------------------------------------------------------
 
     def tensors_built(self) -> Iterator[Finding]:
-        """Saved: from the end of the operator before to the end of the one that builds: Python
-        walks a list there. More than the truth where lines without operators stand between."""
+        """Find constant tensors built in every forward.
+
+        The saving is the time from the end of the previous line's operator to the end of the one
+        that builds, because Python converts a list in between. It is too large if lines without
+        operators lie between the two.
+        """
         built = [s for s in self.spans if s.name in CREATION and self._in_model(s)]
         for line, spans in self.by_line(_outermost(span) for span in built):
             if line is None:
@@ -183,7 +191,7 @@ class _Search:
         )
 
     def _since_previous_line(self, span: Span) -> float:
-        """Time since the host left the operator before, which stands on another line."""
+        """Return the time since the end of the previous operator that belongs to another line."""
         siblings = self._top_level(span)
         position = siblings.index(span)
         line = span.detail.line if span.detail else None
@@ -205,7 +213,8 @@ class _Search:
         ]
 
     def copies_in_forward(self) -> Iterator[Finding]:
-        """Saved: the copies' device time, and the call on the host where the device stood idle."""
+        """Find copies to the device in the forward. The saving is the larger of the copies' device
+        time and the host's time in the calls."""
         copies = [
             span
             for span in self.spans
@@ -228,7 +237,8 @@ class _Search:
             )
 
     def pageable_copies(self) -> Iterator[Finding]:
-        """Saved: half of the copy's time; pinned copies run at about twice the rate and overlap."""
+        """Find copies from pageable memory. The saving is half of their time, because pinned copies
+        run at about twice the rate and overlap."""
         pageable = [
             span for span in self.spans if any(is_pageable(k.name) for k in _launched(span))
         ]
@@ -249,7 +259,8 @@ class _Search:
     # -- the loader and the host ------------------------------------------------------------------
 
     def starving_loader(self) -> Iterator[Finding]:
-        """Saved: the whole wait, for workers prepare the next batch while this one computes."""
+        """Find waits for the loader. The saving is the whole wait, because workers prepare the next
+        batch while this one computes."""
         waits: list[Span] = [
             span
             for window in self.windows
@@ -269,7 +280,8 @@ class _Search:
             )
 
     def launch_bound(self) -> Iterator[Finding]:
-        """Saved: the overhead; a captured or compiled step leaves little of it."""
+        """Find a step dominated by overhead. The saving is the overhead, most of which a captured
+        or compiled step avoids."""
         share = self.split.overhead_us / self.split.step_us
         calls = sum(is_work(span.name) and not _has_work_below(span) for span in self.spans)
         if share < OVERHEAD_SHARE or calls < REPEATED_CALLS * self.steps:
@@ -293,7 +305,8 @@ class _Search:
         )
 
     def repeated_small_operators(self) -> Iterator[Finding]:
-        """Saved: all calls but one, for one call on the stacked inputs costs about one dispatch."""
+        """Find small operators repeated on one line. The saving is all calls but one, because one
+        call on the stacked inputs costs about one dispatch."""
         groups: dict[tuple[SourceLine, str], list[Span]] = defaultdict(list)
         for span in self.spans:
             detail = span.detail
@@ -327,8 +340,11 @@ class _Search:
     # -- work that need not be done ---------------------------------------------------------------
 
     def quadratic_lookups(self) -> Iterator[Finding]:
-        """Saved: the comparison and every operator that reads its result; a search or an index
-        costs B log V instead of B x V."""
+        """Find comparisons of every value with every entry.
+
+        The saving is the comparison and every operator that reads its result; a search or an index
+        costs B log V instead of B x V.
+        """
         for line, spans in self.by_line(s for s in self.spans if _is_lookup(s)):
             results = {key for span in spans for key in _made(span)}
             readers = [
@@ -358,8 +374,11 @@ class _Search:
             )
 
     def blown_up_operands(self) -> Iterator[Finding]:
-        """Saved: all of the pointwise operator; a kernel that makes the operand tile by tile inside
-        the product neither writes it nor reads it back."""
+        """Find large pointwise results made only for a matrix product.
+
+        The saving is all of the pointwise operator, because a kernel that makes the operand tile by
+        tile inside the product neither writes it nor reads it back.
+        """
         products = {
             use.storage
             for op in self.details.ops
@@ -393,8 +412,11 @@ class _Search:
             )
 
     def dense_embedding_gradients(self) -> Iterator[Finding]:
-        """Saved: of the gradient's time the share of the table that the batch did not touch; an
-        optimizer walks as many rows again, which is not counted."""
+        """Find embedding gradients written for whole tables.
+
+        The saving is the share of the gradient's time that falls on rows the batch did not touch.
+        An optimizer then updates as many rows, which is not counted.
+        """
         dense = [
             span
             for span in self.spans
@@ -421,8 +443,11 @@ class _Search:
             )
 
     def chains(self) -> Iterator[Finding]:
-        """Saved: of the members' time the share of their traffic that one kernel would not move;
-        for small members all dispatches but one."""
+        """Find chains of operators that could be one kernel.
+
+        The saving is the share of the large members' time for the traffic that one kernel would not
+        need, and all dispatches but one for the small members.
+        """
         cost: dict[int, float] = defaultdict(float)
         for span in self.spans:
             if span.detail is not None:
@@ -458,14 +483,14 @@ def _inclusive_us(span: Span, on_gpu: bool) -> float:
 
 
 def _outermost(span: Span) -> Span:
-    """The whole call on the user's line that ``span`` is part of."""
+    """Return the whole call on the user's line that ``span`` is part of."""
     while span.parent is not None and span.parent.name.startswith("aten::"):
         span = span.parent
     return span
 
 
 def _outermost_work(span: Span) -> Span:
-    """The outermost operator around ``span`` that does work itself, views aside."""
+    """Return the outermost operator around ``span`` that touches elements, which views do not."""
     found = span
     for above in span.ancestors():
         if above.kind == "op" and is_work(above.name):
@@ -478,7 +503,7 @@ def _has_work_below(span: Span) -> bool:
 
 
 def _launched(span: Span) -> list[Kernel]:
-    """Kernels of this call itself."""
+    """Return the kernels that this call launched itself."""
     return [
         *span.kernels,
         *(k for child in span.children if child.kind == "runtime" for k in child.kernels),
@@ -486,7 +511,7 @@ def _launched(span: Span) -> list[Kernel]:
 
 
 def _launcher(kernel: Kernel) -> str:
-    """The operator that launched a kernel, with its line."""
+    """Return the operator that launched a kernel, with its line."""
     span = kernel.span
     while span is not None and span.kind != "op":
         span = span.parent
@@ -498,11 +523,11 @@ def _launcher(kernel: Kernel) -> str:
 
 
 def _is_lookup(span: Span) -> bool:
-    """A broadcast equality whose result is much larger than either operand."""
+    """Return whether this is a broadcast equality with a result much larger than either operand."""
     if span.name not in ("aten::eq", "aten::ne") or span.detail is None:
         return False
     largest = max((use.numel for use in span.detail.inputs), default=0)
-    made = _made_bytes(span)  # one byte per element: the result is boolean
+    made = _made_bytes(span)  # one byte per element, since the result is boolean
     return made >= LOOKUP_NUMEL and made >= LOOKUP_GROWTH * largest
 
 
@@ -511,7 +536,7 @@ def _given_bytes(span: Span) -> int:
 
 
 def _made_bytes(span: Span) -> int:
-    """Bytes of the largest tensor the call allocated."""
+    """Return the bytes of the largest tensor that the call allocated."""
     if span.detail is None:
         return 0
     return max((a.bytes for op in span.detail.walk() for a in op.allocations), default=0)

@@ -1,6 +1,6 @@
-"""What Dynamo and Inductor did: the one file that reads their private parts.
+"""Records of Dynamo's and Inductor's work; only this file reads their private parts.
 
-Written for torch 2.11 to 2.13. Where a torch has moved a part away, ``capture`` raises
+Written for torch 2.11 to 2.13. If another torch has moved a part, ``capture`` raises
 UnsupportedError that names it, instead of an AttributeError somewhere inside.
 """
 
@@ -29,9 +29,9 @@ _AOT_ID = re.compile(r"# AOT ID: \['(\d+)_(\w+)'\]")
 
 @dataclass(frozen=True)
 class Node:
-    """One node of Inductor's schedule after fusion: a loop nest, or a call it left to a library."""
+    """One node of Inductor's schedule after fusion: a loop nest or a library call."""
 
-    buffers: tuple[str, ...]  # names of what it writes
+    buffers: tuple[str, ...]  # names of the buffers it writes
     operators: tuple[str, ...]  # the ATen operators it came from
     lines: tuple[SourceLine, ...]
     bytes_read: int | None
@@ -43,7 +43,7 @@ class Launch:
     """One kernel or library call, in launch order."""
 
     name: str
-    kind: str  # fused, or extern: a library call
+    kind: str  # fused, or extern for a library call
     operators: tuple[str, ...]
     lines: tuple[SourceLine, ...]
     bytes_read: int | None
@@ -70,7 +70,7 @@ class Capture:
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where Dynamo cut the graph, and why."""
+    """The place where Dynamo cut the graph, and the reason."""
 
     reason: str
     line: SourceLine | None
@@ -89,8 +89,11 @@ class Compilation:
 
 @contextmanager
 def capture() -> Iterator[Capture]:
-    """Records every graph that Inductor compiles inside; nothing of what it makes changes, so its
-    caches stay valid. A graph that comes from a cache is not seen: start from an empty one."""
+    """Record every graph that Inductor compiles inside the block.
+
+    The compiled code is unchanged, so Inductor's caches stay valid. A graph loaded from a cache is
+    not recorded, so start with an empty one.
+    """
     try:
         from torch._inductor.graph import GraphLowering
         from torch._inductor.scheduler import Scheduler
@@ -146,10 +149,10 @@ def _read_node(node: Any) -> Node:
 
 
 def _size(node: Any, method: str) -> int | None:
-    """Inductor's own count of the bytes a node must move; None where it has none (fallbacks)."""
+    """Return Inductor's count of the bytes a node must move, or None if it has none (fallbacks)."""
     try:
         return int(getattr(node, method)())
-    except Exception:  # symbolic sizes and opaque layouts raise whatever they like
+    except Exception:  # symbolic sizes and opaque layouts may raise anything
         return None
 
 
@@ -161,7 +164,8 @@ def _aten_name(origin: Any) -> str | None:
 
 
 def _user_lines(origin: Any) -> list[SourceLine]:
-    """The innermost line of the user's in a node's stack trace."""
+    """Return the innermost line of the user's code in a node's stack trace, as a list of at most
+    one."""
     lines = [
         SourceLine(match["file"], int(match["line"]))
         for match in _FRAME.finditer(origin.meta.get("stack_trace") or "")
@@ -170,8 +174,10 @@ def _user_lines(origin: Any) -> list[SourceLine]:
 
 
 def launches(code: str, nodes: Sequence[Node]) -> list[Launch]:
-    """The calls of a wrapper in order, each with the schedule's nodes that it runs: those that
-    write a buffer it is given. A C++ kernel may run several nodes."""
+    """Return the calls of a wrapper in order, each with the nodes of the schedule that it runs.
+
+    A call runs the nodes that write a buffer it is given; a C++ kernel may run several nodes.
+    """
     found = []
     left = list(nodes)
     for callee, words in _calls(code):
@@ -193,8 +199,11 @@ def launches(code: str, nodes: Sequence[Node]) -> list[Launch]:
 
 
 def _calls(code: str) -> Iterator[tuple[str, set[str]]]:
-    """Callee and the names on the line of every launch of a wrapper: in ``call``, and in the
-    partitions before it that CUDA graphs cut it into; what follows is Inductor's own benchmark."""
+    """Yield the callee and the names on the line of every launch of a wrapper.
+
+    Launches are in ``call`` and in the partitions before it that CUDA graphs cut it into. The code
+    after them is Inductor's own benchmark and is ignored.
+    """
     body = code.partition("async_compile.wait(globals())")[2]
     body = re.split(r"\ndef (?:get_args|benchmark_compiled_module)\(", body)[0]
     for line in body.splitlines():
@@ -219,7 +228,7 @@ def _total(sizes: Any) -> int | None:
 def graph_breaks(
     function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> tuple[int, list[GraphBreak], list[str]]:
-    """How many graphs Dynamo makes of a call, where it breaks them, and the graphs as Python."""
+    """Return how many graphs Dynamo makes of a call, its breaks, and the graphs as Python text."""
     found = torch._dynamo.explain(function)(*args, **kwargs)
     breaks = [
         GraphBreak(_first_sentence(reason.reason), _line_of(reason.user_stack))
@@ -231,7 +240,7 @@ def graph_breaks(
 
 
 def _first_sentence(reason: str) -> str:
-    """Dynamo's reasons run over many lines; explanation and hint follow the first."""
+    """Return the first line of Dynamo's reason with its explanation, without the hints."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     head = lines[0] if lines else "no reason given"
     explanation = next((line for line in lines if line.startswith("Explanation:")), "")
@@ -245,18 +254,18 @@ def _line_of(stack: Sequence[Any]) -> SourceLine | None:
 
 
 def forget_compilations() -> None:
-    """Dynamo's caches and its record of compilations, emptied."""
+    """Empty Dynamo's caches and its record of compilations."""
     torch._dynamo.reset()
     forget_metrics()
 
 
 def forget_metrics() -> None:
-    """Dynamo's record of compilations, emptied; what it compiled stays."""
+    """Empty Dynamo's record of compilations; its compiled code stays."""
     torch._dynamo.utils.clear_compilation_metrics()
 
 
 def compilations() -> list[Compilation]:
-    """What Dynamo compiled since ``forget_compilations``, backward graphs aside."""
+    """Return what Dynamo compiled since ``forget_compilations``, without backward graphs."""
     return [
         Compilation(
             guards=metrics.guard_count,
@@ -272,6 +281,6 @@ def compilations() -> list[Compilation]:
 
 @contextmanager
 def named_kernels() -> Iterator[None]:
-    """C++ kernels compiled inside announce themselves to the profiler by name, as Triton's do."""
+    """Make C++ kernels compiled inside report their names to the profiler, as Triton's do."""
     with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}):
         yield

@@ -1,4 +1,4 @@
-"""How long each kernel and library call of compiled graphs takes, from a profile of whole steps."""
+"""Times of each kernel and library call of compiled graphs, from a profile of whole steps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fuselab.inspect.profile_tables import device_us
 # Inductor opens this range around every call of a compiled graph.
 _GRAPH_CALL = "## Call CompiledFxGraph"
 
-# What ran inside a graph's call: its name and microseconds.
+# A kernel or operator that ran inside a graph's call: its name and microseconds.
 Run = tuple[str, float]
 
 
 def times_of_launches(
     step: Callable[[], Any], graphs: Sequence[CompiledGraph], steps: int
 ) -> dict[tuple[int, int], float]:
-    """Microseconds by (position of the graph, order of the launch): the median of ``steps`` steps.
+    """Return microseconds by (position of the graph, order of the launch): the median of ``steps``.
 
-    Device time where the kernel ran on a GPU, else host time. A launch that cannot be told apart
+    It is device time if the kernel ran on a GPU, else host time. A launch that cannot be identified
     (a replayed CUDA graph) is left out.
     """
     with Recorder((1, 1, steps, 1), "kernels") as recorder:
@@ -40,7 +40,7 @@ def times_of_launches(
 
 
 def _graph_calls(window: Window) -> Iterator[list[Run]]:
-    """For every call of a compiled graph what ran in it, in order."""
+    """Yield, for every call of a compiled graph, what ran in it, in order."""
     for span in window.spans:
         if span.name.startswith(_GRAPH_CALL) and span.kind in ("op", "range"):
             yield list(_runs(span))
@@ -58,7 +58,7 @@ def _runs(span: Span) -> Iterator[Run]:
 def _best_match(
     runs: Sequence[Run], graphs: Sequence[CompiledGraph]
 ) -> tuple[int, dict[int, float]]:
-    """The graph whose launches these runs are, and its launches' times."""
+    """Return the position of the graph whose launches match these runs, and its launches' times."""
     matches = [_match(runs, graph.launches) for graph in graphs]
     position = max(range(len(graphs)), key=lambda i: _fit(matches[i], graphs[i]), default=0)
     return position, matches[position] if matches else {}
@@ -69,7 +69,7 @@ def _fit(matched: dict[int, float], graph: CompiledGraph) -> tuple[float, int]:
 
 
 def _match(runs: Sequence[Run], launches: Sequence[Launch]) -> dict[int, float]:
-    """Launches found in order among the runs."""
+    """Return the times of the launches found in order among the runs."""
     matched = {}
     start = 0
     for order, launch in enumerate(launches):

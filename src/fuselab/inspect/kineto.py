@@ -1,9 +1,9 @@
-"""What torch.profiler recorded, as plain objects: the one file that knows its formats.
+"""The records of torch.profiler as plain objects; only this file knows its formats.
 
-Two formats, for two passes. ``read_window`` reads the Chrome trace of undisturbed steps: when each
-operator, range and kernel ran. ``read_details`` reads the profiler's event tree of one step that
-was watched closely (``line_tracer``): which source line and module called each operator, on which
-tensors, and what was allocated. Times in microseconds, sizes in bytes.
+There are two formats, for two passes. ``read_window`` reads the Chrome trace of undisturbed steps:
+when each operator, range and kernel ran. ``read_details`` reads the profiler's event tree of one
+step that was watched closely (``line_tracer``): which source line and module called each operator,
+on which tensors, and what was allocated. Times are in microseconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from fuselab.inspect.line_tracer import MARKER, Markers
 from fuselab.inspect.user_code import SourceLine
 
-STEP = "ProfilerStep#"  # torch's own name for a step: TensorBoard's plugin looks for it
+STEP = "ProfilerStep#"  # torch's own name for a step, which TensorBoard's plugin looks for
 
 _DEVICE_CATEGORIES = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
 _HOST_CATEGORIES = {
@@ -58,7 +58,7 @@ class Span:
     duration_us: float
     parent: Span | None = None
     children: list[Span] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)  # launched by this very call
+    kernels: list[Kernel] = field(default_factory=list)  # launched by this call itself
     detail: Detail | None = None
 
     @property
@@ -91,8 +91,11 @@ class Span:
 
 @dataclass
 class Window:
-    """Consecutive undisturbed steps: everything that ran between the first's start and the last's
-    end, the device's work included."""
+    """Consecutive undisturbed steps.
+
+    A window contains everything that ran between the first step's start and the last one's end, and
+    the device work that these steps launched.
+    """
 
     start_us: float
     end_us: float
@@ -111,7 +114,7 @@ class Window:
 
 @dataclass(frozen=True)
 class TensorUse:
-    """One tensor argument. Equal ``storage`` means equal memory at an overlapping lifetime."""
+    """One tensor argument. Equal ``storage`` means the same allocation."""
 
     storage: tuple[int, int]
     sizes: tuple[int, ...]
@@ -127,7 +130,7 @@ class TensorUse:
 
     @property
     def bytes(self) -> int:
-        """Distinct bytes it touches: an expanded dimension counts once."""
+        """The number of distinct bytes it touches; an expanded dimension counts once."""
         count = 1
         for size, stride in zip(self.sizes, self.strides, strict=False):
             count *= size if stride else min(size, 1)
@@ -147,7 +150,7 @@ class Allocation:
 
 @dataclass(eq=False)
 class Detail:
-    """One operator call in the step that was watched."""
+    """One operator call in the watched step."""
 
     name: str
     line: SourceLine | None
@@ -157,7 +160,7 @@ class Detail:
     thread: int
     sequence: int
     inputs: tuple[TensorUse, ...]
-    allocations: list[Allocation]  # by this very call, not by the calls below
+    allocations: list[Allocation]  # by this call itself, not by the calls below
     parent: Detail | None
     children: list[Detail] = field(default_factory=list)
 
@@ -169,7 +172,7 @@ class Detail:
 
 @dataclass
 class Details:
-    """One step that was watched: operator calls in order, parents first, and its memory."""
+    """The watched step: its operator calls in order, parents first, and its memory."""
 
     ops: list[Detail]
     allocations: list[Allocation]
@@ -179,7 +182,7 @@ class Details:
 
 
 def read_window(trace: dict[str, Any], whole_steps: int) -> Window:
-    """The first ``whole_steps`` steps in a Chrome trace that torch.profiler exported."""
+    """Read the first ``whole_steps`` steps of a Chrome trace that torch.profiler exported."""
     events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
     steps = [e for e in events if e.get("cat") == "user_annotation" and _is_step(e["name"])]
     steps = sorted(steps, key=lambda e: float(e["ts"]))[:whole_steps]
@@ -190,7 +193,8 @@ def read_window(trace: dict[str, Any], whole_steps: int) -> Window:
     launched_by: dict[int, Span] = {}
     external: dict[int, Span] = {}
     spans: list[Span] = []
-    host.sort(key=lambda e: float(e["ts"]))  # so that threads come in the order they began to work
+    # so that threads come in the order in which they began to work
+    host.sort(key=lambda e: float(e["ts"]))
     for thread in dict.fromkeys(_thread(e) for e in host):
         spans += _nest([e for e in host if _thread(e) == thread], launched_by, external)
     recorded = (
@@ -198,7 +202,7 @@ def read_window(trace: dict[str, Any], whole_steps: int) -> Window:
         for event in events
         if event.get("cat") in _DEVICE_CATEGORIES
     )
-    # The host runs ahead: what a step launched may start after the step's end.
+    # The host runs ahead, so a step's kernel may start after the step's end.
     kernels = [k for k in recorded if k.span is not None or start <= k.start_us < end]
     kernels.sort(key=lambda kernel: kernel.start_us)
     end = max([end, *(kernel.end_us for kernel in kernels)])
@@ -216,7 +220,7 @@ def _thread(event: dict[str, Any]) -> int:
 def _nest(
     events: list[dict[str, Any]], launched_by: dict[int, Span], external: dict[int, Span]
 ) -> list[Span]:
-    """Spans of one thread, linked to the span around them; times nest, so a stack is enough."""
+    """Link the spans of one thread to the span around them; times nest, so a stack is enough."""
     spans: list[Span] = []
     stack: list[Span] = []
     for event in sorted(events, key=lambda e: (float(e["ts"]), -float(e["dur"]))):
@@ -267,7 +271,7 @@ def _kernel(
 
 
 def read_details(profiler: torch.profiler.profile, markers: Markers) -> Details:
-    """The operator calls of the step that ``profiler`` recorded under the line tracer."""
+    """Read the operator calls of the step that ``profiler`` recorded under the line tracer."""
     roots = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
     reader = _TreeReader(markers)
     roots.sort(key=lambda root: root.start_time_ns)
@@ -372,12 +376,15 @@ def _tensors(inputs: Any) -> Iterator[TensorUse]:
 
 
 def _lines_of_backward(ops: list[Detail]) -> None:
-    """An operator of the backward pass belongs to the forward line whose gradient it computes:
-    autograd's node carries the sequence number of the forward operator that made it."""
+    """Give each operator of the backward pass the forward line whose gradient it computes.
+
+    Autograd's node carries the sequence number of the forward operator that made it.
+    """
     forward: dict[int, Detail] = {}
     for op in ops:
         if not op.backward and op.sequence >= 0:
-            forward[op.sequence] = op  # the last one under a number is the one that made the node
+            # the last operator with a number is the one that made the node
+            forward[op.sequence] = op
     for op in ops:
         if not op.backward:
             continue
@@ -392,11 +399,11 @@ def _lines_of_backward(ops: list[Detail]) -> None:
 
 
 def attach_details(window: Window, details: Details) -> float:
-    """Gives every operator span the detail of the same call in the watched step.
+    """Give every operator span the detail of the same call in the watched step.
 
     Returns the share of spans that found one. Calls are matched by thread (in the order in which
-    threads began to work), by name and by how often the name was called before in its step: exact
-    when the step does the same every time.
+    threads began to work), by name and by how often the name was called before in its step. The
+    match is exact if every step does the same.
     """
     threads = list(dict.fromkeys(op.thread for op in details.ops))
     by_key: dict[tuple[int, str, int], Detail] = {}
@@ -423,7 +430,7 @@ def attach_details(window: Window, details: Details) -> float:
 
 
 def short_kernel_name(name: str) -> str:
-    """A kernel's name without template arguments and parameters, for a table."""
+    """Return a kernel's name without template arguments and parameters, for a table."""
     name = re.sub(r"^void ", "", name)
     flat = re.sub(r"<[^<>]*>", "", name)
     while flat != name:

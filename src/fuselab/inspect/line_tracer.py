@@ -1,8 +1,8 @@
-"""Marks in a running profile which line and which module is at work, for one step.
+"""Mark in a running profile, for one step, which line and which module is running.
 
-Python's trace function sees every line of the user's files and every module call; each leaves an
-empty range in the profiler's own timeline, so lines and operators are ordered exactly. It adds
-about 5 us per line: the watched step is not the one that is timed.
+Python's trace function sees every line of the user's files and every module call. Each leaves an
+empty range in the profiler's own timeline, so lines and operators are ordered exactly. This adds
+about 5 us per line, so the watched step is not the one that is timed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODULE_CALL = nn.Module._call_impl.__code__
 
 @dataclass
 class Markers:
-    """What the numbers in the markers' names stand for."""
+    """The lines and modules to which the numbers in the markers' names refer."""
 
     lines: list[SourceLine | None] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
@@ -34,7 +34,8 @@ class Markers:
 
 @contextmanager
 def line_tracer() -> Iterator[Markers]:
-    """Marks lines and modules of this thread until it ends; the frames already running included."""
+    """Mark lines and modules of this thread until the block ends, also in frames already
+    running."""
     tracer = _Tracer()
     before = sys.gettrace()
     frames = _user_frames(sys._getframe())
@@ -64,7 +65,7 @@ class _Tracer:
         self._line_numbers: dict[SourceLine | None, int] = {}
         self._module_numbers: dict[str, int] = {}
         self._paths: dict[int, str] = {}
-        self._roots: list[nn.Module] = []  # kept alive, so that an id names one module
+        self._roots: list[nn.Module] = []  # kept alive, so that an id refers to one module only
 
     def on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if is_user_file(frame.f_code.co_filename):

@@ -1,8 +1,8 @@
-"""Profile: where the time and memory of a TARGET or of a user's own loop go.
+"""Profile the time and memory of a TARGET or of a user's own loop.
 
 Two kinds of steps are recorded. Undisturbed ones, with nothing but the profiler's own bookkeeping,
 give every time. One watched step before them gives source lines, modules, shapes and memory; its
-times are thrown away. The calls of both are matched by name and order.
+times are discarded. The calls of both are matched by name and order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Schedule = tuple[int, int, int, int]
 
 @dataclass
 class Profile:
-    """What was recorded: microseconds per step, on average over ``steps`` recorded steps."""
+    """A recorded profile: microseconds per step, on average over ``steps`` recorded steps."""
 
     name: str
     device: str
@@ -56,7 +56,7 @@ class Profile:
     traces: list[str] = field(repr=False, default_factory=list)  # Chrome traces, one per repeat
 
     def __str__(self) -> str:
-        """The screen of ``fuselab profile``."""
+        """Return the text that ``fuselab profile`` prints."""
         from fuselab.report.profile_text import profile_text
 
         return profile_text(self.describe())
@@ -66,7 +66,7 @@ class Profile:
         return self.split.step_us
 
     def describe(self) -> dict[str, Any]:
-        """The facts for JSON; the screen shows the same numbers."""
+        """Return the facts for JSON; the screen shows the same numbers."""
         facts = {
             "name": self.name,
             "device": self.device,
@@ -86,14 +86,14 @@ class Profile:
         return rounded
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the Chrome trace, which Perfetto opens, of the last recorded repeat. Raises
+        """Write the Chrome trace of the last recorded repeat, which Perfetto opens. Raises
         OutputError."""
         from fuselab.report.files import write_text
 
         write_text(path, self.traces[-1])
 
     def save_tensorboard(self, folder: str | os.PathLike[str]) -> None:
-        """Writes every repeat where TensorBoard's profiler plugin finds it. Raises OutputError."""
+        """Write every repeat where TensorBoard's profiler plugin finds it. Raises OutputError."""
         from fuselab.report.files import folder_for_results, write_text
 
         worker = f"{socket.gethostname()}_{os.getpid()}"
@@ -103,7 +103,7 @@ class Profile:
 
 
 def significant_everywhere(value: Any) -> Any:
-    """Every float in nested facts rounded to four significant digits, as it is shown."""
+    """Round every float in nested facts to four significant digits, as it is shown."""
     if isinstance(value, float):
         return significant(value)
     if isinstance(value, Mapping):
@@ -114,7 +114,7 @@ def significant_everywhere(value: Any) -> Any:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """``1,1,3,1`` as a schedule; raises ArgumentError."""
+    """Parse a schedule such as ``1,1,3,1``; raises ArgumentError."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise ArgumentError(
@@ -125,7 +125,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def check_schedule(schedule: Sequence[int]) -> Schedule:
-    """wait, warmup, active, repeat; raises ArgumentError."""
+    """Return the schedule (wait, warmup, active, repeat) as integers; raises ArgumentError."""
     if len(schedule) != 4 or any(int(n) != n for n in schedule):
         raise ArgumentError("schedule must be four whole numbers: wait, warmup, active, repeat.")
     wait, warmup, active, repeat = (int(n) for n in schedule)
@@ -138,7 +138,7 @@ def check_schedule(schedule: Sequence[int]) -> Schedule:
 
 
 class Recorder:
-    """A running profile: what ``with profile(...) as p`` gives. ``result`` is the ``Profile`` once
+    """A running profile, as ``with profile(...) as p`` gives it. ``result`` is the ``Profile`` once
     enough steps have run; reading it earlier raises TargetError."""
 
     def __init__(self, schedule: Schedule, name: str) -> None:
@@ -169,7 +169,7 @@ class Recorder:
             self._stop_timing()
 
     def step(self) -> None:
-        """One step of the loop ends here and the next begins."""
+        """End one step of the loop and begin the next."""
         if self._watching is not None:
             self._stop_watching()
         if self._timer is not None:
@@ -250,12 +250,13 @@ class Recorder:
 
 
 def profile(schedule: Sequence[int] = (1, 1, 3, 1), *, name: str = "loop") -> Recorder:
-    """``with fuselab.profile(schedule=(1, 1, 3, 1)) as p:`` around a loop that calls ``p.step()``.
+    """Return a recorder for ``with`` around a loop that calls ``p.step()`` after each step.
 
-    ``schedule`` is (wait, warmup, active, repeat) in steps, as in ``torch.profiler``: ``wait``
-    steps pass unrecorded, the last of ``warmup`` is watched for lines, modules, shapes and memory,
-    ``active`` are timed; all ``repeat`` times. Steps after that pass unrecorded. Raises
-    ArgumentError for another schedule. ``p.result`` is the ``Profile``.
+    Use it as ``with fuselab.profile(schedule=(1, 1, 3, 1)) as p:``. ``schedule`` is (wait, warmup,
+    active, repeat) in steps, as in ``torch.profiler``: ``wait`` steps pass unrecorded, the last of
+    ``warmup`` is watched for lines, modules, shapes and memory, ``active`` are timed; all this
+    ``repeat`` times. Steps after that pass unrecorded. Raises ArgumentError for an invalid
+    schedule. ``p.result`` is the ``Profile``.
     """
     return Recorder(check_schedule(schedule), name)
 
@@ -263,7 +264,7 @@ def profile(schedule: Sequence[int] = (1, 1, 3, 1), *, name: str = "loop") -> Re
 def summarize(
     name: str, windows: list[Window], details: Details | None, traces: list[str]
 ) -> Profile:
-    """Tables, split and findings of recorded windows."""
+    """Compute tables, split and findings of recorded windows."""
     details = details or Details([], [])
     matched = [attach_details(window, details) for window in windows]
     on_gpu = any(window.kernels for window in windows)
@@ -290,12 +291,12 @@ def summarize(
 def profile_target(
     target: targets.Target, *, backward: bool = False, schedule: Sequence[int] = (2, 1, 10, 1)
 ) -> Profile:
-    """Profiles a TARGET. Every step copies the inputs to the device and runs the forward; with
-    ``backward`` also loss, backward and, where the file offers one, the optimizer.
+    """Profile a TARGET.
 
-    Without ``backward`` a module runs in evaluation mode under ``no_grad``, a function as it is.
-    The loss is the file's ``get_loss(output)``, else the sum of every differentiable output.
-    Raises TargetError.
+    Every step copies the inputs to the device and runs the forward; with ``backward`` also loss,
+    backward and, if the file has one, the optimizer. Without ``backward`` a module runs in
+    evaluation mode under ``no_grad``, a function as it is. The loss is the file's
+    ``get_loss(output)``, or the sum of every differentiable output. Raises TargetError.
     """
     step = target_step(target, backward)
     wait, warmup, active, repeat = check_schedule(schedule)
@@ -312,8 +313,10 @@ def profile_target(
 
 
 def target_step(target: targets.Target, backward: bool) -> Callable[[], Any]:
-    """One step of a TARGET, in the ranges ``copy data``, ``forward``, ``loss``, ``backward`` and
-    ``optimizer``; returns the forward's output."""
+    """Return a call that runs one step of a TARGET and returns the forward's output.
+
+    The step has the ranges ``copy data``, ``forward``, ``loss``, ``backward`` and ``optimizer``.
+    """
     host = targets.on_host(target)
     if isinstance(target.callable, nn.Module):
         target.callable.train(backward)
@@ -346,7 +349,7 @@ def target_step(target: targets.Target, backward: bool) -> Callable[[], Any]:
 
 
 def _differentiable(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Inputs of a function, floating-point ones as fresh leaves that want a gradient."""
+    """Return a function's inputs, floating-point ones as fresh leaves that require a gradient."""
     return tuple(
         a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
         for a in args

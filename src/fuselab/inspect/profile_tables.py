@@ -1,8 +1,8 @@
 """The tables of a profile: by operator, kernel, module, line and range; call tree; memory.
 
-Every figure is per step. ``share`` is the share of the step's wall time: on a GPU of device time,
-on a CPU of self time, so that a table's shares add up to at most 1 (ranges and the totals of
-modules nest).
+Every figure is per step. ``share`` is the share of the step's wall time: of device time on a GPU,
+of self time on a CPU. The shares of a table therefore add up to at most 1 (but ranges and the
+totals of modules nest).
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ class KernelRow:
 
 @dataclass
 class PlaceRow:
-    """A module, a source line or a range. ``cpu_us`` of a range is wall time on the host, of a
-    module or line its operators' self time. ``total_us`` of a module includes those inside."""
+    """A module, a source line or a range.
+
+    ``cpu_us`` of a range is wall time on the host; of a module or line it is its operators' self
+    time. ``total_us`` of a module includes the modules inside it.
+    """
 
     name: str
     calls: float = 0.0
@@ -61,7 +64,7 @@ class PlaceRow:
 
 @dataclass
 class TreeNode:
-    """Calls of one name below the same parent, merged; ``kernels`` are what they launched."""
+    """Calls of one name below the same parent, merged; ``kernels`` are those they launched."""
 
     name: str
     kind: str
@@ -74,8 +77,11 @@ class TreeNode:
 
 @dataclass
 class Memory:
-    """Of the watched step. ``peak_bytes`` counts from its start; ``start_bytes`` was allocated
-    before (known on a GPU); ``timeline`` is (microseconds, bytes above the start)."""
+    """The memory of the watched step.
+
+    ``peak_bytes`` counts from the step's start; ``start_bytes`` was allocated before it (known on a
+    GPU); ``timeline`` is a list of (microseconds, bytes above the start).
+    """
 
     device: str
     peak_bytes: int
@@ -100,7 +106,7 @@ class Tables:
 
 
 def tabulate(windows: Sequence[Window], details: Details, on_gpu: bool) -> Tables:
-    """All tables of the recorded windows and the watched step."""
+    """Compute all tables of the recorded windows and the watched step."""
     steps = sum(window.steps for window in windows)
     step_us = sum(window.duration_us for window in windows) / steps
     tables = Tables(
@@ -120,7 +126,7 @@ def tabulate(windows: Sequence[Window], details: Details, on_gpu: bool) -> Table
 
 
 def _per_step(row: Any, steps: int, step_us: float) -> None:
-    """Sums become averages; ``share`` holds microseconds until here."""
+    """Turn sums into averages per step, and ``share``, in microseconds until here, into a share."""
     for name, value in vars(row).items():
         if isinstance(value, float):
             setattr(row, name, value / steps)
@@ -128,14 +134,15 @@ def _per_step(row: Any, steps: int, step_us: float) -> None:
 
 
 def self_device_us(span: Span) -> float:
-    """Device time of the kernels that a call launched itself, not through calls below it."""
+    """Return the device time of the kernels that a call launched itself, not through calls
+    below."""
     return sum(k.duration_us for k in span.kernels) + sum(
         self_device_us(child) for child in span.children if child.kind == "runtime"
     )
 
 
 def self_charged_us(span: Span, on_gpu: bool) -> float:
-    """What a call costs by itself: device time on a GPU, self time on a CPU."""
+    """Return a call's own cost: device time on a GPU, self time on a CPU."""
     return self_device_us(span) if on_gpu else span.self_us
 
 
@@ -155,7 +162,8 @@ def _operators(windows: Sequence[Window], on_gpu: bool) -> list[OperatorRow]:
             row.self_cpu_us += span.self_us
             row.self_device_us += self_device_us(span)
             row.share += self_charged_us(span, on_gpu)
-            if all(above.name != span.name for above in span.ancestors()):  # not sum inside sum
+            # do not count an operator inside one of the same name again
+            if all(above.name != span.name for above in span.ancestors()):
                 row.calls += 1
                 row.cpu_us += span.duration_us
                 row.device_us += device_us(span)
@@ -197,7 +205,8 @@ def _kernel_row(kernel: Kernel) -> KernelRow:
 def _places(
     windows: Sequence[Window], on_gpu: bool, names_of: Callable[[Span], Sequence[str]]
 ) -> dict[str, PlaceRow]:
-    """Rows of what each operator call belongs to; the first name owns it, the others contain it."""
+    """Sum operator calls by the names from ``names_of``: the first name owns the call, the others
+    contain it."""
     rows: dict[str, PlaceRow] = {}
     for window in windows:
         for span in window.ops():
@@ -242,7 +251,7 @@ def _lines(windows: Sequence[Window], on_gpu: bool) -> list[PlaceRow]:
 
 
 def _ranges(windows: Sequence[Window], on_gpu: bool) -> list[PlaceRow]:
-    """Named ranges, by wall time on the host, and the device time launched while they were open."""
+    """Return the named ranges, by wall time on the host, with the device time launched in each."""
     rows: dict[str, PlaceRow] = {}
     for window in windows:
         launches = [(_launch_us(kernel), kernel.duration_us) for kernel in window.kernels]
@@ -263,7 +272,7 @@ def _launch_us(kernel: Kernel) -> float:
 
 
 def _tree(spans: Sequence[Span], steps: int) -> list[TreeNode]:
-    """Siblings of one name merged, most expensive first."""
+    """Merge siblings of one name, most expensive first."""
     groups: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
         groups.setdefault((span.name, span.kind), []).append(span)
@@ -306,7 +315,8 @@ def _memory(details: Details, device: str) -> Memory | None:
 
 
 def _thin(timeline: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """At most TIMELINE_POINTS points; of every stretch the highest, so that the peak survives."""
+    """Keep at most TIMELINE_POINTS points, the highest of every stretch, so that the peak
+    remains."""
     stretch = -(-len(timeline) // TIMELINE_POINTS)
     return [
         max(timeline[start : start + stretch], key=lambda point: point[1])
@@ -315,7 +325,7 @@ def _thin(timeline: list[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def _busy_share(windows: Sequence[Window]) -> float:
-    """Share of the time in which the device ran anything."""
+    """Return the share of the time in which the device ran anything."""
     busy = sum(
         end - start
         for window in windows

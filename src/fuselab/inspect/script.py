@@ -1,4 +1,4 @@
-"""Profile a user's script: it runs as it would alone, in a child with the profiler in it."""
+"""Profile a user's script, which runs in a child process with the profiler in it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fuselab.inspect.user_code import plain
 def profile_script(
     script: str, arguments: Sequence[str], schedule: Schedule = (1, 1, 3, 1)
 ) -> Profile:
-    """Runs ``script`` once and profiles its steps, or all of it where it has none.
+    """Run ``script`` once and profile its steps, or all of it if it has none.
 
     Every ``step()`` of the first optimizer that makes one ends a step. A script without an
-    optimizer is one step from its first line to its last, without source lines and shapes. What it
-    prints goes to stderr. Raises TargetError where the file is missing or the script fails.
+    optimizer is one step from its first line to its last, without source lines and shapes. Its
+    output goes to stderr. Raises TargetError if the file is missing or the script fails.
     """
     if not Path(script).is_file():
         raise MissingTargetError(f"no file '{plain(script)}'; name the script behind python.")
@@ -46,8 +46,11 @@ def profile_script(
 
 
 def _environment() -> dict[str, str]:
-    """The child imports this very fuselab, installed or not; the profiler's C++ part keeps quiet
-    about memory that was allocated before it started."""
+    """Return the child's environment.
+
+    The child imports this fuselab, installed or not, and the profiler's C++ part does not warn
+    about memory that was allocated before it started.
+    """
     source = str(Path(fuselab.__file__).resolve().parent.parent)
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

@@ -2,7 +2,7 @@
 
     python -m fuselab.inspect.script_runner ANSWER W,W,A,R script.py ARGS
 
-ANSWER receives a pickled ``Profile``, or the sentence that says why there is none.
+ANSWER receives a pickled ``Profile``, or a sentence that says why there is none.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from fuselab.errors import FuselabError
 from fuselab.inspect.profile import Profile, Recorder, Schedule, parse_schedule
 from fuselab.inspect.user_code import claim_file, describe_error, plain
 
-WHOLE: Schedule = (0, 0, 1, 1)  # one timed step, nothing watched
+WHOLE: Schedule = (0, 0, 1, 1)  # one timed step, none watched
 
 
 class _Steps:
-    """The whole script is one step until an optimizer steps; from then on its steps count."""
+    """The steps of a script: all of it is one step until an optimizer steps; then its steps
+    count."""
 
     def __init__(self, name: str, schedule: Schedule) -> None:
         self.name, self.schedule = name, schedule
@@ -46,7 +47,7 @@ class _Steps:
 
 
 def run(script: str, arguments: list[str], schedule: Schedule) -> Profile | str:
-    """The profile of ``script``, or one sentence."""
+    """Return the profile of ``script``, or a sentence that says why there is none."""
     name = plain(Path(script).name)
     path = str(Path(script).resolve())
     claim_file(path)

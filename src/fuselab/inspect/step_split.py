@@ -1,11 +1,11 @@
-"""Where a step's time goes: compute, memory, overhead and data; the four add up to the step.
+"""The split of a step's time into compute, memory, overhead and data, which add up to the step.
 
 Every instant of the step belongs to exactly one of them. On a GPU: **compute** while an arithmetic
 kernel runs (matrix product, convolution, attention), else **memory** while any other kernel or a
 copy within the device runs, else **data** while a copy between host and device runs or the host is
 in a range that fetches a batch, else **overhead**: the device waits for the host. On a CPU:
 **data** inside a range that fetches a batch, else **compute** inside an arithmetic operator, else
-**memory** inside another ATen operator that touches at least 32 KiB, else **overhead**: Python,
+**memory** inside another ATen operator that touches more than 32 KiB, else **overhead**: Python,
 dispatch, views, allocations and small operators.
 """
 
@@ -42,7 +42,7 @@ class Split:
 
 
 def split_step(window: Window, on_gpu: bool) -> Split:
-    """The split of a window's average step."""
+    """Return the split of a window's average step."""
     data = [
         (span.start_us, span.end_us)
         for span in window.spans
@@ -73,14 +73,15 @@ def _when(kernels: Sequence[Kernel]) -> list[Interval]:
 
 
 def is_memory_op(span: Span) -> bool:
-    """On the CPU: an ATen operator whose traffic is worth its time."""
+    """Return whether a CPU call is an ATen operator whose time is memory traffic, not dispatch."""
     return (
         is_work(span.name) and not is_compute_op(span.name) and touched_bytes(span) > DISPATCH_BYTES
     )
 
 
 def touched_bytes(span: Span) -> int:
-    """Bytes of the tensors a call was given and of those it allocated; unknown counts as large."""
+    """Return the bytes of the tensors that a call received and allocated; unknown counts as
+    large."""
     if span.detail is None:
         return DISPATCH_BYTES + 1
     given = sum(use.bytes for use in span.detail.inputs)
@@ -89,8 +90,10 @@ def touched_bytes(span: Span) -> int:
 
 
 def claim(order: Sequence[Sequence[Interval]], start: float, end: float) -> list[float]:
-    """How long each class of intervals owns [start, end): an instant goes to the first class in
-    ``order`` that covers it."""
+    """Return how long each class of intervals owns [start, end).
+
+    An instant belongs to the first class in ``order`` that covers it.
+    """
     owned = []
     taken: list[Interval] = []
     before = 0.0
@@ -104,7 +107,7 @@ def claim(order: Sequence[Sequence[Interval]], start: float, end: float) -> list
 
 
 def union(intervals: Sequence[Interval]) -> list[Interval]:
-    """The same instants as disjoint intervals in order."""
+    """Return the same instants as disjoint intervals in order."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:

@@ -34,7 +34,7 @@ from fuselab.inspect.user_code import claim_file, describe_error, plain
 
 SEED = 0
 
-# What a target's file offers beside the target itself.
+# The functions that a target's file may offer beside the target itself.
 OFFERS = ("get_inputs", "get_init_inputs", "get_loss", "get_optimizer")
 
 
@@ -42,9 +42,9 @@ OFFERS = ("get_inputs", "get_init_inputs", "get_loss", "get_optimizer")
 class Target:
     """A callable with its inputs, both on ``device``.
 
-    ``callable`` is a function or an ``nn.Module`` instance; ``args`` and ``kwargs`` are what it is
-    called with. ``loss`` and ``optimizer`` are the file's ``get_loss(output)`` and
-    ``get_optimizer(module)``, None where the file has none.
+    ``callable`` is a function or an ``nn.Module`` instance; ``args`` and ``kwargs`` are its
+    arguments. ``loss`` and ``optimizer`` are the file's ``get_loss(output)`` and
+    ``get_optimizer(module)``, or None if the file has none.
     """
 
     spec: str
@@ -63,7 +63,7 @@ class Target:
         return isinstance(self.callable, nn.Module)
 
     def run(self) -> Any:
-        """Calls it. Raises TargetError, with the user's line, where the user's code raises."""
+        """Call it. Raises TargetError, with the user's line, if the user's code raises."""
         try:
             return self.callable(*self.args, **self.kwargs)
         except FuselabError:
@@ -75,10 +75,10 @@ class Target:
 
 
 def load(target: str, device: str | torch.device = "cpu", data: str | None = None) -> Target:
-    """Loads a TARGET, its inputs and, for a class, an instance; seeded, so twice gives the same.
+    """Load a TARGET, its inputs and, for a class, an instance; seeded, so that loads are equal.
 
-    ``data`` is a path that the file's ``get_inputs(data=...)`` reads. Nothing of the caller's
-    random state changes. Raises TargetError, DeviceError, or what the data's reader raises.
+    ``data`` is a path that the file's ``get_inputs(data=...)`` reads. The caller's random state is
+    restored. Raises TargetError, DeviceError, or any error of the data's reader.
     """
     device = select(str(device))
     with _seeded(device):
@@ -106,8 +106,10 @@ def load(target: str, device: str | torch.device = "cpu", data: str | None = Non
 
 
 def with_batch(target: Target, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with ``batch`` rows where the target's own have as many as its first tensor: rows
-    are repeated or left out. Tensors of another first size stay as they are."""
+    """Return the arguments with ``batch`` rows, by repeating or leaving out rows.
+
+    Only tensors with as many rows as the target's first tensor change.
+    """
     rows = batch_size(target)
 
     def resize(leaf: Tensor | nn.Module) -> Any:
@@ -120,7 +122,7 @@ def with_batch(target: Target, batch: int) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def batch_size(target: Target) -> int:
-    """Rows of the first tensor argument; 0 where there is none."""
+    """Return the number of rows of the first tensor argument; 0 if there is none."""
     found: list[int] = []
 
     def note(leaf: Tensor | nn.Module) -> Any:
@@ -133,7 +135,7 @@ def batch_size(target: Target) -> int:
 
 
 def on_host(target: Target) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A target's arguments on the host, in pinned memory when its device is a GPU."""
+    """Return a target's arguments on the host, in pinned memory if its device is a GPU."""
     host = torch.device("cpu")
     args, kwargs = _move(target.args, host), _move(target.kwargs, host)
     return (_pin(args), _pin(kwargs)) if target.device.type == "cuda" else (args, kwargs)
@@ -142,13 +144,13 @@ def on_host(target: Target) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def to_device(
     arguments: tuple[tuple[Any, ...], dict[str, Any]], device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What ``on_host`` returned, on ``device``; the copies do not wait."""
+    """Copy the result of ``on_host`` to ``device``; the copies do not wait."""
     return _move(arguments[0], device), _move(arguments[1], device)
 
 
 @contextmanager
 def _seeded(device: torch.device) -> Iterator[None]:
-    """Every generator starts from SEED inside, and is put back after."""
+    """Start every random generator from SEED inside, and restore it after."""
     python, numbers = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(SEED)
@@ -165,7 +167,7 @@ def _seeded(device: torch.device) -> Iterator[None]:
 
 
 def _resolve(target: str) -> tuple[ModuleType, str | None]:
-    """The imported module and the checked name in it, or None where the target names none."""
+    """Return the imported module and the checked name in it, or None if the target has no name."""
     spec = fuselab.models.BUILT_IN.get(target, target)
     place, _, name = spec.partition(":") if ".py:" not in spec else _split_file(spec)
     if place.endswith(".py") or "/" in place or Path(place).is_file():
@@ -185,7 +187,7 @@ def _resolve(target: str) -> tuple[ModuleType, str | None]:
 
 
 def _split_file(spec: str) -> tuple[str, str, str]:
-    """A path may hold a colon of its own: only the one behind the last ``.py`` counts."""
+    """Split a file spec at the colon after the last ``.py``, since a path may contain colons."""
     place, colon, name = spec.rpartition(".py:")
     return f"{place}.py", colon, name
 
@@ -196,7 +198,7 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise MissingTargetError(f"no file '{plain(path)}'; check the path{_neighbour(path)}.")
     path = path.resolve()
-    # A name of its own, so that a file called torch.py or softmax.py shadows nothing.
+    # A unique name, so that a file called torch.py or softmax.py shadows nothing.
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"fuselab_target_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -231,7 +233,7 @@ def _import_module(dotted: str) -> ModuleType:
 
 
 def _on_path(folder: str) -> None:
-    """The target's siblings stay importable, also those it imports when it runs."""
+    """Keep the target's siblings importable, also those it imports when it runs."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
@@ -251,7 +253,7 @@ def _did_you_mean(name: str, known: Any) -> str:
 
 
 def _public_callables(module: ModuleType) -> dict[str, Any]:
-    """What the file itself defines, without underscore, that a TARGET may be."""
+    """Return the public names that the file itself defines and that a TARGET may be."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -331,7 +333,8 @@ def _instantiate(found: Any, name: str, module: ModuleType) -> Callable[..., Any
 
 
 def _init_arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """``[a, b]``, ``{"hidden": 8}``, or the problem sets' ``[[a, b], {"hidden": 8}]``."""
+    """Return args and kwargs from ``[a, b]``, ``{"hidden": 8}`` or the problem sets'
+    ``[[a, b], {"hidden": 8}]``."""
     if isinstance(given, Mapping):
         return (), dict(given)
     if not isinstance(given, list | tuple):
@@ -392,10 +395,10 @@ def _bind(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Refuses arguments that do not fit the signature, before they raise deep inside."""
+    """Refuse arguments that do not fit the signature, before they raise deep inside."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a callable without a signature, a builtin for example
+    except (TypeError, ValueError):  # the callable has no signature, for example a builtin
         return
     try:
         signature.bind(*args, **kwargs)
@@ -406,7 +409,7 @@ def _bind(
 
 
 def _move(value: Any, device: torch.device) -> Any:
-    """Tensors and modules on ``device``; leaves stay leaves."""
+    """Move tensors and modules to ``device``; leaves stay leaves."""
 
     def move(leaf: Tensor | nn.Module) -> Any:
         if isinstance(leaf, nn.Module):
@@ -427,7 +430,7 @@ def _pin(value: Any) -> Any:
 
 
 def _map(value: Any, function: Callable[[Any], Any]) -> Any:
-    """``function`` of every tensor and module, in containers of the same type."""
+    """Apply ``function`` to every tensor and module, in containers of the same type."""
     if isinstance(value, Tensor | nn.Module):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""The user's code seen from outside: which lines are theirs, and their words as plain text."""
+"""The user's code seen from outside: which lines are the user's, and their text made printable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 import fuselab
 
 _FUSELAB = str(Path(fuselab.__file__).resolve().parent)
-# Built-in models are read like a user's model: findings inside them carry their lines.
+# Built-in models are treated like a user's model, so findings inside them show their lines.
 _SHOWN_FUSELAB = (f"{_FUSELAB}/models/", f"{_FUSELAB}/nn/")
 _FOREIGN = tuple(
     f"{path}/"
@@ -36,31 +36,34 @@ class SourceLine:
     line: int
 
     def __str__(self) -> str:
-        """File name and line number, short enough for a table: ``model.py:12``."""
+        """Return file name and line number, short enough for a table: ``model.py:12``."""
         return f"{Path(self.file).name}:{self.line}"
 
     @property
     def text(self) -> str:
-        """The line as it stands in the file, stripped; empty when the file cannot be read."""
+        """The line as it stands in the file, stripped; empty if the file cannot be read."""
         return plain(linecache.getline(self.file, self.line))
 
 
-# Whoever runs a TARGET stands between it and the caller: above this file nothing is the user's.
+# The code that runs a TARGET; callers above this file on the stack are not the user's.
 _RUNS_TARGETS = f"{_FUSELAB}/inspect/profile.py"
 
 _claimed: set[str] = set()
 
 
 def claim_file(path: str) -> None:
-    """A TARGET's file is the user's wherever it lies, in an installed package for example."""
+    """Treat a TARGET's file as the user's wherever it lies, for example in an installed package."""
     _claimed.add(path)
     is_user_file.cache_clear()
 
 
 @functools.cache
 def is_user_file(path: str) -> bool:
-    """Whether a source file is the user's: not the standard library, not an installed package,
-    not torch, and of fuselab only its models and modules."""
+    """Return whether a source file is the user's.
+
+    Files of the standard library, installed packages and torch are not; of fuselab only the models
+    and modules are.
+    """
     if not path or path.startswith("<"):
         return False
     shown = path.startswith(_SHOWN_FUSELAB) or path in _claimed
@@ -68,7 +71,7 @@ def is_user_file(path: str) -> bool:
 
 
 def user_line(frame: FrameType | None) -> SourceLine | None:
-    """The innermost line of the user's on the stack that ends in ``frame``."""
+    """Return the innermost line of the user's code on the stack that ends in ``frame``."""
     while frame is not None and frame.f_code.co_filename != _RUNS_TARGETS:
         if is_user_file(frame.f_code.co_filename):
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)
@@ -77,7 +80,7 @@ def user_line(frame: FrameType | None) -> SourceLine | None:
 
 
 def raising_line(error: BaseException) -> SourceLine | None:
-    """The innermost line of the user's that ``error`` passed through."""
+    """Return the innermost line of the user's code that ``error`` passed through."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return SourceLine(error.filename, error.lineno)
     found = None
@@ -89,15 +92,18 @@ def raising_line(error: BaseException) -> SourceLine | None:
 
 
 def plain(text: object, width: int = 200) -> str:
-    """The user's text as one printable line of at most ``width`` characters: a control character
-    (a newline, a terminal escape) becomes a space, runs of spaces one space."""
+    """Return the user's text as one printable line of at most ``width`` characters.
+
+    A control character (a newline, a terminal escape) becomes a space, and runs of spaces one
+    space.
+    """
     printable = "".join(c if c.isprintable() else " " for c in str(text))
     line = " ".join(printable.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def describe_error(error: BaseException) -> str:
-    """``ValueError: the message (model.py:12)``, on one line."""
+    """Describe an error on one line: ``ValueError: the message (model.py:12)``."""
     line = raising_line(error)
     words = plain(error.msg if isinstance(error, SyntaxError) else error).rstrip(".")
     where = f" ({line})" if line else ""

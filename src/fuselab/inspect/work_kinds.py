@@ -1,4 +1,4 @@
-"""What kind of work an operator or a kernel does, by its name: arithmetic, traffic, or neither."""
+"""The kind of work of an operator or a kernel, by its name: arithmetic, traffic, or neither."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _REDUCTION = _aten(
     "native_layer_norm native_layer_norm_backward _fused_rms_norm argmax argmin nansum"
 )
 
-# What makes a tensor out of a Python value, a shape or nothing.
+# Operators that make a tensor out of a Python value, a shape or nothing.
 CREATION = _aten(
     "zeros ones full arange linspace eye tensor scalar_tensor lift_fresh tril_indices "
     "triu_indices logspace range"
@@ -64,17 +64,18 @@ HOST_SYNC = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_n
 _PAGEABLE = re.compile(r"pageable", re.IGNORECASE)
 _TRANSFER = re.compile(r"HtoD|DtoH|Host|Pageable|Pinned", re.IGNORECASE)
 
-# Ranges in which the host prepares or fetches a batch: ours, and what DataLoader leaves.
+# Ranges in which the host prepares or fetches a batch: fuselab's, and those of DataLoader.
 DATA_RANGE = re.compile(r"copy data|enumerate\(DataLoader\)#.*|dataload.*", re.IGNORECASE)
 
 
 def is_compute_op(name: str) -> bool:
-    """Whether the operator's time is arithmetic: a matrix product, a convolution, attention."""
+    """Return whether the operator's time is arithmetic: a matrix product, convolution,
+    attention."""
     return _COMPUTE_OP.fullmatch(name) is not None
 
 
 def is_work(name: str) -> bool:
-    """Whether the operator touches elements at all; a view or an empty allocation does not."""
+    """Return whether the operator touches elements, which a view or empty allocation does not."""
     return name.startswith("aten::") and name not in _NO_WORK
 
 
@@ -87,7 +88,7 @@ def is_reduction(name: str) -> bool:
 
 
 def is_fusible(name: str) -> bool:
-    """Whether one kernel can hold the operator together with its neighbours."""
+    """Return whether one kernel can contain the operator together with its neighbours."""
     return is_pointwise(name) or is_reduction(name)
 
 
@@ -96,7 +97,7 @@ def is_compute_kernel(name: str) -> bool:
 
 
 def is_transfer(copy_name: str) -> bool:
-    """Whether a GPU copy crosses between host and device; a copy within the device is traffic."""
+    """Return whether a GPU copy crosses between host and device, not within the device."""
     return _TRANSFER.search(copy_name) is not None
 
 
