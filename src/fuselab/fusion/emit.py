@@ -33,8 +33,11 @@ Emit = Callable[[Any], Any]
 
 
 def guarded(match: Match) -> Callable[..., Tensor]:
-    """The operator's public function on what the match is bound to; what it refuses (other shapes,
-    later) the reference takes."""
+    """Return a function that calls the operator with the match's bindings.
+
+    If the operator refuses the arguments (other shapes, in a later call), the reference runs
+    instead.
+    """
     public = operator(match.op)
     reference = match.op.reference
     inputs_of = match.rewrite.call
@@ -93,10 +96,11 @@ def emit_call(
     known: Mapping[fx.Node, fx.Node],
     function: Callable[..., Tensor],
 ) -> fx.Node:
-    """The operator's call, with the chain's inputs as its arguments, and what becomes of it."""
+    """Add the operator's call to ``graph``, with the chain's inputs as arguments and the rewrite's
+    ``result`` applied; return the resulting node."""
     rows: dict[Any, Any] = {}
     for value in match.covered:
-        # Under autocast a Linear casts its bias with the rest; one taken out of it is cast here.
+        # Under autocast a Linear casts its bias itself; a bias taken out of it is cast here.
         product = value.arguments.get("input")
         if (
             value.name == "add"
@@ -139,7 +143,7 @@ class Region:
         self.traced, self.match = traced, match
         bound = {getattr(value, "origin", None) for value in values_in(match.bindings.values())}
         origins = set(match.origins)
-        origins |= {  # ``x @ weight.T`` is the transpose too
+        origins |= {  # ``x @ weight.T`` includes the transpose
             used
             for node in match.origins
             for used in node.all_input_nodes
@@ -180,7 +184,7 @@ class Region:
 
 
 def rewritten(traced: Traced, matches: Sequence[Match]) -> Traced:
-    """The module with every match in its graph replaced by its operator's call."""
+    """Return the module's trace with every match in its graph replaced by its operator's call."""
     by_root = {match.root.origin: match for match in matches}
     replaced = {node for match in matches for node in match.origins}
     graph = fx.Graph()
@@ -195,11 +199,13 @@ def rewritten(traced: Traced, matches: Sequence[Match]) -> Traced:
             graph.output(fx.node.map_arg(node.args[0], lambda used: known[used]))
         elif node not in replaced:
             known[node] = graph.node_copy(node, lambda used: known[used])
-    for node in reversed(graph.nodes):  # The transposes of weights that an operator takes as is.
+    # Erase the transposes of weights that an operator takes untransposed.
+    for node in reversed(graph.nodes):
         if not node.users and _swaps_dimensions(node):
             graph.erase_node(node)
     conditions = traced.conditions
-    if any(match.rewrite.lists for match in matches):  # joined along a dimension counted from 0
+    # lists are joined along a dimension counted from 0
+    if any(match.rewrite.lists for match in matches):
         conditions += (SameRanks(tuple(tensor.dim() for tensor in traced.tensors)),)
     return dataclasses.replace(traced, graph=graph, conditions=conditions)
 
@@ -214,12 +220,12 @@ def _swaps_dimensions(node: fx.Node) -> bool:
 
 
 def install(module: nn.Module, traced: Traced, final: Traced) -> None:
-    """Give ``module`` the traced forward as ``rewritten`` has left it.
+    """Give ``module`` the forward ``final`` that ``rewritten`` made from ``traced``.
 
-    The class of this one instance becomes a subclass that runs the graph where the call looks like
-    the one it was traced from (tensors in the same places, equal values elsewhere) and so does the
-    module (same training mode and plain attributes, same children, no hook on a child that the
-    graph does not call), and the class's own forward elsewhere. Pickles as the original class.
+    The class of this one instance becomes a subclass. It runs the graph if the call looks like the
+    traced one (tensors in the same places, equal values elsewhere) and so does the module (same
+    training mode and plain attributes, same children, no hook on a child that the graph does not
+    call). Otherwise it runs the original class's forward. It pickles as the original class.
     """
     fused_graph, call = final.graph, traced.call
     original = type(module)
@@ -305,8 +311,10 @@ _missing = object()
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """The plain attributes a trace has taken as constants, the training mode among them, and a copy
-    of those that are lists, tuples and dicts of such."""
+    """Return the plain attributes, among them the training mode, that a trace takes as constants.
+
+    Lists, tuples and dicts of plain values are copied.
+    """
     return tuple(
         (name, copy.deepcopy(value))
         for name, value in vars(module).items()
@@ -326,7 +334,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _outline(module: nn.Module, called: Collection[str], prefix: str = "") -> dict[str, Any]:
-    """The children by name: type and own outline of those that the graph does not call."""
+    """Return the children by name: type and own outline of those that the graph does not call."""
     return {
         name: None
         if child is None or f"{prefix}{name}" in called
@@ -336,7 +344,8 @@ def _outline(module: nn.Module, called: Collection[str], prefix: str = "") -> di
 
 
 def _is_outlined(module: nn.Module, outline: Mapping[str, Any]) -> bool:
-    """Whether ``module`` still has these children, and no hook on those that are not called."""
+    """Return whether ``module`` still has these children, and no hook on those that are not
+    called."""
     children = module._modules
     if tuple(children) != tuple(outline):
         return False
@@ -354,7 +363,7 @@ def _is_outlined(module: nn.Module, outline: Mapping[str, Any]) -> bool:
 
 
 def _unfused(original: type[nn.Module]) -> nn.Module:
-    """What a pickle of a fused module begins with: an instance of the class it was made from."""
+    """Create the empty instance of the original class with which a fused module unpickles."""
     return original.__new__(original)
 
 
@@ -363,11 +372,11 @@ def _same(value: Any, recorded: Any) -> bool:
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """A module tree of its own over the same parameters, buffers, hooks and plain attributes."""
+    """Return new modules over the same parameters, buffers, hooks and plain attributes."""
     copies: dict[int, nn.Module] = {}
 
     def twin_of(module: nn.Module) -> nn.Module:
-        if is_compiled(module):  # its code holds the modules it was compiled from
+        if is_compiled(module):  # its code refers to the modules it was compiled from
             return module
         if id(module) not in copies:
             twin = copies[id(module)] = module.__class__.__new__(module.__class__)

@@ -2,8 +2,8 @@
 
 ``x + y``, ``torch.add(x, y)`` and ``x.add(y)`` become ``add``; ``nn.ReLU()(x)``, ``F.relu(x)`` and
 ``x.relu_()`` become ``relu``; ``nn.Linear``, ``F.linear`` and ``x @ weight.T`` become ``linear``
-without bias, then ``add``, so that a chain that begins at the bias can be seen. Both the user's
-model and the patterns of ``FusedOp.rewrites`` go through here, so they meet in the same form.
+without bias, then ``add``, so that a chain that begins at the bias can be found. Both the user's
+model and the patterns of ``FusedOp.rewrites`` are converted here, so they have the same form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAME_NAME = {
     "concatenate": "cat",
 }
 
-# Order of the parameters, where spellings pass them by position or by name.
+# Order of the parameters, because spellings pass them by position or by name.
 _PARAMETERS = {
     "add": ("input", "other", "alpha"),
     "sub": ("input", "other", "alpha"),
@@ -114,7 +114,7 @@ _MODULES: Mapping[type[nn.Module], Callable[[Any], tuple[str, dict[str, Any]]]] 
     ),
 }
 
-# What an embedding has beside its weight: with any of it, it is more than a look-up.
+# Options of an embedding beside its weight; with any of them it is more than a look-up.
 _EMBEDDING_OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
@@ -127,7 +127,7 @@ class Value:
 
 @dataclass(eq=False)
 class Opaque(Value):
-    """A value that nothing looks into: an input, or an operation without a canonical form."""
+    """A value that is not analysed further: an input, or an operation without a canonical form."""
 
     node: fx.Node
 
@@ -141,7 +141,7 @@ class Attribute(Value):
 
 @dataclass(eq=False)
 class Apply(Value):
-    """A canonical operation. ``origin`` is the traced node it came from, perhaps with others."""
+    """A canonical operation. ``origin`` is the traced node it came from; others may share it."""
 
     name: str
     arguments: dict[str, Any]
@@ -150,7 +150,7 @@ class Apply(Value):
 
     @property
     def operands(self) -> list[Value]:
-        """The values among the arguments, those in lists too."""
+        """The values among the arguments, also those in lists."""
         return values_in(self.arguments.values())
 
 
@@ -158,8 +158,8 @@ class Expression:
     """The expression of one traced graph.
 
     ``root`` is the module traced, None for a plain function; a child named in ``keep`` stays a
-    call. ``kept`` says of those that would have had a canonical form, and of others that nearly
-    have one, why they stay.
+    call. ``kept`` gives the reason for each child that stays a call although it has, or nearly has,
+    a canonical form.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Expression:
                 self.values[node] = self._value(node)
 
     def applications(self) -> Iterator[Apply]:
-        """Every canonical operation, operands before their users."""
+        """Yield every canonical operation, operands before their users."""
         seen: set[int] = set()
 
         def visit(value: Value) -> Iterator[Apply]:
@@ -240,7 +240,8 @@ class Expression:
         return self._make("add", node, [product, self._attribute(f"{path}.bias")], {})
 
     def _table(self, path: str, module: nn.Module, node: fx.Node) -> Value | None:
-        """A look-up by an embedding, or by a bag of ids, which patterns know for one id a bag."""
+        """Return the look-up of an embedding or of a bag of ids; patterns match bags of one id
+        only."""
         for option in _EMBEDDING_OPTIONS:
             value = getattr(module, option)
             if value is not None and value is not False:
@@ -267,7 +268,8 @@ class Expression:
         ):
             name, args = "mT", args[:1]
         elif name == "embedding_bag":
-            kwargs.pop("mode", None)  # of one id, all that patterns know, every mode is the row
+            # patterns match bags of one id, where every mode returns the row
+            kwargs.pop("mode", None)
         elif name == "matmul" and len(args) == 2:
             weight = self._transposed(self.values.get(args[1]))
             if weight is not None:
@@ -294,7 +296,7 @@ class Expression:
             for place, value in enumerate(args)
         }
         named.update(kwargs)
-        named.pop("_stacklevel", None)  # of F.softmax: where its warning points
+        named.pop("_stacklevel", None)  # of F.softmax: the stack level of its warning
         resolved: dict[str, Any] = {}
         for key, value in named.items():
             if isinstance(value, fx.Node):
@@ -309,13 +311,13 @@ class Expression:
         return applied
 
     def _resolve(self, value: Any) -> Any:
-        """Lists and tuples, however deep, as tuples with values for nodes."""
+        """Convert nested lists and tuples to tuples, with values for nodes."""
         if isinstance(value, (list, tuple)):
             return tuple(self._resolve(item) for item in value)
         return self.values[value] if isinstance(value, fx.Node) else value
 
     def _transposed(self, value: Value | None) -> Value | None:
-        """The matrix that ``value`` is the transpose of, where it is sure to be one."""
+        """Return the matrix of which ``value`` is certainly the transpose, or None."""
         if not isinstance(value, Apply):
             return None
         given: list[Any] = list(value.arguments.values())
@@ -336,7 +338,7 @@ class Expression:
         return self._attributes.setdefault(path, Attribute(path))
 
 
-# Spellings of a swap of the last two dimensions of a tensor of three, which bmm asks for.
+# Spellings of a swap of the last two dimensions of a tensor of three, as bmm needs it.
 _LAST_TWO_OF_3 = frozenset({(1, 2), (2, 1), (-1, -2), (-2, -1)})
 _MATRIX_TRANSPOSES = frozenset(
     {("getattr", "T"), ("mT",), ("transpose", 0, 1), ("transpose", 1, 0)}
@@ -344,7 +346,7 @@ _MATRIX_TRANSPOSES = frozenset(
 
 
 def values_in(items: Iterable[Any]) -> list[Value]:
-    """The values among ``items``, those in tuples too."""
+    """Return the values among ``items``, also those in tuples."""
     found: list[Value] = []
     for item in items:
         if isinstance(item, Value):
@@ -355,12 +357,12 @@ def values_in(items: Iterable[Any]) -> list[Value]:
 
 
 def is_fused(node: fx.Node) -> bool:
-    """Whether a node is the call of an operator that ``fuse`` has put in."""
+    """Return whether a node is the call of an operator that ``fuse`` has put in."""
     return getattr(node.target, "is_fused_operator", False) is True
 
 
 def _unsqueezed(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """``x[:, None]`` is ``x.unsqueeze(1)``."""
+    """Return ``x[:, None]`` as ``x.unsqueeze(1)``, and any other index unchanged."""
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     places = [place for place, item in enumerate(index) if item is None]
     rest = [item for item in index if item is not None]
@@ -370,7 +372,7 @@ def _unsqueezed(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling ``module`` runs a hook that a replacement would leave out."""
+    """Return whether calling ``module`` runs a hook that a replacement would leave out."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -384,7 +386,7 @@ def _function_name(function: Any) -> str:
 
 
 def _hides_node(value: Any) -> bool:
-    """Whether a dict or a slice holds a node; such operations stay opaque."""
+    """Return whether a dict or a slice contains a node; such operations stay opaque."""
     if isinstance(value, (list, tuple)):
         return any(_hides_node(item) for item in value)
     if isinstance(value, slice):
@@ -397,9 +399,9 @@ def _hides_node(value: Any) -> bool:
 def of_pattern(
     pattern: Callable[..., Any], lists: Collection[str] = (), length: int = 0
 ) -> Expression:
-    """The expression of a rewrite's pattern, a plain function of tensors and values.
+    """Build the expression of a rewrite's pattern, a plain function of tensors and values.
 
-    Every parameter in ``lists`` is a list of ``length`` inputs, called ``name_0`` and on.
+    Every parameter in ``lists`` is a list of ``length`` inputs, called ``name_0`` and so on.
     """
     graph = fx.Graph()
     tracer = fx.proxy.GraphAppendingTracer(graph)
@@ -417,10 +419,10 @@ def of_pattern(
 
 
 def elements_of(name: str, length: int) -> list[str]:
-    """What the elements of a pattern's list are called."""
+    """Return the names of the elements of a pattern's list."""
     return [f"{name}_{place}" for place in range(length)]
 
 
 def parameters_of(pattern: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameter names of a pattern, in order."""
+    """Return the parameter names of a pattern, in order."""
     return tuple(inspect.signature(pattern).parameters)

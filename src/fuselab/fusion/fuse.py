@@ -1,4 +1,4 @@
-"""``fuselab.fuse``: a model's memory-bound chains replaced where that is right and faster."""
+"""``fuselab.fuse``: replace a model's memory-bound chains where that is right and faster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fuselab.runtime.dispatch import check_types, choose, registered
 
 
 class Decision(StrEnum):
-    """What became of one chain that an operator could replace."""
+    """The decision on one chain that an operator could replace."""
 
     KEPT = "kept"
     NOT_FASTER = "not faster"
@@ -52,10 +52,10 @@ class Decision(StrEnum):
 class Replacement:
     """One chain of the model and the operator that was tried in its place.
 
-    ``module`` is the dotted path of the module whose forward holds the chain ("" is the model),
+    ``module`` is the dotted path of the module whose forward contains the chain ("" is the model),
     ``chain`` the operations in order, ``source`` the user's ``file:line``. Times are microseconds
-    per call, None where it did not come to measuring. ``inputs`` are the operator's arguments at
-    the sizes found in the model.
+    per call, or None if it was not measured. ``inputs`` are the operator's arguments at the sizes
+    found in the model.
     """
 
     op: FusedOp
@@ -73,7 +73,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """A module that was not looked into, and why."""
+    """A module or layer that was left unchanged, and the reason."""
 
     module: str
     source: str
@@ -82,10 +82,10 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class FuseResult:
-    """What ``fuse`` did. ``model`` is the fused model; times are of the whole model, in us.
+    """The result of ``fuse``. ``model`` is the fused model; times are of the whole model, in us.
 
-    ``training`` says whether forward and backward were timed, or the forward alone. ``proof`` is
-    what the whole-model comparison found.
+    ``training`` says whether forward and backward were timed, or only the forward. ``proof`` is the
+    outcome of the whole-model comparison.
     """
 
     model: Any
@@ -128,14 +128,14 @@ def fuse(
     ops: Sequence[FusedOp] | None = None,
     verbose: bool = False,
 ) -> nn.Module:
-    """``model`` with its memory-bound chains replaced by fused operators, where that is faster.
+    """Return ``model`` with its memory-bound chains replaced by fused operators, where faster.
 
-    The model that comes back has modules of its own over the same parameters, buffers and hooks;
-    ``model`` itself is not changed. Every replacement is proved, outputs and gradients, against the
-    original on ``example_inputs``, and kept only where it measured faster there: forward and
-    backward when the model is in training mode, else the forward. ``ops`` are the operators that
-    may be used; by default the library's and every other one registered in this process.
-    ``verbose`` prints what was done and what was left, and why; ``fuse_with_report`` returns it.
+    The returned model has its own modules over the same parameters, buffers and hooks; ``model``
+    itself is not changed. Every replacement is proved, outputs and gradients, against the original
+    on ``example_inputs``, and kept only if it measured faster there: forward and backward when the
+    model is in training mode, else the forward. ``ops`` are the operators that may be used; by
+    default the library's and every other one registered in this process. ``verbose`` prints what
+    was replaced and what was not, and why; ``fuse_with_report`` returns it.
 
     Raises TargetError when the model raises on ``example_inputs``.
     """
@@ -154,9 +154,10 @@ def fuse_with_report(
     ops: Sequence[FusedOp] | None = None,
     budget_s: float = 1.0,
 ) -> FuseResult:
-    """``fuse``, returning everything that was tried. ``budget_s`` bounds each measurement.
+    """Run ``fuse`` and return everything that was tried.
 
-    ``model`` may be a plain function of tensors; ``FuseResult.model`` then is one too.
+    ``budget_s`` bounds each measurement, in seconds. ``model`` may be a plain function of tensors;
+    ``FuseResult.model`` is then one too.
     """
     args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     module = model if isinstance(model, nn.Module) else _FunctionModule(model)
@@ -223,21 +224,25 @@ class _Fusion:
                 final = self._rewrite(traced, hooked)
                 if final is not traced:
                     rewrites.append((path, traced, final))
-        # Children first: a module runs its own rewritten forward as long as its children's classes
-        # are what they were when it was installed, and installing gives a child another one.
+        # Children first: a module runs its own rewritten forward only while its children's classes
+        # are those at its installation, and installing gives a child another class.
         places = [(fused.get_submodule(path), traced, final) for path, traced, final in rewrites]
         for place in sorted(places, key=lambda place: sum(1 for _ in place[0].modules())):
             install(*place)
         return self._conclude(fused)
 
     def _hooked(self, path: str) -> set[str]:
-        """The names, below ``path``, of modules that must go on being called."""
+        """Return the names, below ``path``, of modules that must still be called because of
+        hooks."""
         original = self.model.get_submodule(path)
         return {name for name, child in original.named_modules() if name and has_hooks(child)}
 
     def _rewrite(self, traced: Traced, hooked: set[str]) -> Traced:
-        """Rounds of replacements: one may bring what another begins with, as the look-up of all
-        embeddings does for an interaction of them."""
+        """Replace in rounds until nothing more is kept.
+
+        One replacement may complete the beginning of another chain, as the look-up of all
+        embeddings does for an interaction of them.
+        """
         done: set[tuple[str, str, str]] = set()
         while True:
             kept = self._choose(traced, hooked, done)
@@ -248,7 +253,7 @@ class _Fusion:
     def _trace(self, path: str, module: nn.Module, call: Call, hooked: set[str]) -> Traced | None:
         try:
             return trace_forward(path, module, call, hooked)
-        except Exception as error:  # torch.fx raises many kinds for code it cannot follow
+        except Exception as error:  # torch.fx raises many kinds of errors for code it cannot follow
             reason = (
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             )
@@ -258,7 +263,8 @@ class _Fusion:
     def _choose(
         self, traced: Traced, hooked: set[str], done: set[tuple[str, str, str]]
     ) -> list[Match]:
-        """The matches of one round that are kept; ``done`` are those tried in rounds before."""
+        """Return the matches of one round that are kept; ``done`` are those tried in earlier
+        rounds."""
         expression = Expression(traced.graph, traced.module, keep=hooked)
         for name, reason in expression.kept.items():
             path = f"{traced.path}.{name}" if traced.path else name
@@ -276,7 +282,7 @@ class _Fusion:
             if not taken.isdisjoint(match.origins) or same in done:
                 continue
             # One chain can match with its operands swapped, and another operator's pattern where
-            # its arguments do not fit; what fits counts.
+            # its arguments do not fit; only a match that fits counts.
             key = match.op.name, match.root.origin, match.chain
             if key in tried and tried[key].decision is not Decision.REFUSED:
                 continue
@@ -285,7 +291,7 @@ class _Fusion:
                 taken.update(match.origins)
                 kept.append(match)
                 if match.rewrite.lists:
-                    break  # What joins its output may now be part of a longer chain.
+                    break  # the operator that joins its output may now be part of a longer chain
         done.update((op, root.name, chain) for op, root, chain in tried)
         fitting = {
             root for (_, root, _), one in tried.items() if one.decision is not Decision.REFUSED
@@ -307,7 +313,7 @@ class _Fusion:
             source = source_line(self.model.get_submodule(owner))
 
         def result(decision: Decision, reason: str, **more: Any) -> Replacement:
-            # An operator's refusal begins with its name, which stands before every reason.
+            # An operator's refusal begins with its name, which the report already shows.
             reason = reason.removeprefix(f"{match.op.short_name}: ")
             return Replacement(match.op, owner, match.chain, source, decision, reason, **more)
 
@@ -398,7 +404,7 @@ class _Fusion:
         )
 
     def _prove_whole(self, fused: nn.Module) -> tuple[str, str | None]:
-        """What the comparison of the whole models found, and what is wrong, if anything."""
+        """Compare the whole models; return the outcome, and what is wrong, if anything."""
         failed = ""
         for proof, prove in (
             ("outputs and gradients of the whole model proved against float64", prove_model),
@@ -409,7 +415,7 @@ class _Fusion:
                 problem = prove(shadow(self.model), shadow(fused), self.args, self.kwargs)
             except FuselabError:
                 raise
-            except Exception as error:  # in float64 code that wants the model's own dtype, say
+            except Exception as error:  # for example, the code requires the model's own dtype
                 failed = failed or f": {str(error).strip().partition(chr(10))[0]}"
                 continue
             if problem is not None:
@@ -419,26 +425,26 @@ class _Fusion:
 
 
 def _is_plain_layer(module: nn.Module) -> bool:
-    """A layer of torch.nn without children: there is no chain inside to look for."""
+    """Return whether this is a layer of torch.nn without children, which contains no chain."""
     return type(module).__module__.startswith("torch.nn.") and not any(
         True for _ in module.children()
     )
 
 
 def _is_fused_layer(module: nn.Module) -> bool:
-    """A layer of ours, which is a fused operator already."""
+    """Return whether this is a layer of fuselab.nn, which is a fused operator already."""
     return type(module).__module__.startswith("fuselab.nn.")
 
 
 def _owner(traced: Traced, root: fx.Node) -> str:
-    """The path of the module whose forward holds a node: an ``nn.Sequential`` of the traced one, or
-    that itself."""
+    """Return the path of the module whose forward contains a node: the traced module itself, or an
+    ``nn.Sequential`` in it."""
     name = str(root.target) if root.op == "call_module" else ""
     return ".".join(filter(None, (traced.path, name.rpartition(".")[0])))
 
 
 def _place(traced: Traced, root: fx.Node) -> str:
-    """Which node of the model, whichever module it was traced in."""
+    """Return a node's path in the model, the same whichever module it was traced in."""
     return ".".join(
         filter(None, (traced.path, str(root.target) if root.op == "call_module" else root.name))
     )
@@ -449,7 +455,7 @@ def _bind(model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def _operator_inputs(region: Region, tensors: Sequence[Any]) -> Inputs:
-    """The operator's own arguments at this place in the model."""
+    """Return the operator's own arguments at this place in the model."""
     recorded: list[Any] = []
 
     def record(*args: Any) -> None:
@@ -479,7 +485,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def _line_of(node: fx.Node) -> str | None:
-    """``file:line`` of the user's code that made a traced node."""
+    """Return ``file:line`` of the user's code that made a traced node, or None."""
     frames = _FRAME.findall(node.stack_trace or "")
     for file, line in reversed(frames):
         if not file.startswith("<") and "/torch/" not in file and "/fuselab/" not in file:

@@ -24,11 +24,12 @@ _LARGEST_FLOAT64_COPY_BYTES = 4 << 30
 
 
 def values_of(graph: fx.Graph, module: nn.Module, tensors: Sequence[Tensor]) -> dict[fx.Node, Any]:
-    """What every node of a traced forward computes, as it was before a later in-place change."""
+    """Return the value of every node of a traced forward, as it was before a later in-place
+    change."""
     interpreter = _Recorder(fx.GraphModule(module, graph))
     with torch.random.fork_rng(devices=sorted({t.device.index for t in tensors if t.is_cuda})):
         interpreter.run(*tensors)
-    # The interpreter walks a copy of the graph; its nodes come in the same order.
+    # The interpreter runs a copy of the graph, whose nodes have the same order.
     return dict(
         zip(
             graph.nodes,
@@ -58,21 +59,21 @@ def _differentiable(tensor: Tensor) -> bool:
 
 
 def prove_region(region: Region, inputs: Sequence[Any]) -> str | None:
-    """None when outputs and gradients of ``region.after`` meet the bar, else what does not."""
+    """Return None if outputs and gradients of ``region.after`` meet the bar, else what does not."""
     return _prove(region.before, region.after, inputs, {})
 
 
 def prove_model(
     original: nn.Module, fused: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> str | None:
-    """The same for whole models; ask ``can_copy`` first."""
+    """Prove whole models, outputs and gradients, as ``prove_region``; call ``can_copy`` first."""
     return _prove(original, fused, args, kwargs)
 
 
 def prove_outputs(
     original: nn.Module, fused: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> str | None:
-    """The same of the outputs alone: of a model that cannot be differentiated."""
+    """Prove the outputs only, for a model that cannot be differentiated."""
     with torch.no_grad():
         return _prove(original, fused, args, kwargs)
 
@@ -80,8 +81,11 @@ def prove_outputs(
 def near_outputs(
     original: nn.Module, fused: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> str | None:
-    """Whether outputs in the model's own dtype are near: of a model that does not run in float64.
-    The error may be the square root of the dtype's own, of the largest number."""
+    """Return None if outputs in the model's own dtype are near the original's, else which is not.
+
+    This is for a model that does not run in float64. The error may be the square root of the
+    dtype's eps times the output's largest magnitude.
+    """
     outputs = []
     for model in (original, fused):
         given = pytree.tree_map_only(Tensor, Tensor.clone, (tuple(args), kwargs))
@@ -103,7 +107,7 @@ def near_outputs(
 
 
 def can_copy(model: nn.Module) -> bool:
-    """Whether a float64 copy of the model's parameters is small enough to prove the whole model."""
+    """Return whether a float64 copy of the model's parameters is small enough to prove it whole."""
     return 8 * sum(value.numel() for value in model.parameters()) <= _LARGEST_FLOAT64_COPY_BYTES
 
 
@@ -123,7 +127,7 @@ def _prove(
 
     def evaluate(module: nn.Module, values: Sequence[Any]) -> list[Tensor | None]:
         given, carried = values[: len(leaves)], values[len(leaves) :]
-        # In-place operations and running statistics must not reach the caller's tensors.
+        # In-place operations and running statistics must not change the caller's tensors.
         given = [value.clone() if isinstance(value, Tensor) else value for value in given]
         args, kwargs = pytree.tree_unflatten(given, structure)
         carried = [value if value.requires_grad else value.clone() for value in carried]
@@ -177,10 +181,10 @@ def measure(
     training: bool,
     budget_s: float,
 ) -> tuple[float, float, Verdict]:
-    """Median us per call of both, and the verdict on ``after``.
+    """Return the median us per call of both, and the verdict on ``after``.
 
-    What is timed is what a training or serving loop sees: steady-state wall time, warm, the host's
-    own time included; forward and backward when ``training``, else the forward without gradients.
+    The time is what a training or serving loop sees: steady-state wall time, warm, including the
+    host's own time; forward and backward if ``training``, else the forward without gradients.
     """
     device = next(
         (value.device for value in args if isinstance(value, Tensor)), torch.device("cpu")

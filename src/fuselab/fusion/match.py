@@ -1,7 +1,7 @@
 """Find where a rewrite's pattern occurs in an expression, as subgraph isomorphism from its root.
 
-A match may use each inner value only once: what the chain computes on the way must have no other
-reader, else the replacement would have to compute it again.
+Inner values of a match must have no reader outside the chain, otherwise the replacement would have
+to compute them again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Match:
 
 @dataclass(frozen=True)
 class _Tree:
-    """A pattern as an expression: its last operation, and which value is which parameter."""
+    """A pattern as an expression: its last operation, and the parameter name of each input
+    value."""
 
     root: Apply | None
     parameters: dict[int, str]
@@ -64,7 +65,7 @@ class _Tree:
 
 @functools.cache
 def _tree(pattern: Callable[..., Any], lists: tuple[str, ...], length: int) -> _Tree:
-    """Kept for the next call of ``fuse`` too: tracing all patterns takes half a second."""
+    """Trace a pattern, once per process, because tracing all patterns takes half a second."""
     expression = of_pattern(pattern, lists, length)
     parameters = {
         id(value): str(value.node.target)
@@ -86,14 +87,14 @@ class Pattern:
         self._parameters: dict[int, str] = {}
 
     def match(self, value: Apply, lengths: Collection[int] = ()) -> Match | None:
-        """The occurrence of this pattern whose last operation is ``value``, or None.
+        """Return the occurrence of this pattern whose last operation is ``value``, or None.
 
-        ``lengths`` are those to try for the pattern's lists.
+        ``lengths`` are the lengths to try for the pattern's lists.
         """
         for length in self._lengths(value, lengths) if self.rewrite.lists else (0,):
             tree = self._tree(length)
             if tree.root is None or tree.root.name != value.name:
-                return None  # Every length has the same last operation.
+                return None  # every length has the same last operation
             self._parameters = tree.parameters
             for found, covered in self._unify(tree.root, value, {}, ()):
                 bindings = self._grouped(found, length)
@@ -107,7 +108,8 @@ class Pattern:
         return None
 
     def _lengths(self, value: Apply, lengths: Collection[int]) -> Collection[int]:
-        """Those with which the last operation's own list is as long as that of ``value``."""
+        """Return the lengths for which the last operation's own list is as long as that of
+        ``value``."""
         two, three = (
             [len(item) for item in _lists_of(root)] if (root := self._tree(length).root) else []
             for length in (2, 3)
@@ -121,7 +123,7 @@ class Pattern:
         return _tree(self.rewrite.pattern, tuple(self.rewrite.lists), length)
 
     def _grouped(self, found: dict[str, Any], length: int) -> dict[str, Any]:
-        """The bindings of the call's parameters, lists as tuples."""
+        """Return the bindings of the call's parameters, lists as tuples."""
         return {
             name: tuple(found[element] for element in elements_of(name, length))
             if name in self.rewrite.lists
@@ -130,7 +132,8 @@ class Pattern:
         }
 
     def _unread(self, found: dict[str, Any], covered: tuple[Apply, ...]) -> Iterator[Apply]:
-        """What only the pattern reads, where nothing else in the model does: it goes too."""
+        """Yield the values that only the pattern reads and nothing else in the model; they go
+        too."""
         for name, value in found.items():
             if (
                 name not in self._names
@@ -143,7 +146,10 @@ class Pattern:
 
     @staticmethod
     def _replaced(root: Apply, covered: tuple[Apply, ...]) -> tuple[Apply, ...]:
-        """Without shapes and devices that others read too: those are read again, not computed."""
+        """Return the replaced values without shapes and devices that others read too.
+
+        Those are read again, not computed.
+        """
         unique = dict.fromkeys(covered)
         shared = [
             value
@@ -192,7 +198,7 @@ class Pattern:
                 for key, other in zip(keys, order, strict=True)
             ]
             if value.in_place and id(pairs[0][0]) in self._parameters:
-                continue  # It would change a value that the chain does not own.
+                continue  # it would change a value that the chain does not own
             yield from self._unify_all(pairs, (value,), bindings, covered)
 
     def _unify_all(
@@ -210,12 +216,15 @@ class Pattern:
             yield from self._unify_all(rest, last, found, more)
 
     def _fits(self, bindings: dict[str, Any]) -> bool:
-        """Tensors where the operator takes tensors and numbers where it takes numbers: in
-        ``scale * update`` either factor may come first."""
+        """Return whether tensors are bound where the operator takes tensors and numbers elsewhere.
+
+        In ``scale * update``, for example, either factor may come first.
+        """
         try:
             arguments = self.op.bind(self.rewrite.call(**bindings))
         except (TypeError, AttributeError):
-            return True  # It computes: only tensors tell, and fuse asks again with them.
+            # the call computes with its arguments, so only real tensors can tell; fuse checks again
+            return True
         return all(
             isinstance(argument, (Value, tuple)) or argument is None
             if name in self.op.tensor_parameters
@@ -231,7 +240,10 @@ class Pattern:
 
     @staticmethod
     def _is_chain(root: Apply, covered: tuple[Apply, ...]) -> bool:
-        """Whole traced nodes, or parts of at least two: half a Linear alone is nothing to gain."""
+        """Return whether the match covers whole traced nodes, or parts of at least two.
+
+        Replacing half a Linear alone would gain nothing.
+        """
         origins = {value.origin for value in covered}
         if len(origins) > 1:
             return True
@@ -242,12 +254,12 @@ class Pattern:
 
 
 def _lists_of(value: Apply) -> list[tuple[Any, ...]]:
-    """The lists of values among the arguments of an operation."""
+    """Return the lists of values among the arguments of an operation."""
     return [item for item in value.arguments.values() if isinstance(item, tuple)]
 
 
 def _is_shape(value: Any) -> bool:
-    """A shape, a size of it, a dtype or a device: a property, which costs nothing to read."""
+    """Return whether a value is a shape, a size, a dtype or a device, which is free to read."""
     return isinstance(value, Apply) and (
         value.name in ("getattr", "size")
         or (value.name == "getitem" and _is_shape(value.arguments["0"]))
@@ -267,8 +279,11 @@ def _operands(root: Apply) -> list[Value]:
 
 
 def find(expression: Expression, patterns: list[Pattern]) -> list[Match]:
-    """Every match of every pattern: those that replace most first, of equals those of the operator
-    that has the fewest patterns, which is the most special."""
+    """Return every match of every pattern, in the order to try them.
+
+    Those that replace most come first; among equals, the operator with the fewest patterns, since
+    it is the most special.
+    """
     applications = list(expression.applications())
     lists = {
         len(argument)
@@ -287,7 +302,8 @@ def find(expression: Expression, patterns: list[Pattern]) -> list[Match]:
     joined = {match.root: {*match.covered} for match in matches if match.rewrite.lists}
 
     def order(match: Match) -> tuple[bool, int, int]:
-        """What takes the join of many values that could be one comes after that one."""
+        """Order a match that takes only the join of many values after the match that takes them
+        all."""
         covered = {*match.covered}
         takes_join = any(
             root in covered and root is not match.root and not parts <= covered

@@ -1,7 +1,7 @@
-"""Run a model once on example inputs and trace every module's own forward, its children as leaves.
+"""Run a model once on example inputs and trace every module's own forward, children as leaves.
 
 The run happens on a shadow of the model: same parameters, copied buffers, no hooks, its own random
-state. So nothing of the user's is called twice and nothing of it changes.
+state. So the user's hooks are not called and the user's model does not change.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from fuselab.errors import TargetError
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments one module was called with."""
+    """The arguments with which one module was called."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     def leaves(self) -> tuple[list[Any], Any]:
-        """All arguments flattened, and the structure that puts them back."""
+        """Return all arguments flattened, and the structure that restores them."""
         return pytree.tree_flatten((self.args, dict(self.kwargs)))
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A comparison of dtypes that the forward branched on, and what it said in the call."""
+    """A comparison of dtypes that the forward branched on, and its result in the call."""
 
     node: fx.Node
     value: bool
 
     def holds(self, module: nn.Module, tensors: Sequence[Tensor]) -> bool:
-        """Whether it says the same of another call's tensors."""
+        """Return whether the comparison has the same result for another call's tensors."""
         return bool(_compare(self.node, module, tensors)) is self.value
 
 
 @dataclass(frozen=True)
 class SameRanks:
-    """The tensors of a call have as many dimensions as those of the first one."""
+    """The condition that a call's tensors have the given numbers of dimensions."""
 
     ranks: tuple[int, ...]
 
@@ -59,7 +59,7 @@ class SameRanks:
 class Traced:
     """A module whose own forward was traced: its graph takes the call's tensors, in order.
 
-    It is the forward of calls for which the ``conditions`` hold.
+    The graph is the forward of calls for which the ``conditions`` hold.
     """
 
     path: str
@@ -74,10 +74,10 @@ class Traced:
 
 
 def shadow(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters, buffers of its own and no hooks, free to be run.
+    """Return a copy with the same parameters, its own buffers and no hooks, which is safe to run.
 
-    A module whose backward is the optimizer's step says so by ``steps_in_backward``; its parameters
-    are copied too.
+    A module whose backward is the optimizer's step is marked by ``steps_in_backward``; its
+    parameters are copied too.
     """
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     for module in model.modules():
@@ -86,7 +86,7 @@ def shadow(model: nn.Module) -> nn.Module:
                 memo.pop(id(parameter), None)
     for module in model.modules():
         for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy takes leaves only
+            if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy accepts leaves only
                 memo[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
     try:
         copied = copy.deepcopy(model, memo)
@@ -102,7 +102,7 @@ def shadow(model: nn.Module) -> nn.Module:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module runs code compiled before: torch.compile's or TorchScript's."""
+    """Return whether a module runs code compiled before: torch.compile's or TorchScript's."""
     return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__module__ == "torch._dynamo.eval_frame"
@@ -110,7 +110,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def modules_to_look_into(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """``named_modules`` without those inside a compiled module; that itself is listed."""
+    """Return ``named_modules`` without those inside a compiled module, which itself is listed."""
     found = list(model.named_modules())
     compiled = [f"{path}." if path else "" for path, module in found if is_compiled(module)]
     return [
@@ -123,7 +123,7 @@ def modules_to_look_into(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def record_calls(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Call]:
-    """The first call of every module while ``model`` runs, by dotted path ("" is the model)."""
+    """Return the first call of every module while ``model`` runs, by path ("" is the model)."""
     calls: dict[str, Call] = {}
 
     def watch(path: str) -> Any:
@@ -163,10 +163,11 @@ def _cuda_devices(args: Sequence[Any]) -> list[int]:
 def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[str] = ()) -> Traced:
     """Trace ``module.forward`` alone; arguments that are no tensors are taken as constants.
 
-    Children stay calls but for an ``nn.Sequential``: a chain may begin or end inside one. Those
-    named in ``hooked`` stay calls too.
+    Children stay calls, except an ``nn.Sequential``, because a chain may begin or end inside one.
+    Those named in ``hooked`` stay calls too.
 
-    Raises whatever ``torch.fx`` raises for a forward that cannot be traced (control flow on data).
+    Raises whatever ``torch.fx`` raises for a forward that cannot be traced (control flow on data),
+    and NotTraceableError for one that a trace would not reproduce.
     """
     if "forward" in vars(module):
         raise NotTraceableError("its forward was replaced on the instance")
@@ -180,7 +181,7 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
         args, kwargs = pytree.tree_unflatten(filled, structure)
         return original(self, *args, **kwargs)
 
-    # torch.fx reads the parameters off the signature, and takes *tensors for a single one.
+    # torch.fx reads the parameters off the signature, and treats *tensors as a single one.
     namespace: dict[str, Any] = {"inner": forward}
     listed = ", ".join(["self", *names])
     exec(f"def forward({listed}):\n    return inner({listed})", namespace)
@@ -211,14 +212,17 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
 
 
 def _contents(value: Any) -> Any:
-    """What a container holds, to see that it has changed; None for anything else."""
+    """Return the identities of a container's items, to detect changes; None for anything else."""
     if isinstance(value, dict):
         return [(id(key), id(held)) for key, held in value.items()]
     return [id(held) for held in value] if isinstance(value, (list, set, deque)) else None
 
 
 def _check_reproduces(module: nn.Module, graph: fx.Graph, call: Call) -> None:
-    """Run the forward and its trace: what a trace loses (``x += y``, aliases) shows here."""
+    """Run the forward and its trace, and raise NotTraceableError if they differ.
+
+    A trace loses ``x += y`` and aliases, for example.
+    """
 
     def run(forward: Any, *, whole_call: bool) -> tuple[list[Any], Any]:
         copied = pytree.tree_map_only(Tensor, Tensor.clone, (call.args, dict(call.kwargs)))
@@ -245,12 +249,15 @@ def _check_reproduces(module: nn.Module, graph: fx.Graph, call: Call) -> None:
 
 
 class NotTraceableError(Exception):
-    """A forward that a trace would not reproduce; the message completes "left alone: "."""
+    """The forward cannot be reproduced by a trace; the message completes a line "left alone:
+    ..."."""
 
 
 class _ChildrenAreLeaves(fx.Tracer):
-    """Every child module but a plain ``nn.Sequential`` stays a call: children are traced on their
-    own."""
+    """A tracer for which every child stays a call, except a plain ``nn.Sequential``.
+
+    Other children are traced on their own.
+    """
 
     proxy_buffer_attributes = True
     record_stack_traces = True
@@ -269,7 +276,7 @@ class _ChildrenAreLeaves(fx.Tracer):
         )
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """A branch on a comparison of dtypes is taken as the call takes it."""
+        """Decide a branch on a comparison of dtypes as the recorded call does."""
         try:
             decision = bool(_compare(obj.node, self.module, self.tensors))
         except NotTraceableError:
@@ -278,7 +285,8 @@ class _ChildrenAreLeaves(fx.Tracer):
         return decision
 
     def conditions(self, graph: fx.Graph) -> tuple[Condition, ...]:
-        """What was decided; the comparisons leave ``graph``, for they compute nothing."""
+        """Return the decisions, and remove the comparisons from ``graph``, since they compute
+        nothing."""
         apart = fx.Graph()
         known: dict[fx.Node, fx.Node] = {}
         found = []
@@ -295,7 +303,8 @@ class _ChildrenAreLeaves(fx.Tracer):
 
 
 def _is_about_dtypes(node: fx.Node) -> bool:
-    """A parameter, the dtype of one or of an argument, or a comparison of two dtypes."""
+    """Return whether a node is a parameter, the dtype of one or of an argument, or a comparison of
+    two dtypes."""
     return node.op == "get_attr" or _is_dtype(node) or _is_comparison(node)
 
 
@@ -319,7 +328,7 @@ def _is_dtype(value: Any) -> bool:
 
 
 def _compare(value: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
-    """What a comparison of dtypes of arguments and attributes says, or is made of.
+    """Evaluate a comparison of dtypes of arguments and attributes, or one of its operands.
 
     Raises NotTraceableError for anything else.
     """
@@ -330,7 +339,7 @@ def _compare(value: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         return tensors[places.index(value)]
     if value.op == "get_attr":
         *owners, name = str(value.target).split(".")
-        for owner in owners:  # not by getattr, which records while a trace is under way
+        for owner in owners:  # getattr would record while a trace is under way
             module = module._modules[owner]  # type: ignore[assignment]
         held = {**module._buffers, **module._parameters}
         return held[name] if name in held else vars(module)[name]
@@ -341,7 +350,7 @@ def _compare(value: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
 
 
 def source_line(module: nn.Module) -> str:
-    """``file:line`` of a module's forward, or its class where that is no code of the user's."""
+    """Return ``file:line`` of a module's forward, or its class if that is not the user's code."""
     try:
         file = inspect.getsourcefile(type(module).forward)
         line = inspect.getsourcelines(type(module).forward)[1]
