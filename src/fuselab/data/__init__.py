@@ -1,4 +1,4 @@
-"""Criteo's layout: read it as it is, make more of it, prepare it, and feed a model with it.
+"""Criteo's layout: read it as it is, synthesize more rows, prepare them, and load batches of them.
 
 ``open_dataset`` opens rows to train on and ``Loader`` gives their batches; ``read`` yields rows as
 a file has them, ``batches`` yields them as tensors, ``synthesize`` writes more.

@@ -1,4 +1,4 @@
-"""Rows as they are, piece by piece, and as the tensors a model takes: labels, counts, ids."""
+"""Rows of a file, piece by piece, and as the tensors a model takes: labels, counts, ids."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from fuselab.errors import DataError
 
 
 def read(path: str | Path, rows: int = 65_536) -> Iterator[Rows]:
-    """Yields the rows at ``path`` (see ``Source.at``) in order, ``rows`` at a time; the last piece
-    may be shorter.
+    """Yield the rows at ``path`` (see ``Source.at``) in order, ``rows`` at a time.
 
-    A last line of text that stops short of its 40 columns is left out with one
-    TruncatedLineWarning; anything else that is malformed raises DataError with its place, and so
-    does a file without a single complete row.
+    The last piece may be shorter. A last line of text that stops short of its 40 columns is left
+    out with one TruncatedLineWarning. Anything else that is malformed raises DataError with its
+    place, and so does a file without a single complete row.
     """
     rejects = Rejects()
     yield from Source.at(path).read(rows, rejects)
@@ -30,21 +29,22 @@ def read(path: str | Path, rows: int = 65_536) -> Iterator[Rows]:
 
 
 def batches(path: str | Path, batch_size: int) -> Iterator[Batch]:
-    """The file's rows in order as batches of ``batch_size``; the last may be smaller.
+    """Yield the file's rows in order as batches of ``batch_size``; the last may be smaller.
 
     Raises DataError as ``read`` does.
     """
     if batch_size < 1:
         raise DataError(f"batch_size is {batch_size}; it must be at least 1.")
-    # Small batches are cut from larger pieces: reading 64 rows at a time would cost more in numpy
-    # calls than in bytes.
+    # Small batches are cut from larger pieces: reading 64 rows at a time would take longer in numpy
+    # calls than in reading the bytes.
     for rows in read(path, batch_size * max(1, 8_192 // batch_size)):
         for start in range(0, len(rows), batch_size):
             yield to_batch(rows[start : start + batch_size])
 
 
 def to_batch(rows: Rows) -> Batch:
-    """Tensors of the rows: counts go through ``log_counts``, ids stay as they are, missing -1."""
+    """Return the rows as tensors; counts go through ``log_counts``, ids stay, missing ones as
+    -1."""
     return Batch(
         torch.from_numpy(rows.labels.astype(numpy.float32)),
         torch.from_numpy(log_counts(rows.counts)),

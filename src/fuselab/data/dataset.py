@@ -1,4 +1,4 @@
-"""Rows to train on, whatever they lie in: prepared, raw, or synthetic; and their two splits."""
+"""Rows to train on, from prepared, raw or synthetic data, and their two splits."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SPLITS = ("train", "validation")
 
 
 class Reader(Protocol):
-    """Gives any rows as records."""
+    """A reader of any rows of a source as records."""
 
     @property
     def rows_per_read(self) -> int | None:
-        """Rows that are worth a thread of their own; None where one thread must ask for all."""
+        """The number of rows that are worth a separate thread; None if one thread must read all."""
         ...
 
     def read_into(self, out: Records, first: int) -> None:
-        """Fills ``out`` [n] with the rows from ``first`` on."""
+        """Fill ``out`` [n] with the rows from ``first`` on."""
         ...
 
 
@@ -37,7 +37,7 @@ class Reader(Protocol):
 class Dataset:
     """Some consecutive rows of a source, as indices into tables and transformed counts.
 
-    ``cardinalities`` are the rows that each of the 26 tables needs: every index is below its own.
+    ``cardinalities`` are the numbers of rows of the 26 tables; every index is below its table's.
     ``open_reader`` makes a reader of the whole source; this dataset is its ``rows`` from ``first``.
     """
 
@@ -49,7 +49,7 @@ class Dataset:
     first: int = 0
 
     def split(self, name: str) -> Dataset:
-        """The rows of ``"train"`` or of ``"validation"``; the two share none.
+        """Return the rows of ``"train"`` or of ``"validation"``; the two share none.
 
         Raises UnknownNameError for another name.
         """
@@ -70,21 +70,21 @@ def open_dataset(
     seed: int = 0,
     labels_required: bool = True,
 ) -> Dataset:
-    """The rows at ``path``; synthetic ones, ``rows`` of ``seed``, without it.
+    """Open the rows at ``path``, or ``rows`` synthetic ones of ``seed`` if it is None.
 
     ``path`` is a folder that ``fuselab data prepare`` made, or anything that ``Source`` reads (a
-    file, a folder, a glob), which is then parsed in every epoch and counted once here. ``ids``
+    file, a folder, a glob), which is counted once here and then parsed in every epoch. ``ids``
     (default ``Modulus()``, the Kaggle set's cardinalities) and ``dense`` (a ``Dense`` or its name,
-    default ``"log1p"``) say how rows become records; prepared rows have decided that.
+    default ``"log1p"``) say how rows become records; for prepared rows both are fixed.
 
-    Raw files without labels are refused, or, where ``labels_required`` is false, read with NaN for
-    the label.
+    Raw files without labels are refused, or, if ``labels_required`` is false, read with NaN for the
+    label.
 
     The validation rows are those that ``prepare`` put aside; of several raw files the last one's;
-    else the last seventh.
+    otherwise the last seventh.
 
-    Raises DataError where the source is malformed or not there, ArgumentError for ``ids`` or
-    ``dense`` on prepared rows and for a bad ``rows`` or ``seed``.
+    Raises DataError if the source is malformed or missing, ArgumentError for ``ids`` or ``dense``
+    on prepared rows and for a negative ``rows`` or ``seed``.
     """
     if path is not None and is_prepared(path):
         prepared = Prepared(path)
@@ -118,7 +118,7 @@ def open_dataset(
 
 
 class _Synthetic:
-    """Rows drawn when they are asked for: chunk by chunk, each on its own."""
+    """A reader of synthetic rows, which draws each chunk when it is asked for."""
 
     rows_per_read = CHUNK_ROWS
 
@@ -135,8 +135,11 @@ class _Synthetic:
 
 
 class _Stream:
-    """Rows parsed in order. Going on where the last call ended costs nothing extra; any other
-    place is reached by reading the source again up to it."""
+    """A reader that parses rows in order.
+
+    Continuing at the end of the last call costs nothing extra; to reach an earlier row, it reads
+    the source again from the beginning.
+    """
 
     rows_per_read = None
 
@@ -144,7 +147,7 @@ class _Stream:
         self.source, self.ids, self.dense = source, ids, dense
         self.pieces: Iterator[Rows] = iter(())
         self.left: Rows | None = None
-        self.place = -1  # of the first row of ``left``
+        self.place = -1  # the index of the first row of ``left``
 
     def read_into(self, out: Records, first: int) -> None:
         if self.place < 0 or first < self.place:

@@ -1,4 +1,4 @@
-"""From counts to what the first layer takes: the dense transforms in use, by name."""
+"""Transforms of counts to the input of the first layer, by name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Dense:
     """A transform of counts to float32; a missing count is taken as 0.
 
     ``log1p`` is log(max(x, 0) + 1), the original DLRM's; ``log3`` is log(max(x, -2) + 3);
-    ``shifted`` is log(max(x, m) - (m - 2)), m the column's smallest value in the training rows.
-    The three give different models: AUCs compare within one of them only.
+    ``shifted`` is log(max(x, m) - (m - 2)), where m is the column's smallest value in the training
+    rows. The three give different models, so AUCs may be compared only within one of them.
 
     Raises UnknownNameError for another name, ArgumentError for ``shifted`` without its 13 minima.
     """
@@ -41,12 +41,12 @@ class Dense:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Dense:
-        """Of ``asdict``, as JSON gives it back."""
+        """Rebuild the transform from the result of ``asdict``, as JSON gives it back."""
         smallest = facts["smallest"]
         return cls(facts["name"], None if smallest is None else tuple(smallest))
 
     def __call__(self, counts: Counts) -> Floats:
-        """float32, of the shape of ``counts`` [n, 13]."""
+        """Transform ``counts`` [n, 13] to float32 of the same shape."""
         if self.name == "log1p":
             return log_counts(counts)
         values = numpy.where(is_missing(counts), 0, counts).astype(numpy.float32)
@@ -60,8 +60,8 @@ class Dense:
 
 
 def log_counts(counts: Counts) -> Floats:
-    """log(max(count, 0) + 1) in float32; a missing count becomes 0.
+    """Return log(max(count, 0) + 1) in float32; a missing count becomes 0.
 
-    MISSING_COUNT is negative and ``fmax`` drops NaN, so the clip takes care of both.
+    MISSING_COUNT is negative and ``fmax`` drops NaN, so ``fmax`` handles both.
     """
     return numpy.log1p(numpy.fmax(counts, 0).astype(numpy.float32))

@@ -1,5 +1,4 @@
-"""What rows hold: how many, positives; per column missing, range, cardinality; and what taking ids
-by their modulus does to each table."""
+"""A description of rows: their number, positives, and columns, and collisions under the modulus."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from fuselab.errors import DataError, OutputError
 
 @dataclass(frozen=True)
 class CountColumn:
-    """One integer column; missing fields take no part in the rest (None if all are missing)."""
+    """One integer column; missing fields do not count in the rest (None if all are missing)."""
 
     name: str
     missing: int
@@ -40,17 +39,17 @@ class CountColumn:
     largest: float | None
     mean: float | None
     std: float | None
-    mean_log: float | None  # of log(max(count, 0) + 1)
+    mean_log: float | None  # mean of log(max(count, 0) + 1)
 
 
 @dataclass(frozen=True)
 class IdColumn:
-    """One categorical column, missing ids left out.
+    """One categorical column, without missing ids.
 
-    ``cardinality`` counts the distinct ids, ``top_share`` is the share of all rows that hold the
-    most frequent one. Under ``(id + 1) % table`` they fall into ``slots`` slots, ``colliding`` of
-    them share theirs with another, and the fullest slot gets ``fullest_share`` of all rows. The
-    modulus adds no skew where that is ``top_share``.
+    ``cardinality`` counts the distinct ids; ``top_share`` is the share of all rows with the most
+    frequent id. Under ``(id + 1) % table`` the ids fall into ``slots`` slots, ``colliding`` of them
+    share a slot with another id, and the fullest slot gets ``fullest_share`` of all rows. If that
+    equals ``top_share``, the modulus adds no skew.
     """
 
     name: str
@@ -64,14 +63,17 @@ class IdColumn:
 
     @property
     def skew(self) -> float:
-        """Rows in the fullest slot over the mean of the occupied ones; 1 is even."""
+        """The rows in the fullest slot over the mean of the occupied ones; 1 is even."""
         return self.fullest_share * self.slots
 
 
 @dataclass(frozen=True)
 class Description:
-    """What all of it holds; ``rejected`` malformed rows were left out, ``left_out`` says which (the
-    first hundred, and last lines that stop short)."""
+    """The description of a whole source.
+
+    ``rejected`` malformed rows were left out; ``left_out`` lists them (the first hundred, and last
+    lines that stop short).
+    """
 
     file: str
     rows: int
@@ -87,7 +89,7 @@ class Description:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Description:
-        """Of what ``dataclasses.asdict`` gave."""
+        """Rebuild the description from the result of ``dataclasses.asdict``."""
         return cls(
             **{
                 **saved,
@@ -106,12 +108,13 @@ def describe(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Description:
-    """Reads everything at ``path`` once, exactly, in ``processes`` (default: all cores); of a
-    prepared folder, what ``prepare`` found.
+    """Describe everything at ``path``, exactly.
 
-    ``modulus`` (default: the Kaggle set's cardinalities) is what collisions are counted for; a
-    prepared folder was described with its own. Memory grows with the distinct ids (12 bytes each),
-    not with the rows. Raises DataError as ``Source`` does.
+    It is read once in ``processes`` processes (default: all cores); for a prepared folder, the
+    description that ``prepare`` saved is returned. ``modulus`` (default: the Kaggle set's
+    cardinalities) is the one whose collisions are counted; a prepared folder was described with its
+    own. Memory grows with the distinct ids (12 bytes each), not with the rows. Raises DataError as
+    ``Source`` does.
     """
     if is_prepared(path):
         return Description.from_json(load_manifest(Path(path))["description"])
@@ -140,7 +143,7 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _survey_aside(task: SurveyTask) -> int:
-    """``survey_part`` into a folder that the user did not name."""
+    """Run ``survey_part`` into a temporary folder, whose errors mention TMPDIR."""
     try:
         return survey_part(task)
     except OutputError as error:
@@ -150,7 +153,7 @@ def _survey_aside(task: SurveyTask) -> int:
 
 
 def describe_survey(name: str, survey: Survey, modulus: Modulus) -> Description:
-    """Raises DataError where there is no row."""
+    """Describe a survey. Raises DataError if it has no row."""
     if not survey.rows:
         raise DataError(f"{name} holds no complete row.")
     return Description(
@@ -170,7 +173,7 @@ def describe_survey(name: str, survey: Survey, modulus: Modulus) -> Description:
 
 
 def count_columns(rows: int, counts: CountStatistics) -> tuple[CountColumn, ...]:
-    """Of ``rows`` rows."""
+    """Return the statistics of the 13 count columns over ``rows`` rows."""
     columns = []
     for column, present in enumerate(counts.present):
         found: Sequence[float | None] = (None,) * 5
@@ -191,7 +194,8 @@ def count_columns(rows: int, counts: CountStatistics) -> tuple[CountColumn, ...]
 
 
 def id_column(column: int, rows: int, distinct: Distinct, table: int) -> IdColumn:
-    """Of ``rows`` rows; the missing id takes slot 0, as in a table."""
+    """Return the statistics of one id column over ``rows`` rows; the missing id takes slot 0, as in
+    a table."""
     values, frequencies = distinct.counted()
     slots, slot_of = numpy.unique((values + 1) % table, return_inverse=True)
     load = numpy.bincount(slot_of, weights=frequencies)
@@ -210,5 +214,5 @@ def id_column(column: int, rows: int, distinct: Distinct, table: int) -> IdColum
 
 
 def _plain(value: float) -> float:
-    """Whole numbers as integers, as the file has them."""
+    """Return a whole number as an integer, as the file has it."""
     return int(value) if float(value).is_integer() else float(value)

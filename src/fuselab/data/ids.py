@@ -1,4 +1,4 @@
-"""From ids to rows of the embedding tables: by modulus, or by a vocabulary."""
+"""Mapping ids to rows of the embedding tables, by modulus or by a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fuselab.data.layout import KAGGLE_CARDINALITIES, SPARSE_COLUMNS
 from fuselab.errors import ArgumentError
 
 Ids = numpy.typing.NDArray[numpy.int64]
-LARGEST_INDEX = 2**31 - 1  # an index is kept as int32
+LARGEST_INDEX = 2**31 - 1  # an index is stored as int32
 
 
 @dataclass(frozen=True)
 class Modulus:
-    """Index ``(id + 1) % cardinality``: a missing id (-1) goes to 0, and ids may collide.
+    """Maps an id to ``(id + 1) % cardinality``: a missing id (-1) goes to 0, and ids may collide.
 
     Raises ArgumentError unless there are 26 cardinalities from 1 to 2^31 - 1.
     """
@@ -29,20 +29,20 @@ class Modulus:
 
     @classmethod
     def capped(cls, largest_table: int) -> Modulus:
-        """The Kaggle set's cardinalities, none above ``largest_table``."""
+        """Return the modulus by the Kaggle set's cardinalities, limited to ``largest_table``."""
         return cls(tuple(min(size, largest_table) for size in KAGGLE_CARDINALITIES))
 
     def indices(self, ids: Ids) -> Ids:
-        """[n, 26] ids to indices, column c below ``cardinalities[c]``."""
+        """Map ids [n, 26] to indices, column c below ``cardinalities[c]``."""
         indices: Ids = (ids + 1) % numpy.array(self.cardinalities)
         return indices
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Index = the id's place in its column's sorted ``values``; all others share one slot behind.
+    """Maps an id to its place in its column's sorted ``values``; all others share one last slot.
 
-    A missing id (-1) is an id like any other: it has a place where it was frequent enough. Raises
+    A missing id (-1) is an id like any other: it has a place if it was frequent enough. Raises
     ArgumentError unless there are 26 columns, each strictly increasing.
     """
 
@@ -56,11 +56,11 @@ class Vocabulary:
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
-        """Rows of each table: the values, and one for unknown ids."""
+        """The number of rows of each table: the values, and one for unknown ids."""
         return tuple(len(values) + 1 for values in self.values)
 
     def indices(self, ids: Ids) -> Ids:
-        """[n, 26] ids to indices, column c below ``cardinalities[c]``."""
+        """Map ids [n, 26] to indices, column c below ``cardinalities[c]``."""
         indices = numpy.empty(ids.shape, dtype=numpy.int64)
         for column, values in enumerate(self.values):
             wanted = ids[:, column]
@@ -73,7 +73,7 @@ class Vocabulary:
 
 
 def check_cardinalities(cardinalities: Sequence[int]) -> None:
-    """Raises ArgumentError unless there are 26, each from 1 to 2^31 - 1."""
+    """Raise ArgumentError unless there are 26, each from 1 to 2^31 - 1."""
     if len(cardinalities) != SPARSE_COLUMNS:
         raise ArgumentError(
             f"there are {len(cardinalities)} cardinalities; expected one for each of the "

@@ -1,4 +1,4 @@
-"""Criteo's layout: one label, 13 counts, 26 hashed categories, and what a column is called."""
+"""Criteo's layout: one label, 13 counts, 26 hashed categories, and the names of the columns."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ DENSE_COLUMNS = 13
 SPARSE_COLUMNS = 26
 COLUMNS = 1 + DENSE_COLUMNS + SPARSE_COLUMNS
 
-# What stands in ``Rows`` for an empty field. Counts may be negative, so theirs is out of the way.
+# The values in ``Rows`` for an empty field. Counts may be negative, so theirs is the smallest
+# int64.
 MISSING_LABEL = 255
 MISSING_COUNT = int(numpy.iinfo(numpy.int64).min)
 MISSING_ID = -1
 
-# Ends the sentence that refuses rows for want of their label.
+# the end of a sentence that refuses rows without a label
 FOR_PREDICT = "Rows without a label are for 'fuselab predict' alone."
 
 Counts = numpy.typing.NDArray[Any]  # int64 or float32
@@ -46,12 +47,12 @@ class Rows:
 
 
 def is_missing(counts: Counts) -> numpy.typing.NDArray[numpy.bool_]:
-    """Where a count is missing, of the shape of ``counts``."""
+    """Return where a count is missing, as booleans of the shape of ``counts``."""
     return numpy.isnan(counts) if counts.dtype.kind == "f" else counts == MISSING_COUNT
 
 
 def concatenate(pieces: list[Rows]) -> Rows:
-    """The pieces' rows in order. At least one piece."""
+    """Return the rows of the pieces in order; there must be at least one piece."""
     if len(pieces) == 1:
         return pieces[0]
     return Rows(
@@ -62,7 +63,7 @@ def concatenate(pieces: list[Rows]) -> Rows:
 
 
 def column_name(column: int) -> str:
-    """What the field calls a 0-based column: label, I1 to I13, C1 to C26."""
+    """Return the usual name of a 0-based column: label, I1 to I13, C1 to C26."""
     if column == 0:
         return "label"
     if column <= DENSE_COLUMNS:
@@ -71,5 +72,6 @@ def column_name(column: int) -> str:
 
 
 def last_seventh(rows: int) -> int:
-    """Where the last seventh begins: the Kaggle set spans seven days, in order, without dates."""
+    """Return where the last seventh begins, since the Kaggle set is seven days in order,
+    undated."""
     return rows - rows // 7

@@ -1,4 +1,4 @@
-"""Batches for a model that does not wait: read ahead, shuffled in windows, on the device in time.
+"""A loader that reads ahead, shuffles in windows, and has batches on the device in time.
 
 A window of rows is read in file order by several threads, copied to the device, and put in its
 shuffled order there by one gather; a batch is a slice of it. So the disk sees large sequential
@@ -26,21 +26,23 @@ from fuselab.data.records import RECORD, WORDS, Batch, as_batch
 from fuselab.data.shuffle import permutation
 from fuselab.errors import ArgumentError, DeviceError
 
-IN_ORDER_ROWS = 65_536  # of a window where nothing is shuffled
+IN_ORDER_ROWS = 65_536  # rows of a window if nothing is shuffled
 READERS = min(12, available_cores())  # threads that read
-AHEAD = 2  # windows that are ready or under way while one is consumed
+AHEAD = 2  # windows that are ready or being made while one is consumed
 
 
 class Position(NamedTuple):
-    """Where a loader stands: the epoch, and how many rows of it its rank has been given."""
+    """A loader's position: the epoch, and how many rows of it the loader's rank has yielded."""
 
     epoch: int = 0
     rows: int = 0
 
 
 class _Window(NamedTuple):
-    """``size`` consecutive rows of the rank; the first ``skip`` of their order are not given, nor
-    those from ``stop`` on."""
+    """``size`` consecutive rows of the rank.
+
+    In their shuffled order, only those from ``skip`` to ``stop`` are yielded.
+    """
 
     number: int
     first: int
@@ -50,30 +52,31 @@ class _Window(NamedTuple):
 
 
 class Loader:
-    """Batches of ``data``, epoch after epoch.
+    """An iterable over the batches of ``data``, epoch after epoch.
 
-    Iterating gives the batches left of the current epoch; iterating again gives the next epoch's.
-    A loop that was left early goes on where it stopped. ``position`` is the place behind the last
-    batch given, whatever was read ahead: a loader made with ``start=position`` and otherwise equal
-    arguments gives exactly the batches that this one would have given next.
+    Iterating yields the remaining batches of the current epoch; iterating again yields the next
+    epoch's. After a loop was left early, the next one continues where it stopped. ``position`` is
+    the place after the last batch yielded, whatever was read ahead: a loader made with
+    ``start=position`` and otherwise equal arguments yields exactly the batches that this one would
+    have yielded next.
 
     Args:
-        data: a ``Dataset`` (``open_dataset(path).split("train")``), or a path to all rows of it.
+        data: a ``Dataset`` (``open_dataset(path).split("train")``), or a path, for all of its rows.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
-        shuffle_window: rows of a window, rounded up to a multiple of ``batch_size``; the window's
-            rows come in a random order, windows come in the source's order. 0 gives the source's
+        shuffle_window: rows of a window, rounded up to a multiple of ``batch_size``. A window's
+            rows come in a random order, windows come in the source's order. 0 keeps the source's
             order. The device holds up to four windows at a time (160 bytes a row).
-        seed: of the order; every epoch and window has another.
-        rank, world_size: this rank gives the ``rank``-th of ``world_size`` consecutive parts, whose
-            sizes differ by at most a row; together the ranks give every row once.
-        device: where batches lie. On a GPU they are ready on the stream that is current when they
-            are asked for, and nothing waits on the host. Capture CUDA graphs before the first
-            batch, or with ``capture_error_mode="thread_local"``: a thread copies meanwhile.
-        drop_last: leave out the last, smaller batch; every rank then gives as many batches.
-        start: the ``position`` to go on from.
+        seed: of the order; every epoch and window has another order.
+        rank, world_size: this rank yields the ``rank``-th of ``world_size`` consecutive parts,
+            whose sizes differ by at most a row; together the ranks yield every row once.
+        device: the device of the batches. On a GPU they are ready on the stream that is current
+            when they are asked for, and the host never waits. Capture CUDA graphs before the first
+            batch, or with ``capture_error_mode="thread_local"``, because a thread makes copies.
+        drop_last: leave out the last, smaller batch; every rank then yields as many batches.
+        start: the ``position`` to continue from.
 
     Raises ArgumentError for sizes below 1, a rank outside the world, or a position outside the
-    epoch, DeviceError where the device is not there, and, from the iteration, DataError.
+    epoch, DeviceError if the device is not there, and, from the iteration, DataError.
     """
 
     def __init__(
@@ -100,12 +103,12 @@ class Loader:
             raise ArgumentError(f"rank {rank} of {world_size}; expected 0 to world_size - 1.")
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise DeviceError("the loader's device is 'cuda', and no CUDA device is here.")
-        # One for all epochs: memory that its copies went to is kept for it alone.
+        # One stream for all epochs, because memory that its copies used is reused only by itself.
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         begin, end = (self.data.rows * part // world_size for part in (rank, rank + 1))
         self.first, self._held = self.data.first + begin, end - begin
         whole = self.data.rows // world_size // batch_size * batch_size
-        self.rows = whole if drop_last else self._held  # that an epoch gives
+        self.rows = whole if drop_last else self._held  # rows that an epoch yields
         self.shuffled = shuffle_window > 0
         self._window = -(-(shuffle_window or IN_ORDER_ROWS) // batch_size) * batch_size
         self.position = Position(*start)
@@ -116,14 +119,14 @@ class Loader:
             )
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Return the number of batches of a whole epoch."""
         return -(-self.rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.position.epoch
         windows = self._windows(self.position.rows)
         pending: deque[Future[_Staged]] = deque()
-        # One thread stages window after window, so that a reader of a stream goes straight on.
+        # One thread stages window after window, so that a reader of a stream never goes back.
         with ThreadPoolExecutor(READERS) as readers, ThreadPoolExecutor(1) as thread:
             stage = _Stager(self, epoch, readers).stage
             pending.extend(thread.submit(stage, window) for window in islice(windows, AHEAD))
@@ -138,14 +141,14 @@ class Loader:
             self.position = Position(epoch + 1)
 
     def _windows(self, done: int) -> Iterator[_Window]:
-        """Those that hold the epoch's rows from ``done`` on."""
+        """Yield the windows that contain the epoch's rows from ``done`` on."""
         for first in range(done - done % self._window, self.rows, self._window):
             size = min(self._window, self._held - first)
             skip, stop = max(done - first, 0), min(size, self.rows - first)
             yield _Window(first // self._window, first, size, skip, stop)
 
     def _batches(self, staged: _Staged, epoch: int) -> Iterator[Batch]:
-        """Slices of the window: at a batch of 128 and 90 us a step every microsecond counts."""
+        """Yield slices of the window, with little work per batch: a step may take only 90 us."""
         labels, dense, sparse = as_batch(staged.words)
         known: int | None = None
         for start in range(0, len(labels), self.batch_size):
@@ -156,7 +159,7 @@ class Loader:
                 stream = torch.cuda.current_stream(self.device)
                 if (
                     stream.cuda_stream != known
-                ):  # once for all batches of the window that it asks for
+                ):  # once for all batches of the window on the same stream
                     stream.wait_event(staged.ready)
                     staged.words.record_stream(stream)
                     known = stream.cuda_stream
@@ -164,7 +167,7 @@ class Loader:
 
 
 class _Staged(NamedTuple):
-    """A window's rows in the order they are given, int32 [n, 40], ready after the event."""
+    """A window's rows in the order they are yielded, int32 [n, 40], ready after the event."""
 
     words: Tensor
     done: int  # rows of the epoch before them
@@ -172,7 +175,7 @@ class _Staged(NamedTuple):
 
 
 class _Stager:
-    """Makes windows ready, in a thread whose device and stream are not the consumer's."""
+    """Prepares windows, in a thread whose device and stream are not the consumer's."""
 
     def __init__(self, loader: Loader, epoch: int, readers: ThreadPoolExecutor) -> None:
         self.loader, self.epoch, self.readers = loader, epoch, readers
@@ -196,12 +199,13 @@ class _Stager:
         return order.pin_memory() if self.cuda else order
 
     def _on_device(self, window: _Window) -> Tensor:
-        """The window's rows in the source's order, int32 [n, 40]; on a GPU still on their way."""
+        """Return the window's rows in the source's order, int32 [n, 40]; GPU copies may be
+        unfinished."""
         host = _pinned(window.size) if self.cuda else _on_huge_pages(window.size)
         words = torch.empty_like(host, device=self.loader.device) if self.cuda else host
         records = host.numpy().view(RECORD)[:, 0]
         first = self.loader.first + window.first
-        # Two reads a thread: while the second is read, the first is copied.
+        # Two reads a thread: the first is copied while the second is read.
         least = self.reader.rows_per_read
         step = window.size if least is None else max(window.size // (2 * READERS), least)
         parts = [slice(at, min(at + step, window.size)) for at in range(0, window.size, step)]
@@ -216,7 +220,7 @@ class _Stager:
         return words
 
     def _gathered(self, words: Tensor, order: Tensor) -> Tensor:
-        # As 8-byte elements the gather has half as many to do.
+        # With 8-byte elements the gather handles half as many elements.
         rows = words.view(torch.int64)
         if self.cuda:
             order = order.to(self.loader.device, non_blocking=True)
@@ -227,11 +231,14 @@ class _Stager:
 
 
 def _pinned(rows: int) -> Tensor:
-    """int32 [rows, 40]; pinned memory is reused by its allocator once copies out of it are done."""
+    """Return pinned int32 [rows, 40]; its allocator reuses it once copies from it are done."""
     return torch.empty((rows, WORDS), dtype=torch.int32, pin_memory=True)
 
 
 def _on_huge_pages(rows: int) -> Tensor:
-    """int32 [rows, 40] in memory that numpy asks huge pages for: torch's own, 4 KB at a time, costs
-    a gather three times its time in page faults (a million rows: 155 ms against 35)."""
+    """Return int32 [rows, 40] in numpy's memory, which uses huge pages.
+
+    torch's own memory has pages of 4 KB, whose page faults make a gather of a million rows take 155
+    ms instead of 35.
+    """
     return torch.from_numpy(numpy.empty((rows, WORDS), dtype=numpy.int32))

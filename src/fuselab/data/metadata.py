@@ -1,9 +1,9 @@
-"""Vocabularies, cardinalities and dense statistics in files: the field's JSON, and a compact form.
+"""Vocabularies, cardinalities and dense statistics in files: the usual JSON, and a compact form.
 
 The JSON is ``{"SPARSE_0": {"cardinality": n, "tokenizer_values": [sorted distinct ids]}, ...,
 "DENSE_0": {"mean": m, "std": s}, ..., "labels": ...}``; ``tokenizer_values``, the dense columns and
-the labels may be missing. It takes some 12 bytes an id; the compact form (.npz) keeps the steps
-from id to id, 1 to 3 bytes each.
+the labels may be missing. It takes about 12 bytes per id. The compact form (.npz) stores the
+differences between consecutive ids, 1 to 3 bytes each.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from fuselab.report.files import replacing, write_json
 
 @dataclass(frozen=True)
 class Metadata:
-    """``ids`` is a Vocabulary where the file holds one, else a Modulus by its cardinalities.
-    ``dense`` are mean and standard deviation of the 13 count columns, None where not given."""
+    """The contents of a metadata file.
+
+    ``ids`` is a Vocabulary if the file has one, otherwise a Modulus by its cardinalities. ``dense``
+    are mean and standard deviation of the 13 count columns, or None.
+    """
 
     ids: Modulus | Vocabulary
     dense: tuple[tuple[float, float], ...] | None = None
@@ -37,7 +40,7 @@ class Metadata:
 
 
 def load_metadata(path: str | Path) -> Metadata:
-    """Either form; a name that ends in ``.npz`` is compact. Raises DataError."""
+    """Load either form; a name that ends in ``.npz`` is compact. Raises DataError."""
     path = Path(path)
     if not os.path.exists(path):
         raise MissingDataError(
@@ -64,7 +67,7 @@ def load_metadata(path: str | Path) -> Metadata:
 
 
 def save_metadata(path: str | Path, metadata: Metadata) -> None:
-    """The JSON layout. Raises OutputError."""
+    """Save the JSON form. Raises OutputError."""
     sparse: dict[str, Any] = {}
     if isinstance(metadata.ids, Vocabulary):
         for column, values in enumerate(metadata.ids.values):
@@ -84,10 +87,10 @@ def save_metadata(path: str | Path, metadata: Metadata) -> None:
 
 
 def save_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
-    """The compact form. Raises OutputError."""
+    """Save the compact form. Raises OutputError."""
     steps: dict[str, Any] = {}
     for column, values in enumerate(vocabulary.values, 1):
-        # From -1, the missing id, on no step is negative.
+        # Starting from -1, the missing id, no difference is negative.
         apart = numpy.diff(values, prepend=-1)
         lowest, highest = int(apart.min(initial=0)), int(apart.max(initial=0))
         small = numpy.min_scalar_type(highest) if lowest >= 0 else numpy.int64
@@ -97,7 +100,7 @@ def save_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
 
 
 def load_vocabulary(path: str | Path) -> Vocabulary:
-    """Of ``save_vocabulary``. Raises DataError."""
+    """Load a vocabulary that ``save_vocabulary`` wrote. Raises DataError."""
     try:
         with numpy.load(path) as steps:
             columns = [steps[f"C{column}"] for column in range(1, SPARSE_COLUMNS + 1)]

@@ -1,9 +1,9 @@
-"""Reads the original DLRM's processed ``.npz``: ``X_int`` [n, 13], ``X_cat`` [n, 26], ``y`` [n].
+"""Read the original DLRM's processed ``.npz``: ``X_int`` [n, 13], ``X_cat`` [n, 26], ``y`` [n].
 
 The original writes ``X_cat`` column by column and as float64, compressed, so its rows cannot be
-streamed from the archive: the three arrays are unpacked once into files without a name in the
-temporary folder ($TMPDIR; 9.6 GB for the Kaggle set) and mapped from there. Its ids are places in a
-vocabulary already, and what was missing has become 0.
+streamed from the archive. The three arrays are unpacked once into unnamed files in the temporary
+folder ($TMPDIR; 9.6 GB for the Kaggle set) and mapped from there. Its ids are already places in a
+vocabulary, with 0 for missing ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def has_labels(path: Path) -> bool:
 
 
 def parts(path: Path, part_bytes: int, labelled: bool) -> list[tuple[int, int]]:
-    """One: unpacking the archive again for every part would cost more than reading it."""
+    """Return one part, since unpacking the archive for every part would take longer than reading
+    it."""
     return [(0, count_rows(path, Rejects(), labelled))]
 
 
@@ -54,7 +55,7 @@ def count_rows(path: Path, rejects: Rejects, labelled: bool) -> int:
 def read_part(
     path: Path, start: int, stop: int, rejects: Rejects, labelled: bool
 ) -> Iterator[Rows]:
-    """Yields the rows from ``start`` to ``stop``."""
+    """Yield the rows from ``start`` to ``stop``."""
     with contextlib.ExitStack() as closing:
         arrays: dict[str, Array] = {}
         with _opened(path, labelled) as members:
@@ -69,7 +70,7 @@ def read_part(
 
 @contextlib.contextmanager
 def _opened(path: Path, labelled: bool) -> Iterator[dict[str, IO[bytes]]]:
-    """The members, at their beginnings."""
+    """Yield the archive's arrays as open files by name, at their beginnings."""
     with _archive(path) as archive, contextlib.ExitStack() as closing:
         members = {}
         for name in _WIDTHS:
@@ -86,7 +87,7 @@ def _opened(path: Path, labelled: bool) -> Iterator[dict[str, IO[bytes]]]:
 
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Raises DataError for what goes wrong with it in the block."""
+    """Open the archive; errors in the block become DataError."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -123,7 +124,7 @@ def _unpacked(closing: contextlib.ExitStack, path: Path, file: IO[bytes]) -> Arr
     order = "F" if by_column else "C"
     if unpacked.tell() != dtype.itemsize * int(numpy.prod(shape)):
         raise DataError(f"{path} holds an array that stops short; fetch it again.")
-    if not unpacked.tell():  # nothing cannot be mapped
+    if not unpacked.tell():  # an empty file cannot be mapped
         return numpy.empty(shape, dtype)
     mapped: numpy.typing.NDArray[Any] = numpy.memmap(  # type: ignore[call-overload]
         unpacked, dtype, "r", shape=shape, order=order

@@ -1,7 +1,7 @@
-"""Reads parquet with ``labels``, ``DENSE_0`` to ``DENSE_12`` and ``SPARSE_0`` to ``SPARSE_25``.
+"""Read parquet with ``labels``, ``DENSE_0`` to ``DENSE_12`` and ``SPARSE_0`` to ``SPARSE_25``.
 
-Dense columns may be any number (null or NaN: missing), sparse ones any integer (null or -1:
-missing). Further columns are not read.
+Dense columns may be of any number type (null or NaN is missing), sparse ones of any integer type
+(null or -1 is missing). Further columns are not read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def has_labels(path: Path) -> bool:
 
 
 def parts(path: Path, part_bytes: int, labelled: bool) -> list[tuple[int, int]]:
-    """Whole row groups, as many as make ``part_bytes``: ranges of their numbers."""
+    """Return ranges of whole row groups, each of about ``part_bytes``."""
     with _opened(path, labelled) as file:
         sizes = [
             file.metadata.row_group(group).total_byte_size
@@ -69,7 +69,7 @@ def count_rows(path: Path, rejects: Rejects, labelled: bool) -> int:
 def read_part(
     path: Path, start: int, stop: int, rejects: Rejects, labelled: bool
 ) -> Iterator[Rows]:
-    """Yields the rows of the row groups from ``start`` to ``stop``."""
+    """Yield the rows of the row groups from ``start`` to ``stop``."""
     with _opened(path, labelled) as file:
         groups = [file.metadata.row_group(group).num_rows for group in range(stop)]
         row = sum(groups[:start])
@@ -84,7 +84,8 @@ def read_part(
 
 
 def table(rows: Rows) -> pyarrow.Table:
-    """The rows in SCHEMA; as everywhere in this layout a missing count becomes 0."""
+    """Return the rows as a table of SCHEMA, with 0 for a missing count, as is usual in this
+    layout."""
     counts = numpy.where(is_missing(rows.counts), 0, rows.counts).astype(numpy.float32)
     dense = [
         pyarrow.array(numpy.ascontiguousarray(counts[:, column])) for column in range(DENSE_COLUMNS)

@@ -1,9 +1,10 @@
-"""From a source to the prepared format: in parts, in processes, and from where it was stopped.
+"""Write a source in the prepared format: in parts, in processes, and resumable.
 
-Two walks over the source. The first surveys every part; from that come the split, the vocabulary
-(of training rows alone) and the dense statistics. The second writes every part as a shard. What a
-part gives is written aside, flushed and renamed, so a file that is there is whole: a run that was
-killed, or that filled the disk, goes on behind the last of them. The manifest is written last.
+There are two passes over the source. The first surveys every part; from that come the split, the
+vocabulary (of training rows only) and the dense statistics. The second writes every part as a
+shard. A part's result is written to a temporary file, flushed and renamed, so a file that is there
+is whole. A run that was killed, or that filled the disk, continues after the last of them. The
+manifest is written last.
 """
 
 from __future__ import annotations
@@ -63,27 +64,27 @@ def prepare(
     part_bytes: int = PART_BYTES,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Writes the rows of ``source`` (as ``Source.at`` takes it, or synthetic) into ``folder``, and
-    opens it.
+    """Write the rows of ``source`` (as ``Source.at`` takes it, or synthetic) into ``folder``, and
+    open it.
 
-    Where ``folder`` holds an unfinished preparation of the same source and options, what is there
-    is kept; a finished one is opened as it is.
+    If ``folder`` contains an unfinished preparation of the same source and options, its files are
+    kept; a finished one is opened as it is.
 
     Args:
-        ids: ``"modulus"`` (the Kaggle set's cardinalities), ``"vocabulary"`` (of the ids that at
-            least ``min_frequency`` training rows hold; one more slot for all others), or a Modulus
-            or Vocabulary as it is.
+        ids: ``"modulus"`` (the Kaggle set's cardinalities), ``"vocabulary"`` (of the ids that occur
+            in at least ``min_frequency`` training rows; all others share one more slot), or a
+            Modulus or Vocabulary to use.
         dense: the transform, a ``Dense`` or its name; the smallest values of ``"shifted"`` are
             taken from the training rows.
         validation: the rows put aside: ``"day"`` the last file, ``"seventh"`` the last seventh,
-            ``"none"``, ``"auto"`` the last file where there are several, else the last seventh.
+            ``"none"``, ``"auto"`` the last file if there are several, else the last seventh.
         skip_malformed: leave malformed rows out, counted and listed in the manifest.
-        processes: at once; all cores by default.
-        part_bytes: of a source's text per shard.
+        processes: how many run at once; all cores by default.
+        part_bytes: bytes of a source's text per shard.
 
-    Raises DataError for what is malformed and for a source without rows, ArgumentError for options
-    that do not fit each other or the folder, OutputError where the folder cannot be written (what
-    was written stays, to go on from).
+    Raises DataError for malformed rows and for a source without rows, ArgumentError for options
+    that do not fit each other or the folder, OutputError if the folder cannot be written (what was
+    written stays, so that a later call can continue).
     """
     found = source if isinstance(source, Synthetic) else Source.at(source)
     _check(found, ids, min_frequency, dense, validation)
@@ -125,8 +126,10 @@ def prepare(
 
 @dataclass(frozen=True)
 class _ConvertTask:
-    """Write a part's ``rows`` rows as records; ``ids`` may be the vocabulary's table sizes, whose
-    values are then mapped from ``values``."""
+    """The task of writing a part's ``rows`` rows as records.
+
+    ``ids`` may be the sizes of a vocabulary's tables, whose values are then mapped from ``values``.
+    """
 
     part: Part | SyntheticPart
     output: Path
@@ -138,7 +141,7 @@ class _ConvertTask:
 
 
 def _convert(task: _ConvertTask) -> int:
-    """Returns the rows."""
+    """Write the part's records; return the number of rows."""
     ids = task.ids if isinstance(task.ids, Modulus) else _mapped(task.values, task.ids)
     written = 0
     with replacing(task.output) as temporary, temporary.open("wb") as file:
@@ -159,7 +162,7 @@ def _convert(task: _ConvertTask) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _mapped(values: Path, sizes: tuple[int, ...]) -> Vocabulary:
-    """The workers share its pages: the Kaggle set's are 270 MB."""
+    """Map the vocabulary's values; the workers share its pages, 270 MB for the Kaggle set."""
     ends = numpy.cumsum([0, *(size - 1 for size in sizes)]).tolist()
     mapped = numpy.load(values, mmap_mode="r") if ends[-1] else numpy.empty(0, numpy.int64)
     return Vocabulary([mapped[start:stop] for start, stop in pairwise(ends)])
@@ -167,7 +170,7 @@ def _mapped(values: Path, sizes: tuple[int, ...]) -> Vocabulary:
 
 @dataclass(frozen=True)
 class _Run:
-    """The walks, each over the parts whose result is not there yet."""
+    """The two passes, each over the parts whose result is missing."""
 
     root: Path
     source: Source | Synthetic
@@ -186,7 +189,7 @@ class _Run:
         return [Saved(output) for output in outputs]
 
     def boundary(self, surveys: Sequence[Saved], validation: str) -> int:
-        """The first validation row."""
+        """Return the index of the first validation row."""
         total: int = sum(survey.rows for survey in surveys)
         if not total:
             raise DataError(f"{self.source.path} holds no complete row.")
@@ -204,7 +207,8 @@ class _Run:
         return sum(kept)
 
     def training_surveys(self, surveys: Sequence[Saved], boundary: int) -> list[Saved]:
-        """Those of the rows before ``boundary``: the part that it cuts is surveyed up to there."""
+        """Return the surveys of the rows before ``boundary``; the part it cuts is surveyed up to
+        there."""
         training = []
         left = boundary
         for part, survey in zip(self.parts, surveys, strict=True):
@@ -253,7 +257,7 @@ class _Run:
         dense: Dense,
         counts: CountStatistics,
     ) -> None:
-        """The manifest, and then what it makes superfluous."""
+        """Write the manifest, then remove the files that it makes superfluous."""
         description = describe_survey(
             self.source.path, added_up(surveys), Modulus(ids.cardinalities)
         )
@@ -318,7 +322,10 @@ def _check(
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Refuses a folder that another process is preparing; clears what killed ones were writing."""
+    """Lock the folder, and remove the temporary files of killed processes.
+
+    Raises ArgumentError if another process is preparing the folder.
+    """
     folder = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -333,7 +340,7 @@ def _alone(root: Path) -> Iterator[None]:
             f"{root} is being prepared by another process; wait for it, or give another folder."
         ) from None
     finally:
-        os.close(folder)  # and with it the lock
+        os.close(folder)  # this also releases the lock
 
 
 def _clear(root: Path) -> None:
@@ -344,7 +351,7 @@ def _clear(root: Path) -> None:
 
 @contextlib.contextmanager
 def _kept() -> Iterator[None]:
-    """Adds to a full disk's sentence what to do about it."""
+    """Add to an OutputError how to continue the preparation."""
     try:
         yield
     except OutputError as error:
@@ -367,7 +374,7 @@ def _begin(root: Path, plan: dict[str, Any]) -> None:
         raise ArgumentError(
             f"{root} is not empty (it holds {min(others)}) and no preparation; give a new folder."
         )
-    # In the place of a plan that nothing came of: its source was refused, and is mended now.
+    # Replaces a plan without results, whose source was refused and has been corrected since.
     write_json(path, plan)
 
 
@@ -393,5 +400,5 @@ def _name_of(ids: str | Modulus | Vocabulary) -> Any:
 
 
 def _smallest(counts: CountStatistics) -> tuple[float, ...]:
-    """Of the training rows, with a missing count as 0, which is what it is taken for."""
+    """Return the smallest counts of the training rows; a missing count is taken as 0."""
     return tuple(numpy.minimum(counts.smallest, 0.0).tolist())

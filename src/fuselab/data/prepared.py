@@ -2,7 +2,7 @@
 
     manifest.json       written last: without it the folder is an unfinished preparation
     rows-00000.npy ...  records (``fuselab.data.records``), in the source's order; plain .npy
-    vocabulary.npz      where ids went through one: the values of C1 to C26
+    vocabulary.npz      with a vocabulary: the values of C1 to C26
 
 ``numpy.load(shard, mmap_mode="r")`` gives a shard's fields by name, without fuselab.
 """
@@ -31,15 +31,15 @@ from fuselab.data.records import RECORD, WORDS, Records
 from fuselab.errors import DataError
 
 MANIFEST = "manifest.json"
-PLAN = "plan.json"  # of an unfinished preparation
+PLAN = "plan.json"  # the plan of an unfinished preparation
 VOCABULARY = "vocabulary.npz"
 SCHEMA = 1
-_AGAIN = "prepare the data again, into a new folder."  # into this one is refused
+_AGAIN = "prepare the data again, into a new folder."  # preparing into the same folder is refused
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: its rows stand ``offset`` bytes behind its beginning."""
+    """One file; its rows start ``offset`` bytes after its beginning."""
 
     path: Path
     rows: int
@@ -49,8 +49,8 @@ class Shard:
 class Prepared:
     """An opened folder. Reading is stateless: any rows, from any thread.
 
-    Raises DataError where the manifest is missing, of another schema or not whole, and where a
-    shard is missing or not as long as the manifest says.
+    Raises DataError if the manifest is missing, incomplete or of another schema, or if a shard is
+    missing or not as long as the manifest says.
     """
 
     rows_per_read = 4096
@@ -67,13 +67,14 @@ class Prepared:
                 f"{self.folder / MANIFEST} has {len(self.cardinalities)} cardinalities; expected "
                 f"{SPARSE_COLUMNS}; {_AGAIN}"
             )
-        self._largest = numpy.full(WORDS, 2**32 - 1, dtype=numpy.uint32)  # a record's words
+        # the largest value of each word of a record
+        self._largest = numpy.full(WORDS, 2**32 - 1, dtype=numpy.uint32)
         self._largest[-SPARSE_COLUMNS:] = numpy.array(self.cardinalities, dtype=numpy.uint32) - 1
         self.shards = [_open_shard(self.folder / name, rows) for name, rows in listed]
         self._ends = list(itertools.accumulate(shard.rows for shard in self.shards))
 
     def ids(self) -> Modulus | Vocabulary:
-        """How ids became indices: what other rows need for the same model."""
+        """Return the mapping of ids to indices, which other rows need for the same model."""
         with _told_by(self.folder / MANIFEST):
             kind = self.manifest["ids"]
         if kind == "vocabulary":
@@ -81,7 +82,7 @@ class Prepared:
         return Modulus(self.cardinalities)
 
     def dense(self) -> Dense:
-        """How counts were transformed."""
+        """Return the transform of the counts."""
         with _told_by(self.folder / MANIFEST):
             return Dense.of(self.manifest["dense"])
 
@@ -90,11 +91,11 @@ class Prepared:
         return self._ends[-1] if self._ends else 0
 
     def read_into(self, out: Records, first: int) -> None:
-        """Fills ``out`` [n] with the rows from ``first`` on, straight from the files.
+        """Fill ``out`` [n] with the rows from ``first`` on, straight from the files.
 
-        No memory map: a read into pinned memory copies once, faults no pages, and a file that was
-        cut meanwhile is an error instead of a bus error. Raises DataError then, for an id beyond
-        its table and for a label that is not 0 or 1.
+        No memory map is used: a read into pinned memory copies once and faults no pages, and a file
+        that was cut meanwhile is an error instead of a bus error. Raises DataError for such a file,
+        for an id beyond its table and for a label that is not 0 or 1.
         """
         done = 0
         while done < len(out):
@@ -106,8 +107,11 @@ class Prepared:
             done += count
 
     def _read(self, shard: Shard, out: Records, first: int) -> None:
-        """Opening the file every time (5 us) costs nothing beside a read, and no limit on open
-        files."""
+        """Read rows of one shard.
+
+        The file is opened every time: 5 us are little beside a read, and the limit on open files
+        does not matter.
+        """
         try:
             with shard.path.open("rb", buffering=0) as file:
                 right = _filled(file.fileno(), shard, out, first, self._largest)
@@ -118,13 +122,14 @@ class Prepared:
             self._check_indices(shard, out, first)
 
     def _check_indices(self, shard: Shard, out: Records, first: int) -> None:
-        """Raises DataError for an id beyond its table, which a damaged file has, where an embedding
-        of PyTorch's would end in a traceback, on a GPU in the loss of the device.
+        """Raise DataError for an id beyond its table, as a damaged file may have.
 
-        Every word's largest of 32 rows at once: 7 ns a row, where row by row it is 21, and every
-        word held against its bound 29.
+        In PyTorch's embedding such an id would end in a traceback, on a GPU in a lost device. The
+        maximum over 32 rows at once takes 7 ns a row; row by row it takes 21, and comparing every
+        word with its bound takes 29.
         """
-        words = out.view(numpy.uint32).reshape(len(out), WORDS)  # below 0 is above 2^31
+        # as unsigned numbers, negative values are above 2^31
+        words = out.view(numpy.uint32).reshape(len(out), WORDS)
         whole = len(out) // 32 * 32
         for part in (words[:whole].reshape(-1, 32 * WORDS), words[whole:]):
             largest = part.max(axis=0, initial=0).reshape(-1, WORDS).max(axis=0)
@@ -142,8 +147,9 @@ class Prepared:
 
 
 def _check_labels(shard: Shard, out: Records, first: int) -> None:
-    """Raises DataError for a label that is not 0 or 1, which trains silently: 2 ns a row."""
-    labels = out["label"].copy()  # strided, the comparisons would take half as long again
+    """Raise DataError for a label that is not 0 or 1, which would train silently; takes 2 ns a
+    row."""
+    labels = out["label"].copy()  # on the strided view the comparisons would take 1.5 times as long
     bad = (labels != 0) & (labels != 1)
     if bad.any():
         row = int(bad.argmax())
@@ -155,7 +161,7 @@ def _check_labels(shard: Shard, out: Records, first: int) -> None:
 
 @contextlib.contextmanager
 def _told_by(manifest: Path) -> Iterator[None]:
-    """Raises DataError where the block finds that it does not say what it should."""
+    """Raise DataError if the block finds that the manifest lacks something."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
@@ -163,13 +169,13 @@ def _told_by(manifest: Path) -> Iterator[None]:
 
 
 def is_prepared(path: str | Path) -> bool:
-    """Whether ``path`` is a folder with a manifest, or with what an unfinished preparation left."""
-    # Path's own is_dir and exists raise where a folder may not be entered.
+    """Return whether ``path`` is a folder with a manifest or an unfinished preparation."""
+    # Path's own is_dir and exists raise if a folder may not be entered.
     return any(os.path.exists(Path(path) / name) for name in (MANIFEST, PLAN))
 
 
 def load_manifest(folder: Path) -> Mapping[str, Any]:
-    """The manifest as JSON gives it. Raises DataError as ``Prepared`` does."""
+    """Return the manifest as JSON gives it. Raises DataError as ``Prepared`` does."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())
@@ -209,7 +215,8 @@ def _open_shard(path: Path, rows: int) -> Shard:
 def _filled(
     file: int, shard: Shard, out: Records, first: int, largest: numpy.typing.NDArray[numpy.uint32]
 ) -> bool:
-    """Fills ``out`` with the shard's rows from ``first`` on. Whether they are known to be right."""
+    """Fill ``out`` with the shard's rows from ``first`` on; return whether they are known to be
+    right."""
     offset = shard.offset + first * RECORD.itemsize
     early = f"{shard.path} ends early; {_AGAIN}"
     if loading.compiled():

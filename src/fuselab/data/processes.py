@@ -1,4 +1,4 @@
-"""The same work on many parts, in processes: in order, interruptible, with no one left behind."""
+"""The same work on many parts in processes: in order, interruptible, without leftover workers."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from typing import TypeVar
 
 from fuselab.errors import OutputError
 
-LISTEN_S = 0.1  # between two looks at whether there was a Ctrl-C
+LISTEN_S = 0.1  # seconds between two checks for Ctrl-C
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def each(
     work: Callable[[Task], Result], tasks: Sequence[Task], processes: int
 ) -> Iterator[tuple[Task, Result]]:
-    """Yields every task with its result, as they end. An exception ends it: tasks under way are
-    finished, no other is begun, and of several exceptions that of the first task is raised. Ctrl-C
-    kills those under way. With one process, or one task, the work is done here.
+    """Yield every task with its result, as they end.
 
-    Raises OutputError where a process was killed.
+    After an exception, tasks under way are finished and no other is begun; of several exceptions,
+    that of the first task is raised. Ctrl-C kills the tasks under way. With one process or one
+    task, the work is done in this process. Raises OutputError if a process was killed.
     """
     if min(processes, len(tasks)) <= 1:
         for task in tasks:
             yield task, work(task)
         return
-    # Not forked from here: threads do not survive that. A server that has imported the work, and
-    # nothing else, is forked instead, so that torch is imported once (2 s), not in every worker.
+    # Not forked from here, because threads do not survive that. A server that has imported only the
+    # work is forked instead, so that torch is imported once (2 s) and not in every worker.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([work.__module__])
-    with _on_ctrl_c(signal.SIG_IGN):  # the server inherits it: its imports would end in tracebacks
+    # the server inherits it; otherwise Ctrl-C during its imports would print tracebacks
+    with _on_ctrl_c(signal.SIG_IGN):
         forkserver.ensure_running()
     others = {*multiprocessing.active_children()}
     interrupted = threading.Event()
@@ -53,13 +54,14 @@ def each(
     with pool:
         futures: dict[Future[Result], Task] = {}
         try:
-            # So would a worker whose parent goes while it starts; submitting starts them.
+            # A worker would also print a traceback if interrupted while it starts, which submitting
+            # does.
             with _on_ctrl_c(lambda *_: interrupted.set()):
                 for task in tasks:
                     futures[pool.submit(work, task)] = task
             pending, failed = {*futures}, False
             while pending and not failed:
-                # A Ctrl-C while the pool's locks are taken would leave them so for ever.
+                # A Ctrl-C while the pool's locks are held would leave them held for ever.
                 with _on_ctrl_c(lambda *_: interrupted.set()):
                     ended, pending = concurrent.futures.wait(
                         pending, LISTEN_S, concurrent.futures.FIRST_COMPLETED
@@ -77,7 +79,7 @@ def each(
                     future.result()
         except KeyboardInterrupt:
             for worker in {*multiprocessing.active_children()} - others:
-                worker.kill()  # a task of theirs takes seconds
+                worker.kill()  # their tasks take seconds
             raise
         except BrokenProcessPool as error:
             raise OutputError(
@@ -90,7 +92,8 @@ def each(
 
 @contextlib.contextmanager
 def _on_ctrl_c(answer: Callable[..., object] | signal.Handlers) -> Iterator[None]:
-    """What it does in the block, where this is the main thread, which alone hears it."""
+    """Set the answer to Ctrl-C in the block, if this is the main thread, which alone receives
+    it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -102,7 +105,7 @@ def _on_ctrl_c(answer: Callable[..., object] | signal.Handlers) -> Iterator[None
 
 
 def _settle() -> None:
-    """Ctrl-C is the parent's to answer; and a worker does not outlive a parent that was killed."""
+    """Make a worker ignore Ctrl-C, which the parent answers, and exit when its parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

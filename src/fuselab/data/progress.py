@@ -1,4 +1,4 @@
-"""The line on stderr that says how far a long walk over rows is: parts, rows, rate, time left."""
+"""The progress line of a long pass over rows: parts, rows, rate, time left."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from fuselab.report.progress_line import ProgressLine
 
 
 class Progress:
-    """Of walks one after another; ``stream`` is standard error by default."""
+    """The progress of passes, one after another; ``stream`` is standard error by default."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._line = ProgressLine(stream)
 
     def begin(self, what: str, parts: int) -> None:
-        """Another walk, of ``parts`` parts that are still to do."""
+        """Begin another pass, of ``parts`` parts that are still to do."""
         self._what, self._parts, self._done, self._rows = what, parts, 0, 0
         self._began_at = time.monotonic()
 
     def update(self, rows: int) -> None:
-        """Another part is done."""
+        """Count another part as done, and show the progress if it is time."""
         self._done += 1
         self._rows += rows
         last = self._done == self._parts

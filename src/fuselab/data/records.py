@@ -1,7 +1,7 @@
 """One row as a model takes it, in 160 bytes: 13 dense floats, the label, 26 indices.
 
 A batch of records is one block of memory: one read from the disk, one copy to the device, one
-gather to shuffle it. Labels, dense and sparse are views of it with a row stride of 40 words; rows
+gather to shuffle it. Labels, dense and sparse are views of it with a row stride of 40 words. Rows
 begin at multiples of 32 bytes, so dense can be loaded 16 bytes at a time.
 """
 
@@ -28,9 +28,9 @@ Records = numpy.typing.NDArray[numpy.void]  # of dtype RECORD
 class Batch(NamedTuple):
     """B rows: ``labels`` float32 [B], ``dense`` float32 [B, 13], ``sparse`` int32 or int64 [B, 26].
 
-    A label is 0 or 1, NaN in rows that have none, which ``open_dataset`` gives only when asked.
-    What a ``Loader`` gives holds indices into the tables, int32, and the three are views of one
-    block; what ``batches`` gives holds the file's ids, int64.
+    A label is 0 or 1, or NaN in rows without one, which ``open_dataset`` gives only when asked. A
+    ``Loader`` yields indices into the tables, int32, and the three are views of one block;
+    ``batches`` yields the file's ids, int64.
     """
 
     labels: Tensor
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 def fill(out: Records, rows: Rows, ids: Modulus | Vocabulary, dense: Dense) -> None:
-    """Writes the rows, transformed, into ``out`` [n]; a missing label is NaN."""
+    """Write the rows, transformed, into ``out`` [n]; a missing label is NaN."""
     out["dense"] = dense(rows.counts)
     out["label"] = rows.labels
     out["label"][rows.labels == MISSING_LABEL] = numpy.nan
@@ -47,7 +47,7 @@ def fill(out: Records, rows: Rows, ids: Modulus | Vocabulary, dense: Dense) -> N
 
 
 def as_batch(words: Tensor) -> Batch:
-    """Views of records given as int32 [B, 40]."""
+    """Return views of records given as int32 [B, 40]."""
     floats = words.view(torch.float32)
     dense, label = floats[:, :DENSE_COLUMNS], floats[:, DENSE_COLUMNS]
     return Batch(label, dense, words[:, DENSE_COLUMNS + 1 :])

@@ -1,4 +1,4 @@
-"""What a reader does with rows that are malformed: stop at the first, or leave out and list."""
+"""The treatment of malformed rows: stop at the first, or leave them out and list them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ class TruncatedLineWarning(UserWarning):
 
 @dataclass
 class Rejects:
-    """With ``skip``, ``count`` malformed rows were left out, the first LISTED of them in
-    ``sentences``; without it the first is a DataError. ``cut`` are sentences about last lines that
-    stop short, as an interrupted download leaves them: those never stop a reader."""
+    """The malformed rows of a reader.
+
+    With ``skip``, ``count`` rows were left out, the first LISTED of them described in
+    ``sentences``; without it, the first is a DataError. ``cut`` describes last lines that stop
+    short, as an interrupted download leaves them; those never stop a reader.
+    """
 
     skip: bool = False
     count: int = 0
@@ -26,7 +29,7 @@ class Rejects:
     cut: list[str] = field(default_factory=list)
 
     def malformed(self, sentence: str) -> None:
-        """One row. Raises DataError unless it is to be skipped."""
+        """Record one malformed row. Raises DataError unless it is to be skipped."""
         if not self.skip:
             raise DataError(sentence)
         self.count += 1
@@ -34,13 +37,13 @@ class Rejects:
             self.sentences.append(sentence)
 
     def add(self, other: Rejects) -> None:
-        """What another reader left out of the rows behind."""
+        """Add what another reader left out of later rows."""
         self.count += other.count
         self.sentences = (self.sentences + other.sentences)[:LISTED]
         self.cut += other.cut
 
 
 def warn_of_cut(rejects: Rejects) -> None:
-    """One TruncatedLineWarning per last line that stops short."""
+    """Warn with one TruncatedLineWarning per last line that stops short."""
     for sentence in rejects.cut:
         warnings.warn(sentence, TruncatedLineWarning, stacklevel=3)

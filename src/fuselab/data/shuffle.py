@@ -1,9 +1,10 @@
-"""A keyed order of n rows as pure arithmetic: the same on every machine, with nothing to store.
+"""A keyed permutation of n rows as pure arithmetic: the same on every machine, nothing to store.
 
 ``Generator.permutation`` may change with numpy's version, and a run resumed by another one would
-see other rows; it also takes several times as long (a million rows take this 2 ms of one core).
-Each round multiplies by an odd number, adds, and folds the upper bits onto the lower, all modulo
-2^k, so each can be undone and the whole is one-to-one; what lands at n or above goes round again.
+see other rows. It also takes several times as long (this code takes 2 ms of one core for a million
+rows). Each round multiplies by an odd number, adds, and xors the upper bits into the lower, all
+modulo 2^k, so each can be undone and the whole is one-to-one. A result of n or above is permuted
+again.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from fuselab.data import loading
 from fuselab.errors import ArgumentError
 
 _ROUNDS = 4
-_PIECE = 32_768  # words per pass: two arrays of them stay in the first two caches
+_PIECE = 32_768  # words per pass; two arrays of them stay in the first two caches
 Words = numpy.typing.NDArray[numpy.uint32]
 
 
 def permutation(rows: int, key: Sequence[int]) -> numpy.typing.NDArray[numpy.int32]:
-    """The numbers 0 to ``rows`` - 1, each once, in an order that ``key`` decides.
+    """Return the numbers 0 to ``rows`` - 1, each once, in an order that ``key`` decides.
 
-    ``key`` is any sequence of integers from 0 up (seed, epoch, window). Raises ArgumentError from
-    2^31 rows.
+    The result is int32. ``key`` is any sequence of integers from 0 up (seed, epoch, window). Raises
+    ArgumentError from 2^31 rows.
     """
     if rows >= 2**31:
         raise ArgumentError(f"a shuffle window of {rows} rows; expected fewer than 2^31.")
@@ -50,7 +51,7 @@ def permutation(rows: int, key: Sequence[int]) -> numpy.typing.NDArray[numpy.int
 
 
 def _scramble(words: Words, bits: int, secrets: numpy.typing.NDArray[Any]) -> None:
-    """One-to-one on [0, 2^bits), in place."""
+    """Permute the numbers in [0, 2^bits), in place."""
     mask, half = numpy.uint32((1 << bits) - 1), numpy.uint32((bits + 1) // 2)
     upper = numpy.empty_like(words)
     for factor, addend in secrets.reshape(-1, 2):

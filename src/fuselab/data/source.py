@@ -1,4 +1,4 @@
-"""What lies at a path: one file, the files of a folder or of a glob; one way to read them all."""
+"""The files at a path (one file, a folder's or a glob's), and one way to read them all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from fuselab.data.prepared import is_prepared
 from fuselab.data.rejects import Rejects
 from fuselab.errors import DataError, MissingDataError
 
-PART_BYTES = 64 << 20  # of text: some 270,000 rows
+PART_BYTES = 64 << 20  # bytes of text, about 270,000 rows
 
 
 class _Format(Protocol):
-    """What ``tsv``, ``parquet`` and ``npz`` are; they say what a part's two numbers mean."""
+    """The interface of ``tsv``, ``parquet`` and ``npz``; each defines what a part's two numbers
+    mean."""
 
     def has_labels(self, path: Path) -> bool: ...
 
@@ -40,7 +41,7 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class Part:
-    """Some consecutive rows of one file, that can be read without the rest of it."""
+    """Some consecutive rows of one file that can be read without the rest of it."""
 
     file: Path
     start: int
@@ -48,7 +49,7 @@ class Part:
     labelled: bool
 
     def read(self, rejects: Rejects) -> Iterator[Rows]:
-        """Yields its rows in order. Raises DataError; see ``Rejects``."""
+        """Yield its rows in order. Raises DataError; see ``Rejects``."""
         return _format(self.file).read_part(
             self.file, self.start, self.stop, rejects, self.labelled
         )
@@ -58,7 +59,7 @@ class Part:
 class Source:
     """Files of one format, in order: ``day_2`` comes before ``day_10``.
 
-    Files without labels are refused when they are read, except where ``labels_required`` is false.
+    Files without labels are refused when they are read, unless ``labels_required`` is false.
     """
 
     path: str
@@ -67,13 +68,13 @@ class Source:
 
     @classmethod
     def at(cls, path: str | Path, labels_required: bool = True) -> Source:
-        """The file, the folder's data files, or what a glob matches.
+        """Return the source of a file, a folder's data files, or the files that a glob matches.
 
-        A name that ends in ``.parquet`` is parquet, ``.npz`` the original DLRM's, ``.gz`` gzipped
-        text; any other file is text. Of a folder, files whose names end in none of these (or
-        ``.txt``, ``.tsv``, or nothing) or begin with a dot or an underscore are left out.
+        A name that ends in ``.parquet`` or ``.pq`` is parquet, ``.npz`` the original DLRM's,
+        ``.gz`` gzipped text; any other file is text. In a folder, files whose names end in none of
+        these (or ``.txt``, ``.tsv``, or nothing) or begin with a dot or an underscore are left out.
 
-        Raises DataError where nothing is there, formats are mixed, or a file is there twice.
+        Raises DataError if nothing is there, formats are mixed, or a file is there twice.
         """
         root = Path(path)
         if is_prepared(root):
@@ -115,7 +116,7 @@ class Source:
         return cls(str(path), tuple(files), labels_required)
 
     def identity(self) -> list[dict[str, Any]]:
-        """What tells these files, as they are now, from others."""
+        """Return names, sizes and times that tell these files, as they are now, from others."""
         found = [(file.name, file.stat()) for file in self.files]
         return [
             {"name": name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}
@@ -123,7 +124,8 @@ class Source:
         ]
 
     def parts(self, part_bytes: int = PART_BYTES) -> list[Part]:
-        """All rows, cut where that costs nothing. Raises DataError for an empty file."""
+        """Return parts with all rows, cut where that is cheap. Raises DataError for an empty
+        file."""
         return [
             Part(file, start, stop, labelled)
             for file, labelled in self._labelled()
@@ -131,9 +133,9 @@ class Source:
         ]
 
     def read(self, rows: int = 16_384, rejects: Rejects | None = None) -> Iterator[Rows]:
-        """Yields all rows in order, ``rows`` at a time; only the last piece may be shorter.
+        """Yield all rows in order, ``rows`` at a time; only the last piece may be shorter.
 
-        Memory stays at one block and one piece. Raises DataError for what is malformed (see
+        Memory stays at one block and one piece. Raises DataError for malformed rows (see
         ``Rejects``), and for a file without a complete row.
         """
         if rows < 1:
@@ -150,20 +152,22 @@ class Source:
                 raise tsv.no_rows(part.file)
 
     def count_rows(self, rejects: Rejects) -> tuple[int, ...]:
-        """Rows of each file, taken as well formed: text is not parsed for it, but for a last line
-        that stops short."""
+        """Return the number of rows of each file, assuming that they are well formed.
+
+        Text is not parsed, except a last line that stops short.
+        """
         return tuple(
             _format(file).count_rows(file, rejects, labelled) for file, labelled in self._labelled()
         )
 
     def _labelled(self) -> Iterator[tuple[Path, bool]]:
-        """Every file, and whether its rows are read with a label."""
+        """Yield every file, and whether its rows are read with a label."""
         for file in self.files:
             yield file, self.labels_required or _format(file).has_labels(file)
 
 
 def regrouped(pieces: Iterable[Rows], rows: int) -> Iterator[Rows]:
-    """The same rows, ``rows`` at a time; the last piece may be shorter."""
+    """Yield the same rows, ``rows`` at a time; the last piece may be shorter."""
     held: list[Rows] = []
     count = 0
     for piece in pieces:
@@ -189,7 +193,7 @@ def _is_data(file: Path) -> bool:
 
 
 def _natural(file: Path) -> list[tuple[int, str]]:
-    """Numbers in the name count as numbers."""
+    """Return a sort key in which numbers in the name count as numbers."""
     return [
         (int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", str(file))
     ]

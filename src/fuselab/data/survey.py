@@ -1,4 +1,4 @@
-"""What some rows hold, in a form that can be added up: of parts, in processes, in any order."""
+"""Statistics of rows that can be added up: of parts, in processes, in any order."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ Frequencies = numpy.typing.NDArray[numpy.uint32]
 
 @dataclass
 class CountStatistics:
-    """Per count column, float64 [13], over the fields that are present: how many, their extremes
-    (infinite where there are none), mean, sum of squared differences from it, and the sum of
-    log(max(count, 0) + 1)."""
+    """Statistics of the count columns over the present fields, each float64 [13].
+
+    They are the number of present fields, the extremes (infinite if there are none), the mean, the
+    sum of squared differences from it, and the sum of log(max(count, 0) + 1).
+    """
 
     present: Floats
     smallest: Floats
@@ -53,7 +55,10 @@ class CountStatistics:
         )
 
     def plus(self, other: CountStatistics) -> CountStatistics:
-        """Of both. Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979)."""
+        """Return the statistics of both sets of rows.
+
+        From Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979).
+        """
         present = self.present + other.present
         share = other.present / numpy.maximum(present, 1)
         apart = other.mean - self.mean
@@ -68,10 +73,10 @@ class CountStatistics:
 
 
 class Distinct:
-    """The distinct ids of one column, sorted, and how often each came (at most 2^32 - 1).
+    """The distinct ids of one column, sorted, and how often each occurs (at most 2^32 - 1).
 
-    12 bytes an id. What is added waits until it is as much as what is held, so that adding up many
-    parts sorts everything a few times only.
+    It takes 12 bytes per id. Added ids wait until they are as many as those merged, so that adding
+    up many parts sorts everything only a few times.
     """
 
     def __init__(self) -> None:
@@ -82,13 +87,13 @@ class Distinct:
         self._waiting: list[tuple[Ids, Frequencies]] = []
 
     def add(self, values: Ids, frequencies: Frequencies) -> None:
-        """Distinct ids, sorted, and how often each came."""
+        """Add distinct ids, sorted, with how often each occurs."""
         self._waiting.append((values, frequencies))
         if sum(len(values) for values, _ in self._waiting) >= len(self._held[0]):
             self._merge()
 
     def add_ids(self, ids: Ids) -> None:
-        """Ids as they come."""
+        """Add ids in any order, with repetitions."""
         values, frequencies = numpy.unique(ids, return_counts=True)
         self.add(values, frequencies.astype(numpy.uint32))
 
@@ -114,8 +119,11 @@ class Distinct:
 
 @dataclass
 class Survey:
-    """Rows, positive labels, statistics of the counts, distinct ids of every column (the missing id
-    -1 among them), and what the reader left out."""
+    """The statistics of some rows.
+
+    These are the number of rows and of positive labels, statistics of the counts, distinct ids of
+    every column (with the missing id -1), and the rows that the reader left out.
+    """
 
     rows: int = 0
     positives: int = 0
@@ -126,7 +134,7 @@ class Survey:
     rejects: Rejects = field(default_factory=Rejects)
 
     def read(self, pieces: Iterable[Rows]) -> None:
-        """Adds the pieces; their reader reports to ``rejects`` itself."""
+        """Add the pieces; their reader reports to ``rejects`` itself."""
         for piece in regrouped(pieces, _PIECE_ROWS):
             self.rows += len(piece)
             self.positives += int(piece.labels.sum())
@@ -135,7 +143,7 @@ class Survey:
                 distinct.add_ids(piece.ids[:, column])
 
     def save(self, path: Path) -> None:
-        """Everything, for ``Saved``."""
+        """Write everything to a file that ``Saved`` reads."""
         numbers = {"rows": self.rows, "positives": self.positives, "rejects": asdict(self.rejects)}
         arrays: dict[str, Any] = {
             "numbers": numpy.array(json.dumps(numbers)),
@@ -148,7 +156,7 @@ class Survey:
 
 
 class Saved:
-    """A survey in a file: its numbers at once, its ids when asked for."""
+    """A survey in a file; its numbers are loaded at once, its ids when asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -166,7 +174,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class SurveyTask:
-    """Survey the first ``rows`` rows of a part (all, where None) into ``output``."""
+    """The task of surveying the first ``rows`` rows of a part (all if None) into ``output``."""
 
     part: Part | SyntheticPart
     output: Path
@@ -175,7 +183,7 @@ class SurveyTask:
 
 
 def survey_part(task: SurveyTask) -> int:
-    """Returns the rows."""
+    """Survey the part; return the number of rows."""
     survey = Survey(rejects=Rejects(task.skip_malformed))
     survey.read(_first(task.part.read(survey.rejects), task.rows))
     with replacing(task.output) as temporary:
@@ -184,7 +192,7 @@ def survey_part(task: SurveyTask) -> int:
 
 
 def added_up(surveys: Sequence[Saved]) -> Survey:
-    """Of parts, in the source's order."""
+    """Merge the surveys of parts, keeping the order of the source's parts."""
     whole = Survey(counts=total_counts(surveys))
     for survey in surveys:
         whole.rows += survey.rows
@@ -200,7 +208,7 @@ def total_counts(surveys: Sequence[Saved]) -> CountStatistics:
 
 
 def _first(pieces: Iterator[Rows], rows: int | None) -> Iterator[Rows]:
-    """The first ``rows`` rows, all where None."""
+    """Yield the first ``rows`` rows, or all if None."""
     for piece in pieces:
         if rows is None:
             yield piece

@@ -1,8 +1,8 @@
 """Synthetic Criteo: the same layout, Zipf-distributed ids, and a click model that can be learned.
 
 Rates and shapes (missing fields, share of the most frequent id, level and spread of every count)
-follow what 1,999 public rows show; cardinalities are those of the whole Kaggle set. The click model
-is fixed: seeds change which rows are drawn, never what is true of them, so rows of one seed train a
+follow statistics of 1,999 public rows; cardinalities are those of the whole Kaggle set. The click
+model is fixed: a seed changes which rows are drawn, never the model, so rows of one seed train a
 model that rows of another seed validate. Rows come in chunks that are drawn independently, so a
 longer file begins with the shorter one's rows.
 """
@@ -35,7 +35,7 @@ from fuselab.data.source import regrouped
 from fuselab.errors import ArgumentError
 
 CHUNK_ROWS = 16_384
-PART_ROWS = 16 * CHUNK_ROWS  # of a parquet row group, and of a shard of prepared rows
+PART_ROWS = 16 * CHUNK_ROWS  # rows of a parquet row group, and of a shard of prepared rows
 
 Floats = numpy.typing.NDArray[numpy.float64]
 Integers = numpy.typing.NDArray[numpy.int64]
@@ -54,9 +54,9 @@ _MISSING_SPARSE = (
 # Mean and standard deviation of log(count + 1), I1 to I13.
 _COUNT_LEVEL = (0.8, 2.2, 2.2, 1.7, 7.2, 3.6, 1.5, 2.1, 3.6, 0.35, 0.85, 0.3, 1.9)
 _COUNT_SPREAD = (0.9, 1.9, 1.2, 0.9, 2.2, 1.6, 1.2, 1.1, 1.4, 0.4, 0.6, 0.6, 1.1)
-_NEGATIVE_COLUMN, _MINUS_ONE, _MINUS_TWO = 1, 0.107, 0.002  # I2 alone holds negative counts
+_NEGATIVE_COLUMN, _MINUS_ONE, _MINUS_TWO = 1, 0.107, 0.002  # only I2 has negative counts
 
-# Share of the most frequent id, C1 to C26: with the cardinality it fixes the Zipf exponent.
+# Share of the most frequent id, C1 to C26; with the cardinality it determines the Zipf exponent.
 _TOP_SHARE = (
     0.51, 0.11, 0.06, 0.09, 0.68, 0.46, 0.012, 0.59, 0.90, 0.27, 0.024, 0.06, 0.025,
     0.35, 0.021, 0.06, 0.42, 0.055, 0.56, 0.34, 0.06, 0.52, 0.46, 0.09, 0.35, 0.087,
@@ -66,23 +66,24 @@ _TOP_SHARE = (
 
 _BIAS = -0.35  # gives 25.6 % positives, the rate of the Kaggle set
 _DENSE_WEIGHTS = (0.35, 0.0, 0.2, 0.0, -0.35, -0.3, 0.4, 0.0, 0.0, 0.2, 0.5, 0.0, -0.2)
-# Standard deviation of the effect that an id of the column has on the logit, C1 to C26.
+# Standard deviation of an id's effect on the logit, for columns C1 to C26.
 _ID_EFFECT = (
     0.3, 0.5, 0.2, 0.2, 0.2, 0.5, 0.3, 0.2, 0.0, 0.2, 0.3, 0.2, 0.0,
     0.5, 0.0, 0.2, 0.6, 0.4, 0.0, 0.3, 0.0, 0.3, 0.4, 0.2, 0.2, 0.0,
 )  # fmt: skip
-# Columns whose ids act together: the product of one hidden factor each, times the weight.
+# Columns whose ids interact: the product of one hidden factor each, times the weight.
 _PAIRS = ((5, 16, 0.6), (13, 22, 0.5))
 
 
 def synthesize(
     path: str | Path, rows: int, seed: int = 0, progress: Progress | None = None
 ) -> None:
-    """Writes ``rows`` synthetic rows: parquet when the path ends in ``.parquet`` or ``.pq``, else
-    Criteo TSV, gzipped when it ends in ``.gz``. Memory stays at one row group.
+    """Write ``rows`` synthetic rows to ``path``.
 
-    The same rows and seed give the same bytes (with the same numpy). Raises ArgumentError for a bad
-    count or seed and for ``.npz``, OSError when the file cannot be written.
+    The file is parquet if the path ends in ``.parquet`` or ``.pq``, otherwise Criteo TSV, gzipped
+    if it ends in ``.gz``. Memory stays at one row group. The same rows and seed give the same bytes
+    (with the same numpy). Raises ArgumentError for a bad count or seed and for ``.npz``, OSError if
+    the file cannot be written.
     """
     _check(rows, seed)
     path = Path(path)
@@ -96,7 +97,7 @@ def synthesize(
     with contextlib.ExitStack() as closing:
         file: IO[bytes] = closing.enter_context(open(path, "wb"))
         if path.suffix == ".gz":
-            # No name and no time in the header, or equal rows would not give equal bytes.
+            # The header gets no name and no time, so that equal rows give equal bytes.
             file = cast(IO[bytes], gzip.GzipFile("", "wb", 1, file, mtime=0))
             closing.callback(file.close)
         for piece in _shown(rows, seed, progress):
@@ -104,7 +105,7 @@ def synthesize(
 
 
 def _shown(rows: int, seed: int, progress: Progress | None) -> Iterator[Rows]:
-    """``pieces``, with the progress of what is done with them."""
+    """Yield ``pieces``, showing the progress of their consumer."""
     if progress is not None:
         progress.begin("draw", -(-rows // CHUNK_ROWS))
     for piece in pieces(rows, seed):
@@ -114,7 +115,7 @@ def _shown(rows: int, seed: int, progress: Progress | None) -> Iterator[Rows]:
 
 
 def pieces(rows: int, seed: int = 0) -> Iterator[Rows]:
-    """The same rows in memory, at most CHUNK_ROWS at a time."""
+    """Yield the same rows in memory, at most CHUNK_ROWS at a time."""
     _check(rows, seed)
     for number, start in enumerate(range(0, rows, CHUNK_ROWS)):
         yield chunk(seed, number)[: min(CHUNK_ROWS, rows - start)]
@@ -173,7 +174,7 @@ def _check(rows: int, seed: int) -> None:
 
 
 def chunk(seed: int, number: int) -> Rows:
-    """The CHUNK_ROWS rows of one chunk, drawn on their own."""
+    """Draw the CHUNK_ROWS rows of one chunk, independently of other chunks."""
     draw = numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence([seed, number])))
     counts = _draw_counts(draw)
     ids = _draw_ids(draw)
@@ -202,7 +203,7 @@ def _draw_ids(draw: numpy.random.Generator) -> Integers:
         zip(KAGGLE_CARDINALITIES, _EXPONENTS, strict=True)
     ):
         ranks = _zipf_ranks(draw.random(CHUNK_ROWS), cardinality, exponent)
-        # Distinct ranks of a column give distinct ids: every step of the mix can be undone.
+        # Distinct ranks of a column give distinct ids, because every step of the mix can be undone.
         ids[column] = _mix(ranks.astype(numpy.uint32) ^ _COLUMN_KEYS[column]).astype(numpy.int64)
     for share, columns in _MISSING_SPARSE:
         missing = draw.random(CHUNK_ROWS) < share
@@ -212,9 +213,10 @@ def _draw_ids(draw: numpy.random.Generator) -> Integers:
 
 
 def _zipf_ranks(uniform: Floats, cardinality: int, exponent: float) -> Integers:
-    """Ranks 0 to cardinality - 1 with density proportional to (rank + 1)^-exponent.
+    """Return ranks 0 to cardinality - 1 with density proportional to (rank + 1)^-exponent.
 
-    The inverse of the continuous distribution function on [1, cardinality + 1), rounded down.
+    They are the inverse of the continuous distribution function on [1, cardinality + 1), rounded
+    down.
     """
     power = 1.0 - exponent
     top = (cardinality + 1.0) ** power
@@ -223,7 +225,7 @@ def _zipf_ranks(uniform: Floats, cardinality: int, exponent: float) -> Integers:
 
 
 def _zipf_exponent(cardinality: int, top_share: float) -> float:
-    """The exponent with which rank 0 gets ``top_share``, by bisection."""
+    """Return the exponent with which rank 0 gets ``top_share``, by bisection."""
     low, high = 0.0, 8.0
     for _ in range(60):
         power = 1.0 - (low + high) / 2 + 1e-9  # never exactly 0
@@ -233,7 +235,7 @@ def _zipf_exponent(cardinality: int, top_share: float) -> float:
 
 
 def _mix(words: numpy.typing.NDArray[numpy.uint32]) -> numpy.typing.NDArray[numpy.uint32]:
-    """A one-to-one scramble of 32-bit words (xor-shifts and odd factors)."""
+    """Return a one-to-one scramble of 32-bit words (xor-shifts and odd factors)."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         words = (words ^ (words >> numpy.uint32(shift))) * numpy.uint32(factor)
     return words ^ (words >> numpy.uint32(16))
@@ -247,7 +249,8 @@ _COLUMN_KEYS = _mix(numpy.arange(1, SPARSE_COLUMNS + 1, dtype=numpy.uint32))
 
 
 def _logit(counts: Integers, ids: Integers) -> Floats:
-    """The logit of a click, float64 [n]: linear in the log counts, an effect per id, two pairs."""
+    """Return the logit of a click, float64 [n]: linear in the log counts, plus an effect per id and
+    two pairs."""
     logit = numpy.full(len(counts), _BIAS)
     for column, weight in enumerate(_DENSE_WEIGHTS):
         if weight:
@@ -262,7 +265,7 @@ def _logit(counts: Integers, ids: Integers) -> Floats:
 
 
 def _hidden(ids: Integers, salt: int) -> Floats:
-    """A fixed number per id, uniform with mean 0 and standard deviation 1."""
+    """Return a fixed number per id, uniform with mean 0 and standard deviation 1."""
     key = numpy.uint32((salt * 0x9E3779B1) & 0xFFFFFFFF)
     words = _mix(ids.astype(numpy.uint32) ^ key)
     effects: Floats = (words / 2.0**32 - 0.5) * 12.0**0.5
@@ -278,10 +281,10 @@ _COUNT_DIGITS = 8  # drawn counts stay below exp(16)
 
 
 def to_text(rows: Rows) -> bytes:
-    """The rows as Criteo TSV.
+    """Return the rows as Criteo TSV.
 
-    Every field goes into a slot of fixed width in a byte matrix, with zero bytes where it has
-    nothing to say; dropping the zero bytes leaves the text.
+    Every field goes into a slot of fixed width in a byte matrix, padded with zero bytes; dropping
+    the zero bytes leaves the text.
     """
     label = numpy.empty((len(rows), 2), dtype=numpy.uint8)
     label[:, 0] = rows.labels + ord("0")
@@ -294,7 +297,8 @@ def to_text(rows: Rows) -> bytes:
 
 
 def _count_slots(counts: Integers) -> numpy.typing.NDArray[numpy.uint8]:
-    """uint8 [n, 13, 10]: a minus, up to eight digits and a tab; only the tab where missing."""
+    """Return uint8 [n, 13, 10]: a minus, up to eight digits and a tab; only the tab where
+    missing."""
     slots = numpy.zeros((*counts.shape, _COUNT_DIGITS + 2), dtype=numpy.uint8)
     slots[..., -1] = ord("\t")
     missing = counts == MISSING_COUNT
@@ -312,7 +316,7 @@ def _count_slots(counts: Integers) -> numpy.typing.NDArray[numpy.uint8]:
 
 
 def _id_slots(ids: Integers) -> numpy.typing.NDArray[numpy.uint8]:
-    """uint8 [n, 26, 9]: eight hex digits and a tab; only the tab where missing."""
+    """Return uint8 [n, 26, 9]: eight hex digits and a tab; only the tab where missing."""
     slots = numpy.empty((*ids.shape, 9), dtype=numpy.uint8)
     slots[..., 8] = ord("\t")
     big_endian = ids.astype(">u4").view(numpy.uint8)  # [n, 26 * 4]

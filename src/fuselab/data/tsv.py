@@ -1,9 +1,9 @@
-"""Reads Criteo's tab-separated files: whole blocks at a time, with the exact place of every error.
+"""Read Criteo's tab-separated files in whole blocks, with the exact place of every error.
 
 A block is some megabytes of text that end at a line break. Every step below works on the whole
 block in numpy: find the separators, load the eight bytes that end at each field into one 64-bit
-word, and turn digits into numbers by three shift-and-mask steps in that word. Lines of another
-number of columns are left out before, lines with a malformed field behind.
+word, and turn digits into numbers by three shift-and-mask steps in that word. Lines with a wrong
+number of columns are left out before these steps, lines with a malformed field after them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from fuselab.data.layout import (
 from fuselab.data.rejects import Rejects
 from fuselab.errors import DataError, MissingDataError
 
-BLOCK_BYTES = 2 << 20  # about 8,700 rows; the fastest of 1 to 16 MiB: it stays in a 2-core L2/L3
+# about 8,700 rows; the fastest of 1 to 16 MiB, since it stays in a 2-core L2/L3
+BLOCK_BYTES = 2 << 20
 
 _LONGEST_COUNT = 16  # digits; a count is parsed as two words of eight
 
-# Every byte by what it may be: the value of a hex digit, or one of these.
+# The class of every byte: the value of a hex digit, or one of these.
 _BREAK, _TAB, _OTHER = 0xFF, 0xFE, 0xF0
 _CLASS = numpy.full(256, _OTHER, dtype=numpy.uint8)
 _CLASS[ord("\t")], _CLASS[ord("\n")] = _TAB, _BREAK
 for _value, _digit in enumerate("0123456789abcdef"):
     _CLASS[ord(_digit)] = _CLASS[ord(_digit.upper())] = _value
 
-# Keeps the last n bytes of a big-endian word, for n = 0..8.
+# Masks that keep the last n bytes of a big-endian word, for n = 0..8.
 _LAST_BYTES = numpy.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=numpy.uint64)
 
 Words = numpy.typing.NDArray[numpy.uint64]
@@ -62,13 +63,13 @@ def _layout(labelled: bool) -> str:
 
 
 def has_labels(path: Path) -> bool:
-    """False where the first line has the 39 columns of Kaggle's ``test.txt``."""
+    """Return False if the first line has the 39 columns of Kaggle's ``test.txt``."""
     text = next(_blocks(path, 0, _size(path)), b"")
     return text.partition(b"\n")[0].count(b"\t") + 1 != _columns(labelled=False)
 
 
 def parts(path: Path, part_bytes: int, labelled: bool) -> list[tuple[int, int]]:
-    """Where the file can be cut: byte ranges of whole lines, each of about ``part_bytes``.
+    """Return byte ranges of whole lines, each of about ``part_bytes``, where the file can be cut.
 
     A ``.gz`` is one part, (0, 0). Raises DataError for an empty file or one that cannot be read.
     """
@@ -88,11 +89,11 @@ def parts(path: Path, part_bytes: int, labelled: bool) -> list[tuple[int, int]]:
 def read_part(
     path: Path, start: int, stop: int, rejects: Rejects, labelled: bool
 ) -> Iterator[Rows]:
-    """Yields the rows of one of ``parts``, some thousands at a time; without ``labelled`` of lines
-    without the first column.
+    """Yield the rows of one of ``parts``, some thousands at a time.
 
-    Lines may end in CRLF. A last line without a line break that stops short of its columns goes to
-    ``rejects.cut``, what else is malformed to ``rejects.malformed``, with file, line and column.
+    If ``labelled`` is false, the lines have no first column. Lines may end in CRLF. A last line
+    without a line break that stops short of its columns goes to ``rejects.cut``, anything else
+    malformed to ``rejects.malformed``, with file, line and column.
     """
     place = _Place(path, start)
     line = 0
@@ -116,8 +117,10 @@ def read_part(
 
 
 def count_rows(path: Path, rejects: Rejects, labelled: bool) -> int:
-    """Rows of a file whose every row is well formed, by its line breaks alone. Raises DataError
-    where labels are wanted and the first line lacks its own: all others will."""
+    """Return the number of rows of a file whose every row is well formed, by its line breaks.
+
+    Raises DataError if labels are wanted and the first line has none, since no other line will.
+    """
     if labelled and not has_labels(path):
         raise DataError(f"{path}, line 1{_wrong_columns(_columns(labelled=False), labelled)}")
     count = 0
@@ -138,7 +141,8 @@ def no_rows(path: Path) -> DataError:
 
 
 class _Place:
-    """Names a line of a part by its number in the file; what lies before is counted only then."""
+    """Names a line of a part by its number in the file, counting the lines before only when
+    asked."""
 
     def __init__(self, path: Path, start: int) -> None:
         self.path, self.start = path, start
@@ -153,7 +157,7 @@ class _Place:
 
 
 def _rows(text: bytes, line: int, place: _Place, rejects: Rejects, labelled: bool) -> Rows:
-    """The good rows of a block that ends in a line break; the block's first line is ``line``."""
+    """Return the good rows of a block that ends in a line break and begins at line ``line``."""
     block = _Block(text, labelled)
     rows = block.rows()
     for number, says in block.faults():
@@ -170,8 +174,10 @@ def _size(path: Path) -> int:
 
 
 def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes from ``start`` to ``stop``; all of a ``.gz``. A byte order mark in front of the
-    file, as Windows' editors leave it, is no part of them."""
+    """Yield the bytes from ``start`` to ``stop``; all of a ``.gz``.
+
+    A byte order mark at the beginning of the file, as Windows editors write it, is left out.
+    """
     packed = path.suffix == ".gz"
     with _naming(path), gzip.open(path) if packed else path.open("rb") as file:
         if start or file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
@@ -182,7 +188,7 @@ def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What the system says about the file, as a DataError that names it."""
+    """Turn the system's errors about the file into DataErrors that name it."""
     try:
         yield
     except FileNotFoundError:
@@ -196,9 +202,10 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _left_out(text: bytes, line: int, place: _Place, rejects: Rejects, labelled: bool) -> bool:
-    """Whether a last line that no line break ends stops short; ``rejects.cut`` says so.
+    """Return whether a last line without a line break stops short; ``rejects.cut`` then says so.
 
-    It is whole with all columns, the last of which is empty or, as in every Criteo file, 8 digits.
+    It is whole if it has all columns and the last is empty or, as in every Criteo file, has 8
+    digits.
     """
     fields = text.rstrip(b"\r").split(b"\t")
     columns = _columns(labelled)
@@ -232,17 +239,19 @@ class _Block:
         starts = numpy.empty_like(ends)
         starts[0] = 16
         starts[1:] = ends[:-1] + 1
-        self.columns = numpy.diff(numpy.flatnonzero(classes[ends] == _BREAK), prepend=-1)  # a line
+        # columns per line
+        self.columns = numpy.diff(numpy.flatnonzero(classes[ends] == _BREAK), prepend=-1)
         self.whole = self.columns == _columns(labelled)
         if not self.whole.all():
             kept = numpy.repeat(self.whole, self.columns)
             starts, ends = starts[kept], ends[kept]
         self.starts, self.ends = (each.reshape(-1, _columns(labelled)) for each in (starts, ends))
         self.ends[:, -1] -= self.padded[self.ends[:, -1] - 1] == ord("\r")
-        self.bad = numpy.zeros(self.ends.shape, dtype=numpy.bool_)  # fields, of the whole lines
+        # malformed fields, of the lines with all columns
+        self.bad = numpy.zeros(self.ends.shape, dtype=numpy.bool_)
 
     def rows(self) -> Rows:
-        """Of the lines without a fault."""
+        """Return the rows of the lines without a fault."""
         first = int(self.labelled)
         counts, ids = slice(first, first + DENSE_COLUMNS), slice(first + DENSE_COLUMNS, None)
         rows = Rows(self._labels(), self._counts(counts), self._ids(ids))
@@ -252,8 +261,11 @@ class _Block:
         return Rows(rows.labels[good], rows.counts[good], rows.ids[good])
 
     def faults(self) -> Iterator[tuple[int, str]]:
-        """Behind ``rows``: every line that is not among them, 0-based, and what is wrong with it:
-        ", column 3 (I2): found ..."."""
+        """Yield every line that ``rows``, called before, left out: its 0-based number and its
+        fault.
+
+        The fault continues a sentence, for example ", column 3 (I2): found ...".
+        """
         lines = numpy.flatnonzero(self.whole)
         faulty = ~self.whole
         faulty[lines] = self.bad.any(axis=1)
@@ -302,7 +314,8 @@ class _Block:
         return values
 
     def _last_digits(self, ends: Places, digits: Places) -> Words:
-        """The field's last eight digits, one per byte, the last in the lowest; zeros in front."""
+        """Return the field's last eight digits, one per byte, the last in the lowest; zeros in
+        front."""
         words = self.words[ends - 8].astype(numpy.uint64)
         words &= _LAST_BYTES[numpy.clip(digits, 0, 8)]
         return words
@@ -336,13 +349,13 @@ def _wrong_columns(found: int, labelled: bool) -> str:
 
 
 def _any_high(words: Words) -> numpy.typing.NDArray[numpy.bool_]:
-    """Whether any byte is 16 or more: no hex digit."""
+    """Return whether any byte is 16 or more, so no hex digit."""
     marked: numpy.typing.NDArray[numpy.bool] = (words & numpy.uint64(0xF0F0F0F0F0F0F0F0)) != 0
     return marked
 
 
 def _hexadecimal(words: Words) -> numpy.typing.NDArray[numpy.int64]:
-    """One digit per byte to a number: pairs, then fours, then all eight."""
+    """Turn one hex digit per byte into a number: pairs, then fours, then all eight."""
     words = (words | (words >> numpy.uint64(4))) & numpy.uint64(0x00FF00FF00FF00FF)
     words = (words | (words >> numpy.uint64(8))) & numpy.uint64(0x0000FFFF0000FFFF)
     words = (words | (words >> numpy.uint64(16))) & numpy.uint64(0x00000000FFFFFFFF)
@@ -350,7 +363,10 @@ def _hexadecimal(words: Words) -> numpy.typing.NDArray[numpy.int64]:
 
 
 def _decimal(words: Words) -> numpy.typing.NDArray[numpy.int64]:
-    """The same with tens: each step is ``upper * 10^k + lower`` in every lane at once."""
+    """Turn one decimal digit per byte into a number.
+
+    Each step is ``upper * 10^k + lower`` in every lane at once.
+    """
     for lane, mask, ten in (
         (8, 0x00FF00FF00FF00FF, 10),
         (16, 0x0000FFFF0000FFFF, 100),
