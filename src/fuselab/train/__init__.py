@@ -1,1 +1,1 @@
-"""What every training run needs: the loop, schedules, metrics, progress, checkpoints."""
+"""The parts that every training run needs: the loop, schedules, metrics, progress, checkpoints."""

@@ -1,4 +1,4 @@
-"""A run's memory: what is freed stays with the process, and too little is one sentence."""
+"""A run's memory: freed memory stays with the process, and too little memory is one clear error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """From here on. glibc maps tensors above 128 KiB afresh, and the page faults of a step on the
-    CPU take longer than its arithmetic: see ``fuselab.measure.fresh``, which does the same to child
-    processes."""
+    """Make this process keep freed memory from here on.
+
+    glibc maps tensors above 128 KiB afresh, and the page faults of a step on the CPU take longer
+    than its arithmetic. ``fuselab.measure.fresh`` does the same for child processes.
+    """
     with contextlib.suppress(AttributeError, OSError):  # another C library
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -26,10 +28,10 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def enough_memory(less: str) -> Iterator[None]:
-    """Raises DeviceError where the block's tensors do not fit; ``less`` says what takes less."""
+    """Raise DeviceError if the block's tensors do not fit; ``less`` says what needs less memory."""
     try:
         yield
-    except RuntimeError as error:  # a CPU's has no class of its own
+    except RuntimeError as error:  # the CPU allocator's error has no class of its own
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise DeviceError(f"this takes more memory than there is; {less}.") from error

@@ -26,7 +26,7 @@ from fuselab.train.seed import check_seed
 LOSSES = ("eager", "compile", "cuda", "triton", "compile(triton)", "cpp")
 MODELS = ("eager", "compile")
 RANGES = ("copy", "forward", "loss", "backward", "optimizer")
-TOLERANCE = 0.03  # of the held-out loss, between spellings of the same loss
+TOLERANCE = 0.03  # difference of the held-out loss allowed between spellings of the same loss
 _RATE, _HELD_OUT, _WARM_UP = 3e-3, 64, 3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -35,7 +35,8 @@ Batch = tuple[Tensor, Tensor]  # images and boxes
 
 @dataclass(frozen=True)
 class Settings:
-    """``runs`` times ``steps`` steps of every variant; ``losses`` None: all that run here."""
+    """The settings of a run: ``runs`` times ``steps`` steps of every variant. ``losses`` None means
+    all that run on the device."""
 
     losses: Sequence[str] | None = None
     models: Sequence[str] = MODELS
@@ -56,9 +57,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """``ranges_us`` are microseconds per step by range, means over the steps of all runs;
-    ``step_us`` is their sum, ``spread_us`` its standard deviation over runs (None for one run),
-    ``held_out`` the loss after training, by the reference in float32."""
+    """The result of one variant.
+
+    ``ranges_us`` are microseconds per step by range, means over the steps of all runs; ``step_us``
+    is their sum, ``spread_us`` its standard deviation over runs (None for one run), ``held_out``
+    the loss after training, by the reference in float32.
+    """
 
     variant: Variant
     ranges_us: dict[str, float]
@@ -69,7 +73,8 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class BoxesResult:
-    """``before`` is the held-out loss of the untrained model; ``left_out`` says per loss why."""
+    """The result of ``train``. ``before`` is the held-out loss of the untrained model; ``left_out``
+    gives, for each loss left out, the reason."""
 
     settings: Settings
     before: float
@@ -78,7 +83,7 @@ class BoxesResult:
 
     @property
     def agree(self) -> bool:
-        """Whether every spelling of the loss trained as well, model and casts being equal."""
+        """Whether all spellings of the loss trained equally well with the same model and casts."""
         found: dict[tuple[str, bool], list[float]] = {}
         for one in self.variants:
             found.setdefault((one.variant.model, one.variant.casts), []).append(one.held_out)
@@ -88,15 +93,17 @@ class BoxesResult:
 def train(
     settings: Settings, device: torch.device, say: Callable[[str], None] = lambda sentence: None
 ) -> BoxesResult:
-    """Train every variant from the same start on the same batches, under autocast to bfloat16, and
-    time the ranges of its steps; runs of the variants are shuffled, so that drift hits all alike.
+    """Train every variant from the same start on the same batches, and time the ranges of its
+    steps.
 
-    On a GPU a range is what lies between two events on its stream, on a CPU wall time. The first
-    steps, in which kernels are built, are not timed.
+    Training is under autocast to bfloat16. The runs of the variants are shuffled, so that drift
+    affects all alike. On a GPU a range is the time between two events on its stream, on a CPU wall
+    time. The first steps, in which kernels are built, are not timed.
 
     Raises:
-        ArgumentError, UnknownNameError: a setting. DeviceError: a loss asked for by name that
-            needs a device that is not there. DivergenceError: a loss is no finite number.
+        ArgumentError, UnknownNameError: a setting is invalid.
+        DeviceError: a loss asked for by name needs a device that is not there.
+        DivergenceError: a loss is not a finite number.
     """
     _validate(settings)
     losses, left_out = losses_of(settings, device)
@@ -135,7 +142,7 @@ def train(
 
 
 class Trainer:
-    """One variant: its model, optimizer and loss."""
+    """One variant with its model, optimizer and loss."""
 
     def __init__(
         self, variant: Variant, loss: Loss, start: nn.Module, device: torch.device
@@ -146,13 +153,15 @@ class Trainer:
         self.reset(start)
 
     def reset(self, start: nn.Module) -> None:
-        """Back to the weights of ``start``, and a fresh optimizer."""
+        """Restore the weights of ``start``, with a fresh optimizer."""
         self.model.load_state_dict(start.state_dict())
         self.optimizer = dense_optimizer("adam", self.model.parameters(), _RATE)
 
     def run(self, batches: Sequence[Batch]) -> list[float]:
-        """Train on the batches; mean microseconds per step of each range. Nothing waits for a GPU
-        before the last step: its ranges are what a loop would see."""
+        """Train on the batches; return the mean microseconds per step of each range.
+
+        Nothing waits for a GPU before the last step, so the ranges are those of a real loop.
+        """
         clocks = [Clock(self.device) for _ in batches]
         losses = [self._step(*pair) for pair in zip(batches, clocks, strict=True)]
         for number, loss in enumerate(torch.stack(losses).tolist(), 1):
@@ -202,7 +211,7 @@ class Clock:
 
 
 def own_loss(implementation: str) -> Loss:
-    """The loss by one of fuselab's implementations."""
+    """Return the loss computed by one of fuselab's implementations."""
 
     def loss(predicted: Tensor, boxes: Tensor) -> Tensor:
         return padded_generalized_box_iou_loss(predicted, boxes, implementation=implementation)
@@ -211,9 +220,9 @@ def own_loss(implementation: str) -> Loss:
 
 
 def losses_of(settings: Settings, device: torch.device) -> tuple[dict[str, Loss], dict[str, str]]:
-    """The losses that run on the device, and why the others do not.
+    """Return the losses that run on the device, and for the others the reason why not.
 
-    Raises DeviceError for one of those that was asked for by name.
+    Raises DeviceError if one of the others was asked for by name.
     """
     found: dict[str, Loss] = {}
     left_out = {}
@@ -252,7 +261,7 @@ def _validate(settings: Settings) -> None:
 
 
 def _batch(count: int, generator: torch.Generator, device: torch.device) -> Batch:
-    """In memory from which a GPU copies while it works."""
+    """Make a batch, in pinned memory for a GPU, so that it copies while it works."""
     images, boxes = images_and_boxes(count, generator)
     return (images.pin_memory(), boxes.pin_memory()) if device.type == "cuda" else (images, boxes)
 

@@ -12,9 +12,12 @@ _FILLED = 0.6  # share of cells that have a box; the other rows of a target are 
 
 
 def images_and_boxes(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """``images`` (count, 1, 64, 64), each pixel the number of boxes that cover its centre, and
+    """Draw images and their boxes, float32 in the CPU's memory.
+
+    ``images`` (count, 1, 64, 64): each pixel is the number of boxes that cover its centre.
     ``boxes`` (count, 256, 4) as (x1, y1, x2, y2) in cells: row r is the box whose centre lies in
-    cell r, zeros where there is none. Float32, in the CPU's memory."""
+    cell r, zeros if there is none.
+    """
     place = torch.arange(CELLS)
     corner = torch.stack([place % GRID, place // GRID], -1).float()
     centre = corner + torch.rand(count, CELLS, 2, generator=generator)
@@ -29,10 +32,10 @@ def images_and_boxes(count: int, generator: torch.Generator) -> tuple[Tensor, Te
 
 
 class Detector(nn.Module):
-    """Images (B, 1, 64, 64) to boxes (B, 256, 4), in cells.
+    """A detector that maps images (B, 1, 64, 64) to boxes (B, 256, 4), in cells.
 
-    ``casts``: the last layer's numbers become float32 before they become coordinates; without it
-    the boxes are in the dtype that autocast gives: bfloat16, whose steps are 1/16 cell from 8 on.
+    With ``casts`` the last layer's outputs become float32 before they become coordinates. Without
+    it the boxes have the dtype of autocast: bfloat16, whose steps are 1/16 cell from 8 on.
     """
 
     cell: Tensor

@@ -1,7 +1,7 @@
-"""Optimizers whose step a CUDA graph can hold: the learning rate and the count are tensors.
+"""Optimizers whose step a CUDA graph can contain, because learning rate and count are tensors.
 
-Their formulas, and the names in their state, are torch.optim's and ``RowwiseAdagrad``'s, so that a
-checkpoint of either continues with the other.
+Their formulas, and the names in their state, are those of torch.optim and ``RowwiseAdagrad``, so
+that a checkpoint of either continues with the other.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ CUDA_EXPRESSIONS = tuple(_expression(grad, update) for grad in _GRADS for update
 
 
 class DenseOptimizer:
-    """SGD, Adagrad or Adam of a list of float32 tensors in one launch for 32 of them.
+    """SGD, Adagrad or Adam for a list of float32 tensors, in one launch per 32 of them.
 
     A pass over 96 million bfloat16 gradients (the outer interaction's first layer) reads and writes
-    1.15 GB; as torch._foreach calls, with a float32 copy of the gradients and a fresh bfloat16 copy
-    of the parameters, it would be 3.2 GB.
+    1.15 GB; with torch._foreach calls, a float32 copy of the gradients and a new bfloat16 copy of
+    the parameters it would be 3.2 GB.
 
     Args:
         name: of the optimizer.
@@ -71,7 +71,7 @@ class DenseOptimizer:
         self.state = {key: [torch.zeros_like(each) for each in self.parameters] for key in keys}
 
     def step(self, grads: Sequence[Tensor]) -> None:
-        """``grads`` are float32 or bfloat16, all of one dtype."""
+        """Take a step. ``grads`` are float32 or bfloat16, all of one dtype."""
         grads = [grad.contiguous() for grad in grads]
         for begin in range(0, len(grads), _TENSORS):
             part = slice(begin, begin + _TENSORS)
@@ -94,11 +94,11 @@ class DenseOptimizer:
 
 
 class TableOptimizer:
-    """SGD, row-wise Adagrad or Adam on the rows that a batch met. Raises UnknownNameError.
+    """SGD, row-wise Adagrad or Adam on the rows that occur in a batch. Raises UnknownNameError.
 
-    SGD and Adagrad are operators of fuselab. Adam has none: plain PyTorch, of a fixed number of
-    launches, on all tables as one, whose parameters become views of one tensor. ``rate`` and
-    ``count`` are as for ``DenseOptimizer``.
+    SGD and Adagrad are operators of fuselab. Adam is plain PyTorch with a fixed number of launches,
+    on all tables at once; their parameters become views of one tensor. ``rate`` and ``count`` are
+    as for ``DenseOptimizer``.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class TableOptimizer:
         self.tables = [table.detach() for table in tables]
 
     def step(self, rows: Tensor, grads: Tensor) -> None:
-        """Of the vectors' gradients [B, T, D], whose rows [B, T] may be met more than once."""
+        """Take a step with the vectors' gradients [B, T, D], whose rows [B, T] may occur
+        repeatedly."""
         if self.name == "sgd":
             embedding_sgd_(self.tables, rows, grads, self.rate)
         elif self.name == "adagrad":
@@ -134,8 +135,11 @@ class TableOptimizer:
             self._adam(rows, grads)
 
     def _adam(self, rows: Tensor, grads: Tensor) -> None:
-        """As torch.optim.SparseAdam. Rows met are sorted, each run of equal ones is added up; the
-        places left over behind the last run repeat it, and write what it writes."""
+        """Take a step as torch.optim.SparseAdam does.
+
+        The rows are sorted, and the gradients of each run of equal rows are added up. The unused
+        places after the last run repeat it, and write the same values.
+        """
         keys, order = (rows + self.starts).flatten().sort(stable=True)
         begins = torch.cat([keys.new_ones(1), (keys[1:] != keys[:-1]).long()])
         run = begins.cumsum(0) - 1

@@ -8,12 +8,15 @@ import torch
 
 from fuselab.measure.cuda_graph import captured
 
-_WARM_UPS = 3  # kernels are built, libraries get their workspaces, launches become plans
+_WARM_UPS = 3  # kernels are built, libraries allocate their workspaces, launches become plans
 
 
 class Captured:
-    """``work`` captured; calling it replays. It must read and write the same memory every time, and
-    must leave all state as it was while it is warmed up, which is its caller's care."""
+    """The capture of ``work``; calling it replays.
+
+    ``work`` must read and write the same memory every time. It runs while it is warmed up, and its
+    caller must make sure that this changes no state.
+    """
 
     def __init__(self, work: Callable[[], None], device: torch.device) -> None:
         stream = torch.cuda.Stream(device)

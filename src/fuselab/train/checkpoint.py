@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file per kept step, written whole or not at all, without pickle.
 
-``DIR/step-00000500.safetensors`` holds named tensors, and in its metadata under ``fuselab`` a JSON
-object: the format's name and version, the kind of model, the step, and whatever the run adds.
+``DIR/step-00000500.safetensors`` contains named tensors, and in its metadata under ``fuselab`` a
+JSON object: the format's name and version, the kind of model, the step, and whatever the run adds.
 Any safetensors reader opens it.
 """
 
@@ -31,8 +31,9 @@ from fuselab.errors import (
 from fuselab.report import files
 
 FORMAT, VERSION = "fuselab-checkpoint", 1
-_SUM = b'{"__metadata__": {"crc32": "'  # how our header begins; eight hexadecimal digits follow
-_KEPT = 2  # of the newest: the last good one, and the one before it
+# the beginning of our header; eight hexadecimal digits follow
+_SUM = b'{"__metadata__": {"crc32": "'
+_KEPT = 2  # how many of the newest are kept: the last good one, and the one before it
 _NAMES = {
     torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32",
     torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8", torch.bool: "BOOL",
@@ -41,7 +42,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``facts`` are what the run stored beside the tensors: settings, position."""
+    """A checkpoint. ``facts`` are what the run stores beside the tensors: settings, position."""
 
     kind: str
     step: int
@@ -49,7 +50,7 @@ class Checkpoint:
     facts: Mapping[str, Any]
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors whose name begins with ``name/``, under the rest of it."""
+        """Return the tensors whose name begins with ``name/``, without that prefix."""
         begin = len(name) + 1
         return {
             key[begin:]: value for key, value in self.tensors.items() if key.startswith(f"{name}/")
@@ -57,10 +58,10 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write it, remove those before the one before it; returns the file.
+    """Write it, and remove all but the newest two; return the file.
 
     Raises:
-        OutputError: the disk is full, or the folder cannot be written; older ones stay as they are.
+        OutputError: the disk is full, or the folder cannot be written; older checkpoints stay.
     """
     facts = {
         "format": FORMAT,
@@ -78,15 +79,15 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load(path: Path, kind: str) -> Checkpoint:
-    """Read ``path``: a file, or a folder of them, of which the newest.
+    """Read ``path``: a file, or the newest of a folder.
 
     Raises:
-        CheckpointError: there is none, it is truncated, damaged or no checkpoint at all, of another
+        CheckpointError: there is none, it is truncated, damaged or not a checkpoint, of another
             ``kind`` or version, or may not be read.
     """
     safetensors = _safetensors()
     file = path
-    if os.path.isdir(path):  # Path.is_dir raises where a folder above may not be entered
+    if os.path.isdir(path):  # Path.is_dir raises if a folder above may not be entered
         newest = latest(path)
         if newest is None:
             raise CheckpointError(
@@ -94,7 +95,8 @@ def load(path: Path, kind: str) -> Checkpoint:
             )
         file = newest
     try:
-        with file.open("rb"):  # of a file without rights, safetensors says that there is none
+        # safetensors would say that a file without read permission does not exist
+        with file.open("rb"):
             pass
         with whole(file), safetensors.safe_open(file, "pt") as opened:
             facts = json.loads((opened.metadata() or {}).get("fuselab", "{}"))
@@ -117,14 +119,16 @@ def load(path: Path, kind: str) -> Checkpoint:
 
 @contextlib.contextmanager
 def whole(file: Path | str) -> Iterator[None]:
-    """For a block that takes from checkpoint ``file`` what every checkpoint has.
+    """Guard a block that reads from checkpoint ``file`` what every checkpoint has.
 
-    Raises CheckpointError where it is not there, or of another type or shape."""
+    Raises CheckpointError if something is missing, or of another type or shape.
+    """
     try:
         yield
     except (FuselabError, json.JSONDecodeError, torch.OutOfMemoryError):
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # the last: load_state_dict
+    # load_state_dict raises the last
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         found = (
             f"it lacks {error}"
             if isinstance(error, KeyError)
@@ -134,17 +138,18 @@ def whole(file: Path | str) -> Iterator[None]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The checkpoint of the highest step, or None."""
+    """Return the checkpoint of the highest step, or None."""
     found = _files(folder)
     return found[-1] if found else None
 
 
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Make the folder ready for one run: there, writable, without a killed run's unfinished file,
-    and this process's alone while the block runs.
+    """Prepare the folder for one run, and lock it while the block runs.
 
-    Raises OutputError, CheckpointError where another process trains into it."""
+    The folder is created if needed, checked to be writable, and freed of a killed run's unfinished
+    file. Raises OutputError, and CheckpointError if another process trains into it.
+    """
     with files.folder_for_results(folder):
         try:
             descriptor = os.open(folder, os.O_RDONLY)
@@ -162,7 +167,7 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 
 def random_state() -> dict[str, Tensor]:
-    """Of torch's generators: the CPU's, and every GPU's in use."""
+    """Return the states of torch's generators: the CPU's, and every GPU's in use."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states |= {
@@ -172,7 +177,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(states: Mapping[str, Tensor]) -> None:
-    """A GPU that is not here any more is passed over."""
+    """Restore the states that ``random_state`` returned, except those of GPUs that are not here."""
     torch.set_rng_state(states["cpu"])
     for place in range(torch.cuda.device_count()):
         with contextlib.suppress(KeyError):
@@ -194,15 +199,18 @@ def _check(file: Path, facts: Any, kind: str) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """By step: a ninth digit comes behind eight."""
+    """Return the checkpoints by step; a step of nine digits comes after those of eight."""
     return sorted(folder.glob("step-*.safetensors"), key=lambda file: (len(file.name), file.name))
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """As safetensors (format of version 0.4): the header's length, the header, the tensors, widest
-    elements first, which aligns all, then by name: equal checkpoints are equal files. safetensors'
-    own writer has all of a GPU's tensors on the host at once, and leaves a file under a name of its
-    own when it is killed."""
+    """Write a safetensors file (format of version 0.4).
+
+    It has the header's length, the header, and the tensors, ordered by element size, which aligns
+    all, then by name, so that equal checkpoints are equal files. safetensors' own writer keeps all
+    of a GPU's tensors on the host at once, and leaves a file with a name of its own when it is
+    killed.
+    """
     order = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": {"crc32": "0" * 8, **metadata}}
     end = 0
@@ -228,7 +236,8 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
 
 def _check_sum(file: Path) -> None:
-    """Of every byte, the sum's own digits as zeros. Another writer's file has none."""
+    """Check the sum of every byte, with zeros for the sum's digits; other writers' files have
+    none."""
     with file.open("rb") as opened:
         begin, digits = opened.read(8 + len(_SUM)), opened.read(8)
         if begin[8:] != _SUM:
@@ -243,7 +252,7 @@ def _check_sum(file: Path) -> None:
 
 
 def _lock(folder: Path, descriptor: int) -> None:
-    """Until the descriptor is closed, which a kill does too."""
+    """Lock the folder until the descriptor is closed, which a kill does too."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -1,4 +1,4 @@
-"""A DLRM's training run: its data, its step, its checkpoints, and what came of it."""
+"""A DLRM's training run: its data, its step, its checkpoints, and its result."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Ids = Modulus | Vocabulary
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, on what, and how.
+    """The settings of a run: what to train, on what data, and how.
 
-    ``data`` None is ``rows`` synthetic rows. With ``validation`` all rows of ``data`` train, and
-    those there are held out. Training ends after ``steps`` or ``epochs`` passes, whichever comes
-    first; with neither after one pass. ``metadata`` is a file of vocabularies or cardinalities for
-    raw data.
+    If ``data`` is None, ``rows`` synthetic rows are used. With ``validation``, all rows of ``data``
+    train, and the rows there are held out. Training ends after ``steps`` or ``epochs`` passes,
+    whichever comes first; with neither after one pass. ``metadata`` is a file of vocabularies or
+    cardinalities for raw data.
     """
 
     config: DlrmConfig
@@ -64,8 +64,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """``metrics`` are of the held-out rows, None for a run that was stopped, or where there are
-    none. ``checkpoint`` is the last one written."""
+    """The result of a run.
+
+    ``metrics`` are those of the held-out rows; None for a run that was stopped, or if there are
+    none. ``checkpoint`` is the last one written.
+    """
 
     model: Dlrm
     course: Course
@@ -130,7 +133,7 @@ class Run:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint must have in common with it."""
+        """The facts that a run must share with the checkpoint from which it continues."""
         return {
             "config": config_facts(self.model.config),
             "optimizer": self.plan.optimizer,
@@ -141,9 +144,10 @@ class Run:
         }
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint of the folder, if there is one.
+        """Continue from the newest checkpoint of the folder, if there is one.
 
-        Raises CheckpointError where it is broken, or of another run."""
+        Raises CheckpointError if it is broken, or of another run.
+        """
         assert self.folder is not None
         file = checkpoint.latest(self.folder)
         if file is None:
@@ -164,8 +168,11 @@ class Run:
         self.begin, self.last = found.step, file
 
     def keep(self, steps: int) -> None:
-        """Write a checkpoint. Raises OutputError, and DivergenceError where a weight is NaN: a last
-        good one stays the last."""
+        """Write a checkpoint.
+
+        Raises OutputError, and DivergenceError if a weight is not finite; the last good checkpoint
+        then stays the last.
+        """
         assert self.folder is not None
         state = self.model.state_dict()
         sums = torch.stack([value.float().sum() for value in state.values()])
@@ -188,9 +195,9 @@ class Run:
         events: Events | None = None,
         after: Callable[[], None] | None = None,
     ) -> Result:
-        """All steps that are left, then the held-out rows. ``after`` is called behind every step.
+        """Run all remaining steps, then the held-out rows. ``after`` is called after every step.
 
-        Raises DivergenceError with step, epoch and batch, and what is kept.
+        Raises DivergenceError with step, epoch and batch, and the last checkpoint.
         """
 
         def step(batch: Batch, rate: float) -> Tensor:
@@ -227,7 +234,7 @@ class Run:
         return Result(self.model, course, self.steps, self.begin, rate, held_out, self.last)
 
     def describe(self, trained: Result) -> dict[str, Any]:
-        """The facts for JSON; the screen shows the same numbers."""
+        """Return the facts for JSON; the screen shows the same numbers."""
         return {
             **asdict(self.plan),
             "config": config_facts(self.model.config),
@@ -244,7 +251,8 @@ class Run:
         }
 
     def evaluate(self) -> Metrics | None:
-        """Of the held-out rows, by the plain model."""
+        """Return the metrics of the held-out rows, computed by the plain model; None if there are
+        none."""
         if not self.held_out.rows:
             return None
         logits, labels = [], []
@@ -255,11 +263,11 @@ class Run:
         return metrics(torch.cat(logits), torch.cat(labels))
 
     def first_batches(self) -> Iterator[Batch]:
-        """Those of the first epoch, beside the run's own."""
+        """Return the batches of the first epoch, without changing the run's position."""
         return iter(self._loader(Position()))
 
     def _batches(self) -> Iterator[Batch]:
-        """Epoch after epoch, without end."""
+        """Yield batches epoch after epoch, without end."""
         while True:
             yield from self.loader
 
@@ -271,7 +279,8 @@ def _opened(path: str | None, ids: Ids, dense: Dense, rows: int = 0) -> Dataset:
 
 
 def _held_out(plan: Plan, path: str, ids: Ids) -> Dataset:
-    """The rows at ``path``, which are to be none of the plan's, but to come as they do."""
+    """Open the held-out rows at ``path``, which must differ from the plan's rows but match their
+    form."""
     if plan.data is not None and source_files(plan.data) & source_files(path):
         raise ArgumentError(
             f"--validation {path} has rows of --data {plan.data}, which all train; give other "
@@ -285,21 +294,25 @@ def _held_out(plan: Plan, path: str, ids: Ids) -> Dataset:
             "train on; prepare it as they were, with their vocabulary or cardinalities."
         )
     if not is_prepared(path):
-        for _ in Loader(found, _EVALUATED):  # a malformed row is to be told before the training
+        # read them once, to report a malformed row before the training
+        for _ in Loader(found, _EVALUATED):
             pass
     return found
 
 
 def source_files(path: str) -> set[Path]:
-    """That hold the rows; prepared ones' folder."""
+    """Return the files containing the rows at ``path``; for a prepared dataset, its folder."""
     return {
         each.resolve() for each in ([Path(path)] if is_prepared(path) else Source.at(path).files)
     }
 
 
 def _identity(path: str | None) -> str:
-    """What tells the rows at ``path`` from others: of prepared ones the manifest, of raw ones their
-    files' names and sizes; nothing is read for it, and a copy elsewhere is the same."""
+    """Return a text that identifies the rows at ``path``.
+
+    For prepared rows it is a digest of the manifest, for raw ones their files' names and sizes. No
+    row is read, and a copy elsewhere has the same text.
+    """
     if path is None:
         return "synthetic"
     if is_prepared(path):
@@ -310,9 +323,9 @@ def _identity(path: str | None) -> str:
 
 
 def ids_of(plan: Plan) -> Ids:
-    """How raw ids become rows: as the prepared data has it, else by the metadata, else by modulus.
+    """Return the mapping of raw ids to rows: the prepared data's, the metadata's, or by modulus.
 
-    Raises ArgumentError where the configuration asks for a vocabulary that nothing gives.
+    Raises ArgumentError if the configuration asks for a vocabulary and none is given.
     """
     config = plan.config
     if plan.data is not None and is_prepared(plan.data):
@@ -336,12 +349,12 @@ def ids_of(plan: Plan) -> Ids:
 
 
 def dense_of(path: str | None) -> Dense:
-    """The transform of the counts: the prepared data's, else the original DLRM's."""
+    """Return the transform of the counts: the prepared data's, or else the original DLRM's."""
     return Prepared(path).dense() if path is not None and is_prepared(path) else Dense()
 
 
 def model_of(config: DlrmConfig, ids: Ids) -> Dlrm:
-    """A new model whose tables fit the ids."""
+    """Return a new model whose tables fit the ids."""
     sizes = ids.cardinalities
     fitting = replace(config, cardinalities=sizes, largest_table=max(sizes), ids="modulus")
     if isinstance(ids, Modulus):
@@ -351,7 +364,7 @@ def model_of(config: DlrmConfig, ids: Ids) -> Dlrm:
 
 
 def load_model(path: Path) -> tuple[Dlrm, Checkpoint]:
-    """The model of a checkpoint, on the CPU. Raises CheckpointError."""
+    """Return the model of a checkpoint, on the CPU, and the checkpoint. Raises CheckpointError."""
     found = checkpoint.load(path, KIND)
     state = found.part("model")
     with checkpoint.whole(path):
@@ -365,7 +378,7 @@ def load_model(path: Path) -> tuple[Dlrm, Checkpoint]:
 
 
 def config_facts(config: DlrmConfig) -> dict[str, Any]:
-    """As JSON gives it back."""
+    """Return the configuration as JSON gives it back."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asdict(config).items()
@@ -373,7 +386,7 @@ def config_facts(config: DlrmConfig) -> dict[str, Any]:
 
 
 def _config(facts: Mapping[str, Any]) -> DlrmConfig:
-    """Of ``config_facts``."""
+    """Rebuild the configuration from the result of ``config_facts``."""
     values: dict[str, Any] = {
         name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()
     }
@@ -381,7 +394,7 @@ def _config(facts: Mapping[str, Any]) -> DlrmConfig:
 
 
 def _shown(value: object, other: object) -> str:
-    """Of a configuration only where it is not the other's."""
+    """Format a value; of a configuration, only the keys that differ from the other's."""
     if not isinstance(value, Mapping) or not isinstance(other, Mapping):
         return str(value)
     return ", ".join(f"{key} {each}" for key, each in value.items() if other.get(key) != each)

@@ -18,15 +18,16 @@ from fuselab.models.dlrm import Dlrm
 from fuselab.report.files import replacing
 
 INPUTS, OUTPUT = ("dense", "sparse"), "probability"
-_ROWS = 256  # that are compared; 1 and 3 of them alone too
-_CLOSE = 1e-5  # of a probability: float32 sums in another order
+_ROWS = 256  # rows that are compared, also the first 1 and 3 of them alone
+_CLOSE = 1e-5  # allowed difference of a probability, since float32 is summed in another order
 
 
 def export_onnx(model: Dlrm, path: Path, data: str | None = None) -> float:
-    """Write ``path`` and hold it against the model on rows of ``data`` (synthetic ones without it),
-    at three batch sizes; returns the largest difference of a probability.
+    """Write ``path`` and compare it with the model at three batch sizes.
 
-    ``dense`` float32 [B, 13] are transformed counts, ``sparse`` int64 [B, 26] raw ids.
+    The rows are those of ``data``, or synthetic ones without it. Returns the largest difference of
+    a probability. ``dense`` float32 [B, 13] are transformed counts, ``sparse`` int64 [B, 26] raw
+    ids.
 
     Raises:
         ArgumentError: ``path`` does not end in .onnx.
@@ -42,9 +43,10 @@ def export_onnx(model: Dlrm, path: Path, data: str | None = None) -> float:
     batch = torch.export.Dim("batch", min=1)
     model = model.cpu().eval()
     with replacing(path) as temporary:
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it says what is not installed
+        # it logs which optional packages are not installed
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")  # of the exporter's own making
+            warnings.simplefilter("ignore")  # the exporter's own warnings
             torch.onnx.export(
                 model,
                 example,

@@ -1,4 +1,4 @@
-"""The gradients of a mode on one batch, held against the plain model's in float64."""
+"""The gradients of a mode on one batch, compared with the plain model's in float64."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fuselab.models.dlrm_fused import dense_parameters
 from fuselab.train.dlrm import Run
 from fuselab.train.dlrm_modes import PlainStep
 
-_TIMES_EAGER = 4  # a gradient is right up to this many times eager's own error, and 2 ulp
+_TIMES_EAGER = 4  # a gradient is right up to this many times eager's own error, plus 2 ulp
 
 
 def compare(run: Run) -> list[dict[str, Any]]:
-    """Of every dense parameter, and of the embedding ``vectors``, on the run's first batch.
+    """Compare every dense parameter's gradient, and the embedding ``vectors``', on the first batch.
 
-    ``error`` and ``eager_error`` are the largest differences from float64's; ``right`` where the
-    first is at most 4 times the second and 2 ulp of the largest gradient. Nothing is changed, the
-    loader's position neither.
+    ``error`` and ``eager_error`` are the largest differences from float64's; ``right`` is True if
+    the first is at most 4 times the second plus 2 ulp of the largest gradient. Nothing is changed,
+    not even the loader's position.
     """
     batch = next(iter(run.first_batches()))
     exact = exact_gradients(run.model, batch)
@@ -47,8 +47,10 @@ def compare(run: Run) -> list[dict[str, Any]]:
 
 
 def exact_gradients(model: Dlrm, batch: Batch) -> dict[str, Tensor]:
-    """By name those of the dense parameters, and as ``vectors`` those of the embeddings."""
-    shared = {id(model.embeddings): model.embeddings}  # gigabytes that stay as they are
+    """Return the float64 gradients of the dense parameters by name, and of the embeddings as
+    ``vectors``."""
+    # the embeddings are gigabytes and do not change
+    shared = {id(model.embeddings): model.embeddings}
     twin = copy.deepcopy(model, shared)
     twin.dense_mlp.double()
     twin.prediction_mlp.double()

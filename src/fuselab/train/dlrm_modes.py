@@ -28,31 +28,34 @@ MODES = ("eager", "compile", "fused")
 
 
 class Step(Protocol):
-    """Trains ``model`` batch by batch. ``sparse`` of a batch are rows of the tables."""
+    """Trains ``model`` batch by batch. A batch's ``sparse`` are rows of the tables."""
 
     model: Dlrm
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
-        """One step with this learning rate; the loss before it, 0-d, which the next step may write
-        over."""
+        """Take one step with this learning rate.
+
+        Returns the loss before it, 0-d, which the next step may overwrite.
+        """
         ...
 
     def gradients(self, batch: Batch) -> dict[str, Tensor]:
-        """By name those of the dense parameters, and as ``vectors`` [B, 26, D] those of the
-        embeddings; nothing is changed."""
+        """Return the gradients of the dense parameters by name, and those of the embeddings as
+        ``vectors`` [B, 26, D]; change nothing."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's, as ``parameter/key``: torch.optim's names, the same in every mode."""
+        """Return the optimizer's state as ``parameter/key``, with torch.optim's names in every
+        mode."""
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """What ``state`` of any mode gave."""
+        """Restore the result of ``state`` of any mode."""
         ...
 
 
 def step_of(mode: str, model: Dlrm, optimizer: str, batch_size: int, half: bool = False) -> Step:
-    """The step of a mode. ``half`` multiplies in bfloat16; parameters and loss stay float32.
+    """Return the step of a mode. ``half`` multiplies in bfloat16; parameters and loss stay float32.
 
     Raises UnknownNameError for an unknown mode or optimizer.
     """
@@ -67,10 +70,10 @@ def step_of(mode: str, model: Dlrm, optimizer: str, batch_size: int, half: bool 
 
 
 class PlainStep:
-    """As people write it: autograd, sparse gradients of 26 tables, torch.optim; all that lies
-    behind the tables through torch.compile where ``compiled`` names a mode of it.
+    """The usual step: autograd, sparse gradients of 26 tables, torch.optim.
 
-    A look-up with a sparse gradient is none that torch.compile takes, so it stays outside.
+    ``compiled`` names a mode of torch.compile, which then compiles everything after the tables. It
+    does not take a look-up with a sparse gradient, so that stays outside.
     """
 
     def __init__(
@@ -134,11 +137,12 @@ class PlainStep:
 
 
 class FusedStep:
-    """Operators of fuselab, on a GPU the whole step, optimizer and loss included, in one CUDA
-    graph: batch, learning rate and count lie in memory that it reads, and nothing waits for it.
+    """A step made of fuselab's operators.
 
-    With ``branches`` the look-up, the tables' update and the gradients of weights run beside the
-    chain of products, as branches of the graph; by default where ``branch_of`` gives one.
+    On a GPU the whole step, optimizer and loss included, is one CUDA graph: batch, learning rate
+    and count are in memory that it reads, and nothing waits for it. With ``branches`` the look-up,
+    the tables' update and the gradients of weights run beside the chain of products, as branches of
+    the graph; by default if ``branch_of`` gives one.
     """
 
     def __init__(
@@ -156,7 +160,7 @@ class FusedStep:
             self.branch = Branch(device) if branches and device.type == "cuda" else None
         self.rate = torch.zeros((), device=device)
         self.count = torch.zeros((), device=device)
-        self.rate_there, self.counted = 0.0, optimizer == "adam"  # what spares a launch
+        self.rate_there, self.counted = 0.0, optimizer == "adam"  # these two spare a launch
         self.of_tables = TableOptimizer(optimizer, tables(model), self.rate, self.count)
         self.fused = FusedDlrm(model, half, self.branch)
         copies = self.fused.operands if half else ()
@@ -167,8 +171,8 @@ class FusedStep:
             self._capture(batch_size, device)
 
     def _capture(self, batch_size: int, device: torch.device) -> None:
-        """On zeros of a batch, with an upstream gradient of 0 and a learning rate of 0: nothing
-        moves."""
+        """Capture the work on a batch of zeros, with an upstream gradient and a learning rate of 0,
+        so that no parameter changes."""
         self.batch = Batch(
             torch.zeros(batch_size, device=device),
             torch.zeros(batch_size, DENSE_COLUMNS, device=device, dtype=self.fused.dtype),
@@ -206,8 +210,10 @@ class FusedStep:
     def _differentiate(
         self, batch: Batch, upstream: Tensor, with_vectors: Callable[[Tensor], None]
     ) -> tuple[list[Tensor], Tensor]:
-        """The dense leaves' gradients in the operands' dtype, and the loss; ``with_vectors`` is
-        given the vectors' gradient as soon as it is there."""
+        """Return the dense leaves' gradients in the operands' dtype, and the loss.
+
+        ``with_vectors`` is called with the vectors' gradient as soon as it is computed.
+        """
         vectors = self.fused.vectors(batch.sparse).requires_grad_()
         vectors.register_hook(with_vectors)
         loss = self.fused.loss(batch.dense, vectors, batch.labels)
@@ -226,7 +232,7 @@ class FusedStep:
         }
 
     def _narrowed(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """By name, without the columns that a leaf has beyond its parameter."""
+        """Return the tensors by name, without the columns that a leaf has beyond its parameter."""
         shapes = dict(dense_parameters(self.model))
         return {
             name: tensor[..., : shapes[name].shape[-1]]
@@ -257,5 +263,5 @@ class FusedStep:
 
 
 def _is_rowwise(name: str) -> bool:
-    """Row-wise Adagrad's sums have no count beside them."""
+    """Return whether this is a sum of row-wise Adagrad, which has no count beside it."""
     return name.startswith("embeddings.") and name.endswith("/sum")

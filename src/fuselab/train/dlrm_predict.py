@@ -24,16 +24,16 @@ from fuselab.train.captured import Captured
 from fuselab.train.checkpoint import Checkpoint, whole
 from fuselab.train.metrics import Metrics, metrics
 
-_ROWS = 16_384  # at once
+_ROWS = 16_384  # rows at once
 LATENCY_BATCHES = (1, 16, 128, 2048)
 
 
 def dataset(path: str, model: Dlrm, found: Checkpoint) -> Dataset:
-    """The rows at ``path``, raw (with labels or without) or prepared, as the model of checkpoint
-    ``found`` takes them.
+    """Open the rows at ``path``, raw (with labels or without) or prepared, for the model of
+    ``found``.
 
-    Raises ArgumentError for rows that were prepared in another way than those it was trained on,
-    DataError, CheckpointError where ``found`` does not say how they were transformed.
+    Raises ArgumentError for rows that were prepared in another way than those the model was trained
+    on, DataError, and CheckpointError if ``found`` does not say how they were transformed.
     """
     with whole("the checkpoint"):
         dense = Dense.of(found.facts["dense"])
@@ -49,7 +49,7 @@ def dataset(path: str, model: Dlrm, found: Checkpoint) -> Dataset:
 
 
 def ids(model: Dlrm) -> Modulus | Vocabulary:
-    """How raw ids become rows of the model's tables."""
+    """Return the mapping of raw ids to rows of the model's tables."""
     if model.config.ids == "modulus":
         return Modulus(model.config.table_sizes)
     ends = model.offsets.tolist()
@@ -61,8 +61,10 @@ def ids(model: Dlrm) -> Modulus | Vocabulary:
 
 
 def predict(model: Dlrm, data: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
-    """Probabilities by the fused forward, and labels (NaN where there is none): in the rows' order,
-    both [n] on the CPU, piece by piece."""
+    """Yield probabilities by the fused forward, and labels (NaN if there is none).
+
+    They are in the rows' order, both [n] on the CPU, piece by piece.
+    """
     device = next(model.parameters()).device
     fused = FusedDlrm(model)
     with torch.no_grad():
@@ -71,9 +73,9 @@ def predict(model: Dlrm, data: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def score(path: Path, model: Dlrm, data: Dataset) -> tuple[int, Metrics | None]:
-    """Writes the probability of every row, one a line; a float32 array where the name ends in .npy.
+    """Write the probability of every row, one a line; a float32 array if the name ends in .npy.
 
-    Returns how many, and the metrics of the rows that have a label, None where none has. Raises
+    Returns how many, and the metrics of the rows that have a label, None if none has. Raises
     OutputError.
     """
     known: list[tuple[Tensor, Tensor]] = []
@@ -86,13 +88,15 @@ def score(path: Path, model: Dlrm, data: Dataset) -> tuple[int, Metrics | None]:
 
     rows = _write(path, probabilities())
     found, labels = (torch.cat(each) for each in zip(*known, strict=True))
-    # A float32 probability may be 1, whose logit is not finite; the one before it is 1 - 2^-24.
+    # A float32 probability may be 1, whose logit is not finite; the next smaller is 1 - 2^-24.
     return rows, metrics(torch.logit(found.double(), 2**-25), labels) if len(labels) else None
 
 
 def latencies(model: Dlrm, batches: Sequence[int] = LATENCY_BATCHES) -> list[dict[str, Any]]:
-    """Microseconds of a forward from rows to probabilities, on the device of the model: the plain
-    model, and the fused one, on a GPU in a CUDA graph."""
+    """Return the microseconds of a forward from rows to probabilities, on the model's device.
+
+    There are rows for the plain model and for the fused one, on a GPU also in a CUDA graph.
+    """
     device = next(model.parameters()).device
     fused = FusedDlrm(model, branch=branch_of(device, max(batches)))
     measured = []
@@ -129,7 +133,7 @@ def _batch(model: Dlrm, size: int, device: torch.device) -> Batch:
 
 
 def _write(path: Path, probabilities: Iterator[Tensor]) -> int:
-    """Returns how many."""
+    """Write the probabilities; return how many."""
     count = 0
     with replacing(path) as temporary:
         if path.suffix == ".npy":

@@ -10,10 +10,10 @@ from fuselab.errors import MissingDependencyError, OutputError
 
 
 class Events:
-    """Writes scalars into ``folder`` (made where missing); without one it writes nothing. What an
-    earlier run wrote there behind step ``begin`` is no longer shown.
+    """Writes scalars into ``folder``, which is created if missing; None writes nothing.
 
-    Raises MissingDependencyError without tensorboard, OutputError where the folder cannot be made.
+    Scalars that an earlier run wrote after step ``begin`` are no longer shown. Raises
+    MissingDependencyError without tensorboard, OutputError if the folder cannot be made.
     """
 
     def __init__(self, folder: Path | None, begin: int = 0) -> None:

@@ -12,12 +12,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Whether the user, or a scheduler, has asked the run to stop."""
+    """A flag that says whether the user, or a scheduler, has asked the run to stop."""
 
     asked = False
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """The first request is noted; a second one ends the run at once."""
+        """Note the first request; end the run at once on the second."""
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
@@ -25,10 +25,10 @@ class Interruption:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Within the block SIGINT and SIGTERM only set ``asked``, for the loop to look at."""
+    """Make SIGINT and SIGTERM within the block only set ``asked``, which the loop checks."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield interruption  # Python lets the main thread alone handle signals
+        yield interruption  # Python lets only the main thread handle signals
         return
     before = {number: signal.signal(number, interruption.ask) for number in _SIGNALS}
     try:

@@ -17,14 +17,14 @@ from fuselab.train.losses import Losses
 from fuselab.train.progress import Progress
 from fuselab.train.schedule import Schedule
 
-READ_EVERY = 50  # steps between two looks at the losses, each of which waits for a GPU
+READ_EVERY = 50  # steps between two reads of the losses, each of which waits for a GPU
 
 Batch = TypeVar("Batch")
 
 
 @dataclass
 class Course:
-    """How a run went. ``curve`` has (steps done, mean loss since the point before it)."""
+    """The course of a run. ``curve`` has (steps done, mean loss since the previous point)."""
 
     steps: int
     interrupted: bool = False
@@ -51,10 +51,10 @@ class Loop(Generic[Batch]):
     progress: Progress | None = None
 
     def run(self, batches: Iterator[Batch], begin: int = 0) -> Course:
-        """From step ``begin`` on; ``batches`` gives the batch of that step first.
+        """Train from step ``begin`` on; ``batches`` yields the batch of that step first.
 
         Raises:
-            DivergenceError: a loss is no finite number; nothing is kept from there on.
+            DivergenceError: a loss is not a finite number; no later checkpoint is written.
             ArgumentError: ``batches`` ends before the last step.
         """
         course = Course(begin)

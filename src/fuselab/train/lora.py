@@ -28,13 +28,13 @@ from fuselab.train.optimizers import dense_optimizer
 from fuselab.train.schedule import Schedule
 from fuselab.train.seed import check_seed
 
-TOLERANCE = 0.02  # of accuracy, between modes: 4 of the 180 rows held out
+TOLERANCE = 0.02  # allowed difference of accuracy between modes: 4 of the 180 rows held out
 _BASE_STEPS, _BASE_RATE, _BASE_BATCH = 300, 1e-3, 64
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a run; ``modes`` in the order in which they train."""
+    """The settings of a run; ``modes`` in the order in which they train."""
 
     modes: Sequence[str] = MODES
     hidden: int = 256
@@ -50,9 +50,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class ModeResult:
-    """One mode: ``loss`` is the mean over the last steps, ``accuracy`` that of the new digits held
-    out; ``off`` the largest difference of a logit from the first mode's; times are microseconds per
-    step, ``peak_bytes`` what forward and backward hold above model and optimizer."""
+    """The result of one mode.
+
+    ``loss`` is the mean over the last steps, ``accuracy`` that of the held-out new digits, ``off``
+    the largest difference of a logit from the first mode's. Times are microseconds per step;
+    ``peak_bytes`` is what forward and backward need beside model and optimizer.
+    """
 
     mode: str
     loss: float
@@ -67,9 +70,12 @@ class ModeResult:
 
 @dataclass(frozen=True)
 class LoraResult:
-    """What ``train`` did. Accuracies are of rows held out: ``base_accuracy`` of the base on its own
-    digits, ``before`` of the base on the new ones. ``merged_off`` is the largest difference of a
-    logit that merging makes, ``merged_accuracy`` what is left of the accuracy."""
+    """The result of ``train``.
+
+    Accuracies are of held-out rows: ``base_accuracy`` of the base on its own digits, ``before`` of
+    the base on the new ones. ``merged_off`` is the largest difference of a logit that merging
+    makes, ``merged_accuracy`` the accuracy after merging.
+    """
 
     settings: Settings
     parameters: int
@@ -83,7 +89,7 @@ class LoraResult:
 
     @property
     def agree(self) -> bool:
-        """Whether all modes came to the same accuracy, and merging kept it."""
+        """Whether all modes reached the same accuracy, and merging kept it."""
         found = [mode.accuracy for mode in self.modes] + [self.merged_accuracy]
         return max(found) - min(found) <= TOLERANCE
 
@@ -94,17 +100,19 @@ def train(
     output: Path | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> LoraResult:
-    """Train a base on the digits 0 to 4, then adapters on 5 to 9 in every mode, from the same
-    start and on the same batches; then time the steps, interleaved.
+    """Train a base on the digits 0 to 4, then adapters on 5 to 9 in every mode.
 
-    ``output`` is a folder for the last mode's adapters in peft's layout; they are read back and
-    must be the same, bit for bit.
+    All modes train from the same start on the same batches; then their steps are timed,
+    interleaved. ``output`` is a folder for the last mode's adapters in peft's layout; they are read
+    back and must be equal, bit for bit.
 
     Raises:
-        ArgumentError: a setting out of range. UnknownNameError: no such mode.
-        MissingDependencyError: without scikit-learn, or safetensors for ``output``.
-        OutputError: ``output`` cannot be written. DivergenceError: a loss is no finite number,
-            or a logit after the last step, the adapters merged or not.
+        ArgumentError: a setting is out of range.
+        UnknownNameError: no such mode.
+        MissingDependencyError: scikit-learn is missing, or safetensors for ``output``.
+        OutputError: ``output`` cannot be written.
+        DivergenceError: a loss is not a finite number, or a logit after the last step, the adapters
+            merged or not.
     """
     task = digits(device)
     _validate(settings, len(task.new))
@@ -199,7 +207,7 @@ def _trained_base(
 def _run(
     step: Step, rows: Rows, settings: Settings, schedule: Schedule, device: torch.device
 ) -> list[tuple[int, float]]:
-    """Train; the loss curve."""
+    """Train, and return the loss curve."""
     loop = Loop(step, schedule, device, settings.batch_size)
     try:
         with fallback.strict():
@@ -232,7 +240,8 @@ def _merged_logits(model: nn.Sequential, rows: Rows) -> Tensor:
 
 
 def _export(model: nn.Sequential, base: nn.Sequential, output: Path) -> None:
-    """Write the adapters, and read them into a copy of the base: the model must come back."""
+    """Write the adapters, read them into a copy of the base, and assert that the model is the
+    same."""
     save_adapters(model, output)
     read = load_adapters(copy.deepcopy(base), output)
     written_now, read_back = (dict(each.named_parameters()) for each in (model, read))
@@ -242,8 +251,10 @@ def _export(model: nn.Sequential, base: nn.Sequential, output: Path) -> None:
 def _times_and_memory(
     steps: dict[str, Step], rows: Rows, settings: Settings, device: torch.device
 ) -> tuple[dict[str, tuple[float, float, float]], dict[str, int]]:
-    """Median us per step with its interval, by the wall clock of a loop, and bytes per step. The
-    models train on meanwhile."""
+    """Return the median us per step with its interval, by a loop's wall clock, and bytes per step.
+
+    The models are trained on meanwhile.
+    """
     batch = next(rows.batches(settings.batch_size, settings.seed))
     loops = {
         mode: steady(partial(step, batch, settings.lr), device) for mode, step in steps.items()

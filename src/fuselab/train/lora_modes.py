@@ -21,7 +21,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def base_model(hidden: int) -> nn.Sequential:
-    """64 pixels to 10 logits through two layers of ``hidden``, drawn from torch's generator."""
+    """Return a model of 64 pixels to 10 logits with two hidden layers, from torch's generator."""
     return nn.Sequential(
         nn.Linear(PIXELS, hidden),
         nn.ReLU(),
@@ -32,8 +32,10 @@ def base_model(hidden: int) -> nn.Sequential:
 
 
 def adapted(base: nn.Sequential, rank: int, alpha: float) -> nn.Sequential:
-    """``base`` with an adapter on every layer, each with the activation behind it in one operator.
-    The base's parameters are shared, and frozen. The layers keep their names."""
+    """Return ``base`` with an adapter on every layer, fused with the activation after it.
+
+    The base's parameters are shared and frozen. The layers keep their names.
+    """
     model = nn.Sequential()
     for place, layer in enumerate(base):
         if isinstance(layer, nn.Linear):
@@ -43,7 +45,7 @@ def adapted(base: nn.Sequential, rank: int, alpha: float) -> nn.Sequential:
 
 
 def plain_logits(model: nn.Sequential, pixels: Tensor) -> Tensor:
-    """``model(pixels)`` as people write it: four operations per layer."""
+    """Return ``model(pixels)`` in the usual spelling: four operations per layer."""
     hidden = pixels
     for layer in model:
         assert isinstance(layer, LoRALinear)
@@ -55,7 +57,7 @@ def plain_logits(model: nn.Sequential, pixels: Tensor) -> Tensor:
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are not frozen."""
+    """Return the parameters that are not frozen."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -65,23 +67,25 @@ class Step(Protocol):
     model: nn.Sequential
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
-        """One step; the loss before it, 0-d, which the next step may write over."""
+        """Take one step; return the loss before it, 0-d, which the next step may overwrite."""
         ...
 
     def differentiate(self, batch: Batch) -> Tensor:
-        """The loss with its gradients formed and dropped: what of a step takes memory."""
+        """Return the loss, and compute and drop its gradients: the part of a step that takes
+        memory."""
         ...
 
 
 def step_of(mode: str, model: nn.Sequential, batch_size: int, amp: bool = False) -> Step:
-    """The step of one of ``MODES``. ``amp`` multiplies in bfloat16; parameters stay float32."""
+    """Return the step of one of ``MODES``. ``amp`` multiplies in bfloat16; parameters stay
+    float32."""
     if mode == "fused":
         return FusedStep(model, batch_size, amp)
     return PlainStep(model, amp, compiled=mode == "compile")
 
 
 class PlainStep:
-    """Plain PyTorch and torch.optim; forward and loss through torch.compile where ``compiled``."""
+    """Plain PyTorch and torch.optim; forward and loss through torch.compile if ``compiled``."""
 
     def __init__(self, model: nn.Sequential, amp: bool, compiled: bool = False) -> None:
         self.model, self.amp = model, amp
@@ -111,8 +115,11 @@ class PlainStep:
 
 
 class FusedStep:
-    """``lora_linear`` for every layer; on a GPU the whole step, loss and Adam included, in one CUDA
-    graph: batch, learning rate and count lie in memory that it reads."""
+    """A step with ``lora_linear`` for every layer.
+
+    On a GPU the whole step, loss and Adam included, is one CUDA graph: batch, learning rate and
+    count are in memory that it reads.
+    """
 
     def __init__(self, model: nn.Sequential, batch_size: int, amp: bool) -> None:
         self.model, self.amp = model, amp
@@ -128,7 +135,7 @@ class FusedStep:
                 torch.zeros(batch_size, PIXELS, device=device),
                 torch.zeros(batch_size, dtype=torch.int64, device=device),
             )
-            self.upstream.zero_()  # while the graph is warmed nothing moves
+            self.upstream.zero_()  # so that warming the graph changes no parameter
             self.graph = Captured(self._work, device)
             self.upstream.fill_(1)
 

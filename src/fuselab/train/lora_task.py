@@ -21,7 +21,7 @@ _HELD_OUT = 5  # every fifth row
 
 @dataclass(frozen=True)
 class Rows:
-    """``pixels`` (n, 64), float32 in [0, 1], and ``digits`` (n,), int64."""
+    """Rows of digits: ``pixels`` (n, 64), float32 in [0, 1], and ``digits`` (n,), int64."""
 
     pixels: Tensor
     digits: Tensor
@@ -30,7 +30,8 @@ class Rows:
         return len(self.digits)
 
     def batches(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Endless: the rows in a new order each time, the rest that fills no batch left out."""
+        """Yield batches without end: the rows in a new order each time, without an incomplete
+        batch."""
         generator = torch.Generator().manual_seed(seed)
         while True:
             order = torch.randperm(len(self), generator=generator).to(self.digits.device)
@@ -49,7 +50,7 @@ class Task:
 
 
 def digits(device: torch.device) -> Task:
-    """Raises MissingDependencyError without scikit-learn."""
+    """Load the digits. Raises MissingDependencyError without scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

@@ -13,7 +13,7 @@ from fuselab.errors import DivergenceError
 class Losses:
     """Losses of up to ``capacity`` steps between two reads.
 
-    Reading one synchronises with a GPU, which costs more than a small step, so ``record`` only
+    Reading one synchronises with a GPU, which takes longer than a small step, so ``record`` only
     copies on the device.
     """
 
@@ -26,16 +26,16 @@ class Losses:
         return self.count == len(self.kept)
 
     def record(self, step: int, loss: Tensor) -> None:
-        """Of step ``step``, one behind the last; ``loss`` is 0-d."""
+        """Record the loss, 0-d, of step ``step``, which follows the last one."""
         if self.count == 0:
             self.first_step = step
         self.kept[self.count].copy_(loss.detach())
         self.count += 1
 
     def read(self) -> list[float]:
-        """Those since the last read, oldest first.
+        """Return the losses since the last read, oldest first.
 
-        Raises DivergenceError, naming the step (from 1), where one is not finite.
+        Raises DivergenceError, naming the step (from 1), if one is not finite.
         """
         losses = self.kept[: self.count].tolist()
         self.count = 0

@@ -12,8 +12,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of ``rows`` rows: mean ``loss`` (binary cross-entropy), ``accuracy`` at probability 0.5, and
-    ``auc``, NaN where all labels are equal."""
+    """The metrics of ``rows`` rows: mean ``loss`` (binary cross-entropy), ``accuracy`` at
+    probability 0.5, and ``auc``, NaN if all labels are equal."""
 
     rows: int
     loss: float
@@ -22,7 +22,7 @@ class Metrics:
 
 
 def metrics(logits: Tensor, labels: Tensor) -> Metrics:
-    """Of ``logits`` and ``labels`` (0 or 1), both [n]."""
+    """Compute the metrics of ``logits`` and ``labels`` (0 or 1), both [n]."""
     logits, labels = logits.detach().double().cpu(), labels.detach().double().cpu()
     return Metrics(
         rows=len(labels),
@@ -33,8 +33,10 @@ def metrics(logits: Tensor, labels: Tensor) -> Metrics:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """The share of pairs of a positive and a negative whose positive scores higher, a tie counting
-    half: Mann and Whitney's rank sum, exact. ``scores`` and ``labels`` are [n]."""
+    """Return the share of pairs of a positive and a negative whose positive scores higher.
+
+    A tie counts half. It is Mann and Whitney's rank sum, exact. ``scores`` and ``labels`` are [n].
+    """
     positive = labels > 0.5
     positives = int(positive.sum())
     pairs = positives * (len(labels) - positives)

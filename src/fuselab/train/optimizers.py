@@ -1,4 +1,4 @@
-"""The optimizers of a run by name, as a PyTorch user has them, and their state by name."""
+"""The optimizers of a run by name, from torch.optim or alike, and their state by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPS = {"adagrad": 1e-10, "adam": 1e-8}  # torch.optim's
 def dense_optimizer(
     name: str, parameters: Iterable[nn.Parameter], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """torch.optim's SGD (no momentum), Adagrad or Adam. Raises UnknownNameError."""
+    """Return torch.optim's SGD (no momentum), Adagrad or Adam. Raises UnknownNameError."""
     match name:
         case "sgd":
             return torch.optim.SGD(parameters, lr=learning_rate)
@@ -31,8 +31,11 @@ def dense_optimizer(
 def table_optimizer(
     name: str, tables: Iterable[nn.Parameter], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """Of embedding tables with sparse gradients, on the rows that a batch met and no others: SGD,
-    row-wise Adagrad, or torch.optim's SparseAdam. Raises UnknownNameError."""
+    """Return an optimizer of embedding tables with sparse gradients: SGD, row-wise Adagrad,
+    SparseAdam.
+
+    It updates only the rows that occur in a batch. Raises UnknownNameError.
+    """
     match name:
         case "sgd":
             return torch.optim.SGD(tables, lr=learning_rate)
@@ -44,8 +47,11 @@ def table_optimizer(
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one sum per row, of the mean of the row's squared gradient, as FBGEMM's
-    ``EXACT_ROWWISE_ADAGRAD``: what ``fuselab.ops.embedding_adagrad_`` does, on sparse gradients."""
+    """Adagrad with one sum per row, of the mean of the row's squared gradient.
+
+    It is FBGEMM's ``EXACT_ROWWISE_ADAGRAD``, and does on sparse gradients what
+    ``fuselab.ops.embedding_adagrad_`` does.
+    """
 
     def __init__(self, tables: Iterable[nn.Parameter], lr: float, eps: float) -> None:
         super().__init__(tables, {"lr": lr, "eps": eps})
@@ -70,8 +76,10 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 def state_tensors(
     optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
 ) -> dict[str, Tensor]:
-    """The optimizer's state as ``name/key``; ``names`` gives every parameter's. Numbers become 0-d
-    tensors."""
+    """Return the optimizer's state as ``name/key``; ``names`` gives every parameter's name.
+
+    Numbers become 0-d tensors.
+    """
     return {
         f"{names[parameter]}/{key}": torch.as_tensor(value)
         for parameter, state in optimizer.state.items()
@@ -82,7 +90,7 @@ def state_tensors(
 def load_state_tensors(
     optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], tensors: Mapping[str, Tensor]
 ) -> None:
-    """What ``state_tensors`` gave, back into an optimizer of the same parameters."""
+    """Load the result of ``state_tensors`` into an optimizer of the same parameters."""
     for parameter, name in names.items():
         begin = len(name) + 1
         found = {key[begin:]: value for key, value in tensors.items() if key.startswith(f"{name}/")}

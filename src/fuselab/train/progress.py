@@ -1,4 +1,4 @@
-"""The line on stderr that says how far a run is: steps, loss, rate, time left."""
+"""The progress line of a training run on stderr: steps, loss, rate, time left."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TextIO
 
 from fuselab.report.progress_line import ProgressLine
 
-_WINDOW = 50  # updates that the rate is taken over
+_WINDOW = 50  # updates over which the rate is taken
 
 
 class Progress:
-    """Of one run.
+    """The progress of one run.
 
     Args:
         steps: of the whole run.
@@ -26,12 +26,12 @@ class Progress:
         self._shown = ProgressLine(stream)
 
     def begin(self, step: int) -> None:
-        """The rate counts from here."""
+        """Start measuring the rate here."""
         self.seen.clear()
         self.seen.append((time.monotonic(), step))
 
     def update(self, step: int, loss: float) -> None:
-        """``step`` steps are done; ``loss`` is the mean of the last of them."""
+        """Show that ``step`` steps are done; ``loss`` is the mean of the last of them."""
         self.seen.append((time.monotonic(), step))
         if self._shown.due or step == self.steps:
             self._shown.show(self.line(step, loss))
@@ -46,7 +46,7 @@ class Progress:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Over the last updates; None before there are two."""
+        """The rate over the last updates; None before there are two."""
         if len(self.seen) < 2:
             return None
         (begin, first), (end, last) = self.seen[0], self.seen[-1]
@@ -58,7 +58,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
+    """Format seconds as ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

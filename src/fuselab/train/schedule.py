@@ -10,9 +10,10 @@ from fuselab.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Schedule:
-    """From 0 to ``peak`` over ``warmup`` steps, then ``peak`` times the share of the remaining
-    steps that is left, to the power of ``decay``: 0 keeps the rate, 1 is a line that reaches 0 one
-    step behind the last.
+    """A linear warm-up from 0 to ``peak`` over ``warmup`` steps, then a polynomial decay.
+
+    In the decay the rate is ``peak`` times the remaining share of those steps, to the power of
+    ``decay``: 0 keeps the rate, 1 is a line that reaches 0 one step after the last.
 
     Raises ArgumentError for a rate that is not above 0, or a negative ``warmup`` or ``decay``.
     """
@@ -32,7 +33,7 @@ class Schedule:
             )
 
     def rate(self, step: int) -> float:
-        """Of step ``step``, counted from 0."""
+        """Return the learning rate of step ``step``, counted from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         left = max(self.steps - step, 0) / max(self.steps - self.warmup, 1)

@@ -1,4 +1,4 @@
-"""The seed of a run, before torch meets it: what it cannot take there is a traceback."""
+"""The check of a run's seed, since torch would answer an invalid one with a traceback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from fuselab.errors import ArgumentError
 
 
 def check_seed(seed: int) -> None:
-    """Raises ArgumentError where ``seed`` is below 0 or does not fit 63 bits."""
+    """Raise ArgumentError if ``seed`` is below 0 or does not fit 63 bits."""
     if not 0 <= seed < 2**63:
         raise ArgumentError(f"--seed is {seed}; give 0 to 2^63 - 1.")
