@@ -1,8 +1,8 @@
-"""A second CUDA stream for what the next kernel does not wait for.
+"""A second CUDA stream for work that the next kernel does not wait for.
 
 In a step of small batches most kernels leave most of the GPU idle. The gradients of weights and
-biases, the loss itself, the look-up and its update are off the chain of products that forward and
-backward are; on a stream of their own they run beside it, in a CUDA graph as branches.
+biases, the loss itself, the look-up and its update do not belong to the chain of products in
+forward and backward. On their own stream they run beside it, in a CUDA graph as branches.
 """
 
 from __future__ import annotations
@@ -26,37 +26,44 @@ class Branch:
 
     @contextlib.contextmanager
     def beside(self, *used: Tensor) -> Iterator[None]:
-        """Work of the block begins behind what is enqueued so far. ``used`` are tensors of the
-        current stream that it reads: their memory is handed out again after the join only."""
+        """Run the block on the branch, after all work enqueued so far.
+
+        ``used`` are tensors of the current stream that the block reads; they are kept alive until
+        the join, so that their memory is not reused before.
+        """
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         self.used.extend(used)
         with torch.cuda.stream(self.stream):
             yield
 
     def join(self) -> None:
-        """The current stream goes on behind the branch."""
+        """Make the current stream wait for the branch."""
         torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
         self.used.clear()
 
 
 def branch_of(device: torch.device, batch_size: int) -> Branch | None:
-    """A branch where a pass over so many rows leaves enough of the GPU idle for one, else None.
+    """Return a branch if a pass over ``batch_size`` rows leaves enough of the GPU idle, else None.
 
-    us a training step of DLRM's main configuration in bfloat16, without and with a branch, on an
-    H200 (torch 2.11, 2026-11-21): 110.7 and 87.2 of 128 rows, 147.2 and 133.5 of 2048, 1089 and
-    1134 of 65536; outer 1783 and 1763 of 2048. Between 2048 and 65536 nothing was timed.
+    On an H200 with torch 2.11, a training step of DLRM's main configuration in bfloat16 took,
+    without and with a branch, 110.7 and 87.2 us at 128 rows, 147.2 and 133.5 us at 2048, 1089 and
+    1134 us at 65536; with the outer interaction 1783 and 1763 us at 2048. No size between 2048 and
+    65536 was timed.
     """
     return Branch(device) if device.type == "cuda" and batch_size <= 8192 else None
 
 
 def beside(branch: Branch | None, *used: Tensor) -> contextlib.AbstractContextManager[None]:
-    """``branch.beside``; without a branch the block runs where it stands."""
+    """Return ``branch.beside(*used)``; without a branch the block runs on the current stream."""
     return contextlib.nullcontext() if branch is None else branch.beside(*used)
 
 
 def linear_relu(input: Tensor, weight: Tensor, bias: Tensor, branch: Branch) -> Tensor:
-    """``linear_activation`` with relu, whose backward forms the gradients of weight and bias on the
-    branch; join it before they are used. The mask is applied twice, once on either stream."""
+    """Compute ``linear_activation`` with relu; its backward runs partly on the branch.
+
+    The gradients of weight and bias are computed on the branch, so join it before they are used.
+    The mask is applied twice, once on each stream.
+    """
     output: Tensor = _LinearRelu.apply(input, weight, bias, branch)
     return output
 
@@ -80,7 +87,8 @@ class _LinearRelu(torch.autograd.Function):
             )
             return found
 
-        if not ctx.needs_input_grad[0]:  # the last of the chain: nothing is left to run beside it
+        # the last layer of the chain, with nothing left to run beside it
+        if not ctx.needs_input_grad[0]:
             return None, *gradients(False, True, True)[1:], None
         with ctx.branch.beside(grad, output, input):
             _, of_weight, of_bias = gradients(False, True, True)
@@ -90,9 +98,12 @@ class _LinearRelu(torch.autograd.Function):
 def linear_loss(
     input: Tensor, weight: Tensor, bias: Tensor, target: Tensor, branch: Branch, implementation: str
 ) -> Tensor:
-    """``linear_binary_cross_entropy`` on the branch, the loss as well as the gradients of weight
-    and bias; join it before they are used. The chain goes on with the input's gradient, which forms
-    the logit again: it waits for none of 4 launches, 2 of the loss and 2 of sums."""
+    """Compute ``linear_binary_cross_entropy`` on the branch.
+
+    The loss and the gradients of weight and bias are computed there, so join it before they are
+    used. The chain continues with the input's gradient, which computes the logit again; it then
+    need not wait for 4 launches, 2 of the loss and 2 of sums.
+    """
     loss: Tensor = _LinearLoss.apply(input, weight, bias, target, branch, implementation)
     return loss
 

@@ -1,7 +1,8 @@
 """DLRM in plain PyTorch: a bottom MLP, one embedding per category, an interaction, a top MLP.
 
 Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems"
-(arXiv:1906.00091). Written the way a PyTorch user writes it, so that there is something to find.
+(arXiv:1906.00091). Written in the usual way of a PyTorch user, so that there is something to
+optimise.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class DlrmConfig:
 
     @property
     def interaction_width(self) -> int:
-        """Outer: the square of all vectors end to end; dot: the pairs and the dense vector."""
+        """The width of the interaction's output: for outer the square of all vectors end to end,
+        for dot the pairs and the dense vector, for cat all vectors end to end."""
         vectors = SPARSE_COLUMNS + 1
         if self.interaction == "outer":
             return (vectors * self.embedding_dim) ** 2
@@ -86,10 +88,11 @@ MAIN = DlrmConfig(
 
 
 class Dlrm(nn.Module):
-    """The probability of a click, [B, 1], from ``dense`` [B, 13] and raw ``sparse`` ids [B, 26].
+    """A DLRM: the probability of a click, [B, 1], from counts [B, 13] and raw ids [B, 26].
 
-    ``vocabulary`` is needed where ``config.ids`` asks for one; column t has then as many embeddings
-    as its vocabulary ids, and one more.
+    The parameters of ``forward`` are ``dense`` (the counts) and ``sparse`` (the ids).
+    ``vocabulary`` is needed if ``config.ids`` is ``"vocabulary"``; table t then has one row per id
+    in column t's vocabulary, and one more.
     """
 
     sorted_keys: Tensor
@@ -114,35 +117,39 @@ class Dlrm(nn.Module):
         )
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """The probability, [B, 1]; train on ``logits`` instead."""
+        """Return the probability, [B, 1]; train on ``logits`` instead."""
         return torch.sigmoid(self.logits(dense, sparse))
 
     def logits(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """The logit, [B, 1]: what ``binary_cross_entropy_with_logits`` takes."""
+        """Return the logit, [B, 1], which ``binary_cross_entropy_with_logits`` takes."""
         return self.logits_of_vectors(dense, self.embed(sparse))
 
     def logits_of_rows(self, dense: Tensor, rows: Tensor) -> Tensor:
-        """The logit, [B, 1], of ids that are rows of their tables already, as a Loader has them."""
+        """Return the logit, [B, 1], of ids that are already rows of their tables, as a Loader has
+        them."""
         return self.logits_of_vectors(dense, self.embed_rows(rows))
 
     def logits_of_vectors(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """The logit, [B, 1], of the 26 embeddings: all that is behind the tables."""
+        """Return the logit, [B, 1], of the counts and the 26 embeddings: all layers after the
+        tables."""
         logits: Tensor = self.prediction_mlp(self.interact([self.dense_mlp(dense), *vectors]))
         return logits
 
     def rows(self, sparse: Tensor) -> Tensor:
-        """Raw ids [B, 26] as rows of their tables, int64."""
+        """Map raw ids [B, 26] to rows of their tables, int64."""
         if self.config.ids == "vocabulary":
             return vocabulary_indices(sparse, self.sorted_keys, self.slots, self.offsets)
         return (sparse + 1) % torch.tensor(self.config.table_sizes, device=sparse.device)
 
     def embed_rows(self, rows: Tensor) -> list[Tensor]:
-        """26 vectors [B, D]."""
+        """Look up rows [B, 26]; return 26 vectors [B, D]."""
         return [table(rows[:, column]) for column, table in enumerate(self.embeddings)]
 
     def embed(self, sparse: Tensor) -> list[Tensor]:
-        """26 vectors [B, D] of raw ids. By modulus ids wrap into their table, ``(id + 1) % size``:
-        missing (-1) is 0."""
+        """Look up raw ids [B, 26]; return 26 vectors [B, D].
+
+        By modulus ids wrap into their table, ``(id + 1) % size``, so a missing id (-1) becomes 0.
+        """
         if self.config.ids == "vocabulary":
             return self.embed_rows(self.rows(sparse))
         return [
@@ -153,9 +160,11 @@ class Dlrm(nn.Module):
         ]
 
     def interact(self, vectors: Sequence[Tensor]) -> Tensor:
-        """[B, ``interaction_width``] of the dense vector and the 26 embeddings, in that order.
+        """Return the interaction, [B, ``interaction_width``], of the dense vector and the 26
+        embeddings.
 
-        ``dot`` gives the dense vector, then the dot products below the diagonal, row by row.
+        They are passed in that order. ``dot`` gives the dense vector, then the dot products below
+        the diagonal, row by row.
         """
         if self.config.interaction == "cat":
             return torch.cat(list(vectors), dim=1)
@@ -169,7 +178,7 @@ class Dlrm(nn.Module):
 
 
 def _mlp(widths: Sequence[int], last_relu: bool) -> nn.Sequential:
-    """Linear layers with a ReLU behind each, behind the last one only where asked."""
+    """Return linear layers with a ReLU after each, after the last one only if asked."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -177,7 +186,7 @@ def _mlp(widths: Sequence[int], last_relu: bool) -> nn.Sequential:
 
 
 def _table(size: int, width: int) -> nn.Embedding:
-    """Uniform in +-1/sqrt(size), as in the original."""
+    """Return a table drawn uniformly in +-1/sqrt(size), as in the original."""
     table = nn.Embedding(size, width)
     nn.init.uniform_(table.weight, -(size**-0.5), size**-0.5)
     return table
@@ -189,18 +198,19 @@ BATCH = 64  # the published small configuration's
 
 
 def example_batch(data: str | None = None, batch: int = BATCH) -> Batch:
-    """The first ``batch`` rows of the file ``data``, or all if fewer; synthetic ones without it."""
+    """Return the first ``batch`` rows of the file ``data``, or all if fewer; synthetic ones if
+    None."""
     if data is not None:
         return next(batches(data, batch))
     return to_batch(next(pieces(batch)))
 
 
 def get_inputs(data: str | None = None, batch: int = BATCH) -> list[Tensor]:
-    """``dense`` and ``sparse`` of ``example_batch``."""
+    """Return ``dense`` and ``sparse`` of ``example_batch``."""
     rows = example_batch(data, batch)
     return [rows.dense, rows.sparse]
 
 
 def get_init_inputs() -> list[Any]:
-    """The small published configuration."""
+    """Return the small published configuration."""
     return [SMALL]

@@ -1,4 +1,4 @@
-"""A DLRM's configuration by name, or from a TOML or JSON file; the published talk's JSON too."""
+"""A DLRM's configuration by name, or from a TOML or JSON file, also the published talk's JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _BATCHES = {"small": 64, "main": 128}  # the published ones
 
 @dataclass(frozen=True)
 class Settings:
-    """What a file says of a run; None where it says nothing. The command line's options of the same
-    names come first."""
+    """A file's settings of a run; None where it has none.
+
+    The command line's options of the same names take precedence.
+    """
 
     data: str | None = None
     validation: str | None = None
@@ -40,14 +42,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Described:
-    """A model's configuration and what stands beside it."""
+    """A model's configuration and the settings beside it."""
 
     config: DlrmConfig
     settings: Settings = field(default_factory=Settings)
 
 
 def describe(name: str) -> Described:
-    """Of ``"small"``, ``"main"``, or a file.
+    """Return the configuration of ``"small"``, ``"main"``, or a file.
 
     A file's keys: ``dense_mlp`` ("13-512-256-64-16", or a list: from 13 counts to the width of an
     embedding), ``prediction_mlp`` ("512-256-1"), ``interaction`` (outer, dot, cat),
@@ -56,6 +58,7 @@ def describe(name: str) -> Described:
     published talk's keys is read as the talk reads it.
 
     Raises:
+        UnknownNameError: a name that is neither of these nor a file.
         ArgumentError: the file is missing or malformed, or a key is unknown or of a wrong type.
     """
     if name in NAMED:
@@ -71,7 +74,7 @@ def describe(name: str) -> Described:
         raise ArgumentError(
             f"cannot read {path}: {reason}; give small, main, or a TOML or JSON file."
         ) from error
-    except ValueError as error:  # of both parsers, and of text that is none
+    except ValueError as error:  # raised by both parsers, and for text that is not UTF-8
         raise ArgumentError(
             f"{path} is no {path.suffix[1:].upper() or 'TOML'}: {error}."
         ) from error
@@ -109,7 +112,7 @@ class _Keys:
         return _Keys(f"{self.place}: '{key}'", self.take(key, dict, {}))
 
     def widths(self, key: str, default: Iterable[int] = ()) -> tuple[int, ...]:
-        """``"13-512-16"`` or ``[13, 512, 16]``."""
+        """Take widths, written as ``"13-512-16"`` or ``[13, 512, 16]``."""
         self.known.append(key)
         value = self.values.pop(key, list(default))
         found = value.split("-") if isinstance(value, str) else value
@@ -174,8 +177,11 @@ def _settings(keys: _Keys) -> Settings:
 
 
 def _talk(keys: _Keys) -> Described:
-    """The published talk's keys. It has none for the interaction, which is the outer product; its
-    ``sparse_mlp`` names layers that its model does not have."""
+    """Read the published talk's keys.
+
+    It has none for the interaction, which is the outer product; its ``sparse_mlp`` names layers
+    that its model does not have.
+    """
     features = keys.take("dense_input_feature_size", int)
     if features != DENSE_COLUMNS:
         raise ArgumentError(
@@ -222,7 +228,7 @@ def _talk(keys: _Keys) -> Described:
 
 
 def _sizes(keys: _Keys) -> set[int]:
-    """The widths of the embeddings: one number, a list, or a number by column."""
+    """Return the widths of the embeddings, given as one number, a list, or a number by column."""
     key = "sparse_embedding_sizes"
     value = keys.values.get(key, [])
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The small DLRM with the dot interaction, as a TARGET of its own."""
+"""The small DLRM with the dot interaction, as a separate TARGET."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["Dlrm", "get_init_inputs", "get_inputs"]
 
 
 def get_init_inputs() -> list[DlrmConfig]:
-    """The small published configuration, its interaction exchanged."""
+    """Return the small published configuration with the dot interaction."""
     return [replace(SMALL, interaction="dot")]

@@ -1,6 +1,6 @@
 """DLRM by fuselab's operators, over the parameters of the plain model.
 
-The parameters stay those of the ``Dlrm``: what trains here is what its ``state_dict`` holds.
+The parameters are those of the ``Dlrm``, so its ``state_dict`` contains what is trained here.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from fuselab.ops import (
 )
 from fuselab.ops.mlp.op import MOST_ROWS
 
-# 16-bit matrix products want rows of a multiple of 16 bytes: dot's 367 columns become 368.
+# 16-bit matrix products need rows of a multiple of 16 bytes: dot's 367 columns become 368.
 _COLUMNS = 8
 
 
 class FusedDlrm:
     """Forward and loss of ``model``.
 
-    ``leaves`` are its dense parameters by name, as an optimizer should see them: where the first
-    prediction layer of the dot interaction has columns of zeros behind it, the leaf has them too,
-    and the model's parameter becomes a view of it. In ``half`` precision the products are of
-    bfloat16 ``operands``, copies of the leaves that whoever changes these keeps up to date
-    (``refresh`` does); otherwise the operands are the leaves themselves. A ``branch`` takes what
-    the chain of products does not wait for; it is to be joined behind the backward.
+    ``leaves`` are its dense parameters by name, as an optimizer should see them. If the first
+    prediction layer of the dot interaction is padded with columns of zeros, the leaf has them too,
+    and the model's parameter becomes a view of it. In ``half`` precision the products use bfloat16
+    ``operands``: copies of the leaves that must be updated whenever the leaves change (``refresh``
+    does so). Otherwise the operands are the leaves themselves. A ``branch`` runs the work that the
+    chain of products does not wait for; join it after the backward.
     """
 
     def __init__(self, model: Dlrm, half: bool = False, branch: Branch | None = None) -> None:
         self.model, self.half, self.branch = model, half, branch
-        self.dtype = torch.bfloat16 if half else torch.float32  # of the products
+        self.dtype = torch.bfloat16 if half else torch.float32  # dtype of the products
         self.tables = [table.detach() for table in tables(model)]
         width = model.config.interaction_width
         self.padding = -width % _COLUMNS if model.config.interaction == "dot" else 0
@@ -53,31 +53,35 @@ class FusedDlrm:
         pairs = list(zip(self.operands[::2], self.operands[1::2], strict=True))
         bottom = len(model.config.dense_hidden) + 1
         self.bottom, self.top = pairs[:bottom], pairs[bottom:]
-        # The step was timed with the loss in CUDA, where "auto" takes Triton in float32.
+        # The step was timed with the loss in CUDA, while "auto" takes Triton in float32.
         on_gpu = self.tables[0].is_cuda
         narrow = model.config.prediction_hidden[-1] <= 1024  # the kernel holds a row in registers
         self.of_logit = "cuda" if on_gpu and narrow else "auto"
 
     def refresh(self) -> None:
-        """Take up what the leaves have become."""
+        """Copy the leaves into the operands."""
         if self.half:
             torch._foreach_copy_([operand.detach() for operand in self.operands], self.leaves)
 
     def vectors(self, rows: Tensor) -> Tensor:
-        """The embeddings, [B, 26, D] in the products' dtype, of rows [B, 26], without a gradient: a
-        leaf of the graph. They come from the branch, which the interaction joins."""
+        """Look up the embeddings of rows [B, 26]: [B, 26, D] in the products' dtype.
+
+        The result has no gradient: it is a leaf of the graph. It is computed on the branch, which
+        the interaction joins.
+        """
         with beside(self.branch):
             return embedding_lookup(self.tables, rows, dtype=self.dtype)
 
     def loss(self, dense: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Mean binary cross-entropy, 0-d; ``labels`` [B]."""
+        """Return the mean binary cross-entropy, 0-d; ``labels`` [B]."""
         operands = self._hidden(dense, vectors), *self.top[-1], labels[:, None]
         if self.branch is not None:
             return linear_loss(*operands, self.branch, self.of_logit)
         return linear_binary_cross_entropy(*operands, implementation=self.of_logit)
 
     def probabilities(self, dense: Tensor, rows: Tensor) -> Tensor:
-        """[B, 1], float32. In one launch per MLP where these are of 16 bits and rows are few."""
+        """Return the probabilities, [B, 1], float32, with one launch per MLP if rows are few and
+        16-bit."""
         vectors = self.vectors(rows)
         if self.half and len(rows) <= MOST_ROWS:
             hidden, layers = self._interact(_in_one_launch(dense, self.bottom, "relu"), vectors)
@@ -88,7 +92,7 @@ class FusedDlrm:
         return linear_sigmoid(hidden, weight, bias, implementation=self.of_logit).float()
 
     def _hidden(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """What the last layer takes."""
+        """Return the input of the last layer."""
         dense = dense.to(self.dtype)
         for weight, bias in self.bottom:
             dense = self._layer(dense, weight, bias)
@@ -105,9 +109,9 @@ class FusedDlrm:
     def _interact(
         self, dense: Tensor, vectors: Tensor
     ) -> tuple[Tensor, Sequence[tuple[Tensor, Tensor]]]:
-        """The interaction, and the hidden layers that are left behind it."""
+        """Return the interaction, and the hidden layers that remain after it."""
         if self.branch is not None:
-            self.branch.join()  # the look-up runs beside the layers before
+            self.branch.join()  # the look-up runs beside the earlier layers
         hidden = self.top[:-1]
         match self.model.config.interaction:
             case "dot":
@@ -136,7 +140,8 @@ def _in_one_launch(
 
 
 def dense_parameters(model: Dlrm) -> list[tuple[str, nn.Parameter]]:
-    """Name and value of all but the tables: weight and bias of every linear layer in order."""
+    """Return name and value of all parameters but the tables: weight and bias of each linear layer,
+    in order."""
     return [
         (name, parameter)
         for name, parameter in model.named_parameters()
@@ -145,5 +150,5 @@ def dense_parameters(model: Dlrm) -> list[tuple[str, nn.Parameter]]:
 
 
 def tables(model: Dlrm) -> list[nn.Parameter]:
-    """The weights of the 26 embeddings."""
+    """Return the weights of the 26 embeddings."""
     return [value for name, value in model.named_parameters() if name.startswith("embeddings.")]
