@@ -19,13 +19,13 @@ from fuselab.ops.embedding_lookup.updating import OPTIMIZERS
 class _Table(nn.Embedding):
     """An embedding table, with row-wise Adagrad's state as the buffer ``row_state``.
 
-    A checkpoint without it, as ``nn.Embedding`` writes it, loads; the state stays what it is.
+    A checkpoint without it, as ``nn.Embedding`` writes it, loads; the state then stays as it is.
     """
 
     row_state: Tensor
 
     def keep_state(self) -> None:
-        """Begin with a state of zeros, one number per row."""
+        """Register a state of zeros, one number per row."""
         zeros = torch.zeros(
             self.num_embeddings,
             dtype=compute_dtype(self.weight.dtype),
@@ -42,7 +42,8 @@ class _Table(nn.Embedding):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Table:
         super()._apply(fn, recurse)
-        if "row_state" in self._buffers:  # .half() narrows the weights, not the sums
+        # .half() converts the weights, but must not convert the sums
+        if "row_state" in self._buffers:
             self.row_state = self.row_state.to(compute_dtype(self.weight.dtype))
         return self
 
@@ -52,14 +53,15 @@ class FusedEmbeddingCollection(nn.ModuleList):
 
     It is the ``nn.ModuleList`` of ``nn.Embedding`` that it replaces: the same modules, parameters
     and state_dict keys (``0.weight``, ``1.weight``, ...), whose tables may be indexed, frozen,
-    moved and loaded one by one. Kernels get the tables' addresses with every call, so they need
-    not be neighbours in memory.
+    moved and loaded one by one. Kernels get the tables' addresses with every call, so the tables
+    need not be neighbours in memory.
 
-    With an ``optimizer`` the backward takes its step on the rows it met (see
-    ``updating_embedding_lookup`` for what that means): the parameters never get a ``.grad``, and
-    an optimizer of the whole model leaves them alone. Row-wise Adagrad's state is a buffer of each
-    table, ``0.row_state`` and on: it moves and is saved with it. ``learning_rate`` is an attribute
-    to be set by a schedule; make it a 0-d tensor where the step is captured in a CUDA graph.
+    With an ``optimizer`` the backward takes its step on the rows that occurred (see
+    ``updating_embedding_lookup`` for what that means): the parameters never get a ``.grad``, so an
+    optimizer of the whole model does not change them. Row-wise Adagrad's state is a buffer of each
+    table, ``0.row_state`` and so on, which is moved and saved with the table. ``learning_rate`` is
+    an attribute for a schedule to set; make it a 0-d tensor if the step is captured in a CUDA
+    graph.
 
     Args:
         num_embeddings: rows of each table.
@@ -70,7 +72,7 @@ class FusedEmbeddingCollection(nn.ModuleList):
         device, dtype: of the tables.
 
     Raises:
-        UnknownNameError: ``out_of_range``, ``hash`` or ``optimizer`` is none of the known.
+        UnknownNameError: ``out_of_range``, ``hash`` or ``optimizer`` is not one of the known.
     """
 
     if TYPE_CHECKING:
@@ -109,14 +111,14 @@ class FusedEmbeddingCollection(nn.ModuleList):
 
     @property
     def steps_in_backward(self) -> bool:
-        """Whether the backward writes to the parameters: ``fuselab.fuse`` tries a copy then."""
+        """Whether the backward writes to the parameters; ``fuselab.fuse`` then works on a copy."""
         return self.optimizer is not None
 
     def __getitem__(self, index: Any) -> Any:
-        """A table, or a collection of several of them."""
+        """Return a table, or a collection of several for a slice."""
         if not isinstance(index, slice):
             return super().__getitem__(index)
-        # nn.ModuleList would hand them to this class's __init__.
+        # nn.ModuleList would pass them to this class's __init__.
         part = FusedEmbeddingCollection(
             (),
             self.embedding_dim,
@@ -133,14 +135,14 @@ class FusedEmbeddingCollection(nn.ModuleList):
     def from_embeddings(
         cls, embeddings: Iterable[nn.Embedding], **options: Any
     ) -> FusedEmbeddingCollection:
-        """A collection that holds the very parameters of these modules.
+        """Return a collection that shares the parameters of these modules.
 
         ``options`` are the keywords of the constructor.
 
         Raises:
-            ArgumentError: there is none, or one is more than a look-up: no nn.Embedding, or one
-                with a forward of its own, hooks, a computed weight, or an option (padding_idx,
-                max_norm, scale_grad_by_freq, sparse).
+            ArgumentError: there is none, or one is more than a look-up: not an nn.Embedding, or one
+                with its own forward, hooks, a computed weight, or an option (padding_idx, max_norm,
+                scale_grad_by_freq, sparse).
             ShapeError: their widths differ.
         """
         modules = list(embeddings)
@@ -175,7 +177,7 @@ class FusedEmbeddingCollection(nn.ModuleList):
         return collection
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[B, T, D] of ids [B, T], int64 or int32."""
+        """Look up ids [B, T], int64 or int32; return [B, T, D]."""
         tables = [table.weight for table in self]
         if self.optimizer is None:
             return embedding_lookup(tables, ids, self.out_of_range, self.hash)

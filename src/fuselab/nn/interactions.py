@@ -1,4 +1,4 @@
-"""DLRM's interactions as modules: between the embeddings and the prediction layers."""
+"""DLRM's interactions as modules, between the embeddings and the prediction layers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class DotInteraction(nn.Module):
     """``dot_interaction``: the dense vector, then the products of all pairs, then zeros.
 
     Args:
-        padding: columns of zeros behind the pairs.
-        implementation: as of every operator.
+        padding: columns of zeros after the pairs.
+        implementation: as for every operator.
 
-    It has no parameters, and so no part in a state_dict.
+    It has no parameters, and so nothing in a state_dict.
     """
 
     def __init__(self, padding: int = 0, *, implementation: str = "auto") -> None:
@@ -28,7 +28,7 @@ class DotInteraction(nn.Module):
         self.implementation = implementation
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """``(B, D)`` and ``(B, T, D)`` to ``(B, D + (T + 1) T / 2 + padding)``."""
+        """Return ``(B, D + (T + 1) T / 2 + padding)`` from ``(B, D)`` and ``(B, T, D)``."""
         return dot_interaction(dense, embeddings, self.padding, implementation=self.implementation)
 
     def extra_repr(self) -> str:
@@ -36,24 +36,24 @@ class DotInteraction(nn.Module):
 
 
 class OuterInteraction(nn.Linear):
-    """The outer product interaction and the linear layer behind it, without the product.
+    """The outer product interaction and the linear layer after it, without storing the product.
 
     It is that ``nn.Linear``: the same ``weight``, ``bias`` and state_dict, with two inputs in place
     of one.
 
     Args:
-        vectors: T + 1, the dense vector among them.
+        vectors: T + 1, including the dense vector.
         width: D, elements of a vector.
         out_features: outputs of the layer.
-        bias, device, dtype: as of ``nn.Linear``.
-        activation: by name, behind the layer.
-        implementation: as of every operator.
+        bias, device, dtype: as for ``nn.Linear``.
+        activation: its name; it is applied after the layer.
+        implementation: as for every operator.
 
     Raises:
         UnknownNameError: activation.
-        ArgumentError: ``vectors`` or ``width`` is below 1; ``of`` got no linear layer, one that
-            does or has more (a forward of its own, hooks, a computed weight), or one whose input is
-            not the square of vectors x width.
+        ArgumentError: ``vectors`` or ``width`` is below 1; ``of`` got something other than a plain
+            linear layer (one with its own forward, hooks or a computed weight is not), or one whose
+            input is not the square of vectors x width.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OuterInteraction(nn.Linear):
     def of(
         cls, linear: nn.Linear, vectors: int, width: int, activation: str = "identity"
     ) -> OuterInteraction:
-        """The layer that takes the place of ``linear``, with its very parameters."""
+        """Return the layer that replaces ``linear``, sharing its parameters."""
         problem = more_than(linear, nn.Linear)
         if problem is not None:
             raise ArgumentError(
@@ -107,7 +107,7 @@ class OuterInteraction(nn.Linear):
         return layer.train(linear.training)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:  # type: ignore[override]
-        """``(B, D)`` and ``(B, T, D)`` to ``(B, out_features)``."""
+        """Return ``(B, out_features)`` from ``(B, D)`` and ``(B, T, D)``."""
         return outer_interaction_linear(
             dense,
             embeddings,

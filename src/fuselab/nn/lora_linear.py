@@ -46,8 +46,8 @@ class LoRALinear(nn.Module):
             device of ``weight``.
         merged_weight: (N, K) while merged, else None; a buffer that is not saved.
 
-    Its state_dict is that of ``nn.Linear`` and the adapter. One without the adapter, as the layer
-    had before it was wrapped, loads too and leaves the adapter as it is.
+    Its state_dict is that of ``nn.Linear`` and the adapter. A state_dict without the adapter, as
+    the layer had before it was wrapped, loads too and leaves the adapter as it is.
     """
 
     weight: Tensor
@@ -57,19 +57,19 @@ class LoRALinear(nn.Module):
     def __init__(
         self, linear: nn.Linear | LoRALinear, rank: int, alpha: float, activation: str = "identity"
     ) -> None:
-        """The layer of ``linear`` with a fresh adapter, which changes nothing until it has trained.
+        """Wrap ``linear`` with a new adapter, which changes nothing until it is trained.
 
         Args:
             linear: its parameters are frozen and shared, not copied.
             rank: of the update, an int from 1.
             alpha: the update is scaled by alpha / rank; finite.
-            activation: what follows the layer, computed with it: identity, relu, leaky_relu (slope
-                0.01), gelu (erf), gelu_tanh, silu, sigmoid or tanh.
+            activation: applied after the layer and computed with it: identity, relu, leaky_relu
+                (slope 0.01), gelu (erf), gelu_tanh, silu, sigmoid or tanh.
 
         Raises:
-            ArgumentError: a rank or alpha that is none, no linear layer, or one whose weight is not
-                yet there or computed from other parameters.
-            DtypeError: a weight that is not floating.
+            ArgumentError: rank or alpha is invalid, ``linear`` is not a linear layer, or its weight
+                does not exist yet or is computed from other parameters.
+            DtypeError: the weight is not floating.
             UnknownNameError: no such activation.
         """
         super().__init__()
@@ -109,9 +109,9 @@ class LoRALinear(nn.Module):
     def wrap(
         cls, linear: nn.Linear, rank: int, alpha: float, activation: str = "identity"
     ) -> LoRALinear:
-        """``LoRALinear(linear, rank, alpha, activation)`` of a layer without an adapter.
+        """Return ``LoRALinear(linear, rank, alpha, activation)`` for a layer without an adapter.
 
-        Raises ArgumentError for one with an adapter, which the constructor would leave behind.
+        Raises ArgumentError for a layer with an adapter, which the constructor would drop.
         """
         if isinstance(linear, LoRALinear):
             raise ArgumentError(
@@ -122,19 +122,20 @@ class LoRALinear(nn.Module):
 
     @property
     def scale(self) -> float:
-        """What the update is multiplied by."""
+        """The factor of the update."""
         return self.alpha / self.rank
 
     def reset_adapter(self) -> None:
-        """A drawn as ``nn.Linear`` draws its weight, B zero: no update, as peft begins."""
+        """Draw A as ``nn.Linear`` draws its weight, and set B to zero: no update, as peft
+        begins."""
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
         nn.init.zeros_(self.lora_b)
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., K) to (..., N). Merged it is one linear layer.
+        """Map (..., K) to (..., N); while merged, this is one linear layer.
 
-        Raises DifferentiationError: merged, in training mode and with gradients enabled, for the
-        adapter would not train.
+        Raises DifferentiationError if merged, in training mode and with gradients enabled, because
+        the adapter would not train.
         """
         if self.merged_weight is None:
             return lora_linear(
@@ -157,20 +158,21 @@ class LoRALinear(nn.Module):
         """Whether ``forward`` uses the merged weight."""
         return self.merged_weight is not None
 
-    @torch.inference_mode(False)  # no inference tensor: a backward may go through it to the input
+    # not an inference tensor, because a backward may go through it to the input
+    @torch.inference_mode(False)
     @torch.no_grad()
     def merge(self) -> None:
-        """From now on infer with W + alpha / rank B A, rounded once to the weight's dtype.
+        """Use W + alpha / rank B A, rounded once to the weight's dtype, until ``unmerge``.
 
-        ``weight`` stays as it is, so ``unmerge`` restores every bit; it costs a second weight's
-        memory while merged. What the adapter learns later needs another merge.
+        ``weight`` stays as it is, so ``unmerge`` restores every bit; while merged, a second weight
+        takes memory. Changes to the adapter need another merge.
         """
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         update = self.scale * (self.lora_b.to(dtype) @ self.lora_a.to(dtype))
         self.merged_weight = (self.weight.to(dtype) + update).to(self.weight.dtype)
 
     def unmerge(self) -> None:
-        """Back to the layer and its adapter apart."""
+        """Use the layer and its adapter separately again."""
         self.merged_weight = None
 
     def extra_repr(self) -> str:
@@ -201,12 +203,12 @@ def add_adapters(
         model: changed in place and returned. A layer under several names stays one.
         target_modules: as in peft, a regular expression that a layer's whole dotted name matches,
             or names, each a layer's whole name or the end of it after a dot.
-        rank, alpha: of ``LoRALinear.wrap``.
+        rank, alpha: as for ``LoRALinear.wrap``.
 
     Raises:
-        ArgumentError: the pattern is none, or names no layer, or one that is a subclass of
-            ``nn.Linear``, whose owner may read its weight past ``forward``
-            (``nn.MultiheadAttention`` does). The model is then as it was.
+        ArgumentError: the pattern is invalid, or names no layer, or names a subclass of
+            ``nn.Linear``, whose owner may read its weight without calling it
+            (``nn.MultiheadAttention`` does). The model is then unchanged.
     """
     is_named = _matcher(target_modules)
     names = [
@@ -238,17 +240,17 @@ def add_adapters(
 
 
 def replace_layer(model: nn.Module, name: str, layer: LoRALinear) -> None:
-    """Put ``layer`` where the dotted ``name`` says."""
+    """Put ``layer`` at the dotted ``name`` of ``model``."""
     owner_name, _, attribute = name.rpartition(".")
     owner = model.get_submodule(owner_name)
     setattr(owner, attribute, layer)
     if isinstance(owner, nn.TransformerEncoderLayer):
-        # Its inference path reads linear1.weight itself; with this flag down it calls the layers.
+        # Its inference path reads linear1.weight itself; without this flag it calls the layers.
         owner.activation_relu_or_gelu = 0
 
 
 def freeze_all_but_adapters(model: nn.Module) -> None:
-    """Of all parameters, only those of adapters go on requiring a gradient."""
+    """Freeze all parameters except those of adapters."""
     adapters = {
         parameter
         for layer in model.modules()
@@ -261,7 +263,7 @@ def freeze_all_but_adapters(model: nn.Module) -> None:
 
 
 def _matcher(target_modules: str | Sequence[str]) -> Callable[[str], bool]:
-    """Whether a dotted name is one of those. Raises ArgumentError."""
+    """Return a function that says whether a dotted name matches. Raises ArgumentError."""
     if not isinstance(target_modules, str | Iterable):
         raise ArgumentTypeError(
             f"add_adapters: 'target_modules' is {target_modules!r}; expected a regular expression "
@@ -281,7 +283,7 @@ def _matcher(target_modules: str | Sequence[str]) -> Callable[[str], bool]:
 
 @dataclass(frozen=True)
 class AdapterFit:
-    """``lora_a`` (rank, K) and ``lora_b`` (N, rank), and how well each rank would have done.
+    """An adapter ``lora_a`` (rank, K) and ``lora_b`` (N, rank), with the error of every rank.
 
     ``error_per_rank[r]`` is the relative error in the Frobenius norm of the best update of rank r,
     for r from 0 to min(N, K); float64. All are 0 for a difference of 0.
@@ -296,20 +298,21 @@ class AdapterFit:
 def adapters_from_difference(
     weight_difference: Tensor, rank: int, scale: float = 1.0
 ) -> AdapterFit:
-    """The adapter whose update, scale B A, is nearest to a difference of two weights.
+    """Return the adapter whose update, scale B A, is nearest to a difference of two weights.
 
-    The truncated singular value decomposition, by the theorem of Eckart and Young; the singular
-    values go to A and B in equal parts.
+    It is the truncated singular value decomposition, by the theorem of Eckart and Young; the
+    singular values are split equally between A and B.
 
     Args:
-        weight_difference: (N, K), fine-tuned minus original, floating; decomposed in float32, in
-            float64 where it is.
+        weight_difference: (N, K), fine-tuned minus original, floating; decomposed in float32, or in
+            float64 if it is float64.
         rank: 1 to min(N, K).
         scale: the layer's alpha / rank, not 0.
 
     Raises:
-        DtypeError: not floating. ShapeError: not a matrix. ArgumentError: rank or scale out of
-        range, values not finite.
+        DtypeError: not floating.
+        ShapeError: not a matrix.
+        ArgumentError: rank or scale out of range, or values not finite.
     """
     if not weight_difference.is_floating_point():
         raise DtypeError(

@@ -39,30 +39,32 @@ _NAMES: dict[type[nn.Module], str] = {
 
 
 class MLP(nn.Sequential):
-    """Linear layers with activations between them: the ``nn.Sequential`` of ``nn.Linear`` and
-    ``nn.ReLU`` (or another) that it replaces, with the same children, parameters and state_dict
-    keys (``0.weight``, ``0.bias``, ``2.weight``, ...).
+    """Linear layers with activations between them, in fused calls.
 
-    Every pair of a linear layer and an activation behind it is one call of ``linear_activation``,
-    or of ``linear_sigmoid`` where the layer has one output. A child that is neither, that has hooks
-    or whose ``forward`` was replaced runs as it is. Where all are pairs (behind the last layer no
-    activation is needed), all but the last with the same activation, and either all or none have a
-    bias, they are one call of ``mlp`` on a GPU when no gradient is needed: under
-    ``torch.inference_mode()`` or ``torch.no_grad()``; ``eval()`` alone still keeps what a backward
-    would need.
+    It is the ``nn.Sequential`` of ``nn.Linear`` and ``nn.ReLU`` (or another) that it replaces, with
+    the same children, parameters and state_dict keys (``0.weight``, ``0.bias``, ``2.weight``, ...).
+
+    Every pair of a linear layer and an activation after it is one call of ``linear_activation``, or
+    of ``linear_sigmoid`` if the activation is sigmoid and the layer has one output. A child that is
+    neither, that has hooks or whose ``forward`` was replaced runs as it is. On a GPU without
+    gradients, all layers are one call of ``mlp`` if all are pairs (the last layer needs no
+    activation), all but the last have the same activation, and either all or none have a bias. No
+    gradient is needed under ``torch.inference_mode()`` or ``torch.no_grad()``; ``eval()`` alone
+    still keeps what a backward would need.
 
     Args:
         sizes: widths from the input's to the output's, ``(13, 512, 256, 64)``; at least two.
         activation: identity, relu, leaky_relu (slope 0.01), gelu (erf), gelu_tanh, silu, sigmoid or
-            tanh: behind every layer but the last.
-        last_activation: behind the last layer; identity adds no child.
+            tanh, after every layer but the last.
+        last_activation: after the last layer; identity adds no child.
         bias: whether the layers have one.
         device, dtype: of the parameters, which start as ``nn.Linear``'s.
 
     Shapes: input ``(..., sizes[0])``, output ``(..., sizes[-1])``.
 
     Raises:
-        ArgumentError (sizes), UnknownNameError (activation, last_activation).
+        ArgumentError: sizes.
+        UnknownNameError: activation, last_activation.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class MLP(nn.Sequential):
 
     @classmethod
     def from_sequential(cls, module: nn.Sequential) -> MLP:
-        """An MLP over the children, and so the parameters, of ``module``, which stays as it is.
+        """Return an MLP over the children of ``module``, and so its parameters; ``module`` is
+        unchanged.
 
         Raises ArgumentError for anything but an ``nn.Sequential`` with its own forward.
         """
@@ -110,10 +113,10 @@ class MLP(nn.Sequential):
         return made
 
     def __getitem__(self, index: int | slice) -> Any:
-        """A child, or an MLP of several."""
+        """Return a child, or an MLP of several for a slice."""
         if not isinstance(index, slice):
             return super().__getitem__(index)
-        # nn.Sequential would hand them to this class's __init__.
+        # nn.Sequential would pass them to this class's __init__.
         named = list(self._modules.items())[index]
         return type(self).from_sequential(nn.Sequential(OrderedDict(named)))
 
@@ -148,14 +151,15 @@ class MLP(nn.Sequential):
 def _whole(
     layers: Sequence[nn.Module],
 ) -> tuple[list[Tensor], list[Tensor], str, str] | None:
-    """The weights, biases and two activations of ``mlp`` in the place of all layers, or None."""
+    """Return the arguments of one ``mlp`` call for all layers (weights, biases and two
+    activations), or None if there is none."""
     names: list[str] = []
     weights: list[Tensor] = []
     biases: list[Tensor] = []
     for layer in layers:
         if type(layer) is nn.Linear and is_plain(layer) and len(names) == len(weights):
             weights.append(layer.weight)
-            if (bias := layer.bias) is not None:  # asking a module takes 0.5 us
+            if (bias := layer.bias) is not None:  # reading a module's attribute takes 0.5 us
                 biases.append(bias)
         elif len(names) < len(weights) and (name := _activation_of(layer)) is not None:
             names.append(name)
@@ -173,12 +177,12 @@ def _whole(
 
 
 def _layer(name: str) -> nn.Module:
-    """The module of an activation. Raises UnknownNameError."""
+    """Return the module of an activation. Raises UnknownNameError."""
     return _LAYERS[activation(name).name]()
 
 
 def _activation_of(layer: nn.Module) -> str | None:
-    """The name of an activation that a fused call can take in the module's place, or None."""
+    """Return the name of the activation by which a fused call can replace the module, or None."""
     if not is_plain(layer):
         return None
     if type(layer) is nn.GELU:

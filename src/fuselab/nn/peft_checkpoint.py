@@ -37,8 +37,8 @@ _KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 def save_adapters(model: nn.Module, folder: str | Path) -> None:
     """Write the adapters of every ``LoRALinear`` in ``model`` as peft would.
 
-    As safetensors where that package is installed, else with ``torch.save``; peft reads both.
-    Ranks and alphas may differ from layer to layer. A fused activation is not part of a checkpoint.
+    They are written as safetensors if that package is installed, else with ``torch.save``; peft
+    reads both. Ranks and alphas may differ from layer to layer. A fused activation is not saved.
 
     Raises:
         ArgumentError: the model has no ``LoRALinear`` inside.
@@ -56,7 +56,7 @@ def save_adapters(model: nn.Module, folder: str | Path) -> None:
     tensors = {}
     for name, layer in layers.items():
         for letter, factor in (("A", layer.lora_a), ("B", layer.lora_b)):
-            # A copy each: safetensors takes no tensor twice.
+            # A separate copy each, because safetensors accepts no tensor twice.
             copy = factor.detach().cpu().clone(memory_format=torch.contiguous_format)
             tensors[f"base_model.model.{name}.lora_{letter}.weight"] = copy
     try:
@@ -72,13 +72,13 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
     """Read a peft checkpoint into ``model``, in place; returns it.
 
     Every layer that the checkpoint names becomes a ``LoRALinear`` with the checkpoint's rank and
-    alpha (of rank-stabilised LoRA too), in the dtype of the layer's weight; one that is a
+    alpha (also of rank-stabilised LoRA), in the dtype of the layer's weight; a layer that is a
     ``LoRALinear`` already keeps its activation. All parameters but the adapters' are frozen.
-    Dropout is not part of inference and is not trained with here.
+    Dropout is not part of inference, and training here does not use it.
 
     Raises:
-        DataError: a file is missing or malformed, the checkpoint holds something other than plain
-            LoRA of linear layers, or the model has no such layer. The model is then as it was.
+        DataError: a file is missing or malformed, the checkpoint has something other than plain
+            LoRA of linear layers, or the model has no such layer. The model is then unchanged.
         MissingDependencyError: safetensors is not installed.
     """
     folder = Path(folder)
@@ -99,7 +99,7 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
         factors.setdefault(match[1], {})[match[2]] = tensor
     adapters = {name: _adapter(model, name, pair, config) for name, pair in factors.items()}
     layers: dict[nn.Module, LoRALinear] = {}
-    for name, adapter in adapters.items():  # all are sound: from here on the model changes
+    for name, adapter in adapters.items():  # All adapters fit; only from here on the model changes.
         layers.setdefault(adapter.module, adapter.wrapped())
         replace_layer(model, name, layers[adapter.module])
     freeze_all_but_adapters(model)
@@ -107,7 +107,7 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
 
 
 def _config_of(layers: dict[str, LoRALinear]) -> dict[str, Any]:
-    """What peft needs to build the same adapters around the same model."""
+    """Return the configuration from which peft builds the same adapters around the same model."""
     first = next(iter(layers.values()))
 
     def others(attribute: str) -> dict[str, float]:
@@ -124,7 +124,7 @@ def _config_of(layers: dict[str, LoRALinear]) -> dict[str, Any]:
         "lora_alpha": first.alpha,
         "rank_pattern": others("rank"),
         "alpha_pattern": others("alpha"),
-        # One string is a regular expression for the whole name: these layers and no other.
+        # A single string is a regular expression for the whole name, so no other layer matches.
         "target_modules": "|".join(map(re.escape, layers)),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -158,7 +158,7 @@ class _Adapter:
 def _adapter(
     model: nn.Module, name: str, pair: dict[str, Tensor], config: dict[str, Any]
 ) -> _Adapter:
-    """The adapter of the layer ``name``. Raises DataError where it fits none."""
+    """Return the adapter of the layer ``name``. Raises DataError if it does not fit the layer."""
     module = dict(model.named_modules(remove_duplicate=False)).get(name)
     if not isinstance(module, LoRALinear) and type(module) is not nn.Linear:
         found = "does not exist" if module is None else f"is a {type(module).__name__}"
@@ -179,7 +179,7 @@ def _adapter(
 
 
 def _pattern_value(pattern: dict[str, float] | None, name: str, usual: float) -> float:
-    """The value of the first key that ends the layer's name, as peft matches them."""
+    """Return the value of the first key that ends the layer's name, as peft matches them."""
     for key, value in (pattern or {}).items():
         if re.match(rf"(.*\.)?({key})$", name):
             return value
@@ -232,7 +232,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """In one of the two formats; a file in the other, left from before, would be read instead."""
+    """Write one of the two formats; remove an older file of the other, which would be read
+    instead."""
     if importlib.util.find_spec("safetensors") is None:
         with _Complete(folder / TORCH) as path:
             torch.save(tensors, path)
@@ -246,7 +247,7 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 class _Complete:
-    """A file written under another name, which takes its place when all of it is there."""
+    """A file written under another name and renamed when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.partial = path, path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Which modules an operator may stand in for."""
+"""The modules that an operator may replace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether calling the module does no more than its class's forward."""
+    """Return whether calling the module does no more than its class's forward."""
     return not (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -17,8 +17,10 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def more_than(module: nn.Module, kind: type[nn.Module]) -> str | None:
-    """What ``module`` is or has beside being a ``kind``, whose parameters an operator takes; None
-    for nothing. The end of a sentence."""
+    """Return what ``module`` is or has beside being a ``kind``, as the end of a sentence, or None.
+
+    An operator that takes only the parameters of a ``kind`` would drop it.
+    """
     if not isinstance(module, kind):
         return f"is a {type(module).__name__}"
     if type(module).forward is not kind.forward:
