@@ -1,1 +1,1 @@
-"""Which device this is, and its measured ceilings."""
+"""The device of this process, and its measured ceilings."""

@@ -1,8 +1,8 @@
-"""What a device can reach at best, measured: copy bandwidth, matmul rates, launch latency.
+"""Measured best rates of a device: copy bandwidth, matmul rates, launch latency.
 
-The one module of this room that stands on ``measure`` and ``runtime``: a ceiling is timed exactly
-as the kernels that are held against it. A busy machine reads too low, so what a kernel beats is
-measured again before the kernel is said to beat it.
+This is the only module of ``device`` that imports ``measure`` and ``runtime``, because a ceiling is
+timed exactly as the kernels that are compared with it. A busy machine gives too low a ceiling, so a
+ceiling that a kernel exceeds is measured again before the kernel is said to exceed it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MATMUL_UNITS = {
     "cpu": {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64},
 }
 SAMPLES = 9
-# More than this share of a ceiling must be explained: a cache that kept inputs, or wrong bytes.
+# A larger share of a ceiling must be explained: by a cache that kept inputs, or by wrong bytes.
 HIGHEST_PLAUSIBLE_SHARE = 1.03
 
 
@@ -71,7 +71,7 @@ class Ceilings:
         return max(self.copy_gbps.values())
 
     def nearest_copy(self, bytes_moved: int) -> str:
-        """The key of ``copy_gbps`` whose size is nearest, as a ratio."""
+        """Return the key of ``copy_gbps`` whose size is nearest, as a ratio."""
         return min(self.copy_gbps, key=lambda size: abs(log(int(size) / bytes_moved)))
 
 
@@ -79,16 +79,18 @@ Figure = Literal["copy_gbps", "matmul_tflops", "launch_us"]
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or the CPU's model with torch's number of threads."""
+    """Return the GPU's name, or the CPU's model with torch's number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_model()}, {torch.get_num_threads()} threads"
 
 
 def measured_ceilings(device: torch.device, refresh: bool = False) -> Ceilings:
-    """The device's ceilings from the cache on disk, measured first if they are not there.
+    """Return the device's ceilings from the cache on disk, measuring them first if they are
+    missing.
 
-    Kept per device, driver and torch version. ``refresh`` measures again. Takes some ten seconds.
+    They are kept per device, driver and torch version. ``refresh`` measures again, which takes some
+    ten seconds.
     """
     file = _file(device)
     kept = None if refresh else _read(file)
@@ -113,15 +115,17 @@ def measured_ceilings(device: torch.device, refresh: bool = False) -> Ceilings:
 def measured_again(
     ceilings: Ceilings, device: torch.device, figure: Figure, key: str = ""
 ) -> Ceilings:
-    """``ceilings`` after something beat one of them, which was none then: ``figure``, of a mapping
-    its ``key``, is measured once more in this process, and the better of both stands, on disk too.
+    """Measure one of the ceilings again after something exceeded it.
+
+    ``figure`` names the ceiling, and ``key`` its entry if it is a mapping. It is measured at most
+    once per process, and the better of both values is returned and written to the disk.
     """
     found = _second(device_name(device), device, figure, key)
     if found is None:
         return ceilings
     file = _file(device)
     with contextlib.suppress(OSError), cache.locked(file.with_suffix(".lock")):
-        kept = _read(file)  # what another process measured meanwhile stands
+        kept = _read(file)  # another process may have written better values meanwhile
         if kept is not None and (better := _better(kept, figure, key, found)) != kept:
             _write(file, better)
     return _better(ceilings, figure, key, found)
@@ -129,8 +133,10 @@ def measured_again(
 
 @functools.cache
 def _second(name: str, device: torch.device, figure: Figure, key: str) -> float | None:
-    """One figure again, once per ``name``, which holds the number of threads; None where there is
-    no memory left for it beside what is being timed."""
+    """Measure one figure again, once per ``name``, which contains the number of threads.
+
+    Returns None if there is not enough memory beside what is being timed.
+    """
     try:
         if figure == "launch_us":
             return _launch_us(device)
@@ -157,7 +163,7 @@ def _file(device: torch.device) -> Path:
 
 
 def _read(file: Path) -> Ceilings | None:
-    """None where they were never measured, or were written by another version."""
+    """Read the ceilings; None if they were never measured, or were written by another version."""
     try:
         return Ceilings(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -173,10 +179,10 @@ def _write(file: Path, ceilings: Ceilings) -> None:
 def streaming_ceiling(
     bytes_read: int, bytes_written: int, device: torch.device, best: int = 2
 ) -> list[Streaming]:
-    """The ``best`` fastest ways to move exactly these bytes, found by a short cold-cache trial.
+    """Return the ``best`` fastest ways to move exactly these bytes, by a short cold-cache trial.
 
-    Their ``call`` goes among the candidates of an interleaved run; the ceiling is the faster one's
-    time there. Empty when there is nothing to move.
+    Their ``call`` belongs among the candidates of an interleaved run; the ceiling is the faster
+    one's time there. Empty when there is nothing to move.
     """
     if bytes_read + bytes_written == 0:
         return []
@@ -214,7 +220,8 @@ def _matmul_tflops(device: torch.device) -> dict[str, float]:
 
 
 def _matmul_rate(device: torch.device, unit: str) -> float:
-    """Random values, warm: zeros draw less power and read faster than any real product."""
+    """Measure a warm product of random values; zeros draw less power and run faster than any real
+    product."""
     size, dtype = MATMUL_SIZE[device.type], MATMUL_UNITS[device.type][unit]
     before = torch.get_float32_matmul_precision()
     try:

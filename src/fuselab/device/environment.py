@@ -1,4 +1,4 @@
-"""Where a result was made: device, driver, CPU and versions, as they stand in every JSON file."""
+"""The environment of a result: device, driver, CPU and versions, as written in every JSON file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fuselab.device.select import select
 
 
 def describe(device: torch.device | None = None) -> dict[str, Any]:
-    """Facts about this process and ``device`` (what ``select("auto")`` gives, if None), as plain
-    JSON values; a fact that does not apply here is None.
+    """Return facts about this process and ``device`` as plain JSON values.
 
-    ``cores`` counts the logical CPUs that this process may use, ``threads`` those that torch uses.
+    ``device`` None means ``select("auto")``; a fact that does not apply is None. ``cores`` counts
+    the logical CPUs that this process may use, ``threads`` those that torch uses.
     """
     device = device or select("auto")
     on_cuda = device.type == "cuda"
@@ -45,7 +45,7 @@ def describe(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def version(distribution: str) -> str | None:
-    """The installed version of a package as its metadata says, or None; nothing is imported."""
+    """Return a package's installed version from its metadata, or None; nothing is imported."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -53,7 +53,7 @@ def version(distribution: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """The CPU's name as the kernel gives it, or the architecture where it gives none (Arm)."""
+    """Return the CPU's name as the kernel gives it, or the architecture if it gives none (Arm)."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -63,7 +63,10 @@ def cpu_model() -> str:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version, or None. Containers may hide /proc; NVML answers there too."""
+    """Return the NVIDIA driver's version, or None.
+
+    Containers may hide /proc; NVML answers there too.
+    """
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Which device ``--device`` means: auto, cpu, cuda or cuda:N."""
+"""The meaning of ``--device``: auto, cpu, cuda or cuda:N."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fuselab.errors import DeviceError
 
 
 def select(name: str = "auto") -> torch.device:
-    """The device that ``name`` means, with an index for CUDA.
+    """Return the device that ``name`` means, with an index for CUDA.
 
-    ``auto`` is the current CUDA device where there is one, else the CPU; ``cuda`` is the current
-    CUDA device.
+    ``auto`` is the current CUDA device if there is one, else the CPU; ``cuda`` is the current CUDA
+    device.
 
     Raises:
         DeviceError: the name is none of these, or the device is not there.
@@ -36,7 +36,7 @@ def select(name: str = "auto") -> torch.device:
 
 
 def why_no_cuda() -> str:
-    """In a few words, why ``torch.cuda`` has no device here."""
+    """Return in a few words why ``torch.cuda`` has no device here."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     try:

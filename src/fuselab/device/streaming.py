@@ -43,8 +43,10 @@ class Streams:
 
     @staticmethod
     def of(bytes_read: int, bytes_written: int, line_bytes: int) -> Streams:
-        """The fewest streams whose number has the ratio of the bytes, at most 4 each; the bytes
-        themselves are met to within a line per stream."""
+        """Return the fewest streams, at most 4 each way, whose numbers have the ratio of the bytes.
+
+        The numbers of bytes are met to within a line per stream.
+        """
         if bytes_written == 0 or bytes_read == 0:
             reads, writes = min(bytes_read, 1), min(bytes_written, 1)
         else:
@@ -75,15 +77,15 @@ class Streaming:
 
 
 def variants(bytes_read: int, bytes_written: int, device: torch.device) -> list[Streaming]:
-    """Every way we know to move these bytes on ``device``; all share one pair of buffers.
+    """Return every known way to move these bytes on ``device``; all share one pair of buffers.
 
     Ours come first (16-byte accesses on CUDA, OpenMP with and without non-temporal stores on the
-    CPU), then PyTorch's copy, add and fill where they have that traffic. Without a compiler only
-    those are left; where they do not fit either, a copy of half the bytes each way.
+    CPU), then PyTorch's copy, add and fill if they have that traffic. Without a compiler only
+    PyTorch's remain; if none of them fits, the only way is a copy of half the bytes each way.
     """
     streams = Streams.of(bytes_read, bytes_written, LINE_BYTES[device.type])
     lanes = streams.line_bytes // 4
-    # One line more than needed: the kernels' address of a stream is never past the end.
+    # One line more than needed, so that the kernels' address of a stream is never past the end.
     inputs = torch.ones(
         (streams.reads * streams.read_lines + 1) * lanes, dtype=torch.int32, device=device
     )
@@ -117,7 +119,7 @@ def _cuda_calls(streams: Streams, inputs: Tensor, outputs: Tensor) -> Ways:
             block=(BLOCK_THREADS, 1, 1),
             args=args,
         )
-        launch()  # a build that fails must fail here
+        launch()  # a failing build must fail here
         hint = ", evict first" if evict else ""
         yield f"stream {words} x 16 B{hint}", launch
 
