@@ -2,10 +2,10 @@
 
     python tools/bench_list.py benchmarks/nvidia-h200/commands.txt OUT [--seconds S] [WORD ...]
 
-A line of the list is ``NAME: OPTIONS``, what follows ``fuselab bench`` on a command line; ``#``
-begins a comment. ``OUT/NAME.json`` is the command's ``--json``, ``OUT/NAME.txt`` what it printed.
-WORD goes behind every line's options (``--budget 0.3``). No command begins after S seconds. Exit
-status 1 where a command's is not 0.
+A line of the list is ``NAME: OPTIONS``; OPTIONS follow ``fuselab bench`` on a command line. ``#``
+begins a comment. ``OUT/NAME.json`` is the command's ``--json``, ``OUT/NAME.txt`` its output. WORDs
+are added to every line's options (``--budget 0.3``). No command begins after S seconds. The exit
+status is 1 if any command's is not 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fuselab.cli.main import run
 
 
 def lines(path: Path) -> list[tuple[str, list[str]]]:
-    """Name and words of every command of a list."""
+    """Return the name and the words of every command of a list."""
     found = []
     for line in path.read_text().splitlines():
         if line.strip() and not line.startswith("#"):
@@ -59,7 +59,7 @@ def main() -> int:
             status = run(command)
         failures += status != 0
         print(f"{status} {time.monotonic() - begin:6.1f} s  {name}", flush=True)
-        torch._dynamo.reset()  # else its limit of recompilations is shared by all commands
+        torch._dynamo.reset()  # otherwise all commands would share its limit of recompilations
         gc.collect()
     return 1 if failures else 0
 

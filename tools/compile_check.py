@@ -1,13 +1,13 @@
 """Compile every CUDA source of every kernel package, without a GPU and without a CUDA toolkit.
 
-A package's ``CUDA_EXPRESSIONS`` names its instantiations, beside the ``CudaSource`` they belong to;
-all of one source are compiled in one NVRTC program per architecture (of ``ARCHITECTURES``, or of
-those alone that the source is for). For sm_90, where the kernels are measured, it is compiled as it
-runs; for the others with few optimisations, which is quicker and still takes every instantiation
-through NVRTC's front end and its assembler. ``fuselab check OPERATOR`` without a GPU
-compiles for all of them as they run. Any system CUDA is hidden: NVRTC and every header must come
-from pip packages, as on a bare machine. Exit status 1 when a source does not compile, or when a
-``.cu`` file is reached by no expression.
+A package's ``CUDA_EXPRESSIONS`` names its instantiations, beside the ``CudaSource`` they belong to.
+All of one source are compiled in one NVRTC program per architecture (of ``ARCHITECTURES``, or only
+those that the source is for). For sm_90, where the kernels are measured, it is compiled as it runs;
+for the others with few optimisations, which is quicker and still takes every instantiation through
+NVRTC's front end and its assembler. ``fuselab check OPERATOR`` without a GPU compiles for all of
+them as they run. Any system CUDA is hidden: NVRTC and every header must come from pip packages, as
+on a bare machine. The exit status is 1 if a source does not compile, or if no expression
+instantiates a ``.cu`` file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CLONE = Path(__file__).resolve().parent.parent
 SOURCE = CLONE / "src"
-# What lies in a folder of examples/ has a build of its own.
+# Sources in a folder of examples/ have their own build.
 SOURCES = (*(SOURCE / "fuselab").rglob("*.cu"), *(CLONE / "examples").glob("*.cu"))
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 AS_IT_RUNS = ("sm_90", "sm_90a")
@@ -38,7 +38,7 @@ QUICKLY = "--Ofast-compile=mid"
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as cache:
-        # Before fuselab is imported. The cache is a fresh one, so that everything is compiled.
+        # Set before fuselab is imported. The cache is new, so that everything is compiled.
         os.environ.update(CUDA_HOME=empty, CUDA_PATH=empty, FUSELAB_CACHE=cache)
         return check()
 
@@ -60,7 +60,7 @@ def check() -> int:
                 only = ", ".join(source.architectures)
                 print(f"compile-check: {file.name} is for {only} only")
             jobs += [(source, expressions, arch) for arch in source.architectures or ARCHITECTURES]
-    # NVRTC compiles outside Python's lock, one program per thread; the long ones first.
+    # NVRTC compiles without the GIL, one program per thread; the long ones first.
     jobs.sort(key=lambda job: (job[2] not in AS_IT_RUNS, -len(job[1])))
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         running = [(threads.submit(compile_for, *job), len(job[1])) for job in jobs]
@@ -88,7 +88,7 @@ def compile_for(source: CudaSource, expressions: tuple[str, ...], arch: str) -> 
 
 
 def sources_of(file: Path) -> Iterator[tuple[CudaSource, tuple[str, ...]]]:
-    """Every ``CudaSource`` of this ``.cu`` file with the ``CUDA_EXPRESSIONS`` beside it."""
+    """Yield every ``CudaSource`` of this ``.cu`` file with the ``CUDA_EXPRESSIONS`` beside it."""
     from fuselab.runtime.cuda_source import CudaSource
 
     for python_file in sorted(file.parent.glob("*.py")):
@@ -103,7 +103,7 @@ def sources_of(file: Path) -> Iterator[tuple[CudaSource, tuple[str, ...]]]:
 
 
 def import_file(file: Path) -> ModuleType:
-    """The module of a file of fuselab, or of an example, loaded as the verbs load it."""
+    """Import a file of fuselab, or of an example, as the verbs load it."""
     if file.is_relative_to(SOURCE):
         name = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
         return importlib.import_module(name)
@@ -118,7 +118,7 @@ def import_file(file: Path) -> ModuleType:
 
 
 def foreign_toolchain() -> list[str]:
-    """What did not come from a pip package although any system CUDA is hidden."""
+    """Return the NVRTC libraries and header folders in use that are not from a pip package."""
     from fuselab.runtime import cuda_source
 
     cuda_source._nvrtc()

@@ -1,15 +1,16 @@
-"""What the hardware counted while an operator ran: why it stops short of its floor.
+"""Hardware counters of an operator's kernels, to see why it is slower than its floor.
 
     python tools/counters.py "softmax 1024x262144 bfloat16 cuda backward" ["OP CASE DTYPE IMPL ..."]
 
-Runs itself under Nsight Compute (``ncu`` has to be on the PATH) and prints a line per kernel: its
-time, the bytes it read from and wrote to memory, how busy memory, the multiprocessors and the
-matrix units were (percent of their peak), L2 hits, warps resident (percent of what fits), registers
-and the three reasons for which its warps waited most. A work is ``OP CASE DTYPE IMPLEMENTATION``, a
-case's spaces as ``_``, and ``backward`` for the kernels of forward and backward.
+The script runs itself under Nsight Compute (``ncu`` must be on the PATH) and prints a line per
+kernel: its time, the bytes it read from and wrote to memory, how busy memory, the multiprocessors
+and the matrix units were (percent of their peak), L2 hits, warps resident (percent of what fits),
+registers and the three reasons for which its warps waited most. A work is
+``OP CASE DTYPE IMPLEMENTATION``, with ``_`` for a case's spaces, and ``backward`` for the kernels
+of forward and backward.
 
-Caches are flushed before every kernel and clocks left alone; the times are for orientation, since
-counting serialises launches: ``fuselab bench`` times.
+Caches are flushed before every kernel and clocks are not locked. The times are only for
+orientation, because counting serialises launches; ``fuselab bench`` measures times.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ SECTIONS = (
     "LaunchStats",
     "WarpStateStats",
 )
-MARKER = "spin"  # the kernel of torch.cuda._sleep, which parts one work from the next
+MARKER = "spin"  # the kernel of torch.cuda._sleep, which separates one work from the next
 INSIDE = "FUSELAB_COUNTERS_INSIDE"
 STALL = re.compile(r"issue_stalled_(\w+?)_per_(?:warp_active|issue_active)")
 
 
 def launch(work: str) -> None:
-    """Warm calls of the work, then one inside the profiler's range, behind a marker."""
+    """Make warm calls of the work, then one inside the profiler's range, after a marker."""
     name, case_name, dtype, implementation, *backward = work.split()
     op = ops.contract(name)
     device = torch.device("cuda", 0)
@@ -68,7 +69,7 @@ def launch(work: str) -> None:
 
 
 def counted(works: list[str]) -> list[dict[str, str]]:
-    """The rows of ncu's table, a kernel each, the markers among them."""
+    """Return the rows of ncu's table, one per kernel, including the markers."""
     sections = [word for section in SECTIONS for word in ("--section", section)]
     ncu = ("ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none")
     moved = ("--metrics", "dram__bytes_read.sum,dram__bytes_write.sum")
@@ -92,7 +93,7 @@ def counted(works: list[str]) -> list[dict[str, str]]:
 
 
 def number(row: dict[str, str], pattern: str) -> float:
-    """The largest metric whose name matches; NaN where ncu has none."""
+    """Return the largest metric whose name matches; NaN if ncu has none."""
     found = [
         float(value.replace(",", ""))
         for name, value in row.items()
@@ -102,7 +103,7 @@ def number(row: dict[str, str], pattern: str) -> float:
 
 
 def line(row: dict[str, str]) -> str:
-    """What ``main`` prints of a kernel."""
+    """Return the line that ``main`` prints for a kernel."""
     stalls = sorted(
         (
             (float(value.replace(",", "")), found.group(1))
@@ -127,7 +128,7 @@ def line(row: dict[str, str]) -> str:
 
 
 def largest_of_each(stalls: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Each reason once, with its largest ratio; ``stalls`` come largest first."""
+    """Return each reason once, with its largest ratio; ``stalls`` come largest first."""
     largest: dict[str, float] = {}
     for ratio, reason in stalls:
         largest.setdefault(reason, ratio)

@@ -2,9 +2,9 @@
 
 python tools/figures.py   write them
 
-Between ``<!-- figures: KIND FILE -->`` and ``<!-- end of figures -->`` stands what KIND makes of
-benchmarks/nvidia-h200/FILE, and nothing where there is no such file: the tables of
-``tutorials.TABLES``, and ``sentence``, the README's on a training step.
+Between ``<!-- figures: KIND FILE -->`` and ``<!-- end of figures -->`` comes the text that KIND
+makes of benchmarks/nvidia-h200/FILE, or nothing without that file. KIND is one of the tables of
+``tutorials.TABLES``, or ``sentence``, the README's sentence on a training step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import readme_table
 import tutorials
 
 CLONE = Path(__file__).resolve().parents[1]
-PAGES = {CLONE / "README.md": ".", CLONE / "docs" / "train.md": ".."}  # and the way to the clone
+# with the path from the page to the clone
+PAGES = {CLONE / "README.md": ".", CLONE / "docs" / "train.md": ".."}
 BLOCK = re.compile(
     r"(<!-- figures: (\w+) (\S+) -->\n).*?(<!-- end of figures -->)", re.MULTILINE | re.DOTALL
 )
@@ -26,7 +27,7 @@ BATCHES = ("dot-128", "dot-2048", "dot-65536")
 
 
 def written(text: str, root: str) -> str:
-    """A page with its blocks made anew; ``root`` is the way from it to the clone."""
+    """Return a page with its blocks made anew; ``root`` is the path from it to the clone."""
 
     def block(found: re.Match[str]) -> str:
         begin, kind, name, end = found.groups()
@@ -38,8 +39,10 @@ def written(text: str, root: str) -> str:
 
 
 def sentence(file: Path) -> str:
-    """How long a training step takes, ours and plain PyTorch's best; empty where one is not on
-    file."""
+    """Return a sentence on how long a training step takes, ours and plain PyTorch's best.
+
+    It is empty if a time is missing.
+    """
     payload = json.loads(file.read_text()) if file.exists() else {"measured": []}
     times = tutorials.step_times(payload, "{provider}, {precision}")
     ways = [times.get(f"{provider}, bf16", {}) for provider in ("ours", "strong")]

@@ -1,4 +1,4 @@
-"""Everything of the library that only a GPU can show, in one command.
+"""Everything about the library that only a GPU can show, in one command.
 
     python tools/gpu_campaign.py OUT test check sanitize tune bench [--operator NAME ...]
     python tools/gpu_campaign.py OUT full-check --seed 11 --seed 12 [--operator NAME ...]
@@ -8,18 +8,18 @@ of every operator, ``full-check``: without ``--quick``, at every ``--seed``. ``s
 ``tools/sanitize.py`` alone, which compiles its kernels, then under memcheck, racecheck and
 initcheck; with ``--draws N`` each operator's own cases and N drawn calls per implementation and
 dtype. ``tune``: ``fuselab bench --tune`` of every operator that declares configurations. ``bench``:
-``fuselab bench --backward``. What only asks for answers runs several at a time, spread over the
-GPUs there are; what takes times has the GPU to itself.
+``fuselab bench --backward``. Stages that only check results run several commands at a time, spread
+over the GPUs; stages that measure times run one at a time.
 
-``check`` and ``full-check`` need no GPU: without one they check what a CPU can, two threads to an
-operator. A full check at a seed is a night's work: all operators take an H200 with 32 cores about
-20 minutes, and two CPU cores several hours. Compiled kernels lie in the caches of fuselab and
-Triton, which all seeds and operators share; a second seed compiles only what no earlier one drew.
+``check`` and ``full-check`` need no GPU: without one they check what a CPU can, with two threads
+per operator. A full check at one seed takes about 20 minutes for all operators on an H200 with 32
+cores, and several hours on two CPU cores. Compiled kernels are in the caches of fuselab and Triton,
+which all seeds and operators share; a second seed compiles only what no earlier one drew.
 
-Every command's output lies in ``OUT/STAGE-OPERATOR[-SEED].log``, the results of check, tune and
-bench beside it as JSON. A line per command says how it ended and how long it took; after a check a
-line per operator says PASS or FAIL, of how many trials, and whether time cut any short; the last
-line counts the failures. Exit status 1 where there is one. Options that this command does not know
+Every command's output is in ``OUT/STAGE-OPERATOR[-SEED].log``, the results of check, tune and bench
+beside it as JSON. A line per command says how it ended and how long it took. After a check a line
+per operator says PASS or FAIL, of how many trials, and whether time cut any short. The last line
+counts the failures; the exit status is 1 if there is one. Options that this command does not know
 (``--budget 60``) go to ``fuselab check`` and ``fuselab bench``.
 """
 
@@ -46,20 +46,20 @@ AT_ONCE = {"test": 1, "plain": 8, "sanitize": 8, "tune": 1, "bench": 1}
 CHECKS = ("check", "full-check")
 STAGES = ("test", *CHECKS, "plain", "sanitize", "tune", "bench")
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
-# A check beside a GPU has a process per implementation and dtype, mostly 12, half of them waiting.
+# A check on a GPU has a process per implementation and dtype, mostly 12, half of them waiting.
 CORES_PER_CHECK = {"cuda": 8, "cpu": 2}
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a stage; ``name`` names its files."""
+    """One command of a stage; its files are named after ``name``."""
 
     name: str
     words: tuple[str, ...]
 
 
 def at_once(stage: str) -> int:
-    """How many commands of a stage run at a time on this machine."""
+    """Return how many commands of a stage run at a time on this machine."""
     if stage not in CHECKS:
         return AT_ONCE[stage]
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -74,13 +74,16 @@ def commands(
     seeds: Sequence[int] = (0,),
     draws: int = 0,
 ) -> Iterator[Command]:
-    """The commands of a stage. ``options`` go to ``fuselab check`` and ``fuselab bench``. All of
-    ``plain``, which compiles and says which calls are enough, ends before ``sanitize`` begins.
+    """Yield the commands of a stage. ``options`` go to ``fuselab check`` and ``fuselab bench``.
+
+    All commands of ``plain``, which compiles and records which calls are enough, must end before
+    ``sanitize`` begins.
     """
     python = sys.executable
     fuselab = (python, "-m", "fuselab")
     if stage == "test":
-        # Neighbours stay with one worker: they share kernels, which two would compile at a time.
+        # Neighbouring tests stay with one worker, because they share kernels, which two workers
+        # would both compile.
         spread = ("-n", "10", "--dist", "worksteal", "-p", "no:cacheprovider")
         yield Command(
             "test", (python, "-m", "pytest", "-m", "gpu", "-q", *spread, str(CLONE / "tests"))
@@ -120,7 +123,7 @@ def commands(
 
 
 def run(command: Command, out: Path, environment: Mapping[str, str] | None = None) -> bool:
-    """Run one command, say how it ended, and whether it ended well."""
+    """Run one command, print how it ended, and return whether it succeeded."""
     begin = time.monotonic()
     log = out / f"{command.name}.log"
     with log.open("w") as file:
@@ -138,8 +141,11 @@ def run(command: Command, out: Path, environment: Mapping[str, str] | None = Non
 
 
 def environments(stage: str) -> list[dict[str, str]]:
-    """What each of the commands that run at a time finds set: a GPU of its own where there are
-    several, and in a check without one the threads that are its share of the cores."""
+    """Return the environment variables of each of the commands that run at a time.
+
+    Each gets a GPU of its own if there are several, and in a check without a GPU its share of the
+    threads.
+    """
     count = torch.cuda.device_count()
     if stage in CHECKS and count == 0:
         return [{"OMP_NUM_THREADS": str(CORES_PER_CHECK["cpu"])}] * at_once(stage)
@@ -151,7 +157,7 @@ def environments(stage: str) -> list[dict[str, str]]:
 
 
 def run_all(stage: str, listed: Sequence[Command], out: Path) -> int:
-    """Run the commands of a stage, several at a time; how many failed."""
+    """Run the commands of a stage, several at a time; return how many failed."""
     free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
     for environment in environments(stage):
         free.put(environment)
@@ -168,7 +174,7 @@ def run_all(stage: str, listed: Sequence[Command], out: Path) -> int:
 
 
 def verdicts(stage: str, operators: Sequence[str], out: Path, seeds: Sequence[int]) -> list[str]:
-    """One line per operator: what its checks at all seeds said together."""
+    """Return one line per operator that sums up its checks at all seeds."""
     lines = []
     for name in operators:
         found = [out / f"{stage}-{name}-{seed}.json" for seed in seeds]

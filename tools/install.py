@@ -1,7 +1,7 @@
-"""Make .venv with the pinned versions, and make it anew when an install was interrupted or changed.
+"""Create .venv with the pinned versions, or recreate it if an install was interrupted or changed.
 
-Run by ``make`` with the machine's own Python; every argument goes to pip. A stamp inside ``.venv``
-is written last: without it the environment is half-made. Standard library only.
+``make`` runs this with the machine's own Python; every argument goes to pip. A stamp inside
+``.venv`` is written last: without it the environment is incomplete. Standard library only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(pip_arguments: list[str]) -> None:
         STAMP.write_text(fingerprint(), encoding="utf-8")
     say("installed; the command is .venv/bin/fuselab.")
     if any(letter.isspace() for letter in str(CLONE)):
-        # Inductor hands its library folder to the linker unquoted (seen with torch 2.13).
+        # Inductor passes its library folder to the linker unquoted (seen with torch 2.13).
         say("torch.compile for the CPU fails under a path with spaces; move the clone to use it.")
 
 
@@ -66,7 +66,8 @@ def check_python() -> None:
 
 
 def check_compiler() -> None:
-    """Kernels for the CPU, torch.compile and Triton's launcher are built on the user's machine."""
+    """Check for a C++ compiler, which builds CPU kernels, torch.compile's code and Triton's
+    launcher."""
     candidates = [name for name in (os.environ.get("CXX"), "g++", "c++", "clang++") if name]
     if not any(shutil.which(name) for name in candidates):
         sys.exit(
@@ -83,8 +84,10 @@ def check_compiler() -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Hold the clone's folder: a second make must wait, not find .venv half-made by the first one
-    and remove it."""
+    """Lock the clone's folder, so that a second make waits.
+
+    Otherwise it would find a .venv half-made by the first one and remove it.
+    """
     folder = os.open(CLONE, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -94,7 +97,7 @@ def alone() -> Iterator[None]:
 
 
 def why_rebuild() -> str | None:
-    """None when .venv is complete and current, else the reason why it is not."""
+    """Return None if .venv is complete and current, else the reason why it is not."""
     if not os.access(ENVIRONMENT / "bin" / "python", os.X_OK):
         return ".venv has no working Python"
     if not STAMP.is_file():
@@ -105,7 +108,7 @@ def why_rebuild() -> str | None:
 
 
 def fingerprint() -> str:
-    """What .venv depends on: the pins, the interpreter, and where the clone lies."""
+    """Return a digest of what .venv depends on: the pins, the interpreter, and the clone's path."""
     digest = hashlib.sha256(LOCK.read_bytes())
     digest.update(f"\0{sys.version}\0{CLONE}".encode())
     return digest.hexdigest()
@@ -125,7 +128,7 @@ def create() -> None:
 def install(pip_arguments: list[str]) -> None:
     pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     pinned = [*pip, "install", "--quiet", "--constraint", str(LOCK), *pip_arguments]
-    # The build backend first and pinned too, so that nothing comes in through build isolation.
+    # The build backend comes first and pinned too, so that build isolation installs nothing.
     run([*pinned, "setuptools"])
     run([*pinned, "--no-build-isolation", "--editable", f"{CLONE}[dev]"])
 

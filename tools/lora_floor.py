@@ -1,9 +1,10 @@
-"""lora_linear beside its floor, the same layer without an adapter, on the shapes to beat.
+"""Compare lora_linear with its floor, the same layer without an adapter.
 
     python tools/lora_floor.py [--budget S] [--case NAME ...] [--provider NAME ...]
 
 ``fuselab bench`` refuses providers whose results differ, and the layer without an adapter computes
-something else; so its times, medians in us of cold-L2 device time in one run, are taken here.
+something else. Its times, medians in us of cold-L2 device time in one run, are therefore measured
+here.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ def table(
     budget_s: float,
     wanted: Sequence[str] | None,
 ) -> list[str]:
-    """One line per provider, of those ``wanted`` where any are: forward, forward and backward, each
-    with its ratio to the floor's."""
+    """Return one line per provider: forward, forward and backward, each with its ratio to the
+    floor.
+
+    ``wanted`` limits the providers, if it is given.
+    """
     args = OP.bind(case.make(device, dtype, torch.Generator().manual_seed(0)))
     for place in (0, 3, 4):
         args[place].requires_grad_()
@@ -91,7 +95,8 @@ def forward(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def both(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Gradients of input, and of the adapter where there is one; the upstream one is dense."""
+    """Return the gradients of the input, and of the adapter if there is one, from a dense upstream
+    gradient."""
     leaves = [args[0]] if call is without_adapter else [args[place] for place in (0, 3, 4)]
     output = call(*args)
     return torch.autograd.grad(output, leaves, output.detach())

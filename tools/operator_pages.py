@@ -26,20 +26,20 @@ from fuselab.report.numbers import NONE, byte_count, digits
 CLONE = Path(__file__).resolve().parents[1]
 FOLDER = CLONE / "docs" / "operators"
 RESULTS = CLONE / "benchmarks"
-Results = list[tuple[Path, dict[str, Any]]]  # files and what they hold
+Results = list[tuple[Path, dict[str, Any]]]  # files and their contents
 MADE = "<!-- made by tools/operator_pages.py from the operator's contract; do not edit -->\n"
 SECTIONS = ("Args", "Returns", "Raises")
 
 
 def pages() -> dict[str, str]:
-    """Every page by file name, the index (README.md) first."""
+    """Return every page by file name, the index (README.md) first."""
     names = ops.packages()
     written = {f"{name}.md": page(name) for name in names}
     return {"README.md": index(names)} | written
 
 
 def index(names: Sequence[str]) -> str:
-    """The table of all operators."""
+    """Return the table of all operators."""
     rows = []
     for name in names:
         op = ops.contract(name)
@@ -66,7 +66,7 @@ def index(names: Sequence[str]) -> str:
 
 
 def page(name: str) -> str:
-    """The page of the kernel package ``name``."""
+    """Return the page of the kernel package ``name``."""
     op, results = ops.contract(name), result_files(name)
     parts = [f"# {name}", "", MADE, code(signature(op)), "", *description(op)]
     if op.mutates:
@@ -90,7 +90,7 @@ def code(text: str) -> str:
 
 
 def signature(op: FusedOp) -> str:
-    """The public call with its annotations, a line per argument where one is too long."""
+    """Return the public call with its annotations, a line per argument if one line is too long."""
     shown = list(map(parameter, inspect.signature(op.reference).parameters.values()))
     line = f"{op.short_name}({', '.join(shown)})"
     if len(line) <= 90:
@@ -99,7 +99,7 @@ def signature(op: FusedOp) -> str:
 
 
 def parameter(one: inspect.Parameter) -> str:
-    """``dim: int = -1``, as the source spells it."""
+    """Format a parameter as the source spells it: ``dim: int = -1``."""
     annotation = one.annotation
     if not isinstance(annotation, str):
         annotation = inspect.formatannotation(annotation)
@@ -108,7 +108,7 @@ def parameter(one: inspect.Parameter) -> str:
 
 
 def docstring(op: FusedOp) -> dict[str, str]:
-    """The reference's docstring by section; ``""`` is what stands before the first."""
+    """Return the reference's docstring by section; ``""`` is the text before the first section."""
     text = inspect.cleandoc(op.reference.__doc__ or "")
     pieces = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
     found = {"": pieces[0].strip()}
@@ -121,7 +121,7 @@ def markdown(text: str) -> str:
 
 
 def joined(text: str) -> str:
-    """One paragraph on one line; a bar would end a table's cell."""
+    """Put a paragraph on one line, and escape bars, which would end a table's cell."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -130,14 +130,14 @@ def summary(op: FusedOp) -> str:
 
 
 def entries(section: str) -> Iterator[tuple[str, str]]:
-    """``name: text`` pairs of a section whose later lines are indented."""
+    """Yield ``name: text`` pairs of a section whose later lines are indented."""
     for entry in re.split(r"\n(?=\S)", section):
         name, _, text = entry.partition(":")
         yield name.strip(), joined(text)
 
 
 def description(op: FusedOp) -> list[str]:
-    """What it computes, its arguments, what comes back, what is refused."""
+    """Return the description, the arguments, the result and the errors as Markdown."""
     sections = docstring(op)
     parts = [sections[""], ""]
     if "Args" in sections:
@@ -167,7 +167,7 @@ def writes(op: FusedOp) -> str:
 
 
 def implementations(op: FusedOp) -> list[str]:
-    """Where each runs, and what its ``supports`` says of itself."""
+    """Return the table of implementations: where each runs, and its ``supports``' docstring."""
     rows = []
     for name, one in op.implementations.items():
         backward = "forward, backward" if one.backward is not None else "forward"
@@ -206,7 +206,7 @@ def implementations(op: FusedOp) -> list[str]:
 
 
 def said(function: Callable[..., Any]) -> str:
-    """The first paragraph of a function's docstring."""
+    """Return the first paragraph of a function's docstring."""
     while isinstance(function, functools.partial):
         function = function.func
     paragraph = markdown(inspect.cleandoc(function.__doc__ or "")).split("\n\n")[0]
@@ -218,13 +218,13 @@ def text(dtype: torch.dtype) -> str:
 
 
 def floor_dtype(op: FusedOp, results: Results) -> torch.dtype:
-    """The operator's first dtype, or the first one that was measured if that was not."""
+    """Return the operator's first dtype, or the first one measured if that was not."""
     found = {group["dtype"] for _, payload in results for group in payload["groups"]}
     return next((dtype for dtype in op.dtypes if text(dtype) in found), op.dtypes[0])
 
 
 def floor(op: FusedOp, results: Results) -> list[str]:
-    """The least that must happen, at the benchmark's cases."""
+    """Return the table of the least work at the benchmark's cases."""
     dtype, rows = floor_dtype(op, results), []
     for case in [case for case in op.cases if "bench" in case.tags] or op.cases[:1]:
         try:
@@ -232,7 +232,7 @@ def floor(op: FusedOp, results: Results) -> list[str]:
                 made = case.make(torch.device("cpu"), dtype, torch.Generator().manual_seed(0))
                 args = op.bind(made)
                 costs = [op.cost(*args), op.cost_backward(*args) if op.cost_backward else None]
-        except Exception:  # a case whose making looks at values has none to look at here
+        except Exception:  # making the case reads tensor values, which fake tensors do not have
             continue
         rows.append(f"| {case.name} | {' | '.join(map(cost, costs))} |")
     if not rows:
@@ -258,14 +258,16 @@ def cost(one: Cost | None) -> str:
 
 
 def count(number: int) -> str:
-    """A number of operations with its SI prefix."""
+    """Format a number of operations with its SI prefix."""
     power = min(int(math.log10(number) // 3), 4) if number else 0
     return f"{number / 1000**power:.4g}{' kMGT'[power].strip()}"
 
 
 def result_files(name: str) -> Results:
-    """Every benchmark of the operator, ``NAME.json`` and ``NAME.WHAT.json``, with its payload. Of a
-    case, dtype and phase that a device has from several days the newest remain."""
+    """Return every benchmark of the operator, ``NAME.json`` and ``NAME.*.json``, with its payload.
+
+    If a device has the same case, dtype and phase from several days, only the newest remain.
+    """
     files = sorted([*RESULTS.glob(f"*/{name}.json"), *RESULTS.glob(f"*/{name}.*.json")])
     found = [(file, json.loads(file.read_text())) for file in files]
 
@@ -292,8 +294,10 @@ def where_measured(name: str) -> str:
 
 
 def measured(results: Results) -> list[str]:
-    """A table per result file: eager, the best of the rest of PyTorch, and every implementation
-    that was timed; ``auto`` where what it takes was not timed by its own name."""
+    """Return a table per result file: eager, the best peer, and every implementation timed.
+
+    ``auto`` has a column if the implementation that it takes was not timed by its own name.
+    """
     parts = ["## Measured", ""]
     for file, payload in results:
         environment = payload["environment"]
@@ -323,7 +327,7 @@ def measured(results: Results) -> list[str]:
 
 
 def on_a_cpu(op: FusedOp) -> list[str]:
-    """How ``auto`` compares with eager PyTorch over the sizes timed on CPUs."""
+    """Return a table of how ``auto`` compares with eager PyTorch over the sizes timed on CPUs."""
     if not op.cpu_cases:
         return []
     parts = [
@@ -351,7 +355,7 @@ def on_a_cpu(op: FusedOp) -> list[str]:
 
 
 def taken_unnamed(record: dict[str, Any], group: dict[str, Any]) -> str | None:
-    """What ``auto``'s record says it took, if no other record of the group is of that."""
+    """Return what ``auto``'s record says it took, if no other record of the group timed that."""
     says = "auto takes "  # in the note of ``fuselab bench``
     if record["kind"] != "auto" or not (record["note"] or "").startswith(says):
         return None
@@ -376,7 +380,7 @@ def measured_row(group: dict[str, Any], ours: Sequence[str]) -> str:
         taken = taken_unnamed(record, group)
         if taken is None:
             return NONE
-        # What is said of the forward; the backward's choice is its own.
+        # The note is about the forward; the backward's choice may differ.
         by = f" {taken}" if group["phase"] == "forward" else ""
         return f"{digits(record[key])}{limit}{by}"
 
@@ -397,7 +401,7 @@ def measured_row(group: dict[str, Any], ours: Sequence[str]) -> str:
 
 
 def limits(op: FusedOp) -> list[str]:
-    """What it does not do."""
+    """Return what the operator does not do."""
     lines = []
     if op.gradient is None:
         lines.append("It has no gradient.")

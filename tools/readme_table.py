@@ -14,7 +14,7 @@ CLONE = Path(__file__).resolve().parents[1]
 RESULTS = CLONE / "benchmarks"
 BEGIN, END = "<!-- table: tools/readme_table.py -->\n", "<!-- end of table -->"
 
-# What the tables show: operator, case, dtype, phase.
+# The rows of the tables: operator, case, dtype, phase.
 H200_ROWS = (
     ("add_mul_activation", "4x4", "float32", "forward"),
     ("add_mul_activation", "65536x512", "float32", "forward"),
@@ -31,8 +31,8 @@ H200_ROWS = (
     ("dot_interaction", "65536x26x16", "bfloat16", "forward+backward"),
     ("outer_interaction_linear", "2048x26x16->512 relu", "bfloat16", "forward+backward"),
 )
-# Of benchmarks/cpu/operators.json: the instruction set that most machines have, and operator, case,
-# use.
+# Rows of benchmarks/cpu/operators.json: the instruction set that most machines have, and operator,
+# case, use.
 CPU_INSTRUCTION_SET = "avx2"
 CPU_ROWS = (
     ("bias_activation", "1000x367 relu", "inference"),
@@ -48,7 +48,7 @@ CPU_ROWS = (
 
 
 def microseconds(record: dict[str, Any] | None, key: str) -> str:
-    """A time as the table shows it: three significant digits."""
+    """Format a time for the table, with three significant digits."""
     if record is None or record.get(key) is None:
         return "–"
     value = record[key]
@@ -56,21 +56,23 @@ def microseconds(record: dict[str, Any] | None, key: str) -> str:
 
 
 def fastest(records: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
-    """The record with the least time among those that have one."""
+    """Return the record with the least time among those that have one."""
     timed = [record for record in records if record.get(key) is not None]
     return min(timed, key=lambda record: record[key], default=None)
 
 
 def implementation(record: dict[str, Any]) -> str | None:
-    """The implementation of ours that a record timed, also where ``auto`` took it."""
+    """Return the implementation of ours that a record timed, also if ``auto`` took it."""
     if record["kind"] == "auto":
         return str(record["note"] or "").partition("auto takes ")[2] or None
     return str(record["provider"]) if record["kind"] == "implementation" else None
 
 
 def files_of(folder: Path, operator: str, host: bool) -> list[Path]:
-    """An operator's result files; for ``host`` times the first alone, since the further ones were
-    taken beside other work, which host time feels."""
+    """Return an operator's result files; for ``host`` times only the first.
+
+    The others were measured beside other work, which affects host time.
+    """
     return [
         *folder.glob(f"{operator}.json"),
         *(() if host else folder.glob(f"{operator}.*.json")),
@@ -78,14 +80,14 @@ def files_of(folder: Path, operator: str, host: bool) -> list[Path]:
 
 
 def group_of(folder: str, operator: str, case: str, dtype: str, phase: str) -> dict[str, Any]:
-    """What was measured of a row, from the newest file of its operator that has it with ours."""
+    """Return a row's group from the newest file of its operator that has it with ours."""
     return result_of(folder, operator, case, dtype, phase)[1]
 
 
 def result_of(
     folder: str, operator: str, case: str, dtype: str, phase: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Where it was measured, and ``group_of``."""
+    """Return the environment in which a row was measured, and its ``group_of``."""
     files = files_of(RESULTS / folder, operator, host=case == "4x4")
     results = [json.loads(file.read_text()) for file in files]
     results.sort(key=lambda result: result["environment"]["date"], reverse=True)
@@ -99,13 +101,16 @@ def result_of(
 
 
 def has_ours(group: dict[str, Any]) -> bool:
-    """Whether an implementation of ours was timed by name. Files of further peers have ``auto``
-    alone beside them, and are no newer state of the others."""
+    """Return whether an implementation of ours was timed by name.
+
+    Files of further peers have only ``auto`` beside them, and are not a newer measurement of the
+    others.
+    """
     return any(record["kind"] == "implementation" for record in group["records"])
 
 
 def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
-    """One row of a table."""
+    """Return one row of a table."""
     records = group_of(folder, operator, case, dtype, phase)["records"]
     tiny = case == "4x4"
     key = "host_us" if tiny else "median_us"
@@ -115,7 +120,7 @@ def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
     ours = fastest([r for r in records if r["kind"] == "implementation"], key)
     taken = fastest([r for r in records if r["kind"] == "auto" and implementation(r)], key)
     if taken and implementation(taken) not in {r["provider"] for r in records}:
-        ours = taken  # what auto took had no row of its own
+        ours = taken  # the implementation that auto took had no row of its own
     assert ours is not None
     limit = "host time" if tiny else f"{100 * ours['ceiling_share']:.0f} %"
     return (
@@ -126,13 +131,13 @@ def line(folder: str, operator: str, case: str, dtype: str, phase: str) -> str:
 
 
 def cpu_results() -> dict[str, Any]:
-    """What ``benchmarks/cpu_operators.py`` measured, by instruction set."""
+    """Return the results of ``benchmarks/cpu_operators.py``, by instruction set."""
     found: dict[str, Any] = json.loads((RESULTS / "cpu" / "operators.json").read_text())
     return found
 
 
 def cpu_line(rows: list[dict[str, Any]], operator: str, case: str, use: str) -> str:
-    """One row of the CPU's table."""
+    """Return one row of the CPU's table."""
     row = next(
         row for row in rows if (row["operator"], row["case"], row["use"]) == (operator, case, use)
     )
@@ -148,7 +153,7 @@ def cpu_line(rows: list[dict[str, Any]], operator: str, case: str, use: str) -> 
 
 
 def cpu_summary(found: dict[str, Any]) -> str:
-    """How all rows of an instruction set compare with eager."""
+    """Return how all rows of an instruction set compare with eager."""
     ratios = [row["eager_over_auto"][0] for row in found["rows"]]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     return (
@@ -157,7 +162,7 @@ def cpu_summary(found: dict[str, Any]) -> str:
 
 
 def limit() -> str:
-    """What the H200's last column is a share of, with the rows that arithmetic bounds."""
+    """Return the explanation of the H200 table's last column, with the rows bound by arithmetic."""
     bounds = {row: group_of("nvidia-h200", *row)["ceiling"]["bound"] for row in H200_ROWS}
     computes = [f"`{row[0]}` {row[1]}" for row, bound in bounds.items() if bound == "compute"]
     return (
@@ -168,7 +173,7 @@ def limit() -> str:
 
 
 def table() -> str:
-    """Both tables, each with the line that says where it comes from."""
+    """Return both tables, each with the line that says where it comes from."""
     places = [result_of("nvidia-h200", *row)[0] for row in H200_ROWS]
     days = sorted({place["date"][:10] for place in places})
     (h200,) = {
@@ -205,7 +210,7 @@ def table() -> str:
 
 
 def written(readme: str) -> str:
-    """``readme`` with the table in its place."""
+    """Return ``readme`` with the table in its place."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

@@ -7,19 +7,20 @@
     compute-sanitizer --tool initcheck --error-exitcode 3 \\
         python tools/sanitize.py softmax --only calls.json --zeroed-products
 
-Runs the boundary cases of the operators named (all of the library without a name), forward and
-backward, on the first GPU; with ``--draws N`` also N calls per implementation and dtype on inputs
-that the operator draws at ``--seed``: any size, strides and offsets, and an upstream gradient of
-any strides. Listed cases alone missed a kernel that read past its shared memory at 9 vectors.
+The script runs the boundary cases of the operators named (of the whole library without a name),
+forward and backward, on the first GPU. With ``--draws N`` it also makes N calls per implementation
+and dtype on inputs that the operator draws at ``--seed``: any size, strides and offsets, and an
+upstream gradient of any strides. The listed cases alone missed a kernel that read past its shared
+memory at 9 vectors.
 
-Allocations bypass PyTorch's cache, so that each tensor has bounds of its own, and the memory of a
+Allocations bypass PyTorch's cache, so that each tensor has its own bounds, and the memory of a
 drawn one ends with its last element. The first command compiles, which takes minutes under a
-sanitizer, and records the calls that launch a kernel which none before them had launched: enough
-for what does not hang on bounds.
+sanitizer, and records the calls that launch a kernel which no earlier call launched. These are
+enough for errors that do not depend on bounds.
 
-cuBLAS's kernels for Hopper store by bulk copies, which initcheck does not see: it names whoever
-reads a product (``--products-alone`` shows that, with PyTorch's own operators only). So under it
-products are written to memory that holds zeros.
+cuBLAS's kernels for Hopper store by bulk copies, which initcheck does not see, so it reports the
+kernels that read a product (``--products-alone`` shows that with PyTorch's own operators only).
+Under initcheck products are therefore written to memory that holds zeros.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from fuselab.prove.trials import as_leaves, with_gradients
 from fuselab.runtime import fallback, launcher
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation")
-MOST_ELEMENTS = 1 << 18  # of a tensor: the sanitizers slow a kernel down a hundred times
-MOST_DRAWN = 4096  # elements: of many small calls, each with other strides
+MOST_ELEMENTS = 1 << 18  # elements of a tensor; the sanitizers slow a kernel down a hundred times
+MOST_DRAWN = 4096  # elements of many small calls, each with other strides
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 def zero_products(key: str = "CUDA") -> torch.library.Library:
-    """Products go to memory that held zeros before, for as long as the result is kept."""
+    """Make products write to memory that held zeros, for as long as the result is kept."""
     library = torch.library.Library("aten", "IMPL")
     for name in PRODUCTS:
         library.impl(name, partial(_into_zeros, getattr(torch.ops.aten, name).out), key)
@@ -66,7 +67,7 @@ def _into_zeros(product: Callable[..., torch.Tensor], *args: Any, **named: Any) 
 
 
 def products_alone() -> None:
-    """Products of PyTorch and what reads them, with no kernel of this project."""
+    """Run PyTorch's products and an operator that reads them, without a kernel of this project."""
     for rows, columns, depth in itertools.product((64, 256), repeat=3):
         left = torch.ones(rows, depth, device="cuda", dtype=torch.bfloat16)
         right = torch.ones(columns, depth, device="cuda", dtype=torch.bfloat16)
@@ -75,7 +76,7 @@ def products_alone() -> None:
 
 
 class Launches:
-    """What was launched since this was made: kernels, and launches that do not say of what."""
+    """The launches since this was made: kernels, and launches that do not name theirs."""
 
     def __init__(self) -> None:
         self.kernels: set[int] = set()
@@ -100,9 +101,11 @@ class Launches:
 def run(
     name: str, launches: Launches, only: Collection[str] | None, draws: int, seed: int
 ) -> tuple[int, list[str]]:
-    """Call every CUDA implementation of ``name`` on its boundary cases and on ``draws`` drawn ones,
-    on ``only`` those named if there are such. Returns how many calls were made, and the names of
-    those with a new kernel."""
+    """Call every CUDA implementation of ``name`` on its boundary cases and on ``draws`` drawn ones.
+
+    ``only`` limits the calls to those named. Returns how many calls were made, and the names of
+    those with a new kernel.
+    """
     op = ops.contract(name)
     device = torch.device("cuda", 0)
     calls, with_new = 0, []
@@ -127,7 +130,7 @@ Call = tuple[str, Trial, Callable[[Subject, Trial], None]]
 
 
 def _cases(subject: Subject) -> list[Call]:
-    """The operator's own cases, the largest first, which shows races best."""
+    """Return the operator's own cases, the largest first, since these show races best."""
 
     def largest(trial: Trial) -> int:
         return max(tensor.numel() for tensor in tensors_in(trial.args))
@@ -141,9 +144,9 @@ def _cases(subject: Subject) -> list[Call]:
 
 
 def _draws(subject: Subject, count: int) -> Iterator[Call]:
-    """Drawn calls; a label names the same call whatever ran before it."""
+    """Yield drawn calls; a label names the same call whatever ran before it."""
     for index in range(count):
-        # Infinities take the paths of a kernel that finite numbers do not.
+        # Infinities take paths of a kernel that finite numbers do not.
         values = ("normal", "normal", "infinities")
         trial = subject.draw("sanitize", index, LAYOUTS, values, max_numel=MOST_DRAWN)
         if trial is not None:
@@ -155,7 +158,8 @@ def _label(subject: Subject) -> str:
 
 
 def call_case(subject: Subject, trial: Trial) -> None:
-    """Call on a case of the operator's own: all gradients, of ones."""
+    """Call on one of the operator's own cases, with all gradients from an upstream gradient of
+    ones."""
     places = subject.differentiable(trial.args)
     if subject.op.gradient is None or not places:
         subject.results(*trial.args)
@@ -166,7 +170,7 @@ def call_case(subject: Subject, trial: Trial) -> None:
 
 
 def call_drawn(subject: Subject, trial: Trial) -> None:
-    """Call on drawn inputs: all gradients and one alone, of a drawn upstream gradient."""
+    """Call on drawn inputs: all gradients and a single one, from a drawn upstream gradient."""
     args = mapped(tight, trial.args)
     places = subject.differentiable(args)
     if subject.op.gradient is None or not places:
@@ -178,7 +182,7 @@ def call_drawn(subject: Subject, trial: Trial) -> None:
 
 
 def tight(value: Any) -> Any:
-    """A tensor in memory of its own that ends with its last element, in the same layout; anything
+    """Copy a tensor to memory that ends with its last element, in the same layout; return anything
     else as it is."""
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return value

@@ -4,9 +4,9 @@ python tools/test_capabilities.py [--below NAME] [pytest's arguments]
 
 PyTorch picks its CPU kernels by the machine's instruction set, and so do the C++ kernels here; both
 take a lower one from the environment. Each set below the machine's own (which ``make test`` runs)
-gets one run and one summary line; where a test fails, all that the run printed comes before it.
-Compiled kernels are shared between the runs. Triton's tests are left to ``make test``: its
-interpreter computes in numpy, and takes half of the time.
+gets one run and one summary line; if a test fails, the run's whole output comes before it. Compiled
+kernels are shared between the runs. Triton's tests are left to ``make test``, because its
+interpreter computes in numpy and takes half of the time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ FOLDERS = ("tests/ops", "tests/nn", "tests/models", "tests/examples", "tests/tra
 
 
 def below(own: str) -> tuple[str, ...]:
-    """The instruction sets that a CPU of ``own`` can run besides; none where it is unknown."""
+    """Return the other instruction sets that a CPU of ``own`` can run; none if it is unknown."""
     return CAPABILITIES[: CAPABILITIES.index(own)] if own in CAPABILITIES else ()
 
 
 def run(capability: str, arguments: Sequence[str]) -> bool:
-    """Run the tests under ``capability``, print their summary line, and say whether they passed."""
+    """Run the tests under ``capability``, print their summary line, and return whether they
+    passed."""
     # The first is PyTorch's, the second is that of the C++ kernels.
     asked = {"ATEN_CPU_CAPABILITY": capability, "FUSELAB_CPU_CAPABILITY": capability}
     command = [sys.executable, "-m", "pytest", "-q", "-r", "fE", "-n", "2"]

@@ -4,20 +4,20 @@ python tools/tutorials.py [NAME ...]   run the scripts (all without names) and w
 python tools/tutorials.py --figures    renew text and figures, keep what the scripts printed
 python tools/tutorials.py --beside [NAME ...]   on an H200: write what measured steps print there
 
-A story is a script with ``STEPS``, functions that print. Comments that begin a line are the page's
-text, the code between them is shown, and what a step prints stands behind it, with the pictures
-that it wrote. What steps named ``time_...`` or ``measure_...`` print differs from run to run or
-from machine to machine, and what they print on an H200 (story.NAME.json) stands beside it. In the
-text, paragraphs of their own, which are left out with the line before that ends in a colon where
-there is no such file:
+A story is a script with ``STEPS``, functions that print. Comments that begin a line become the
+page's text, the code between them is shown, and each step's output follows it, with the pictures
+that it wrote. The output of steps named ``time_...`` or ``measure_...`` differs from run to run or
+from machine to machine, so their output on an H200 (story.NAME.json) stands beside it. A paragraph
+of the text may be one of these directives. If its file is missing, the directive is left out,
+together with a preceding paragraph that ends in a colon:
 
-    [figures: softmax forward float32]    a table of what benchmarks/nvidia-h200 has of an operator
+    [figures: softmax forward float32]    a table of an operator's results in benchmarks/nvidia-h200
     [plot: softmax forward float32]       its bandwidth or arithmetic against the size, or its times
     [host: add forward float32]           host time per call of its smallest case
-    [steps: dlrm_step.json]               what benchmarks/dlrm_step.py measured
-    [ranges: train_boxes.json]            what `fuselab train boxes` measured
-    [modes: train_lora.json]              what `fuselab train lora` measured
-    [ceiling: bf16]                       what the device can do, and the operations per byte
+    [steps: dlrm_step.json]               the results of benchmarks/dlrm_step.py
+    [ranges: train_boxes.json]            the results of `fuselab train boxes`
+    [modes: train_lora.json]              the results of `fuselab train lora`
+    [ceiling: bf16]                       the device's best rates, and the operations per byte
     [bars: modes train_lora.json]         times of [steps], in bfloat16, or of [modes] as bars
     [file: lora_floor.txt]                a file of benchmarks/nvidia-h200 as it is
 """
@@ -69,30 +69,30 @@ STORIES = (
 OUTPUT = re.compile(r"^```text( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED_ON = re.compile(r"^\*Printed on .*\*$", re.MULTILINE)
 WROTE = re.compile(r"^wrote (\S+\.png)$", re.MULTILINE)
-FEWEST_POINTS = 4  # of a line; fewer cases are drawn as bars
+FEWEST_POINTS = 4  # the fewest points of a line; fewer cases are drawn as bars
 DIRECTIVE = re.compile(r"\[(figures|plot|host|steps|ranges|modes|ceiling|bars|file): (.+)\]")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a page: ``prose``, ``code``, or the ``output`` of the step named in ``text``."""
+    """A part of a page: ``prose``, ``code``, or the ``output`` of the step named in ``text``."""
 
     kind: str
     text: str
 
 
 def load(name: str) -> ModuleType:
-    """The script as a module; it runs nothing by itself."""
+    """Import the script as a module; this runs no step."""
     spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where pickle and inspect look for it
+    sys.modules[name] = module  # pickle and inspect look for the module there
     spec.loader.exec_module(module)
     return module
 
 
 def printed(module: ModuleType, folder: Path) -> list[str]:
-    """What each step prints; the pictures that they write lie in ``folder`` then."""
+    """Return what each step prints; the pictures that they write are in ``folder`` then."""
     texts = []
     with contextlib.chdir(folder):
         for step in module.STEPS:
@@ -103,7 +103,7 @@ def printed(module: ModuleType, folder: Path) -> list[str]:
 
 
 def print_beside(name: str, folder: Path) -> None:
-    """What the measured steps print on this machine, written after each."""
+    """Write to a file what the measured steps print on this machine, after each step."""
     module = load(name)
     texts: dict[str, str] = {}
     for step in module.STEPS:
@@ -121,7 +121,7 @@ def print_beside(name: str, folder: Path) -> None:
 
 
 def where() -> str:
-    """The line that says on what the outputs were printed."""
+    """Return the line that says on which machine the outputs were printed."""
     facts = environment.describe()
     python = ".".join(facts["python"].split(".")[:2])
     cores = f"{facts['threads']} core{'s' if facts['threads'] > 1 else ''}"
@@ -133,7 +133,7 @@ def where() -> str:
 
 
 def pieces(source: str, steps: Sequence[str]) -> Iterator[Piece]:
-    """The script from its first comment that begins a line to ``STEPS``, in order."""
+    """Yield the parts of the script from its first comment that begins a line to ``STEPS``."""
     lines = source.splitlines()
     code: dict[int, ast.stmt] = {}
     for node in ast.parse(source).body:
@@ -164,7 +164,10 @@ def pieces(source: str, steps: Sequence[str]) -> Iterator[Piece]:
 
 
 def page(name: str, outputs: Sequence[str], place: str) -> str:
-    """The page of a story whose steps printed ``outputs`` on the machine of the line ``place``."""
+    """Return the page of a story.
+
+    Its steps printed ``outputs`` on the machine that the line ``place`` describes.
+    """
     source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
     title, intro = headline(source)
     steps = step_names(source)
@@ -183,7 +186,7 @@ def page(name: str, outputs: Sequence[str], place: str) -> str:
 
 
 def output(step: str, text: str) -> list[str]:
-    """A step's output and its pictures."""
+    """Return a step's output and its pictures."""
     shown = WROTE.sub("", text).strip("\n")
     measured = " measured" if is_measured(step) else ""
     pictures = [f"![{Path(file).stem}](pictures/{file})" for file in WROTE.findall(text)]
@@ -191,7 +194,7 @@ def output(step: str, text: str) -> list[str]:
 
 
 def beside(file: Path, step: str) -> list[str]:
-    """What a step printed on an H200, if it did."""
+    """Return what a step printed on an H200, if that is on file."""
     payload = json.loads(file.read_text()) if file.exists() else {"printed": {}}
     if step not in payload["printed"]:
         return []
@@ -208,7 +211,7 @@ def is_measured(step: str) -> bool:
 
 
 def headline(source: str) -> tuple[str, str]:
-    """The docstring's first line and the paragraphs behind it, without its commands."""
+    """Return the docstring's first line and the paragraphs after it, without its commands."""
     text = inspect.cleandoc(ast.get_docstring(ast.parse(source)) or "")
     first, _, rest = text.partition("\n")
     kept = [line for line in rest.splitlines() if not line.startswith("    ")]
@@ -216,7 +219,7 @@ def headline(source: str) -> tuple[str, str]:
 
 
 def step_names(source: str) -> list[str]:
-    """The names in ``STEPS``, in order."""
+    """Return the names in ``STEPS``, in order."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STEPS":
             assert isinstance(node.value, ast.Tuple)
@@ -225,7 +228,7 @@ def step_names(source: str) -> list[str]:
 
 
 def carried_out(prose: str) -> list[str]:
-    """Paragraphs with ``[figures: ...]`` and its kin in place, or gone where nothing is on file."""
+    """Return the paragraphs with each directive replaced by its text, or removed if it has none."""
     kept: list[str] = []
     for paragraph in prose.split("\n\n"):
         found = DIRECTIVE.fullmatch(paragraph)
@@ -238,7 +241,7 @@ def carried_out(prose: str) -> list[str]:
 
 
 def directive(kind: str, of: str) -> str:
-    """What stands in its place; empty where nothing is on file."""
+    """Return the text of a directive; empty if its file is missing."""
     if kind == "ceiling":
         return ceiling(of)
     if kind in TABLES:
@@ -264,7 +267,7 @@ def directive(kind: str, of: str) -> str:
 
 
 def ceiling(unit: str) -> str:
-    """The measured rates of matrix products and copies, and how many operations a byte is worth."""
+    """Return a sentence on the measured rates of matrix products and copies, and their ratio."""
     file = RESULTS / "softmax.json"
     payload = json.loads(file.read_text())
     tflops = payload["ceilings"]["matmul_tflops"][unit]
@@ -287,8 +290,10 @@ class Measured:
 
 
 def measured(operator: str, phase: str, dtype: str, host: bool = False) -> list[Measured]:
-    """Each case of an operator from the newest of ``readme_table.files_of`` that has it with ours,
-    smallest first."""
+    """Return each case of an operator from the newest file that has it with ours, smallest first.
+
+    The files are those of ``readme_table.files_of``.
+    """
     files = readme_table.files_of(RESULTS, operator, host)
     payloads = [(file, json.loads(file.read_text())) for file in files]
     payloads.sort(key=lambda pair: pair[1]["environment"]["date"])
@@ -302,19 +307,20 @@ def measured(operator: str, phase: str, dtype: str, host: bool = False) -> list[
 
 
 def providers(groups: Sequence[Measured]) -> list[str]:
-    """Who was timed, in the order of the files; ``auto`` is one of the others."""
+    """Return the providers timed, in the order of the files, without ``auto``, which is one of
+    them."""
     names = [record["provider"] for one in groups for record in one.group["records"]]
     return [name for name in dict.fromkeys(names) if name != "auto"]
 
 
 def time_of(group: dict[str, Any], provider: str) -> float | None:
-    """Median microseconds, or None."""
+    """Return the median microseconds of a provider, or None."""
     times = [each["median_us"] for each in group["records"] if each["provider"] == provider]
     return times[0] if times else None
 
 
 def table(groups: Sequence[Measured]) -> str:
-    """Median microseconds per case and provider, and where they come from."""
+    """Return a table of median microseconds per case and provider, and where they come from."""
     names = providers(groups)
     lines = [f"| us | {' | '.join(names)} | limit |", "|---" * (len(names) + 2) + "|"]
     for one in groups:
@@ -340,7 +346,7 @@ def table(groups: Sequence[Measured]) -> str:
 
 
 def limit_of(groups: Sequence[Measured]) -> str:
-    """What the column ``limit`` is the time of: what bounds an operator there."""
+    """Return what the column ``limit`` is the time of, by what bounds the operator."""
     said = {
         "memory": "the fastest kernel that only moves the same bytes",
         "compute": "a matrix product of as many operations",
@@ -350,7 +356,7 @@ def limit_of(groups: Sequence[Measured]) -> str:
 
 
 def host_table(one: Measured) -> str:
-    """Microseconds that a call of one case keeps the host busy."""
+    """Return a table of the microseconds that a call of one case keeps the host busy."""
     records = [each for each in one.group["records"] if each["host_us"] is not None]
     names = " | ".join(each["provider"] for each in records)
     times = " | ".join(digits(each["host_us"]) for each in records)
@@ -368,8 +374,10 @@ def host_table(one: Measured) -> str:
 
 
 def trained(kind: str, file: Path, root: str = "../..") -> str:
-    """The table of a training case study and where it comes from, on a page as deep as ``root``
-    says; empty where no such file is."""
+    """Return the table of a training case study and where it comes from; empty without the file.
+
+    ``root`` is the path from the page to the clone.
+    """
     if not file.exists():
         return ""
     payload = json.loads(file.read_text())
@@ -381,7 +389,7 @@ def trained(kind: str, file: Path, root: str = "../..") -> str:
 
 
 def steps_table(payload: dict[str, Any]) -> tuple[list[str], str]:
-    """A row per provider and precision, a column per case."""
+    """Return a row per provider and precision, a column per case."""
     times = step_times(payload, "{provider}, {precision}")
     cases = list(dict.fromkeys(one["case"] for one in payload["measured"]))
     lines = [f"| us | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
@@ -393,7 +401,7 @@ def steps_table(payload: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def step_times(payload: dict[str, Any], label: str) -> dict[str, dict[str, float]]:
-    """Microseconds by ``label``, which is filled from each measurement, and by case."""
+    """Return microseconds by ``label``, which is filled from each measurement, and by case."""
     times: dict[str, dict[str, float]] = {}
     for one in payload["measured"]:
         times.setdefault(label.format(**one), {})[one["case"]] = one["loop_us"]
@@ -401,7 +409,7 @@ def step_times(payload: dict[str, Any], label: str) -> dict[str, dict[str, float
 
 
 def ranges_table(payload: dict[str, Any]) -> tuple[list[str], str]:
-    """A row per variant, a column per range."""
+    """Return a row per variant, a column per range."""
     ranges = list(payload["variants"][0]["ranges_us"])
     lines = [
         f"| us | model | casts | {' | '.join(ranges)} | step | held-out loss |",
@@ -422,7 +430,7 @@ def ranges_table(payload: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def modes_table(payload: dict[str, Any]) -> tuple[list[str], str]:
-    """A row per mode."""
+    """Return a row per mode."""
     rows = [
         f"| {one['mode']} | {one['loss']:.4f} | {one['accuracy']:.1%} | {digits(one['step_us'])} "
         f"| {byte_count(one['peak_bytes'])} |"
@@ -436,7 +444,7 @@ def modes_table(payload: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def loader_table(payload: dict[str, Any]) -> tuple[list[str], str]:
-    """A row per batch size."""
+    """Return a row per batch size."""
     figures = payload["figures"]
     ways = ("in order", "given", "step", "fed")
     sizes = dict.fromkeys(name.partition(":")[0] for name in figures if ": given" in name)
@@ -451,7 +459,7 @@ def loader_table(payload: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def parity_table(payload: dict[str, Any]) -> tuple[list[str], str]:
-    """A row per mode and precision; the first is eager's."""
+    """Return a row per mode and precision; the first is eager's."""
     seeds = list(next(iter(payload["runs"].values())))
     head = " | ".join(f"seed {seed}" for seed in seeds)
     lines = [f"| held-out loss | {head} | AUC | off at most |", "|---" * (len(seeds) + 3) + "|"]
@@ -486,8 +494,11 @@ def plot_name(operator: str, phase: str, dtype: str) -> str:
 
 
 def draw(operator: str, phase: str, dtype: str) -> None:
-    """Bandwidth against the case, or arithmetic where that can be the limit: one line per provider,
-    dashed for the limit. Times as bars where there are few cases."""
+    """Draw an operator's bandwidth against the case, or its arithmetic if that can be the limit.
+
+    There is one line per provider, and a dashed one for the limit. Few cases are drawn as bars of
+    their times.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -542,7 +553,7 @@ def bars_name(file: str) -> str:
 
 
 def draw_study(kind: str, file: Path) -> None:
-    """The times of a training case study as bars."""
+    """Draw the times of a training case study as bars."""
     if not file.exists():
         return
     payload = json.loads(file.read_text())
@@ -557,7 +568,7 @@ def draw_study(kind: str, file: Path) -> None:
 
 
 def draw_bars(rows: dict[str, dict[str, float]], title: str, path: Path) -> None:
-    """Microseconds by bar and group of bars; a bar's length is its share of the group's longest."""
+    """Draw microseconds as bars in groups; a bar's length is its share of the group's longest."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -589,7 +600,7 @@ def draw_bars(rows: dict[str, dict[str, float]], title: str, path: Path) -> None
 
 
 def draw_plots(name: str) -> None:
-    """Every ``[plot: ...]`` and ``[bars: ...]`` of a story."""
+    """Draw every ``[plot: ...]`` and ``[bars: ...]`` of a story."""
     source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
     for found in re.findall(r"^# \[plot: (\S+) (\S+) (\S+)\]$", source, re.MULTILINE):
         draw(*found)
@@ -598,7 +609,7 @@ def draw_plots(name: str) -> None:
 
 
 def outputs_of(text: str) -> list[str]:
-    """What the steps printed, read back from a page, with the lines that named pictures."""
+    """Read back from a page what the steps printed, with the lines that named pictures."""
     found = []
     for match in OUTPUT.finditer(text):
         pictures = re.match(r"(?:\n\n!\[[^\]]*\]\(pictures/[^)]+\))*", text[match.end() :])
@@ -608,7 +619,7 @@ def outputs_of(text: str) -> list[str]:
 
 
 def renewed(name: str) -> str:
-    """The committed page with today's text and figures and the outputs that it has."""
+    """Return the committed page with new text and figures and the outputs that it has."""
     text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
     place = PRINTED_ON.search(text)
     assert place is not None
@@ -616,7 +627,7 @@ def renewed(name: str) -> str:
 
 
 def index() -> str:
-    """The list of stories."""
+    """Return the list of stories."""
     rows = []
     for name in STORIES:
         title, intro = headline((SCRIPTS / f"{name}.py").read_text(encoding="utf-8"))
@@ -658,7 +669,7 @@ def main() -> None:
 
 
 def renew(name: str) -> None:
-    """Write a page with today's text and figures and the outputs that it has."""
+    """Write a page with new text and figures and the outputs that it has."""
     draw_plots(name)
     write(name, renewed(name))
 
