@@ -3,13 +3,13 @@
     python benchmarks/boxes_step.py [--device cuda] [--boxes 256] [--batch B ...]
         [--loss none|mean|padded ...] [--gradients 0|1|2 ...] [--provider NAME ...]
 
-``device`` is the device's time of the loss and ``torch.autograd.grad`` with cold caches, ``graph``
-that of their replay from a CUDA graph, where it can be captured (what indexes by a boolean mask
+``device`` is the device's time of the loss and ``torch.autograd.grad`` with cold caches. ``graph``
+is that of their replay from a CUDA graph, if it can be captured (an index by a boolean mask
 cannot). ``wall`` is host and device, one step at a time, as a training loop takes it: ``.grad`` set
-to None, the loss, ``backward`` into ``.grad``, a synchronisation; no model and no optimizer. Beside
-it stands ``torch.relu`` of the boxes instead of the loss, which is what autograd and the
-synchronisation take on this host, as busy as it is. The upstream gradient is dense and differs from
-box to box; with ``mean`` and ``padded`` it is one number. 40 % of a padded target's rows are
+to None, the loss, ``backward`` into ``.grad``, a synchronisation; no model and no optimizer. The
+row ``torch.relu`` has that operator on the boxes instead of the loss; it shows what autograd and
+the synchronisation take on this host, as busy as it is. The upstream gradient is dense and differs
+from box to box; with ``mean`` and ``padded`` it is one number. 40 % of a padded target's rows are
 padding.
 """
 
@@ -38,7 +38,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 LOSSES = ("none", "mean", "padded")
 STEPS = ("forward", "forward + gradient of boxes1", "forward + both gradients")
 SYNCHRONISING = ("torchvision", "masked")
-BUDGET_S = 0.2  # of one figure
+BUDGET_S = 0.2  # seconds for one figure
 
 
 def main() -> None:
@@ -59,12 +59,13 @@ def main() -> None:
                 print(f"  {'torch.relu':20} {'wall':>22} {host_floor_us(gradients, tensors):9.1f}")
                 for name, loss in losses(kind, device.type).items():
                     if options.provider is None or name in options.provider:
-                        torch.compiler.reset()  # a recompilation would be one of the last step's
+                        # otherwise it would count as a recompilation of the previous step
+                        torch.compiler.reset()
                         print(f"  {name:20} {times(loss, gradients, tensors, name)}", flush=True)
 
 
 def losses(kind: str, device_type: str) -> dict[str, Loss]:
-    """Peers, then ours."""
+    """Return the losses by name: peers, then ours."""
     if kind == "padded":
         own: FusedOp = PADDED
         public: Any = padded_generalized_box_iou_loss
@@ -94,7 +95,7 @@ def torchvision(reduction: str) -> dict[str, Loss]:
 
 
 def drawn(kind: str, batch: int, boxes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Predicted and target boxes, and the upstream gradient."""
+    """Draw predicted and target boxes, and the upstream gradient."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn_boxes() -> Tensor:
@@ -141,7 +142,7 @@ def host_floor_us(gradients: int, tensors: tuple[Tensor, Tensor, Tensor]) -> flo
 
 
 def times(loss: Loss, gradients: int, tensors: tuple[Tensor, Tensor, Tensor], name: str) -> str:
-    """``device``, ``wall`` and ``graph`` of a step, or why there are none."""
+    """Return ``device``, ``wall`` and ``graph`` of a step, or the error that prevents them."""
     device = tensors[0].device
     try:
         step = step_of(loss, gradients, *tensors)
@@ -157,7 +158,11 @@ def times(loss: Loss, gradients: int, tensors: tuple[Tensor, Tensor, Tensor], na
 
 
 def wall_us(step: Callable[[], Any]) -> float:
-    """Median of single steps, each waited for: of 30 it moved by a third from run to run."""
+    """Return the median of single steps, each waited for.
+
+    At least 30 are timed for the whole budget, because the median of only 30 varied by a third from
+    run to run.
+    """
     wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
     taken: list[float] = []
     until = perf_counter() + BUDGET_S

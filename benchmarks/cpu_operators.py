@@ -3,7 +3,7 @@
     python benchmarks/cpu_operators.py [--instruction-set avx2 ...] [--without-tables]
 
 For every instruction set that this machine has (or those named), in fresh processes whose PyTorch
-and whose kernels are both held to it:
+and whose kernels are both limited to it, the script
 
 1. times the calls that decide what ``implementation="auto"`` takes, and writes them to
    ``src/fuselab/runtime/measured/cpu-NAME.json``, where they ship with the package;
@@ -12,8 +12,8 @@ and whose kernels are both held to it:
    turns, with a warm cache; and puts the rows into ``benchmarks/cpu/operators.json``, beside those
    of instruction sets measured elsewhere, and the table into ``benchmarks/cpu/operators.md``.
 
-Exit status 1 where ``auto`` takes more than eager / 0.97 anywhere. An instruction set takes a
-quarter of an hour on two idle cores; whatever else runs meanwhile spoils the times.
+The exit status is 1 if ``auto`` takes more than eager / 0.97 anywhere. An instruction set takes a
+quarter of an hour on two idle cores; anything else that runs meanwhile spoils the times.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLONE = Path(__file__).resolve().parent.parent
 RESULTS = CLONE / "benchmarks" / "cpu" / "operators.json"
 TABLE = RESULTS.with_suffix(".md")
 TABLES = CLONE / "src" / "fuselab" / "runtime" / "measured"
-LEAST = 0.97  # of eager's time over auto's
+LEAST = 0.97  # least ratio of eager's time to auto's
 
 
 def measure(name: str, with_tables: bool, operators: Sequence[str]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def measure(name: str, with_tables: bool, operators: Sequence[str]) -> dict[str,
 
 
 def markdown(results: dict[str, Any]) -> Iterator[str]:
-    """Return the table of all instruction sets, the slowest rows of each in its heading."""
+    """Yield the lines of the table of all instruction sets, each with a summary of its rows."""
     yield "# Operators with a C++ kernel on a CPU"
     yield ""
     yield "us per call, medians; `auto` over eager above 1 is faster. `benchmarks/cpu_operators.py`"

@@ -4,11 +4,11 @@
                                      [--mode compile fused] [--precision fp32 bf16] [--seeds 3]
                                      [--json F] [--plot F]
 
-A seed decides the weights and the order of rows. A mode agrees where its held-out loss differs from
+A seed decides the weights and the order of rows. A mode agrees if its held-out loss differs from
 eager's of the same seed (in fp32; on a GPU with tf32 products, as every fp32 here) by no more than
-eager's own seeds differ from each other. The last line says so; status 1 where one does not.
-Without ``--data`` synthetic rows with a planted signal are prepared first (and removed). On a GPU
-seeds run side by side, a process each.
+eager's own seeds differ from each other. The last line says so; the exit status is 1 if one does
+not. Without ``--data`` synthetic rows with a planted signal are prepared first (and removed). On a
+GPU seeds run side by side, a process each.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fuselab.train.allocation import keep_freed_memory
 from fuselab.train.dlrm import Plan, Run
 
 EAGER = "eager fp32"
-Found = dict[str, dict[int, dict[str, Any]]]  # by way and seed: what ``Run.describe`` gives
+Found = dict[str, dict[int, dict[str, Any]]]  # results of ``Run.describe``, by way and seed
 
 
 def main() -> int:
@@ -51,7 +51,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=5_000_000, help="synthetic, without --data")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=2048)
-    # At 1.0 float32's rounding alone grows to 0.02 of the loss in 200 steps: no modes would agree.
+    # At 1.0, float32's rounding alone grows to 0.02 of the loss in 200 steps, so no modes would
+    # agree.
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--mode", nargs="+", default=["compile", "fused"])
@@ -102,7 +103,7 @@ def main() -> int:
 
 
 def prepared(folder: str, config: str, rows: int) -> str:
-    """Synthetic rows as the configuration takes them."""
+    """Prepare synthetic rows for the configuration; return their folder."""
     sizes = describe(config).config.table_sizes
     prepare(Synthetic(rows), Path(folder) / "rows", ids=Modulus(sizes))
     return str(Path(folder) / "rows")
@@ -111,7 +112,7 @@ def prepared(folder: str, config: str, rows: int) -> str:
 def trained(
     plan: Plan, ways: Sequence[str], seed: int, device: torch.device
 ) -> dict[str, dict[str, Any]]:
-    """A run of every way with one seed, by way, in a process of its own."""
+    """Train every way with one seed, in a separate process; return the results by way."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     else:
@@ -120,7 +121,7 @@ def trained(
     for way in ways:
         mode, precision = way.split()
         run = Run(replace(plan, mode=mode, half=precision == "bf16", seed=seed), device)
-        with redirect_stderr(io.StringIO()):  # the progress of runs of seconds
+        with redirect_stderr(io.StringIO()):  # hides the progress of runs of seconds
             found[way] = facts = run.describe(run.train())
         held_out = facts["held_out"]
         print(
@@ -129,12 +130,13 @@ def trained(
             f"{facts['rows_per_s']:,.0f} rows/s",
             flush=True,
         )
-        torch._dynamo.reset()  # compiled code holds its model
+        torch._dynamo.reset()  # compiled code keeps its model alive
     return found
 
 
 def judge(found: Found) -> bool:
-    """Print every way's largest difference from eager beside the spread of eager's seeds."""
+    """Print every way's largest difference from eager beside the spread of eager's seeds; return
+    whether all are within it."""
     losses = {
         way: {seed: facts["held_out"]["loss"] for seed, facts in runs.items()}
         for way, runs in found.items()
@@ -152,7 +154,7 @@ def judge(found: Found) -> bool:
 
 
 def plot(found: Found, path: Path) -> None:
-    """The training loss of every way, a curve per seed."""
+    """Draw the training loss of every way, a curve per seed."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -3,19 +3,19 @@
     python benchmarks/dlrm_step.py [--device cuda] [--case dot-128 ...] [--provider ours ...]
                                    [--largest ROWS] [--budget S] [--json FILE]
 
-Providers: ``eager``, ``compile`` and ``compile+graphs`` are how people write it (26 look-ups with
-sparse gradients, torch.optim.SGD, what lies behind the tables eager or through torch.compile);
+Providers: ``eager``, ``compile`` and ``compile+graphs`` are the usual spelling (26 look-ups with
+sparse gradients, torch.optim.SGD, the layers after the tables eager or through torch.compile);
 ``strong`` is plain PyTorch at its best (one table, ``index_add_`` for its update, a compiled dense
-part, the whole step in one CUDA graph); ``ours`` is the fused mode of ``fuselab train dlrm``, as it
-comes. ``ours-branches`` and ``ours+branches``, asked for by name, never and always run beside the
-chain of products what it does not wait for. On a GPU each runs in tf32 and bf16. ``forward`` cases
-are inference: rows to probabilities, which lie where the graph leaves them.
+part, the whole step in one CUDA graph); ``ours`` is the fused mode of ``fuselab train dlrm``, by
+default. ``ours-branches`` and ``ours+branches``, asked for by name, never and always use a branch
+beside the chain of products. On a GPU each runs in tf32 and bf16. ``forward`` cases are inference:
+rows to probabilities, which stay where the graph leaves them.
 
 A case is ``dot-2048``, ``outer-2048``, ``forward-128``. ``loop`` is microseconds per step of a loop
-that is waited for at its end, rounds of all providers in turn; ``cold`` is the device's time with a
-cold L2 where the step is one CUDA graph; ``peak`` is memory above parameters and gradients of the
-dense layers (SGD has no state). Rows are uniform. What torch.compile must build is built first, in
-child processes side by side.
+that is waited for at its end, with rounds of all providers in turn; ``cold`` is the device's time
+with a cold L2 if the step is one CUDA graph; ``peak`` is memory above parameters and gradients of
+the dense layers (SGD has no state). Rows are uniform. Everything that torch.compile must build is
+built first, in child processes side by side.
 """
 
 from __future__ import annotations
@@ -57,15 +57,19 @@ CASES = {
 }
 PROVIDERS = ("eager", "compile", "compile+graphs", "strong", "ours")
 BRANCHES = {"ours": None, "ours-branches": False, "ours+branches": True}
-# Compiling takes longer than timing: these cases alone have the two peers that are host-bound.
+# Compiling takes longer than timing, so only these cases have the two peers that are host-bound.
 COMPILED_AS_WRITTEN = ("dot-2048", "outer-2048")
-CHILDREN = 12  # of 16 cores; each is a process with a CUDA context, some gigabytes of host memory
+# of 16 cores; each is a process with a CUDA context and some gigabytes of host memory
+CHILDREN = 12
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """``step`` is what is timed; ``graph`` says whether it is one CUDA graph; ``work`` is the same
-    without the graph, for its memory."""
+    """A provider's step, ready to be timed.
+
+    ``step`` is timed; ``graph`` says whether it is one CUDA graph; ``work`` is the same without the
+    graph, to measure its memory.
+    """
 
     step: Callable[[], object]
     work: Callable[[], object]
@@ -74,7 +78,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Measured:
-    """Microseconds per step, bytes."""
+    """One measurement, in microseconds per step and bytes."""
 
     case: str
     provider: str
@@ -127,15 +131,15 @@ def main() -> None:
         measured = measure(case, names, largest, device, options.budget)
         show(case, measured)
         found += measured
-        torch._dynamo.reset()  # compiled code holds its model, two gigabytes
+        torch._dynamo.reset()  # compiled code keeps its model alive, two gigabytes
         print(f"{time.monotonic() - begin:.0f} s since the start", flush=True)
-        if options.json is not None:  # of every case as soon as it is there
+        if options.json is not None:  # written after every case
             facts = {"environment": describe(device), "largest_table": largest}
             write_json(options.json, {**facts, "measured": found})
 
 
 def _again_pinned() -> int:
-    """Page faults of fresh allocations bias timings on a CPU."""
+    """Run the script again with pinned allocation, since page faults bias timings on a CPU."""
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))
     )
@@ -149,7 +153,7 @@ def _left_out(case: str, provider: str) -> bool:
 
 
 def build_side_by_side(wanted: Sequence[tuple[str, str, str]]) -> None:
-    """Fill the compilers' caches on disk: children build what this process then finds."""
+    """Fill the compilers' disk caches in child processes, for this process to use."""
     waiting = [each for each in wanted if each[1] != "eager"]
     running: list[subprocess.Popen[bytes]] = []
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
@@ -159,7 +163,7 @@ def build_side_by_side(wanted: Sequence[tuple[str, str, str]]) -> None:
         words = [sys.executable, __file__, "--only-build", "--case", case]
         words += ["--provider", provider, "--precision", precision]
         running.append(subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment))
-    for child in running:  # one that fails fails again below, and is shown there
+    for child in running:  # a build that fails here fails again below, and is shown there
         child.wait()
 
 
@@ -170,7 +174,7 @@ def measure(
     device: torch.device,
     budget_s: float,
 ) -> list[Measured]:
-    """All providers of a case, in rounds of shuffled order."""
+    """Measure all providers of a case, in rounds of shuffled order."""
     ready: dict[tuple[str, str], Candidate] = {}
     peaks: dict[tuple[str, str], int | None] = {}
     for name in names:
@@ -215,7 +219,7 @@ def measure(
 def candidate(
     case: str, provider: str, precision: str, largest: int, device: torch.device
 ) -> Candidate:
-    """One provider's step or forward, on tables and a batch of its own."""
+    """Return one provider's step or forward, with its own tables and batch."""
     forward = case.startswith("forward")
     config = config_of(case, largest)
     batch = batch_of(config, int(case.rsplit("-", 1)[1]), device)
@@ -272,14 +276,15 @@ def forward_of(provider: str, model: Dlrm, batch: Batch, half: bool) -> Candidat
 
 
 def strong(config: DlrmConfig, batch: Batch, half: bool, forward: bool) -> Candidate:
-    """Plain PyTorch at its best. The forward of it is what the step compiles, without a loss."""
+    """Return plain PyTorch at its best; its forward is compiled as in the step, without a loss."""
     device = batch.dense.device
     sizes, width = config.table_sizes, config.embedding_dim
     flat = torch.empty(sum(sizes), width, device=device).uniform_(-0.01, 0.01)
     starts = torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)
     with torch.device(device):
         torch.manual_seed(0)
-        model = Dlrm(replace(config, cardinalities=(1,) * len(sizes)))  # for its dense layers
+        # only its dense layers are used
+        model = Dlrm(replace(config, cardinalities=(1,) * len(sizes)))
     parameters = [value for _, value in dense_parameters(model)]
     vectors_of = len(sizes) + 1
     row, column = torch.tril_indices(vectors_of, vectors_of, -1, device=device).unbind()
@@ -334,7 +339,7 @@ def _captured(work: Callable[[], None], device: torch.device) -> Candidate:
 
 @contextlib.contextmanager
 def _precision(precision: str) -> Iterator[None]:
-    """tf32 products within the block, where that is what is asked for."""
+    """Use tf32 products within the block if ``precision`` is tf32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -344,7 +349,7 @@ def _precision(precision: str) -> Iterator[None]:
 
 
 def _calls(step: Callable[[], object], device: torch.device) -> int:
-    """As many as take some 20 ms."""
+    """Return how many calls take about 20 ms."""
     return max(1, min(200, round(20_000 / max(_loop_us(step, 2, device), 1))))
 
 
@@ -370,8 +375,11 @@ def _cold_us(each: Candidate, device: torch.device) -> float:
 def _peak(
     each: Candidate, before: int, case: str, largest: int, device: torch.device
 ) -> int | None:
-    """Of a step, above parameters and dense gradients; SGD keeps no state. ``before`` are the bytes
-    that were allocated before the candidate was made; None where others freed some of them."""
+    """Return the peak bytes of a step above parameters and dense gradients; SGD keeps no state.
+
+    ``before`` is the number of bytes allocated before the candidate was made. Returns None if
+    others freed some of them.
+    """
     if device.type != "cuda":
         return None
     with torch.device("meta"):

@@ -3,11 +3,11 @@
     python benchmarks/embedding_step.py [--device cuda] [--largest ROWS] [--batch B ...]
                                         [--only NAME ...]
 
-Ids are uniform, the upstream gradient is given. On a GPU each step is replayed from a CUDA graph
-where it can be captured (sparse gradients cannot), with cold caches. Rows that name a configuration
-are the candidates of tuning, the default first: the look-up, the operator's update, and one after
-the other. ``--only`` leaves the rows that contain one of its names. A fixed order is asked of
-PyTorch, which then fills fresh memory with NaN, so the look-up's output is written twice.
+Ids are uniform, the upstream gradient is given. On a GPU each step is replayed from a CUDA graph if
+it can be captured (sparse gradients cannot), with cold caches. Rows that name a configuration are
+the candidates of tuning, the default first: the look-up, the operator's update, and both in turn.
+``--only`` keeps the rows that contain one of its names. Rows in a fixed order set PyTorch's
+deterministic mode, which fills new memory with NaN, so the look-up's output is written twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime import tuning
 
 WIDTH, RATE = 16, 0.01
-BUDGET_S = 0.2  # of one figure
+BUDGET_S = 0.2  # seconds for one figure
 Step = Callable[[], object]
 
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bool]]:
-    """By name: a step, and whether a CUDA graph can hold it."""
+    """Return every step by name, and whether a CUDA graph can contain it."""
     bounds = torch.tensor(sizes, device=device)
     ids = (torch.rand(batch, len(sizes), device=device, dtype=torch.float64) * bounds).long()
     grad = torch.randn(batch, len(sizes), WIDTH, device=device)
@@ -109,7 +109,7 @@ def steps(sizes: list[int], batch: int, device: str) -> dict[str, tuple[Step, bo
 
 
 def candidates(op: FusedOp, args: tuple[Any, ...]) -> Iterator[tuple[str, Step]]:
-    """A call of ``cuda`` with each of its configurations."""
+    """Yield a call of ``cuda`` with each of its configurations."""
     if not args[0][0].is_cuda:
         return
 

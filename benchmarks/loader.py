@@ -1,14 +1,14 @@
-"""How many rows a second the loader gives from prepared files: alone, and behind the fused step.
+"""How many rows a second the loader gives from prepared files: alone, and before the fused step.
 
     python benchmarks/loader.py [--device cuda] [--data FOLDER] [--rows N] [--batch B ...]
                                 [--largest ROWS] [--seconds S] [--json FILE]
 
-Without ``--data`` a folder of random records is made first (and removed), as large as ``--rows``
-says; it lies in the page cache then. ``given`` takes batches as fast as they come, each copied into
-tensors that stay; ``in order`` does so without a shuffle. ``step`` is the fused training step of
-DLRM's main configuration in bfloat16 on one batch that stays, ``fed`` the same step on every batch
-as the loader gives it. The parts (read, order) say which of them is the limit. The last line says
-whether the loader alone gives NEEDED times the rows that the step of the largest batch takes.
+Without ``--data`` a folder of ``--rows`` random records is made first (and removed); it is then in
+the page cache. ``given`` takes batches as fast as they come, each copied into tensors that stay;
+``in order`` does so without a shuffle. ``step`` is the fused training step of DLRM's main
+configuration in bfloat16 on one batch that stays, ``fed`` the same step on every batch that the
+loader gives. The parts (read, order) show which of them is the limit. The last line says whether
+the loader alone gives NEEDED times the rows that the step of the largest batch takes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fuselab.report.files import write_json
 from fuselab.train.dlrm_modes import FusedStep
 
 WINDOW = 1 << 20
-NEEDED = 1.2  # times the rate of the step
+NEEDED = 1.2  # multiple of the step's rate
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def random_records(folder: Path, rows: int, sizes: Sequence[int]) -> Path:
-    """A prepared folder whose shards are copies of one."""
+    """Make a prepared folder whose shards are copies of one."""
     some = numpy.random.default_rng(0)
     shard = numpy.empty(min(rows, WINDOW), RECORD)
     shard["dense"] = some.random((len(shard), 13), dtype=numpy.float32)
@@ -95,7 +95,7 @@ def random_records(folder: Path, rows: int, sizes: Sequence[int]) -> Path:
 
 
 def parts(folder: Path) -> Iterator[tuple[str, float]]:
-    """Millions of rows a second that the steps of a window can do, each alone."""
+    """Yield the millions of rows a second that each step of a window can do alone."""
     prepared = Prepared(folder)
     rows = min(prepared.rows, WINDOW)
     records = numpy.zeros(rows, RECORD)
@@ -114,10 +114,11 @@ def parts(folder: Path) -> Iterator[tuple[str, float]]:
 def loaded(
     data: Dataset, size: int, device: torch.device, least_s: float
 ) -> Iterator[tuple[str, float]]:
-    """Millions of rows a second of the loader alone, of the step alone, and of both."""
+    """Yield the millions of rows a second of the loader alone, of the step alone, and of both."""
     config = replace(MAIN, cardinalities=data.cardinalities, largest_table=max(data.cardinalities))
     with torch.device(device):
-        # Before the first batch: the loader's thread may not work on while a graph is captured.
+        # Before the first batch, because the loader's thread must not work while a graph is
+        # captured.
         step = FusedStep(Dlrm(config), "sgd", size, half=True)
     kept = Batch(*(part.clone() for part in next(endless(loader_of(data, size, 0, device)))))
 
@@ -130,10 +131,10 @@ def loaded(
 
     for name, window in (("in order", 0), ("given", WINDOW)):
         batches = endless(loader_of(data, size, window, device))
-        for _ in range(2 * min(WINDOW, data.rows) // size):  # every buffer is allocated
+        for _ in range(2 * min(WINDOW, data.rows) // size):  # until every buffer is allocated
             next(batches)
         yield f"{size}: {name} (M rows/s)", size / consumed(batches, copy, device, least_s) / 1e6
-    if device.type == "cuda":  # behind the step more windows are alive, so the first allocate
+    if device.type == "cuda":  # with the step more windows are alive, so the first ones allocate
         for batch in itertools.islice(batches, 4 * min(WINDOW, data.rows) // size):
             train(batch)
     for name, given in (("step", itertools.repeat(kept)), ("fed", batches)):
@@ -152,8 +153,10 @@ def consumed(
     device: torch.device,
     least_s: float,
 ) -> float:
-    """Seconds a batch, ``work`` done on each. Once in 16 batches the device is waited for, else the
-    host would queue work without end."""
+    """Return the seconds per batch, with ``work`` done on each.
+
+    The device is waited for once in 16 batches, otherwise the host would queue work without end.
+    """
     start, count = time.perf_counter(), 0
     while not count or time.perf_counter() - start < least_s:
         for _ in range(16):
@@ -170,7 +173,7 @@ def endless(loader: Loader) -> Iterator[Batch]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The median of some calls, the first left out."""
+    """Return the median of some calls, without the first."""
     work()
     times = []
     for _ in range(9):
