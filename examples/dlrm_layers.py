@@ -1,7 +1,7 @@
 """DLRM layer by layer: two rows of Criteo on their way to two probabilities.
 
-The deep learning recommendation model (Naumov et al., arXiv:1906.00091) as plain PyTorch, opened:
-what goes in, what every layer makes of it, where the parameters are, and which parts are worth a
+The deep learning recommendation model (Naumov et al., arXiv:1906.00091) in plain PyTorch, step by
+step: its inputs, the output of every layer, where the parameters are, and which parts are worth a
 kernel.
 
     python examples/dlrm_layers.py
@@ -38,14 +38,14 @@ def two_rows() -> None:
 
 # ## Counts
 #
-# Raw counts run to millions and a model with a learning rate of 0.1 diverges on them. They are
-# taken as log(count + 1), negative and missing ones as 0; the logarithm of a missing count would be
-# no number, and one such number makes all weights NaN.
+# Raw counts run to millions, and a model with a learning rate of 0.1 diverges on them. The model
+# takes log(count + 1) instead, with negative and missing counts as 0. The logarithm of a missing
+# count would be NaN, and one NaN makes all weights NaN.
 #
 # ## Categories
 #
 # An id becomes the row of a table, one table per category. The simplest way is the modulus, `(id +
-# 1) % size`, missing (-1) being row 0. It wants no vocabulary, and lets ids collide.
+# 1) % size`, where a missing id (-1) gets row 0. It needs no vocabulary, but ids may collide.
 
 
 def what_the_model_gets() -> None:
@@ -62,8 +62,8 @@ def what_the_model_gets() -> None:
 
 # ## Through the layers
 #
-# The small published configuration. Hooks print what comes out of every module; between the modules
-# is the interaction, which has no parameters.
+# This is the small published configuration. Hooks print the output shape of every module. Between
+# the modules is the interaction, which has no parameters.
 
 
 def through_the_layers() -> None:
@@ -90,9 +90,9 @@ def through_the_layers() -> None:
 
 # ## Three interactions
 #
-# What the 27 vectors (26 embeddings and the dense one) say together: end to end, every product of
-# two of their elements, or the dot product of every pair. The choice decides how large the first
-# prediction layer is.
+# The interaction combines the 27 vectors (26 embeddings and the dense one): it puts them end to
+# end, or takes every product of two of their elements, or the dot product of every pair. The choice
+# decides how large the first prediction layer is.
 
 
 def three_interactions() -> None:
@@ -102,8 +102,8 @@ def three_interactions() -> None:
         print(f"{name:6} {width:8,}  {512 * width:48,}")
 
 
-# The product of all elements is symmetric and has twice what it needs; nobody has to store it
-# either. Both modules take the place of the plain spelling, and give what it gives:
+# The matrix of all products is symmetric, so half of it is redundant, and it never has to be
+# stored. Both modules replace the plain spelling, and give the same result:
 
 
 def fused_interactions() -> None:
@@ -124,9 +124,10 @@ def tiny(interaction: str) -> DlrmConfig:
 
 # ## Logit and probability
 #
-# `forward` gives a probability. Training takes the logit: the loss of a sigmoid's output loses all
-# gradient where the sigmoid is 1 in float32. A sigmoid applied twice is a mistake that trains: all
-# outputs lie between 0.5 and 0.73, every row counts as a click, and the accuracy never moves.
+# `forward` returns a probability. Training takes the logit, because the loss on a sigmoid's output
+# loses all gradient where the sigmoid is 1 in float32. Applying the sigmoid twice is a mistake that
+# still trains: all outputs lie between 0.5 and 0.73, every row counts as a click, and the accuracy
+# never changes.
 
 
 def once_or_twice() -> None:
@@ -147,8 +148,8 @@ def once_or_twice() -> None:
 
 # ## Where the parameters are
 #
-# In the tables, nearly all of them, and a step touches a few rows of each. That is why a DLRM is
-# memory and launches, not arithmetic: 26 look-ups, 26 sparse gradients and 26 updates of a few
+# Nearly all of them are in the tables, and a step touches a few rows of each. So a DLRM is bound by
+# memory and launches, not by arithmetic: 26 look-ups, 26 sparse gradients and 26 updates of a few
 # kilobytes each.
 
 
@@ -170,7 +171,7 @@ def layers(widths: tuple[int, ...]) -> int:
 
 # ## On an H200
 #
-# The dot interaction with its gradients, and the outer product with the layer behind it (forward):
+# The dot interaction with its gradients, and the outer product with the layer after it (forward):
 #
 # [figures: dot_interaction forward+backward bfloat16]
 #

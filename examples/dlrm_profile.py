@@ -1,7 +1,7 @@
 """DLRM from the first profile to the captured step.
 
 A first profile, five stages of the look-up, what the modulus costs in AUC against a vocabulary, how
-many launches a training step is, and what is left of them.
+many launches a training step has, and how to get rid of most of them.
 
     python examples/dlrm_profile.py
     fuselab profile dlrm --backward
@@ -40,7 +40,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Clicks:
-    """``dense`` float32 [n, 13], ``labels`` float32 [n], raw ``ids`` int64 [n, 26]."""
+    """The rows: ``dense`` float32 [n, 13], ``labels`` float32 [n], raw ``ids`` int64 [n, 26]."""
 
     dense: Tensor
     labels: Tensor
@@ -62,7 +62,8 @@ def clicks() -> Clicks:
 
 
 def frequent_ids(at_least: int) -> list[numpy.ndarray]:
-    """Per column the ids that the training rows have that often, ascending."""
+    """Return, per column, the ids that occur at least that often in the training rows,
+    ascending."""
     rows = clicks()
     columns = []
     for column in rows.ids[: rows.trained].T:
@@ -73,9 +74,9 @@ def frequent_ids(at_least: int) -> list[numpy.ndarray]:
 
 # ## The first profile
 #
-# Forward and backward of the small configuration, interaction dot, with the look-up as it was first
-# written: stage 1 below. `record_function` names the parts; `fuselab profile -- python script.py`
-# shows the same of a script as it is.
+# Forward and backward of the small configuration, with the dot interaction and the look-up as it
+# was first written, which is stage 1 below. `record_function` names the parts; `fuselab profile --
+# python script.py` shows the same for an unchanged script.
 
 
 def measure_the_first_profile() -> None:
@@ -99,15 +100,15 @@ def measure_the_first_profile() -> None:
     shares = {part["name"]: 100 * part["share"] for part in found["ranges"]}
     for name in ("look-up", "forward", "loss", "backward"):
         print(f"{name:8} {shares[name]:6.1f} % of the step")
-    # On a GPU comparing may cost less than a finding is made of: then what costs the step most.
+    # On a GPU the comparison may be too cheap for a finding; then the costliest finding is shown.
     mend = min(found["findings"], key=lambda each: each["kind"] != "quadratic look-up")
     print(f"{mend['title']} ({mend['source']})")
 
 
 # ## The look-up in five stages
 #
-# An id is a 32-bit hash, a table has some thousand rows: something must turn one into the other, in
-# every forward. This is how it is found in published code, slowest first.
+# An id is a 32-bit hash, and a table has some thousand rows, so every forward must turn one into
+# the other. Published code does it in these ways, slowest first.
 #
 # 1. The vocabulary is a Python list, made into a tensor in every forward, and every id is compared
 #    with every entry.
@@ -133,7 +134,7 @@ def stage_2(ids: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(columns, 1)
 
 
-# 3. `reshape` becomes `view`. It was a view before: nothing changes, and a profile says so.
+# 3. `reshape` becomes `view`. It was a view already, so nothing changes, as a profile shows.
 
 
 def stage_3(ids: Tensor, tensors: Sequence[Tensor]) -> Tensor:
@@ -144,7 +145,7 @@ def stage_3(ids: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(columns, 1)
 
 
-# 4. The vocabulary goes: the modulus needs none. It is another model, see below.
+# 4. The modulus replaces the vocabulary, which is another model; see below.
 
 
 def stage_4(ids: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -153,9 +154,9 @@ def stage_4(ids: Tensor, sizes: Sequence[int]) -> Tensor:
 
 # 5. torch.compile makes one kernel of the 26 remainders.
 #
-# There is a better third stage: a binary search instead of B x V comparisons, with a slot of its
-# own for unknown ids. The first three stages give those slot 0, where `argmax` finds nothing, and
-# so the embedding of whatever id comes first.
+# There is a better third stage: a binary search instead of B x V comparisons, with a separate slot
+# for unknown ids. The first three stages give unknown ids slot 0, because `argmax` finds nothing,
+# and so the embedding of whichever id comes first.
 
 
 def the_stages_agree() -> None:
@@ -206,10 +207,10 @@ def time_the_stages() -> None:
 
 # ## What the modulus costs
 #
-# The modulus is fast because it knows nothing. Frequent ids share rows with rare ones, and a rare
-# id's few clicks move a frequent id's embedding. A vocabulary of the ids that were seen often
-# enough, with one row for all others, is smaller and better. Both trained alike on the same rows
-# (dot interaction, row-wise Adagrad), AUC on rows held out:
+# The modulus is fast because it needs no vocabulary. But frequent ids share rows with rare ones,
+# and a rare id's few clicks change a frequent id's embedding. A vocabulary of the ids that were
+# seen often enough, with one row for all others, is smaller and better. Both models are trained
+# alike on the same rows (dot interaction, row-wise Adagrad); this is their AUC on held-out rows:
 
 
 def measure_modulus_against_vocabulary() -> None:
@@ -225,7 +226,7 @@ def measure_modulus_against_vocabulary() -> None:
 
 
 def trained_with(ids: Modulus | Vocabulary) -> tuple[int, float]:
-    """Rows of embeddings, and the AUC after one pass."""
+    """Train with these ids; return the number of embedding rows, and the AUC after one pass."""
     rows = clicks()
     torch.manual_seed(0)
     model = model_of(replace(SMALL, interaction="dot"), ids).to(DEVICE)
@@ -258,8 +259,8 @@ def plot(found: dict[str, list[tuple[int, float]]]) -> None:
 
 # ## How many launches is a step?
 #
-# At batch 128 every operation of a step is small, and on a GPU each costs a launch, some five
-# microseconds of the host's time. Counted for the main configuration with small tables:
+# At batch 128 every operation of a step is small, and on a GPU each costs a launch, about five
+# microseconds of the host's time. This counts them for the main configuration with small tables:
 
 
 class Launches(TorchDispatchMode):
@@ -302,10 +303,10 @@ def operations_of_a_step() -> None:
             print(f"  {name}: {count}")
 
 
-# The fused step is one look-up for all tables, an interaction, a kernel per layer, and two updates:
-# one for all tables, one for all layers. On a GPU the whole of it, loss and optimizers included, is
-# then captured in one CUDA graph: one launch, nothing that waits for the host. Learning rate and
-# batch lie in memory that the graph reads.
+# The fused step has one look-up for all tables, an interaction, a kernel per layer, and two
+# updates: one for all tables, one for all layers. On a GPU the whole step, loss and optimizers
+# included, is then captured in one CUDA graph, which is one launch and never waits for the host.
+# The learning rate and the batch are in memory that the graph reads.
 #
 # ## The same numbers
 #
@@ -326,7 +327,7 @@ def made(mode: str, size: int) -> Callable[[Batch, float], Tensor]:
     return step_of(mode, model, "sgd", size)
 
 
-# Compiled too, and timed, on the machine that printed this page:
+# The compiled mode as well, timed on the machine that printed this page:
 
 
 def time_the_modes() -> None:

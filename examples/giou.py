@@ -1,4 +1,4 @@
-"""GIoU: dozens of small operations, and what one kernel makes of them.
+"""GIoU: dozens of small operations, and one kernel instead of them.
 
 The generalized intersection over union of two boxes (Rezatofighi et al., arXiv:1902.09630), step by
 step: the formula, the mistakes that published versions have, what eager PyTorch spends on it, and
@@ -43,8 +43,8 @@ def giou(first: Tensor, second: Tensor, clamped: bool = True) -> Tensor:
     return intersection / union - (hull - union) / hull
 
 
-# Leave out the two `clamp`s and disjoint boxes get an overlap: both differences are negative, and
-# their product is not. Overlapping boxes never show it.
+# Without the two `clamp`s, disjoint boxes get an overlap: both differences are negative, so their
+# product is positive. Overlapping boxes never show this mistake.
 
 
 def two_pairs() -> None:
@@ -60,8 +60,8 @@ def two_pairs() -> None:
 
 # ## Why not IoU
 #
-# Of two disjoint boxes the IoU is 0 wherever they lie, and so is its gradient: nothing moves. The
-# term with the hull pulls them together. Gradient descent on one box, towards another:
+# The IoU of two disjoint boxes is 0 wherever they lie, and so is its gradient, so nothing moves.
+# The term with the hull pulls them together. Gradient descent on one box, towards another:
 
 
 def descent() -> None:
@@ -111,7 +111,7 @@ def plot(curves: dict[str, list[float]]) -> None:
 # ## What eager spends
 #
 # Every line of the formula is a launch that reads its operands from memory and writes its result
-# there, and autograd launches about as many again. Counted, not guessed:
+# there, and autograd launches about as many again. This counts them:
 
 
 class Counter(TorchDispatchMode):
@@ -150,8 +150,8 @@ def some_boxes(count: int, generator: torch.Generator) -> Tensor:
 
 # ## In 16 bits
 #
-# Areas are products: a box of 300 by 300 pixels has an area that float16 does not hold. The fused
-# operator reads 16-bit boxes and computes in float32, without a copy of them in memory.
+# Areas are products: the area of a box of 300 by 300 pixels exceeds float16's largest number. The
+# fused operator reads 16-bit boxes and computes in float32, without a copy of them in memory.
 
 
 def in_float16() -> None:
@@ -166,8 +166,8 @@ def in_float16() -> None:
 # ## Padding
 #
 # Images have different numbers of boxes, so a batch is padded. Picking the real rows by a boolean
-# mask gives a tensor whose size the host must know: it waits for the GPU in every step. The padded
-# operator leaves rows out as it reads them and counts the rest on the device.
+# mask gives a tensor whose size the host must know, so it waits for the GPU in every step. The
+# padded operator leaves rows out as it reads them and counts the rest on the device.
 
 
 def padded() -> None:
@@ -175,7 +175,7 @@ def padded() -> None:
     predicted, target = some_boxes(6, generator), some_boxes(6, generator)
     target[3:] = 0
     picked = generalized_box_iou_loss(predicted[:3], target[:3], "mean")
-    predicted[5] = float("nan")  # what stands beside padding does not matter
+    predicted[5] = float("nan")  # predictions for padding rows do not matter
     whole = padded_generalized_box_iou_loss(predicted, target)
     print(f"three boxes by themselves {picked.item():.4f}, padded to six {whole.item():.4f}")
 

@@ -1,7 +1,7 @@
 """LoRA: a frozen layer and a small one that trains, in one operator.
 
 Low-rank adapters (Hu et al., arXiv:2106.09685): what they save, what they cost, how they merge, and
-what fusing them can win.
+what fusing them gains.
 
     python examples/lora.py
     fuselab train lora
@@ -25,9 +25,9 @@ BUDGET_S = 0.3  # per timing
 
 # ## What trains
 #
-# A layer's weight W (N, K) stays as it is; what is learnt is an update of rank r, B A with A (r, K)
+# A layer's weight W (N, K) stays as it is. Only an update of rank r is learnt, B A with A (r, K)
 # and B (N, r): `y = x Wᵀ + b + alpha / r (x Aᵀ) Bᵀ`. Only A and B need gradients and an optimizer's
-# state, which for Adam are three more numbers per parameter.
+# state; gradient and Adam's state are three more numbers per parameter.
 
 
 def what_trains() -> None:
@@ -42,7 +42,7 @@ def what_trains() -> None:
 # ## A layer, wrapped
 #
 # B begins at zero, so a fresh adapter changes nothing. The base's parameters are shared, not
-# copied, and frozen; asking for their gradient is refused rather than answered with a zero.
+# copied, and frozen; asking for their gradient raises an error instead of returning zero.
 
 
 def a_wrapped_layer() -> None:
@@ -64,9 +64,9 @@ def a_wrapped_layer() -> None:
 
 # ## Training and merging
 #
-# The task: a layer that should have been another one, whose difference has rank 2. An adapter of
-# rank 2 learns it; merged into the weight it costs nothing at inference, and unmerging restores
-# every bit.
+# The task is to turn one layer into another, where the difference of their weights has rank 2. An
+# adapter of rank 2 learns it. Merged into the weight it costs nothing at inference, and unmerging
+# restores every bit.
 
 
 def train_and_merge() -> None:
@@ -94,8 +94,8 @@ def train_and_merge() -> None:
 
 # ## Which rank?
 #
-# Given two weights, the best update of each rank is known without training: the truncated singular
-# value decomposition of their difference, and with it how much is lost.
+# For two given weights, the best update of each rank is known without training: it is the truncated
+# singular value decomposition of their difference, which also tells how much is lost.
 
 
 def which_rank() -> None:
@@ -110,8 +110,8 @@ def which_rank() -> None:
 #
 # An adapter adds few operations, and many bytes: eager PyTorch writes the update, an (M, N) matrix,
 # reads it to scale it, and reads both to add them. Fused, the update is added where the product is
-# accumulated. On the machine that printed this page, where no kernel of ours is faster than
-# PyTorch's products and `auto` says so by taking them:
+# accumulated. These are times on the machine that printed this page. On a CPU no kernel of ours is
+# faster than PyTorch's products, so `auto` takes those:
 
 
 def time_a_layer() -> None:

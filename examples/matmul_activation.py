@@ -1,7 +1,8 @@
 """A tiled matrix product with its activation, forward and backward, under autograd.
 
-relu(x Wᵀ + b), a layer of any MLP, as one Triton kernel that serves the backward too: why tiles,
-how the activation comes for nothing, how autograd learns of it, and what proves it.
+relu(x Wᵀ + b), a layer of any MLP, as one Triton kernel that also serves the backward: why tiles
+are needed, how the activation costs nothing extra, how autograd uses the kernel, and how it is
+checked.
 
     python examples/matmul_activation.py
     fuselab check examples/matmul_activation.py
@@ -31,9 +32,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # ## Why tiles
 #
 # An element of the output needs a row of the input and a row of the weight: 2 K numbers for 2 K
-# operations, one operation for every four bytes (float32). No memory feeds an arithmetic unit so. A
+# operations, one operation for every four bytes (float32). No memory is fast enough for that. A
 # tile of R x C elements needs R + C rows for R C elements: the larger the tile, the more often each
-# number is used before it goes.
+# number is used after it was loaded.
 
 
 def what_tiles_read() -> None:
@@ -50,9 +51,9 @@ def what_tiles_read() -> None:
 
 # [ceiling: bf16]
 #
-# What a tile reads need not come from memory: most of it comes from the L2 cache, if the programs
-# that run at one time work on the same rows and columns. So they walk the output in groups of rows
-# of tiles, not row by row.
+# Not everything that a tile reads comes from memory: most of it comes from the L2 cache, if the
+# programs that run at the same time work on the same rows and columns. So the programs walk the
+# output in groups of rows of tiles, not row by row.
 
 
 def what_runs_together() -> None:
@@ -67,7 +68,7 @@ def what_runs_together() -> None:
 
 
 def tile_of(program: int, down: int, across: int, group: int) -> tuple[int, int]:
-    """What the kernel computes from its program id."""
+    """Return the tile's row and column, as the kernel computes them from its program id."""
     first = program // (group * across) * group
     height = min(down - first, group)
     inside = program % (group * across)
@@ -76,9 +77,10 @@ def tile_of(program: int, down: int, across: int, group: int) -> tuple[int, int]
 
 # ## The kernel
 #
-# `a b + bias`, with relu on the way out or, for the backward, on the way in: where a layer's output
-# is not above zero, the gradient that arrives there is dropped as it is loaded. Operands go by
-# their strides, so a transposed one costs nothing, and three products are one kernel:
+# The kernel computes `a b + bias`, with relu at the end, or, for the backward, on a load: where a
+# layer's output is not above zero, the gradient that arrives there is dropped as it is loaded.
+# Operands are read by their strides, so a transposed one costs nothing, and one kernel computes
+# three products:
 #
 # | | a | b | |
 # |---|---|---|---|
@@ -119,7 +121,7 @@ def product_kernel(
             left = tl.where(passed <= 0, 0.0, left)
         right = tile_at(b, place, column, b_row, b_column, inner[:, None] & has_column)
         if left.dtype == tl.float32 and PRECISION == "ieee":
-            # The limit keeps Triton from one long chain of additions, which loses digits.
+            # The limit splits Triton's long chain of additions, which would lose digits.
             total += tl.dot(left, right, input_precision=PRECISION, max_num_imprecise_acc=DEPTH)
         else:
             total = tl.dot(left, right, total, input_precision=PRECISION)
@@ -138,7 +140,7 @@ def product(
     bias: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
-    """The launcher: a (M, K), b (K, N), ``gate`` with the strides of a."""
+    """Launch the product of a (M, K) and b (K, N); ``gate`` has the shape and strides of a."""
     (rows, depth), columns = a.shape, b.shape[1]
     output = a.new_empty(rows, columns)
     if output.numel():
@@ -154,14 +156,14 @@ def product(
 
 # ## Autograd
 #
-# The contract has a forward and a backward that only compute; `fuselab.operator` makes of them what
-# autograd, torch.compile, autocast and torch.func understand. The gradient stands there twice: as
-# the kernel's launcher, and in plain PyTorch, which defines what is right and is differentiated
-# again where somebody asks for a second derivative.
+# The contract has a forward and a backward that only compute; `fuselab.operator` makes of them an
+# operator that autograd, torch.compile, autocast and torch.func understand. The gradient is written
+# twice: as the kernel's launcher, and in plain PyTorch, which defines the right result and is
+# differentiated for a second derivative.
 
 
 def reference(input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(input weightᵀ + bias): input (M, K), weight (N, K), bias (N,) to (M, N)."""
+    """Return relu(input weightᵀ + bias), (M, N), of input (M, K), weight (N, K), bias (N,)."""
     return torch.relu(F.linear(input, weight, bias))
 
 
@@ -198,7 +200,7 @@ def save(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor) -> tuple[T
     return output, input, weight  # relu's derivative is a function of its output
 
 
-# The rest says what is accepted, what it costs at least, and what to try.
+# The remaining functions say which arguments are accepted, the least cost, and what to try.
 
 
 def validate(input: Tensor, weight: Tensor, bias: Tensor) -> None:
@@ -269,7 +271,7 @@ linear_relu = fuselab.operator(LINEAR_RELU)
 
 # ## Against PyTorch
 #
-# The launchers alone, on sizes that no tile divides; under the interpreter where there is no GPU.
+# The launchers alone, on sizes that no tile divides; under the interpreter if there is no GPU.
 
 
 def run(launcher: str, *args: Any) -> Any:
@@ -295,8 +297,8 @@ def the_kernel_and_eager() -> None:
         print(f"gradient of {name:6} {tuple(found.shape)!s:8} agrees with autograd's")
 
 
-# And in a model, where the operator is a function like any other. On a CPU `auto` takes the
-# reference, and what is trained is the same.
+# The operator in a model is a function like any other. On a CPU `auto` takes the reference, and the
+# training is the same.
 
 
 def in_a_training_loop() -> None:
@@ -316,8 +318,8 @@ def in_a_training_loop() -> None:
 
 # ## Proof
 #
-# Trials of `fuselab check` on this file; the command makes hundreds. How far a sum is off depends
-# on the machine: each instruction set adds in an order of its own.
+# These are some trials of `fuselab check` on this file; the command makes hundreds. How far a sum
+# is off depends on the machine, because each instruction set adds in its own order.
 
 
 def measure_some_errors() -> None:
@@ -335,20 +337,20 @@ def measure_some_errors() -> None:
 #
 # `fuselab.ops.linear_activation` has this kernel, with any of eight activations, and two more:
 # Hopper's own matrix instructions (wgmma) with tiles fetched by TMA, and cuBLASLt, whose epilogue
-# computes relu as well. What the product costs alone is the limit for all.
+# computes relu as well. The time of the product alone is the limit for all of them.
 #
 # [figures: linear_activation forward bfloat16]
 #
 # [plot: linear_activation forward bfloat16]
 #
-# How its tiles were chosen, by trying them:
+# Its tiles were chosen by trying these:
 #
 # [file: tune_linear_activation.txt]
 #
-# When does it pay to own this? Seldom for the product: cuBLAS is hard to beat, and
-# `torch._addmm_activation` has relu in its epilogue. It pays where the epilogue is one that the
-# library does not have, where an operand is formed on the way in (an outer product, a gather, a
-# low-rank adapter), or where K is so small that the output's bytes are all there is.
+# When is it worth having your own kernel? Seldom for the product: cuBLAS is hard to beat, and
+# `torch._addmm_activation` has relu in its epilogue. It is worth it if the library does not have
+# the epilogue, if an operand is computed as it is loaded (an outer product, a gather, a low-rank
+# adapter), or if K is so small that only the output's bytes count.
 
 STEPS = (
     what_tiles_read,

@@ -1,4 +1,4 @@
-"""A classifier's head as people write it: a target to profile, explain, fuse and study.
+"""A classifier's head in the usual spelling: a target to profile, explain, fuse and study.
 
 fuselab study examples/mlp_head.py -o report-of-mlp-head
 """
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Model(nn.Module):
-    """Features (batch, width) to probabilities (batch, classes)."""
+    """Maps features (batch, width) to probabilities (batch, classes)."""
 
     def __init__(self, width: int = 256, classes: int = 4096) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class Model(nn.Module):
 
 
 def get_init_inputs() -> list[int]:
-    """Arguments of ``Model``."""
+    """Return the arguments of ``Model``."""
     return []
 
 
 def get_inputs() -> list[Tensor]:
-    """One batch of features."""
+    """Return one batch of features."""
     return [torch.randn(512, 256)]
 
 

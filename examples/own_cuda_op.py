@@ -30,24 +30,25 @@ CUDA_NAMES = {
     torch.bfloat16: "__nv_bfloat16",
     torch.float64: "double",
 }
-# Every instantiation, for those who compile without a GPU: check, asm, CI.
+# Every instantiation, for commands that compile without a GPU: check, asm, CI.
 CUDA_EXPRESSIONS = tuple(
     f"{kernel}<{name}>" for kernel in ("forward", "backward") for name in CUDA_NAMES.values()
 )
 
 
-# What is right: plain PyTorch. Its annotated parameters are the operator's signature.
+# The reference defines the right result, in plain PyTorch; its annotated parameters are the
+# operator's signature.
 
 
 def reference(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, elementwise; both of one shape and dtype."""
+    """Return silu(gate) * up, elementwise, for tensors of one shape and dtype."""
     return torch.nn.functional.silu(gate) * up
 
 
 def gradient(
     needs: Sequence[bool], grad_output: Tensor, gate: Tensor, up: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Both gradients in plain PyTorch: their own derivatives are the second ones."""
+    """Return both gradients in plain PyTorch; their own derivatives are the second derivatives."""
     sigmoid = torch.sigmoid(gate)
     slope = sigmoid * (1 + gate * (1 - sigmoid))
     return (
@@ -64,7 +65,7 @@ def validate(gate: Tensor, up: Tensor) -> None:
         )
 
 
-# The launchers: they allocate, the kernels never do.
+# The launchers allocate; the kernels never do.
 
 
 def empty_output(gate: Tensor, up: Tensor) -> Tensor:

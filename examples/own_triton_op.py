@@ -26,16 +26,18 @@ NAME = "mine::squared_relu"
 BLOCK = 1024
 
 
-# What is right: plain PyTorch. Its annotated parameters are the operator's signature.
+# The reference defines the right result, in plain PyTorch; its annotated parameters are the
+# operator's signature.
 
 
 def reference(input: Tensor) -> Tensor:
-    """relu(input)^2, elementwise; any shape and floating dtype."""
+    """Return relu(input)^2, elementwise, for any shape and floating dtype."""
     return torch.relu(input) * torch.relu(input)
 
 
 def gradient(needs: Sequence[bool], grad_output: Tensor, input: Tensor) -> tuple[Tensor | None]:
-    """grad_output * 2 relu(input), in plain PyTorch: its own derivative is the second one."""
+    """Return grad_output * 2 relu(input) in plain PyTorch; its derivative is the second
+    derivative."""
     return (grad_output * 2 * torch.relu(input),)
 
 
@@ -46,7 +48,7 @@ def gradient(needs: Sequence[bool], grad_output: Tensor, input: Tensor) -> tuple
 def forward_kernel(input_pointer, output_pointer, numel, block: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = offsets < numel
-    # Compute in float32 whatever comes in; the comparison keeps NaN, which tl.maximum drops.
+    # Compute in float32 for narrower inputs; the comparison keeps NaN, which tl.maximum drops.
     wide: tl.constexpr = tl.float64 if input_pointer.dtype.element_ty == tl.float64 else tl.float32
     x = tl.load(input_pointer + offsets, mask=inside).to(wide)
     relu = tl.where(x < 0, 0.0, x)
@@ -66,7 +68,7 @@ def backward_kernel(
     tl.store(grad_input_pointer + offsets, grad * 2 * relu, mask=inside)
 
 
-# The launchers: they allocate, the kernels never do. They ask `chosen` how to launch: that is the
+# The launchers allocate; the kernels never do. They ask `chosen` for a configuration: that is the
 # first candidate until `fuselab bench --tune` has found another one faster on this device.
 
 

@@ -1,7 +1,7 @@
 """Softmax four ways over widths: naive, torch.compile, Triton, CUDA; and F.softmax.
 
-The same function written as people write it, compiled, and as two kernels of our own, which
-``fuselab check`` judges; then what each costs as rows grow wider.
+The same function in the usual spelling, compiled, and as two kernels of our own, which
+``fuselab check`` judges; then the times of each as rows grow wider.
 
     python examples/softmax_four_ways.py
     fuselab check examples/softmax_four_ways.py
@@ -31,8 +31,8 @@ BUDGET_S = 0.3  # per timing
 
 # ## Naive
 #
-# Five operations, as the formula says it. The largest value is subtracted first: without it `exp`
-# overflows, and infinity over infinity is no number.
+# Five operations, as in the formula. The largest value is subtracted first, because otherwise `exp`
+# overflows, and infinity over infinity is NaN.
 
 
 def naive(x: Tensor) -> Tensor:
@@ -47,8 +47,8 @@ def why_the_largest_value_is_subtracted() -> None:
     print("with:   ", [round(value, 4) for value in naive(x).tolist()])
 
 
-# Every one of the five reads its input from memory and writes its output there. Softmax itself
-# needs to read the matrix once and to write it once.
+# Each of the five operations reads its input from memory and writes its output there. Softmax
+# itself needs to read the matrix only once and to write it once.
 
 
 def what_naive_moves() -> None:
@@ -69,14 +69,14 @@ def what_naive_moves() -> None:
 
 # ## torch.compile
 #
-# `torch.compile(naive)` makes one kernel of the five. Narrow rows it reads once; wide ones do not
-# fit on chip, and its loop then goes over the row again for the sum and for the result.
+# `torch.compile(naive)` makes one kernel of the five operations. It reads narrow rows once; wide
+# ones do not fit on chip, so its loop reads the row again for the sum and for the result.
 #
 # ## Triton
 #
-# A program owns a row and holds all of it: read once, written once. Lanes past the end of the row
-# must not count: they load minus infinity, the value that neither the maximum nor the sum sees.
-# Arithmetic is in float32 whatever comes in.
+# A program owns a row and keeps all of it on chip: it is read once and written once. Lanes past the
+# end of the row must not count, so they load minus infinity, which changes neither the maximum nor
+# the sum. Arithmetic is in float32 for every input dtype.
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def row_kernel(input, output, width, BLOCK: tl.constexpr):
     tl.store(output + row * width + column, result.to(output.dtype.element_ty), mask)
 
 
-WIDEST = 65536  # elements; a wider block leaves the registers
+WIDEST = 65536  # elements; a wider block does not fit in the registers
 
 
 def supports(input: Tensor) -> str | None:
@@ -108,8 +108,8 @@ def triton_forward(input: Tensor) -> Tensor:
     return output
 
 
-# A zero instead of minus infinity is a famous mistake, and zeros or ordinary values do not show it:
-# a row of 3 in a block of 4 needs to lie far below 0.
+# A zero instead of minus infinity is a famous mistake. Zeros or ordinary values do not show it; a
+# row of 3 in a block of 4 with values far below 0 does.
 
 
 @triton.jit
@@ -143,7 +143,8 @@ def the_mask_counts() -> None:
 #
 # A block of 256 threads owns a row and goes over it three times; between the passes the threads
 # agree on the largest value and on the sum. [The file](../../examples/softmax_four_ways.cu) has
-# forty lines. NVRTC compiles it when it is first called, or now, for GPUs that are not here.
+# forty lines. NVRTC compiles it on the first call, or here, for GPUs that this machine does not
+# have.
 
 CUDA = CudaSource(Path(__file__).with_suffix(".cu"))
 NAMES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -168,12 +169,13 @@ def compile_for_other_machines() -> None:
 
 # ## The contract
 #
-# Both kernels under one name, with the definition of what is right, the gradient in plain PyTorch,
-# the least that must be moved, and sizes to try. That is all that `check`, `bench` and `fuse` read.
+# The contract puts both kernels under one name, with the reference, the gradient in plain PyTorch,
+# the least number of bytes, and sizes to try. `check`, `bench` and `fuse` read nothing else.
 
 
 def reference(input: Tensor) -> Tensor:
-    """Softmax over the last dimension; any shape (..., N) of one dimension or more."""
+    """Return the softmax over the last dimension, for any shape (..., N) of one dimension or
+    more."""
     return torch.softmax(input, -1)
 
 
@@ -245,14 +247,14 @@ def measure_some_errors() -> None:
         assert report.passed
 
 
-# Those are three trials, and the errors are of the machine that printed this page.
-# `fuselab check examples/softmax_four_ways.py --quick` makes hundreds, with strides, infinities,
-# gradients and threads, in about a minute per dtype where Triton is interpreted; of the CUDA
-# kernels it says without a GPU that they compile, which proves nothing.
+# These are three trials, with the errors on the machine that printed this page. `fuselab check
+# examples/softmax_four_ways.py --quick` makes hundreds, with strides, infinities, gradients and
+# threads, in about a minute per dtype where Triton is interpreted. Without a GPU it only reports
+# that the CUDA kernels compile, which does not prove them right.
 #
 # ## Over widths
 #
-# The same number of elements in ever wider rows, on the machine that printed this page.
+# The same number of elements in wider and wider rows, on the machine that printed this page.
 
 
 def time_widths() -> None:
@@ -294,9 +296,9 @@ def plot(widths: Sequence[int], rates: dict[str, list[float]]) -> None:
 
 # ## On an H200
 #
-# Here `triton` and `cuda` are those of `fuselab.ops.softmax`, which are this page's kernels grown
-# up: several rows per program where they are narrow, a row over a cluster of blocks where it is
-# wide, so that it stays on chip and is read once at any width.
+# Here `triton` and `cuda` are the kernels of `fuselab.ops.softmax`, which extend those of this
+# page: a program owns several narrow rows, and a wide row is spread over a cluster of blocks, so
+# that it stays on chip and is read once at any width.
 #
 # [plot: softmax forward float32]
 #
@@ -311,9 +313,9 @@ def plot(widths: Sequence[int], rates: dict[str, list[float]]) -> None:
 # ## Which one?
 #
 # Up to a few thousand columns `torch.compile(naive)` is as fast as any kernel, and costs one line.
-# A Triton kernel of ten lines holds a row of a block's size and fails beyond it. CUDA can say what
-# the others cannot, a row over several blocks, at the price of writing all of it. F.softmax needs
-# nothing and, on a GPU, is at half of what the memory gives.
+# A Triton kernel of ten lines holds a row of a block's size and fails beyond it. CUDA can express
+# what the others cannot, a row over several blocks, but you have to write all of it. F.softmax
+# needs no code and, on a GPU, reaches half of the memory's rate.
 
 STEPS = (
     why_the_largest_value_is_subtracted,

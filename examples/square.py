@@ -1,7 +1,7 @@
-"""Square three ways, and when a custom kernel does not pay.
+"""Square three ways, and when a custom kernel is not worth writing.
 
 `x * x`, `x ** 2` and `torch.square(x)` under the profiler; a Triton kernel with a row per program
-against one with a fixed block; and what either can win where there is one operation to fuse.
+against one with a fixed block; and how much either can gain if there is one operation to fuse.
 
     python examples/square.py
 """
@@ -24,8 +24,8 @@ BUDGET_S = 0.5  # per timing
 
 # ## Three spellings, how many kernels?
 #
-# The profiler tells what PyTorch made of each. `torch.square` and `x ** 2` both arrive at
-# `aten::pow`, which knows the exponent 2 and multiplies; `x * x` is `aten::mul`. One kernel each.
+# The profiler shows what PyTorch makes of each. `torch.square` and `x ** 2` both call `aten::pow`,
+# which multiplies if the exponent is 2; `x * x` calls `aten::mul`. Each is one kernel.
 
 SPELLINGS = {
     "x * x": lambda x: x * x,
@@ -68,8 +68,8 @@ def square_by_rows(x: Tensor) -> Tensor:
 
 # ## A fixed block
 #
-# Squaring knows no rows. A contiguous tensor is one vector, cut into blocks of a size that suits
-# the machine, whatever the shape.
+# Squaring does not depend on rows. A contiguous tensor is one vector, which can be cut into blocks
+# of a size that suits the machine, whatever the shape.
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def square_by_blocks(x: Tensor, block: int = 1024) -> Tensor:
 
 
 def run(launcher: str, *args: Any) -> Any:
-    """On a GPU here; else in a child process, under Triton's interpreter."""
+    """Run a launcher on the GPU, or else in a child process under Triton's interpreter."""
     if DEVICE == "cuda":
         return globals()[launcher](*args)
     return interpreter.run(f"{__file__}:{launcher}", *args)
@@ -101,9 +101,9 @@ def both_are_right() -> None:
         print(f"{shape[0]} x {shape[1]:4}: rows and blocks give x * x, bit for bit")
 
 
-# What differs is the work: lanes without an element, and how many programs there are. One column
-# past a power of two, and half of all lanes stand idle. A narrow matrix makes programs too small to
-# hide the time that memory takes, and a very wide one blocks too large for the registers.
+# The kernels differ in work: in lanes without an element, and in the number of programs. With one
+# column past a power of two, half of all lanes are idle. A narrow matrix makes programs too small
+# to hide the latency of memory, and a very wide one makes blocks too large for the registers.
 
 
 def lanes() -> None:
@@ -120,10 +120,11 @@ def lanes() -> None:
         )
 
 
-# ## When a custom kernel does not pay
+# ## When a custom kernel is not worth writing
 #
-# Count bytes. Squaring reads a tensor and writes one, however it is spelt; the three spellings,
-# torch.compile and any kernel of ours move the same. On the machine that printed this page:
+# Count bytes. Squaring reads a tensor and writes one, however it is spelt, so the three spellings,
+# torch.compile and any kernel of ours read and write the same bytes. On the machine that printed
+# this page:
 
 
 def time_squaring() -> None:
@@ -138,8 +139,8 @@ def time_squaring() -> None:
         print(f"{name:20} {timing.median_us:9.1f} us")
 
 
-# Differences between these are a matter of caches, threads and chance, not of bytes. A chain is
-# another matter: every operation of it writes a tensor that the next one reads back.
+# Differences between these come from caches, threads and chance, not from bytes. A chain is
+# different: every operation of it writes a tensor that the next one reads back.
 
 
 def bytes_of_a_chain() -> None:
@@ -149,10 +150,10 @@ def bytes_of_a_chain() -> None:
         print(f"{operations:10} {apart:25} {2:20} {apart / 2:6.0f} x")
 
 
-# So one pointwise operation is not worth a kernel; nor is one that torch.compile already fuses with
-# its neighbours, for a kernel of your own is opaque to it: it cuts the chain. What a custom kernel
-# is for: what the compiler does not find (softmax that reads its row once, GIoU, an interaction
-# whose product never reaches memory), and calls so small that host time is all there is.
+# So one pointwise operation is not worth a kernel. Nor is one that torch.compile already fuses with
+# its neighbours, because your own kernel is opaque to it and cuts the chain. A custom kernel is for
+# what the compiler does not find (softmax that reads its row once, GIoU, an interaction whose
+# product is never written to memory), and for calls so small that only host time counts.
 #
 # ## On an H200
 #
@@ -160,8 +161,8 @@ def bytes_of_a_chain() -> None:
 #
 # [plot: square forward float32]
 #
-# A chain of three operations, `relu(input + scale * update + bias)`: compile and kernels of our own
-# are at the limit together, and both leave eager behind.
+# A chain of three operations, `relu(input + scale * update + bias)`: torch.compile and our kernels
+# both reach the limit, and both are far faster than eager.
 #
 # [figures: add_mul_activation forward float32]
 

@@ -1,6 +1,6 @@
 """Vector add: programs, offsets, mask, grid.
 
-The smallest Triton kernel, taken apart: seven elements, added in blocks of four.
+The smallest Triton kernel, explained part by part: seven elements, added in blocks of four.
 
     python examples/vector_add.py
 """
@@ -18,8 +18,8 @@ from fuselab.runtime import interpreter
 
 # ## The kernel
 #
-# A Triton kernel says what one *program* does. All programs run the same code; what tells them
-# apart is `tl.program_id`. A program handles a block of elements at once: `offset` below is not a
+# A Triton kernel says what one *program* does. All programs run the same code; only `tl.program_id`
+# differs between them. A program handles a block of elements at once: `offset` below is not a
 # number but a vector of `BLOCK` numbers, and so are `mask`, both loads and the sum.
 
 
@@ -37,8 +37,8 @@ def add_kernel(
 
 # ## The launcher
 #
-# It allocates the output, which a kernel never does, and says how many programs there are: the
-# *grid*. Seven elements in blocks of four need two programs, `ceil(7 / 4)`.
+# The launcher allocates the output, which a kernel never does, and says how many programs there
+# are: the *grid*. Seven elements in blocks of four need two programs, `ceil(7 / 4)`.
 
 
 def add(first: Tensor, second: Tensor, block: int = 4) -> Tensor:
@@ -49,7 +49,7 @@ def add(first: Tensor, second: Tensor, block: int = 4) -> Tensor:
 
 
 # A machine without a GPU runs the launcher in a child process in which Triton interprets kernels as
-# Python: slowly, but line by line what they say.
+# Python, slowly but line by line.
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -72,7 +72,7 @@ def the_sum() -> None:
 
 # ## What each program saw
 #
-# The same offsets and the same mask, written down instead of used: a row for each program.
+# The same offsets and the same mask, stored instead of used, with a row for each program.
 
 
 @triton.jit
@@ -96,14 +96,14 @@ def offsets_and_masks() -> None:
         print(f"program {program}: offsets {offset.tolist()} mask {mask.tolist()}")
 
 
-# Program 1 has a lane too many: offset 7 is past the end, its mask is 0, and nothing is loaded or
+# Program 1 has one lane too many: offset 7 is past the end, its mask is 0, and nothing is loaded or
 # stored there.
 #
 # ## Without the mask
 #
 # The eighth lane does not vanish when the mask is left out. It reads past both inputs and writes
 # past the output, into whatever lies there. Here that is the rest of a longer tensor, so that the
-# damage can be seen; on a GPU it would be somebody else's memory, or a fault.
+# damage can be seen; on a GPU it would be other memory, or a fault.
 
 
 @triton.jit
@@ -126,12 +126,12 @@ def past_the_end() -> None:
     assert output[7] == 17.0
 
 
-# ## The block is free, the grid follows it
+# ## Choose the block, compute the grid
 #
-# Any power of two gives the same sum; what changes is how many programs there are and how many
-# lanes stand idle. A fixed grid with another block is how elements are forgotten: the launcher
-# computes one from the other. Real kernels take blocks of 1024 or so, for a program of four lanes
-# leaves 28 of a warp's 32 threads without work.
+# Any power of two gives the same sum; only the number of programs and the number of idle lanes
+# change. A fixed grid with another block forgets elements, so the launcher computes the grid from
+# the block. Real kernels use blocks of about 1024, because a program of four lanes leaves 28 of a
+# warp's 32 threads without work.
 
 
 def any_block() -> None:
@@ -146,16 +146,16 @@ def any_block() -> None:
 
 # ## On an H200
 #
-# An addition of two tensors does one operation for twelve bytes moved (float32), and a GPU does
-# tens of operations in the time that one byte takes: all that a kernel can do is to move no byte
-# twice. `fuselab.ops.add` is this kernel with a large block, 64-bit offsets and any strides.
+# An addition of two tensors does one operation for twelve bytes (float32), and a GPU does tens of
+# operations in the time of one byte. So a kernel can only avoid reading or writing any byte twice.
+# `fuselab.ops.add` is this kernel with a large block, 64-bit offsets and any strides.
 #
 # [figures: add forward float32]
 #
 # [plot: add forward float32]
 #
-# One addition alone gives a kernel of your own nothing to win: PyTorch's moves the same bytes. The
-# win begins where several operations follow each other and the tensors between them need not be
+# Your own kernel gains nothing on a single addition, because PyTorch's reads and writes the same
+# bytes. It gains when several operations follow each other and the tensors between them need not be
 # written: `relu(input + scale * update + bias)` in one kernel.
 #
 # [figures: add_mul_activation forward float32]

@@ -1,7 +1,7 @@
 """Which tool when: torch.compile, Triton, CUDA, C++, with their costs.
 
-What each costs before its first result, in every call, and in lines to own; and a table to decide
-by.
+The cost of each before its first result, in every call, and in lines of code to own; and a list to
+decide by.
 
     python examples/which_tool_when.py
 """
@@ -47,9 +47,9 @@ def relu_of_sum_kernel(input, update, bias, output, numel, columns, BLOCK: tl.co
 
 # ## Before the first result
 #
-# Every tool compiles, and keeps what it compiled on disk. The first figure is with empty caches, as
-# on a new machine or after an update; the second is what the third process pays. None of these
-# needs a GPU: Triton and NVRTC compile for an H200 here.
+# Every tool compiles, and keeps the result on disk. The first figure is with empty caches, as on a
+# new machine or after an update; the second is the time of the third process. None of these needs a
+# GPU: Triton and NVRTC compile for an H200 here.
 
 
 def compile_with_inductor() -> None:
@@ -80,7 +80,7 @@ COMPILERS: dict[str, Callable[[], None]] = {
 
 
 def seconds(tool: str, caches: str) -> float:
-    """Of a compilation in a process of its own, imports not counted."""
+    """Return the seconds of a compilation in a separate process, without imports."""
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FUSELAB_CACHE")
     environment = {**os.environ, **{name: f"{caches}/{name}" for name in names}}
     words = (sys.executable, __file__, tool)
@@ -98,7 +98,7 @@ def time_first_results() -> None:
 
 # ## In every call
 #
-# Small tensors cost host time and nothing else. A 4 x 4 on the machine that printed this page:
+# Small tensors cost only host time. This is a 4 x 4 on the machine that printed this page:
 
 
 def time_small_calls() -> None:
@@ -120,15 +120,15 @@ def compiled_for(*args: Tensor) -> Callable[[], Tensor]:
     return lambda: compiled(*args)
 
 
-# An H200's host, the same function. `triton` and `cuda` go through fuselab's C++ launcher; Triton's
-# own launch from Python is not among them.
+# The same function on an H200's host. `triton` and `cuda` use fuselab's C++ launcher; Triton's own
+# launch from Python is not among them.
 #
 # [host: add_mul_activation forward float32]
 #
 # ## To own
 #
-# Lines of code without blanks and comments, counted in this folder. What is not counted: gradients,
-# strides, 64-bit offsets, tests. `fuselab check` is what finds out whether they are missing.
+# Lines of code without blanks and comments, counted in this folder. Gradients, strides, 64-bit
+# offsets and tests are not counted; `fuselab check` finds out whether they are missing.
 
 
 def lines_to_own() -> None:
@@ -147,7 +147,7 @@ def lines_to_own() -> None:
 
 
 def lines_of(path: Path, name: str) -> int:
-    """Of a function at the top of a file, without its docstring."""
+    """Count the lines of a function at the top level of a file, without its comments."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return len(ast.unparse(node).splitlines())
@@ -165,20 +165,20 @@ def code_lines(path: Path, comment: str) -> int:
 #   kernel that you would write, and finds it again when the model changes.
 # - **Graph breaks, ever new shapes, a start that must be quick: eager**, or an operator of
 #   `fuselab.ops`. A compilation per shape costs seconds.
-# - **A fusion that the compiler does not see: Triton.** A row kept on chip, padding left out, a
-#   product that never reaches memory, an epilogue of your own: you say tiles and masks, its
+# - **A fusion that the compiler does not find: Triton.** A row kept on chip, padding left out, a
+#   product that is never written to memory, your own epilogue: you write tiles and masks, its
 #   compiler does the rest, for several GPUs from one source.
-# - **A row over several blocks, warps with different work, instructions that Triton does not give
-#   (clusters, TMA, wgmma by hand): CUDA.** All of the machine, and all of its mistakes.
-# - **Calls of a few microseconds: a CUDA graph** around what you have. No kernel is faster than its
-#   launch.
+# - **A row over several blocks, warps with different work, instructions that Triton does not offer
+#   (clusters, TMA, wgmma by hand): CUDA.** It gives you the whole machine and its pitfalls.
+# - **Calls of a few microseconds: a CUDA graph** around the code that you have. No kernel is faster
+#   than its launch.
 # - **A CPU: `torch.compile`**, and C++ where that has measured slower. ATen's kernels are hard to
 #   beat.
-# - **One operation that a library has: the library.** It moves the same bytes.
+# - **One operation that a library has: the library.** It reads and writes the same bytes.
 #
-# In that order: `fuselab profile` says whether there is anything to win, `fuselab explain` what the
-# compiler already does, `fuselab fuse` and `bench` what is faster, `check` what is right. On an
-# H200, where each has been worth it:
+# Work in this order: `fuselab profile` shows whether there is anything to gain, `fuselab explain`
+# what the compiler already does, `fuselab fuse` and `bench` what is faster, `check` what is right.
+# Each was worth it somewhere on an H200:
 #
 # [figures: add_mul_activation forward float32]
 #

@@ -2,10 +2,10 @@
 
     python examples/extension/build.py [-o build/extension] [--cuda]
 
-By ``load_inline`` in the running program, as a wheel from ``setup.py`` (installed into a folder and
-imported from there), and with CMake and Ninja against libtorch, where a native test runs it at
-8 x 10 and at large sizes. Needs a C++ compiler, CMake and Ninja; ``--cuda`` needs nvcc and a GPU.
-About a minute each on one core.
+It is built by ``load_inline`` in the running program, as a wheel from ``setup.py`` (installed into
+a folder and imported from there), and with CMake and Ninja against libtorch, where a native test
+runs it at 8 x 10 and at large sizes. This needs a C++ compiler, CMake and Ninja; ``--cuda`` needs
+nvcc and a GPU. Each build takes about a minute on one core.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def by_load_inline(folder: Path, cuda: bool) -> None:
 def by_setup(folder: Path, cuda: bool) -> None:
     print("== setup.py", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    # A copy: setuptools builds beside its sources, and those stay as they are.
+    # a copy, because setuptools builds beside its sources
     shutil.copytree(HERE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     offline = ("--no-deps", "--no-index")
@@ -66,7 +66,7 @@ def by_setup(folder: Path, cuda: bool) -> None:
 
 def by_cmake(folder: Path, cuda: bool) -> None:
     print("== CMake and Ninja", flush=True)
-    scripts = sysconfig.get_path("scripts")  # where pip puts cmake and ninja
+    scripts = sysconfig.get_path("scripts")  # pip puts cmake and ninja there
     path = os.pathsep.join([scripts, os.environ.get("PATH", "")])
     definitions = {
         "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,
@@ -85,7 +85,7 @@ def by_cmake(folder: Path, cuda: bool) -> None:
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    """One command, its output on the screen; its failure ends the program."""
+    """Run a command with its output on the screen; exit if it fails."""
     try:
         subprocess.run([*map(str, command)], check=True, env={**os.environ, **environment})
     except FileNotFoundError:

@@ -3,8 +3,8 @@
     python examples/extension/load_inline.py [--build-directory D] [--cflags "-O3 ..."] [--cuda]
 
 ``torch.utils.cpp_extension.load_inline`` compiles fuselab's own kernels, from a main.cpp and a
-cuda.cu that it writes, with the flags and into the folder given (torch's default folder without
-one); a second run finds the library there.
+cuda.cu that it writes, with the given flags and into the given folder (by default torch's); a
+second run finds the library there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CFLAGS = "-O3 -march=native -fopenmp -fno-math-errno"
 
 
 def build(build_directory: str | None, cflags: str, cuda: bool) -> None:
-    """Compile and load; ``torch.ops.fuselab_extension.add_mul_activation`` is there afterwards."""
+    """Compile and load the operator ``torch.ops.fuselab_extension.add_mul_activation``."""
     if build_directory is not None:
         Path(build_directory).mkdir(parents=True, exist_ok=True)
     load_inline(
@@ -42,7 +42,7 @@ def build(build_directory: str | None, cflags: str, cuda: bool) -> None:
 
 
 def main() -> None:
-    """Every activation, every dtype, with and without a bias, against the library's operator."""
+    """Compare every activation and dtype, with and without a bias, with the library's operator."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build-directory", help="where the library is built and found again")
     parser.add_argument("--cflags", default=CFLAGS, help=f"for the C++ compiler; {CFLAGS!r}")

@@ -2,10 +2,9 @@
 
     pip wheel --no-build-isolation --no-deps -w dist examples/extension
 
-``FUSELAB_CUDA=1`` adds the CUDA kernels (needs nvcc and a CUDA build of torch). After installing
-it, ``import fuselab_extension`` registers ``torch.ops.fuselab_extension.add_mul_activation``. The
-CPU kernels are built for any x86-64 or Arm machine; ``CFLAGS=-march=native`` builds them for this
-one.
+``FUSELAB_CUDA=1`` adds the CUDA kernels (needs nvcc and a CUDA build of torch). After installation,
+``import fuselab_extension`` registers ``torch.ops.fuselab_extension.add_mul_activation``. The CPU
+kernels are built for any x86-64 or Arm machine; ``CFLAGS=-march=native`` builds them for this one.
 """
 
 import os
@@ -24,7 +23,8 @@ extension = (CUDAExtension if WITH_CUDA else CppExtension)(
     include_dirs=[str(HERE), str(KERNELS)],
     define_macros=[("FUSELAB_WITH_CUDA", None)] if WITH_CUDA else [],
     extra_compile_args={
-        # Python's own flags ask for debug information: twice the compile time, 3 MB of the wheel.
+        # Python's own flags ask for debug information, which doubles the compile time and adds 3
+        # MB.
         "cxx": ["-std=c++20", "-O3", "-g0", "-fopenmp", "-fno-math-errno"],
         "nvcc": ["-std=c++20", "-O3"],
     },

@@ -1,4 +1,4 @@
-"""Importing this registers ``torch.ops.fuselab_extension.add_mul_activation``."""
+"""The package that registers ``torch.ops.fuselab_extension.add_mul_activation`` on import."""
 
 from pathlib import Path
 
