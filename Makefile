@@ -44,6 +44,7 @@ test-capabilities: install
 lint: install
 	@.venv/bin/python -m ruff check
 	@.venv/bin/python -m ruff format --check
+	@.venv/bin/python tools/docstring_check.py
 
 types: install
 	@.venv/bin/python -m mypy
