@@ -49,7 +49,7 @@ def bench(
     budget: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds of timing per case and phase.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Order of the rounds.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order of the rounds.")] = 0,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Latency, bandwidth, roofline: .png, .svg, .pdf."),
@@ -64,8 +64,9 @@ def bench(
 ) -> None:
     """Time an operator's providers against eager and the limit.
 
-    Interleaved, and verified before they are timed. Exit status 1: one of our implementations, or
-    with --tune one of its configurations, is wrong or failed, or something became slower.
+    Providers are verified before they are timed, and timed in turns. Exit status 1: one of our
+    implementations, or with --tune one of its configurations, is wrong or failed, or something
+    became slower.
     """
     from fuselab.device.select import select
     from fuselab.measure.fresh import allocation_is_pinned, run_pinned

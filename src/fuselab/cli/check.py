@@ -47,9 +47,12 @@ def check(
         str | None, typer.Option(help="Only this one: float32, bfloat16, ..., int64.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials.")] = False,
-    seed: Annotated[int, typer.Option(help="Equal seeds try the same and say the same.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the trials; equal seeds give equal results.")
+    ] = 0,
     case: Annotated[
-        str | None, typer.Option(metavar="CHECK@CASE", help="One trial, as a failure prints it.")
+        str | None,
+        typer.Option(metavar="CHECK@CASE", help="Repeat one trial, named as a failure prints it."),
     ] = None,
     budget: Annotated[
         float | None,

@@ -74,7 +74,7 @@ def synthesize(
         ),
     ],
     rows: Annotated[int, typer.Option(help="How many rows.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Which rows; the click model stays the same.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the rows; the click model is fixed.")] = 0,
     prepared: Annotated[
         bool, typer.Option("--prepared", help="Write a prepared folder instead of a file.")
     ] = False,
@@ -124,17 +124,17 @@ def prepare(
         str | None, typer.Option(help=f"Transform of counts: {', '.join(TRANSFORMS)}.")
     ] = None,
     validation: Annotated[
-        str, typer.Option(help=f"Rows put aside: {', '.join(VALIDATIONS)}.")
+        str, typer.Option(help=f"Rows kept for validation: {', '.join(VALIDATIONS)}.")
     ] = "auto",
     on_error: OnError = "stop",
     processes: Annotated[
-        int | None, typer.Option(min=1, help="At once; default: all cores.")
+        int | None, typer.Option(min=1, help="Processes at once; default: all cores.")
     ] = None,
     json: JsonFile = None,
 ) -> None:
     """Write rows as records that train without parsing.
 
-    Run again, it goes on where it stopped.
+    A second call goes on where an interrupted one stopped.
     """
     start = time.perf_counter()
     told, transform = _told(ids, largest_table, metadata, dense)

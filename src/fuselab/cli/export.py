@@ -14,7 +14,9 @@ def add(app: typer.Typer) -> None:
     # the callback keeps the model's name on the command line although there is only one
     verbs.callback()(lambda: None)
     verbs.command()(dlrm)
-    app.add_typer(verbs, name="export", help="A trained model as ONNX, a picture of its graph.")
+    app.add_typer(
+        verbs, name="export", help="Write a trained model as ONNX, or a picture of its graph."
+    )
 
 
 def dlrm(
@@ -28,7 +30,10 @@ def dlrm(
         Path | None, typer.Option(metavar="FILE", help="Picture to write: .svg, .png, .pdf.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="P", help="Rows to hold the ONNX file against.")
+        str | None,
+        typer.Option(
+            metavar="P", help="Rows on which the ONNX file is compared; default: synthetic."
+        ),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
@@ -36,7 +41,7 @@ def dlrm(
 ) -> None:
     """Write a DLRM as ONNX, checked against onnxruntime.
 
-    Counts and raw ids to probabilities, for any batch size.
+    The ONNX model computes probabilities from counts and raw ids, for any batch size.
     """
     from fuselab.errors import ArgumentError
     from fuselab.report import files

@@ -31,7 +31,9 @@ def profile(
     data: Annotated[
         str | None, typer.Option(metavar="PATH", help="What the file's get_inputs(data=...) reads.")
     ] = None,
-    backward: Annotated[bool, typer.Option("--backward", help="Loss and backward too.")] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Profile loss and backward too.")
+    ] = False,
     schedule: Annotated[
         str | None,
         typer.Option(metavar="W,W,A,R", help="Steps: wait, warm-up, active, repeat."),

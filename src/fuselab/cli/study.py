@@ -40,7 +40,7 @@ def study(
 ) -> None:
     """Profile, explain, fuse, check and bench a TARGET.
 
-    Leaves DIR/report.html and report.json. Exit status 1: an operator that was tried in the target
+    Writes DIR/report.html and report.json. Exit status 1: an operator that was tried in the target
     fails its check.
     """
     from fuselab.device.select import select

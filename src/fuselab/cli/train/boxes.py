@@ -29,12 +29,14 @@ def boxes(
     ] = None,
     mode: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODE", help="The model: eager, compile; repeatable; default both."),
+        typer.Option(
+            metavar="MODE", help="How the model runs: eager, compile; repeatable; default both."
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images of a batch, 256 cells each.")] = 16,
-    steps: Annotated[int, typer.Option(help="Of a run.")] = 20,
-    runs: Annotated[int, typer.Option(help="Over which ranges are averaged.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the images and the weights.")] = 0,
+    steps: Annotated[int, typer.Option(help="Steps of a run.")] = 20,
+    runs: Annotated[int, typer.Option(help="Runs over which times are averaged.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the images and the weights.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
@@ -42,9 +44,9 @@ def boxes(
 ) -> int:
     """Train a detector by every spelling of its GIoU loss.
 
-    On synthetic padded boxes under bfloat16 autocast, with the time of a step's ranges: every loss,
-    with the model eager and compiled, with and without casts of the boxes to float32. Status 1
-    where spellings of the loss train to different ends.
+    The boxes are synthetic and padded; training is under bfloat16 autocast. Every loss is trained
+    with the model eager and compiled, with and without casts of the boxes to float32, and the parts
+    of a step are timed. Exit status 1: spellings of the loss ended at different held-out losses.
     """
     from fuselab.device.select import select
     from fuselab.report import files

@@ -18,45 +18,51 @@ def add(verbs: typer.Typer) -> None:
 
 def dlrm(
     config: Annotated[
-        str, typer.Option(metavar="small|main|FILE", help="By name, or a TOML or JSON file.")
+        str,
+        typer.Option(metavar="small|main|FILE", help="A built-in model, or a TOML or JSON file."),
     ] = "small",
     data: Annotated[
         str | None,
-        typer.Option(metavar="P", help="Prepared or raw rows; synthetic ones without it."),
+        typer.Option(metavar="P", help="Prepared or raw rows; default: synthetic ones."),
     ] = None,
     validation: Annotated[
-        str | None, typer.Option(metavar="P", help="Held-out rows; else some of --data are.")
+        str | None, typer.Option(metavar="P", help="Rows to hold out; default: some of --data.")
     ] = None,
     metadata: Annotated[
         str | None, typer.Option(metavar="FILE", help="Vocabularies or cardinalities of raw rows.")
     ] = None,
-    rows: Annotated[
-        int, typer.Option(help="Synthetic rows, where there is no --data.")
-    ] = 1_000_000,
+    rows: Annotated[int, typer.Option(help="How many synthetic rows, without --data.")] = 1_000_000,
     mode: Annotated[str, typer.Option(help="eager, compile or fused.")] = "fused",
     batch_size: Annotated[int | None, typer.Option(help="Rows of a batch.")] = None,
-    steps: Annotated[int | None, typer.Option(help="At most so many steps.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most so many passes; else 1.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Stop after so many passes; 1 without --steps.")
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adagrad (row-wise), adam.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; 0.1.")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps up to the learning rate; 0.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; default: 0.1.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps of linear warm-up; default: 0.")] = None,
     decay: Annotated[
-        float | None, typer.Option(help="Power of the decay to 0 behind it; 0 for none.")
+        float | None,
+        typer.Option(help="Power of the decay to 0 after the warm-up; default: 0, none."),
     ] = None,
     amp: Annotated[bool, typer.Option("--amp", help="Products in bfloat16.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Of the weights and the order of rows.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the weights and the order of rows.")
+    ] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same weights in every run, bit for bit.")
     ] = False,
     check_gradients: Annotated[
         bool,
-        typer.Option("--check-gradients", help="First hold the mode's against float64's."),
+        typer.Option(
+            "--check-gradients", help="Compare the mode's gradients with float64's first."
+        ),
     ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep checkpoints there.")
     ] = None,
     checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between two; 0: only at the end.")
+        int, typer.Option(help="Steps between two checkpoints; 0: only at the end.")
     ] = 1000,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint.")

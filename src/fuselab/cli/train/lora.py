@@ -24,9 +24,9 @@ def lora(
         typer.Option(metavar="MODE", help="eager, compile or fused; repeatable; default all."),
     ] = None,
     hidden: Annotated[int, typer.Option(help="Width of both hidden layers.")] = 256,
-    rank: Annotated[int, typer.Option(help="Of every layer's adapter.")] = 8,
+    rank: Annotated[int, typer.Option(help="Rank of every layer's adapter.")] = 8,
     alpha: Annotated[float, typer.Option(help="The update is scaled by alpha / rank.")] = 16.0,
-    steps: Annotated[int, typer.Option(help="Of Adam on the adapters.")] = 500,
+    steps: Annotated[int, typer.Option(help="Steps of Adam on the adapters.")] = 500,
     batch_size: Annotated[int, typer.Option(help="Rows of a batch.")] = 64,
     lr: Annotated[float, typer.Option(help="Learning rate, which decays to 0.")] = 5e-3,
     amp: Annotated[bool, typer.Option("--amp", help="Products in bfloat16.")] = False,
@@ -35,7 +35,7 @@ def lora(
         typer.Option("--output", "-o", metavar="DIR", help="Write the adapters as peft does."),
     ] = None,
     budget: Annotated[float, typer.Option(metavar="S", help="Seconds of timing.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Of the base, the adapters and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the base, the adapters and the batches.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
@@ -43,8 +43,9 @@ def lora(
 ) -> int:
     """Train adapters on a frozen MLP, in every mode.
 
-    It knows the digits 0 to 4, they learn 5 to 9. Every mode begins with the same weights and sees
-    the same batches. Status 1 where modes come to different accuracies.
+    The MLP knows the digits 0 to 4; the adapters learn 5 to 9. Every mode begins with the same
+    weights and sees the same batches. Exit status 1: the modes reached different accuracies, or
+    merging the adapters into the weights changed the accuracy.
     """
     from fuselab.device.select import select
     from fuselab.report import files
