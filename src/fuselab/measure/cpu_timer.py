@@ -16,8 +16,8 @@ import torch
 from fuselab.measure.timer import Call
 
 WARM_UP_CALLS = 3
-# The clock resolves about 30 ns and costs about as much, so a sample of 20 us keeps both under 0.5
-# %.
+# The clock resolves about 30 ns and costs about as much; in a sample of 20 us both stay under
+# 0.5 %.
 SHORTEST_SAMPLE_US = 20.0
 MOST_COLD_CALLS = 4  # every cold call needs a cache flush of about 5 ms
 
