@@ -36,7 +36,7 @@ from fuselab.device.environment import describe as environment
 from fuselab.device.select import select
 from fuselab.models.dlrm_config import describe
 from fuselab.report.files import replacing, write_json
-from fuselab.report.plots import COLORS, check_suffix
+from fuselab.report.plots import COLORS, check_plot
 from fuselab.train.allocation import keep_freed_memory
 from fuselab.train.dlrm import Plan, Run
 
@@ -66,7 +66,7 @@ def main() -> int:
         parser.error("--seeds is 2 or more: their spread is what a mode is held against")
     device = select(options.device)
     if options.plot is not None:
-        check_suffix(options.plot)
+        check_plot(options.plot)
     begin = time.monotonic()
     ways = [EAGER, *(f"{mode} {as_}" for mode in options.mode for as_ in options.precision)]
     with tempfile.TemporaryDirectory() as made:

@@ -150,4 +150,12 @@ class OutputError(FuselabError, OSError):
 
 
 class MissingDependencyError(FuselabError, ImportError):
-    """An optional package or tool is not installed; the message says how to install it."""
+    """An optional package or tool is not installed; says how to get it."""
+
+    @classmethod
+    def of_extra(cls, use: str, package: str, extra: str) -> MissingDependencyError:
+        """Return the error for a missing ``package``, which fuselab's ``extra`` installs.
+
+        ``use`` names what needs the package, its verb included: ``"plots need"``.
+        """
+        return cls(f"{use} {package}, which is not installed; pip install 'fuselab[{extra}]'.")

@@ -9,7 +9,7 @@ import pytest
 from fuselab.errors import ArgumentError
 from fuselab.prove.bench_result import Bench, Ceiling, Group, Record
 from fuselab.report import plots
-from fuselab.report.plots import bench_plot, check_suffix
+from fuselab.report.plots import bench_plot, check_plot
 
 CEILINGS = {"copy_gbps": {"1": 4280.0}, "matmul_tflops": {"fp32": 51.0}}
 
@@ -103,6 +103,6 @@ def test_other_formats(tmp_path: Path, suffix: str) -> None:
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"plot.jpg: a plot is written as .png"):
-        check_suffix(Path("plot.jpg"))
+        check_plot(Path("plot.jpg"))
     with pytest.raises(ArgumentError, match="nothing to plot"):
         bench_plot(result([]), Path("plot.png"))

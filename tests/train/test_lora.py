@@ -137,7 +137,7 @@ def test_an_output_that_cannot_be_written_is_refused_first(tmp_path: Path) -> No
 
 def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingDependencyError, match="pip install scikit-learn"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'fuselab\[digits\]'"):
         digits(CPU)
 
 

@@ -89,7 +89,7 @@ def bench(
     from fuselab.report import files, plots, tables
 
     if plot is not None:
-        plots.check_suffix(plot)
+        plots.check_plot(plot)
     earlier = bench_against.read(against) if against is not None else None
     result = benchmark.bench(
         load_op(op),

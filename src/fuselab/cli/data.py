@@ -29,7 +29,7 @@ from fuselab.data.synthetic import synthesize as synthesize_file
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.report.data_plots import description_plot
 from fuselab.report.files import replacing, write_json
-from fuselab.report.plots import check_suffix
+from fuselab.report.plots import check_plot
 from fuselab.report.result import result as payload
 
 _SHOWN = 10  # messages on the screen about rows left out; the JSON has a hundred
@@ -191,7 +191,7 @@ def describe(
 ) -> None:
     """Say what rows hold: missing fields, ranges, ids, collisions."""
     if plot is not None:
-        check_suffix(plot)
+        check_plot(plot)
     if largest_table is not None and is_prepared(source):
         raise ArgumentError(f"{source} is prepared: it has its tables; leave --largest-table out.")
     start = time.perf_counter()

@@ -35,12 +35,17 @@ NEEDED_DISK_BYTES = 1 << 30
 # The calls that --measure times: larger ones behave alike, and all dtypes would take an hour.
 MEASURED = ("--most-bytes", str(9 << 20), "--dtype", "float32", "--dtype", "bfloat16")
 
+# What each optional package is for, and what pip installs for it.
 OPTIONAL_PACKAGES = {
-    "nvidia-ml-py": "joules per call in bench",
-    "tensorboard": "profile and train --tensorboard",
-    "safetensors": "train --checkpoint, files of adapters",
-    "onnxruntime": "export (with onnx and onnxscript)",
-    "liger-kernel": "a peer to time in bench",
+    "matplotlib": ("bench, data describe --plot; export --graph", "'fuselab[report]'"),
+    "jinja2": ("the page that study writes", "'fuselab[report]'"),
+    "pyarrow": ("parquet files in data", "'fuselab[data]'"),
+    "nvidia-ml-py": ("joules per call in bench", "'fuselab[energy]'"),
+    "tensorboard": ("profile and train --tensorboard", "'fuselab[tensorboard]'"),
+    "safetensors": ("train --checkpoint, files of adapters", "'fuselab[checkpoints]'"),
+    "onnxruntime": ("export (with onnx and onnxscript)", "'fuselab[onnx]'"),
+    "scikit-learn": ("the digits of train lora", "'fuselab[digits]'"),
+    "liger-kernel": ("a peer to time in bench", "liger-kernel"),
 }
 
 _OTHER_CACHE = "set FUSELAB_CACHE to a folder on another disk"
@@ -123,8 +128,8 @@ def examine(device: torch.device) -> Iterator[Check]:
     yield _launcher()
     yield _nvrtc(device)
     yield _gpu(device)
-    for distribution, purpose in OPTIONAL_PACKAGES.items():
-        yield _optional(distribution, purpose)
+    for distribution, (purpose, installed_by) in OPTIONAL_PACKAGES.items():
+        yield _optional(distribution, purpose, installed_by)
 
 
 def _packages() -> Iterator[Check]:
@@ -270,12 +275,12 @@ def _cache_folder() -> Check:
     return Check("cache folder", "works", detail)
 
 
-def _optional(distribution: str, purpose: str) -> Check:
+def _optional(distribution: str, purpose: str, installed_by: str) -> Check:
     from fuselab.device.environment import version
 
     found = version(distribution)
     if found is None:
-        return Check(distribution, "absent", purpose, f"pip install {distribution}")
+        return Check(distribution, "absent", purpose, f"pip install {installed_by}")
     return Check(distribution, "works", f"{found}, {purpose}")
 
 

@@ -46,7 +46,7 @@ def dlrm(
     from fuselab.errors import ArgumentError
     from fuselab.report import files
     from fuselab.report.model_graph import model_graph
-    from fuselab.report.plots import check_suffix
+    from fuselab.report.plots import check_plot
     from fuselab.report.result import result
     from fuselab.train.dlrm import load_model
     from fuselab.train.dlrm_export import export_onnx
@@ -54,7 +54,7 @@ def dlrm(
     if output is None and graph is None:
         raise ArgumentError("nothing to write: give -o FILE.onnx, --graph FILE.svg, or both.")
     if graph is not None:
-        check_suffix(graph)  # check this before spending seconds on the ONNX file
+        check_plot(graph)  # before seconds go into the ONNX file
     model, found = load_model(checkpoint)
     facts: dict[str, Any] = {"checkpoint": checkpoint, "step": found.step}
     if output is not None:

@@ -6,15 +6,13 @@ Dense columns may be of any number type (null or NaN is missing), sparse ones of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy
 import numpy.typing
-import pyarrow
-import pyarrow.parquet
 
 from fuselab.data.layout import (
     DENSE_COLUMNS,
@@ -26,7 +24,13 @@ from fuselab.data.layout import (
     is_missing,
 )
 from fuselab.data.rejects import Rejects
-from fuselab.errors import DataError, MissingDataError
+from fuselab.errors import DataError, MissingDataError, MissingDependencyError
+
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ImportError as error:
+    raise MissingDependencyError.of_extra("parquet files need", "pyarrow", "data") from error
 
 LABEL = "labels"
 DENSE = tuple(f"DENSE_{column}" for column in range(DENSE_COLUMNS))
@@ -83,9 +87,15 @@ def read_part(
             raise _unreadable(path, error) from error
 
 
-def table(rows: Rows) -> pyarrow.Table:
-    """Return the rows as a table of SCHEMA, with 0 for a missing count, as is usual in this
-    layout."""
+def write(path: Path, groups: Iterable[Rows]) -> None:
+    """Write one row group for each of ``groups``. Raises OSError where it cannot be written."""
+    with pyarrow.parquet.ParquetWriter(path, SCHEMA) as writer:
+        for rows in groups:
+            writer.write_table(_table(rows))
+
+
+def _table(rows: Rows) -> pyarrow.Table:
+    """Return the rows in SCHEMA; as everywhere in this layout a missing count becomes 0."""
     counts = numpy.where(is_missing(rows.counts), 0, rows.counts).astype(numpy.float32)
     dense = [
         pyarrow.array(numpy.ascontiguousarray(counts[:, column])) for column in range(DENSE_COLUMNS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from fuselab.data import npz, parquet, tsv
+from fuselab.data import npz, tsv
 from fuselab.data.layout import Rows, concatenate
 from fuselab.data.prepared import is_prepared
 from fuselab.data.rejects import Rejects
@@ -20,8 +20,8 @@ PART_BYTES = 64 << 20  # bytes of text, about 270,000 rows
 
 
 class _Format(Protocol):
-    """The interface of ``tsv``, ``parquet`` and ``npz``; each defines what a part's two numbers
-    mean."""
+    """A module that reads one format: ``tsv``, ``parquet`` or ``npz``. Each says what a part's two
+    numbers mean."""
 
     def has_labels(self, path: Path) -> bool: ...
 
@@ -34,9 +34,8 @@ class _Format(Protocol):
     ) -> Iterator[Rows]: ...
 
 
-_FORMATS = {
-    "": tsv, ".txt": tsv, ".tsv": tsv, ".gz": tsv, ".parquet": parquet, ".pq": parquet, ".npz": npz,
-}  # fmt: skip
+_PARQUET = (".parquet", ".pq")
+_FORMATS = {"": tsv, ".txt": tsv, ".tsv": tsv, ".gz": tsv, ".npz": npz}
 
 
 @dataclass(frozen=True)
@@ -185,11 +184,17 @@ def regrouped(pieces: Iterable[Rows], rows: int) -> Iterator[Rows]:
 
 
 def _format(file: Path) -> _Format:
+    """Return the module that reads ``file``. Raises MissingDependencyError for parquet without
+    pyarrow."""
+    if file.suffix in _PARQUET:
+        from fuselab.data import parquet
+
+        return cast(_Format, parquet)
     return cast(_Format, _FORMATS.get(file.suffix, tsv))
 
 
 def _is_data(file: Path) -> bool:
-    return file.suffix in _FORMATS and file.name[0] not in "._"
+    return file.suffix in (*_FORMATS, *_PARQUET) and file.name[0] not in "._"
 
 
 def _natural(file: Path) -> list[tuple[int, str]]:

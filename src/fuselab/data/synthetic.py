@@ -18,9 +18,7 @@ from typing import IO, Any, cast
 
 import numpy
 import numpy.typing
-import pyarrow.parquet
 
-from fuselab.data import parquet
 from fuselab.data.layout import (
     DENSE_COLUMNS,
     KAGGLE_CARDINALITIES,
@@ -81,8 +79,8 @@ def synthesize(
     """Write ``rows`` synthetic rows to ``path``.
 
     The file is parquet if the path ends in ``.parquet`` or ``.pq``, otherwise Criteo TSV, gzipped
-    if it ends in ``.gz``. Memory stays at one row group. The same rows and seed give the same bytes
-    (with the same numpy). Raises ArgumentError for a bad count or seed and for ``.npz``, OSError if
+    if it ends in ``.gz``. Memory stays at one row group. The same rows and seed give the same bytes (with the same numpy). Raises ArgumentError for a bad
+    count or seed and for ``.npz``, MissingDependencyError for parquet without pyarrow, OSError when
     the file cannot be written.
     """
     _check(rows, seed)
@@ -90,9 +88,9 @@ def synthesize(
     if path.suffix == ".npz":
         raise ArgumentError("synthetic rows become text or parquet; give another name than .npz.")
     if path.suffix in (".parquet", ".pq"):
-        with pyarrow.parquet.ParquetWriter(path, parquet.SCHEMA) as writer:
-            for group in regrouped(_shown(rows, seed, progress), PART_ROWS):
-                writer.write_table(parquet.table(group))
+        from fuselab.data import parquet  # needs pyarrow
+
+        parquet.write(path, regrouped(_shown(rows, seed, progress), PART_ROWS))
         return
     with contextlib.ExitStack() as closing:
         file: IO[bytes] = closing.enter_context(open(path, "wb"))

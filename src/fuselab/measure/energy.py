@@ -28,8 +28,8 @@ def joules_per_call(call: Call, device: torch.device, window_s: float = WINDOW_S
     try:
         import pynvml
     except ImportError:
-        raise MissingDependencyError(
-            "energy is read with nvidia-ml-py, which is not installed; pip install nvidia-ml-py."
+        raise MissingDependencyError.of_extra(
+            "energy is read with", "nvidia-ml-py", "energy"
         ) from None
     pynvml.nvmlInit()
     try:

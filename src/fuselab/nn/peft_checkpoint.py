@@ -215,7 +215,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     path = folder / SAFETENSORS
     if path.exists():
         if importlib.util.find_spec("safetensors") is None:
-            raise MissingDependencyError(f"{path} needs safetensors: pip install safetensors.")
+            raise MissingDependencyError.of_extra(f"{path} needs", "safetensors", "checkpoints")
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fuselab.data.description import CountColumn, Description, IdColumn
-from fuselab.errors import MissingDependencyError
-from fuselab.report.plots import COLORS, check_suffix
+from fuselab.report.plots import COLORS, check_plot, import_pyplot
 
 
 def description_plot(found: Description, path: Path) -> None:
@@ -16,15 +15,8 @@ def description_plot(found: Description, path: Path) -> None:
 
     Raises ArgumentError for a suffix that no plot has, MissingDependencyError without matplotlib.
     """
-    check_suffix(path)
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingDependencyError(
-            "plots need matplotlib, which is not installed; pip install matplotlib."
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    check_plot(path)
+    pyplot = import_pyplot()
 
     figure, (missing, sizes, collisions, fullest) = pyplot.subplots(
         4, 1, figsize=(11, 12), layout="constrained"

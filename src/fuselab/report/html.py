@@ -11,10 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jinja2
-
+from fuselab.errors import MissingDependencyError
 from fuselab.report import numbers
 from fuselab.report.charts import Point, roofline
+
+try:
+    import jinja2
+except ImportError as error:
+    raise MissingDependencyError.of_extra("report.html needs", "jinja2", "report") from error
 
 _PAGES = jinja2.Environment(
     loader=jinja2.PackageLoader("fuselab.report", "templates"),

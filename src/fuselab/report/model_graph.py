@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from fuselab.errors import MissingDependencyError
 from fuselab.models.dlrm import DlrmConfig
 from fuselab.report.files import replacing
-from fuselab.report.plots import COLORS, check_suffix
+from fuselab.report.plots import COLORS, check_plot, import_pyplot
 
 _WIDTH, _HEIGHT, _GAP = 3.4, 0.62, 0.42
 _DENSE, _SPARSE, _TOP = 0.0, 4.4, 2.2  # left edges of the three columns
@@ -20,15 +19,8 @@ def model_graph(config: DlrmConfig, path: Path) -> None:
 
     Raises ArgumentError for another suffix, MissingDependencyError, OutputError.
     """
-    check_suffix(path)
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingDependencyError(
-            "the picture needs matplotlib, which is not installed; pip install matplotlib."
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    check_plot(path)
+    pyplot = import_pyplot()
     from matplotlib.patches import FancyBboxPatch
 
     bottom, sparse, top = columns(config)

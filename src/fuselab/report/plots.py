@@ -17,10 +17,28 @@ MARKERS = "osD^vP*X"
 PHASE_ORDER = ("forward", "backward", "forward+backward")
 
 
-def check_suffix(path: Path) -> None:
-    """Raise ArgumentError unless the file name has the suffix of a plot."""
+def check_plot(path: Path) -> None:
+    """Check before the work that a plot can be written to ``path``.
+
+    Raises ArgumentError for another suffix than a plot's, MissingDependencyError without
+    matplotlib.
+    """
     if path.suffix not in SUFFIXES:
         raise ArgumentError(f"{path}: a plot is written as {', '.join(SUFFIXES)}; name it so.")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError.of_extra("plots need", "matplotlib", "report") from error
+
+
+def import_pyplot() -> Any:
+    """Return ``matplotlib.pyplot``, set to draw into files; ``check_plot`` has found it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def bench_plot(bench: Bench, path: Path) -> None:
@@ -31,15 +49,8 @@ def bench_plot(bench: Bench, path: Path) -> None:
     the matrix product's rate. Raises ArgumentError if nothing was timed or the suffix is wrong,
     MissingDependencyError.
     """
-    check_suffix(path)
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingDependencyError(
-            "plots need matplotlib, which is not installed; pip install matplotlib."
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    check_plot(path)
+    pyplot = import_pyplot()
 
     rows = _rows(bench)
     if not rows:

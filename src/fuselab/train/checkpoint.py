@@ -267,7 +267,7 @@ def _safetensors() -> Any:
     try:
         import safetensors
     except ImportError as error:
-        raise MissingDependencyError(
-            "checkpoints need safetensors: pip install safetensors."
+        raise MissingDependencyError.of_extra(
+            "checkpoints need", "safetensors", "checkpoints"
         ) from error
     return safetensors

@@ -82,7 +82,7 @@ def _runtime() -> Any:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError(
-            f"fuselab export needs {error.name}: pip install 'fuselab[onnx]'."
+        raise MissingDependencyError.of_extra(
+            "fuselab export needs", str(error.name), "onnx"
         ) from error
     return onnxruntime

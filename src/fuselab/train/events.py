@@ -23,8 +23,8 @@ class Events:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise MissingDependencyError(
-                "--tensorboard needs tensorboard: pip install tensorboard."
+            raise MissingDependencyError.of_extra(
+                "--tensorboard needs", "tensorboard", "tensorboard"
             ) from error
         try:
             self.writer = SummaryWriter(str(folder), purge_step=begin + 1)

@@ -54,8 +54,8 @@ def digits(device: torch.device) -> Task:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingDependencyError(
-            "train lora learns scikit-learn's digits: pip install scikit-learn."
+        raise MissingDependencyError.of_extra(
+            "the digits that train lora learns come with", "scikit-learn", "digits"
         ) from error
     data, target = load_digits(return_X_y=True)
     pixels = torch.as_tensor(data, dtype=torch.float32).div(16).to(device)
