@@ -78,6 +78,11 @@ def forced(implementation: str | None) -> Iterator[None]:
         launcher.forget_all()
 
 
+def is_forced() -> bool:
+    """Return whether this thread is within ``forced`` with an implementation's name."""
+    return _thread.forced is not None
+
+
 def use_of(op: FusedOp, args: Sequence[Any]) -> str:
     """Return the use that a call is measured under."""
     differentiated = (

@@ -45,7 +45,7 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.op import FusedOp, tensors_in
-from fuselab.runtime import autograd_node, cpu_choice, fallback, launcher
+from fuselab.runtime import autograd_node, cpu_choice, fallback, launcher, process_choice
 
 _SCHEMA_TYPES: dict[Any, str] = {
     Tensor: "Tensor",
@@ -132,11 +132,7 @@ def _of_arguments(op: FusedOp, args: Sequence[Any], error: Exception) -> Excepti
 
 
 def _first_that_can(op: FusedOp, args: Sequence[Any], device: torch.device) -> str:
-    if device.type == "cpu":
-        names = cpu_choice.order(op, args)
-    else:
-        names = op.prefer(*args) if op.prefer is not None else tuple(op.implementations)
-    for name in names:
+    for name in _order(op, args, device):
         if name == "reference":
             return name
         implementation = op.implementations[name]
@@ -147,6 +143,16 @@ def _first_that_can(op: FusedOp, args: Sequence[Any], device: torch.device) -> s
         ):
             return name
     return "reference"
+
+
+def _order(op: FusedOp, args: Sequence[Any], device: torch.device) -> Sequence[str]:
+    """Return the implementations that ``auto`` asks for these arguments, the first one first."""
+    named = process_choice.named(op)
+    if named is not None and not cpu_choice.is_forced():
+        return (named,) if named in op.implementations else ()
+    if device.type == "cpu":
+        return cpu_choice.order(op, args)
+    return op.prefer(*args) if op.prefer is not None else tuple(op.implementations)
 
 
 def why_not(op: FusedOp, implementation: str, args: Sequence[Any]) -> str | None:
@@ -661,6 +667,8 @@ class _Registration:
         """The implementations to ask for a backward, in order; none where it is the reference's."""
         op, device = self.op, arguments[1].device.type
         assert op.gradient is not None
+        if name == "auto" and not cpu_choice.is_forced():
+            name = process_choice.named(op) or name
         # Without the forward's, where another operator has taken the name since, the reference's.
         names = [known for known in op.implementations if name in ("auto", known)]
         if name == "auto" and op.gradient.prefer is not None:

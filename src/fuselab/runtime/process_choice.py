@@ -1,0 +1,45 @@
+"""One implementation for a whole process: what the variable FUSELAB_IMPLEMENTATION names."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from fuselab.errors import UnknownNameError
+from fuselab.op import FusedOp
+
+VARIABLE = "FUSELAB_IMPLEMENTATION"
+
+
+def named(op: FusedOp) -> str | None:
+    """Return the implementation that ``auto`` takes in this process, None where it may choose.
+
+    The result is ``"reference"`` or an implementation's name, which ``op`` need not have. The
+    variable is read once per process, because launch plans are kept under ``"auto"``.
+
+    Raises:
+        UnknownNameError: no operator has an implementation of that name.
+    """
+    name = _value()
+    if name is not None and name != "reference" and name not in op.implementations:
+        _check_known(name)
+    return name
+
+
+@functools.cache
+def _value() -> str | None:
+    value = os.environ.get(VARIABLE, "auto")
+    return None if value in ("", "auto") else value
+
+
+@functools.cache
+def _check_known(name: str) -> None:
+    """Look ``name`` up among all operators of the library and all registered ones: importing the
+    library's packages takes a moment, once, and only where the operator called lacks the name."""
+    from fuselab import ops
+    from fuselab.runtime.dispatch import registered
+
+    every = [*map(ops.contract, ops.operators()), *registered().values()]
+    known = {"auto", "reference"}.union(*(op.implementations for op in every))
+    if name not in known:
+        raise UnknownNameError(VARIABLE, name, known)
