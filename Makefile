@@ -4,7 +4,10 @@
 #   make demo          the small DLRM studied, trained and scored; DATA=path takes your Criteo file
 #   make test          everything that can run on this machine
 #   make test-capabilities   the main tests as CPUs with fewer instructions run them
+#   make format        ruff's format, and what ruff can mend
 #   make lint types compile-check
+#   make build         wheel and source archive in dist/, tried from an empty folder
+#   make docs          the site in site/, every link checked
 #   make extension     an operator as a C++ extension: load_inline, a wheel, CMake and Ninja
 #
 # PIP_ARGS goes to pip, for example an --extra-index-url with CPU-only wheels of torch.
@@ -18,7 +21,7 @@ DATA ?=
 REPORT := fuselab-study
 export DATA
 
-.PHONY: install demo test test-capabilities lint types compile-check extension
+.PHONY: install demo test test-capabilities format lint types compile-check extension build docs
 
 # Always asked: the script answers in 50 ms when .venv is complete.
 install:
@@ -41,6 +44,10 @@ test: install
 test-capabilities: install
 	@.venv/bin/python tools/test_capabilities.py $(PYTEST_ARGS)
 
+format: install
+	@.venv/bin/python -m ruff format
+	@.venv/bin/python -m ruff check --fix
+
 lint: install
 	@.venv/bin/python -m ruff check
 	@.venv/bin/python -m ruff format --check
@@ -54,3 +61,9 @@ compile-check: install
 
 extension: install
 	@.venv/bin/python examples/extension/build.py
+
+build: install
+	@.venv/bin/python tools/build_wheel.py
+
+docs: install
+	@.venv/bin/python -m mkdocs build --strict

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -17,6 +16,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CLONE = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CLONE / "tools"))
+
+import build_wheel  # noqa: E402
+
 PROJECT = tomllib.loads((CLONE / "pyproject.toml").read_text())
 
 
@@ -67,17 +70,26 @@ def test_each_direct_dependency_is_pinned_within_its_range() -> None:
             assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
 
 
-def test_a_wheel_carries_every_file_beside_the_python_files(tmp_path: Path) -> None:
+def test_a_wheel_from_the_source_archive_carries_every_file_beside_the_python_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone, scratch = tmp_path / "clone", tmp_path / "scratch"
+    clone.mkdir()
+    scratch.mkdir()
     for name in ("pyproject.toml", "LICENSE"):
-        shutil.copy(CLONE / name, tmp_path / name)
-    (tmp_path / "README.md").touch()
+        shutil.copy(CLONE / name, clone / name)
+    (clone / "README.md").touch()
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(CLONE / "src", tmp_path / "src", ignore=ignored)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
-    subprocess.run([*command, "--no-index", "."], cwd=tmp_path, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("fuselab-*.whl")
-    carried = set(zipfile.ZipFile(wheel).namelist())
-    source = tmp_path / "src"
+    shutil.copytree(CLONE / "src", clone / "src", ignore=ignored)
+    source = clone / "src"
     files = {path.relative_to(source).as_posix() for path in source.rglob("*.*") if path.is_file()}
+    monkeypatch.setattr(build_wheel, "CLONE", clone)
+    monkeypatch.setattr(build_wheel, "DIST", clone / "dist")
+    carried = set(zipfile.ZipFile(build_wheel.build(scratch)).namelist())
     assert {Path(name).suffix for name in files} >= {".py", ".cu", ".cpp", ".h", ".jinja", ".typed"}
     assert {name for name in files if name.startswith("fuselab/")} - carried == set()
+
+
+def test_a_build_step_that_fails_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^said\nbuild: 'sh -c \.\.\.' ended with status 3\.$"):
+        build_wheel.run(["sh", "-c", "echo said; exit 3"], tmp_path, quiet=True)
