@@ -19,6 +19,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(CACHE / "inductor")
 os.environ["TRITON_CACHE_DIR"] = str(CACHE / "triton")
 os.environ["XDG_CONFIG_HOME"] = str(CACHE / "config")
 os.environ.pop("TRITON_INTERPRET", None)  # only child processes of the interpreter's tests set it
+os.environ.pop("FUSELAB_IMPLEMENTATION", None)  # the tests ask what auto takes
 
 # Child processes import the same sources also where fuselab is not installed.
 SOURCE = str(Path(__file__).resolve().parents[1] / "src")

@@ -48,6 +48,8 @@ report = fuselab.check(op, implementation="cpp", dtype=torch.float32, quick=True
 print(*sorted({str(group.verdict) for group in report.groups}))
 bench = fuselab.bench(op, providers=["eager", "cpp"], quick=True, budget_s=0.1)
 print(len(bench.groups) > 0, len(bench.failures))
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Softmax(dim=-1)).eval()
+print(fuselab.fuse(model, torch.randn(4, 8))(torch.zeros(1, 8)).shape)
 print(fuselab.time(ops.square, input.detach()).median_us > 0)
 """
 
@@ -78,8 +80,35 @@ def test_operators_check_and_bench_need_no_optional_package(hide: Callable[..., 
         "[[1.0, 4.0], [9.0, 9.0]] [[2.0, 4.0], [6.0, 6.0]] [0.5, 0.5]",
         "PASS",
         "True 0",
+        "torch.Size([1, 8])",
         "True",
     ]
+
+
+# The modules that may import an optional package at their top, by their beginning.
+NEED_EXTRAS = (
+    "fuselab.cli.",
+    "fuselab.data.parquet",
+    "fuselab.report.html",
+    "fuselab.report.tables",
+)
+
+IMPORT_ALL = """
+import importlib, pkgutil, fuselab
+
+for found in pkgutil.walk_packages(fuselab.__path__, "fuselab."):
+    if not found.name.startswith({names!r}):
+        importlib.import_module(found.name)
+print("imported")
+"""
+
+
+def test_every_other_module_imports_without_optional_packages(hide: Callable[..., None]) -> None:
+    hide(*OPTIONAL)
+    program = IMPORT_ALL.format(names=NEED_EXTRAS)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout == "imported\n"
 
 
 @pytest.mark.parametrize("missing", ["typer", "click", "rich"])
