@@ -79,9 +79,9 @@ def synthesize(
     """Write ``rows`` synthetic rows to ``path``.
 
     The file is parquet if the path ends in ``.parquet`` or ``.pq``, otherwise Criteo TSV, gzipped
-    if it ends in ``.gz``. Memory stays at one row group. The same rows and seed give the same bytes (with the same numpy). Raises ArgumentError for a bad
-    count or seed and for ``.npz``, MissingDependencyError for parquet without pyarrow, OSError when
-    the file cannot be written.
+    if it ends in ``.gz``. Memory stays at one row group. The same rows and seed give the same bytes
+    (with the same numpy). Raises ArgumentError for a bad count or seed and for ``.npz``,
+    MissingDependencyError for parquet without pyarrow, OSError if the file cannot be written.
     """
     _check(rows, seed)
     path = Path(path)
