@@ -33,6 +33,7 @@ from fuselab.ops.generalized_box_iou_loss.reference import clamped
 from fuselab.ops.padded_generalized_box_iou_loss.op import OP as PADDED
 from fuselab.ops.padded_generalized_box_iou_loss.op import pad
 from fuselab.ops.padded_generalized_box_iou_loss.reference import masked
+from fuselab.runtime import autograd_node
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 LOSSES = ("none", "mean", "padded")
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--gradients", type=int, choices=range(3), nargs="+", default=[0, 1, 2])
     parser.add_argument("--provider", nargs="+", help="all, where none is named")
     options = parser.parse_args()
+    autograd_node.start()
     device = torch.device(options.device)
     for batch in options.batch:
         for kind in options.loss:

@@ -47,6 +47,7 @@ from fuselab.models.branch import branch_of
 from fuselab.models.dlrm import MAIN, Dlrm, DlrmConfig
 from fuselab.models.dlrm_fused import FusedDlrm, dense_parameters
 from fuselab.report.files import write_json
+from fuselab.runtime import autograd_node
 from fuselab.train.captured import Captured
 from fuselab.train.dlrm_modes import FusedStep, PlainStep
 
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only-build", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    autograd_node.start()
     device = torch.device(options.device)
     on_gpu = device.type == "cuda"
     if not on_gpu and not allocation_is_pinned():

@@ -28,7 +28,7 @@ from fuselab.ops.embedding_lookup import updating_embedding_lookup
 from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
 from fuselab.ops.embedding_sgd_.op import OP as SGD
 from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
-from fuselab.runtime import tuning
+from fuselab.runtime import autograd_node, tuning
 
 WIDTH, RATE = 16, 0.01
 BUDGET_S = 0.2  # seconds for one figure
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 2048, 65536])
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME")
     options = parser.parse_args()
+    autograd_node.start()
     sizes = [min(size, options.largest) for size in KAGGLE_CARDINALITIES]
     for batch in options.batch:
         print(f"{batch} ids of {len(sizes)} tables x {WIDTH}, {sum(sizes)} rows, us:")

@@ -35,6 +35,7 @@ from fuselab.data.shuffle import permutation
 from fuselab.device import environment
 from fuselab.models.dlrm import MAIN, Dlrm
 from fuselab.report.files import write_json
+from fuselab.runtime import autograd_node
 from fuselab.train.dlrm_modes import FusedStep
 
 WINDOW = 1 << 20
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="per figure")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    autograd_node.start()
     device = torch.device(options.device)
     with tempfile.TemporaryDirectory() as made:
         sizes = [min(size, options.largest) for size in KAGGLE_CARDINALITIES]

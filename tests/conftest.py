@@ -17,6 +17,7 @@ CACHE.mkdir(mode=0o700, exist_ok=True)
 os.environ["FUSELAB_CACHE"] = str(CACHE / "fuselab")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(CACHE / "inductor")
 os.environ["TRITON_CACHE_DIR"] = str(CACHE / "triton")
+os.environ["FUSELAB_QUIET"] = "1"  # what is on stderr must not depend on what is built
 os.environ["XDG_CONFIG_HOME"] = str(CACHE / "config")
 os.environ.pop("TRITON_INTERPRET", None)  # only child processes of the interpreter's tests set it
 os.environ.pop("FUSELAB_IMPLEMENTATION", None)  # the tests ask what auto takes
@@ -34,9 +35,11 @@ import torch  # noqa: E402
 
 from fuselab.fusion import fuse  # noqa: E402
 from fuselab.op import FusedOp  # noqa: E402
-from fuselab.runtime import dispatch  # noqa: E402
+from fuselab.runtime import autograd_node, dispatch  # noqa: E402
 
 torch.set_num_threads(THREADS)
+# What a call does must not depend on when a compiler in the background ends.
+autograd_node.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

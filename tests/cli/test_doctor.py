@@ -126,7 +126,7 @@ def test_a_launcher_that_does_not_build_is_no_failure(monkeypatch: pytest.Monkey
     def refuse() -> None:
         raise BuildError("launcher.cpp does not compile: error: x.")
 
-    monkeypatch.setattr(launcher, "library", refuse)
+    monkeypatch.setattr(launcher.EXTENSION, "library", refuse)
     check = doctor._launcher()
     assert check.status == "absent"
     assert check.detail == "small tensors take longer: launcher.cpp does not compile: error: x"

@@ -149,3 +149,16 @@ def test_source_text_follows_local_headers(tmp_path: Path) -> None:
     assert "int deep;" in before
     deep.write_text("int deeper;")
     assert cache.source_text(source) != before
+
+
+def test_source_text_finds_headers_beside_the_first_file(tmp_path: Path) -> None:
+    """As compilers do that are given its folder."""
+    (tmp_path / "below").mkdir()
+    source, header, shared = (tmp_path / name for name in ("a.cu", "below/b.h", "shared.h"))
+    source.write_text('#include "below/b.h"\n')
+    header.write_text('#include "shared.h"\n')
+    shared.write_text("int first;")
+    assert "int first;" in cache.source_text(source)
+    (tmp_path / "below" / "shared.h").write_text("int nearer;")
+    assert "int nearer;" in cache.source_text(source)
+    assert "int first;" not in cache.source_text(source)

@@ -71,6 +71,17 @@ def test_the_cubin_comes_from_disk_and_follows_source_and_options(tmp_path: Path
     assert len(set(cache.folder().rglob("*.cubin")) - entries) == 2
 
 
+def test_a_cubin_follows_what_stands_in_for_cstdint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "k.cu").write_text("#include <cstdint>\n__global__ void k(int32_t* p) { *p = 1; }")
+    CudaSource(tmp_path / "k.cu").compile("k", "sm_90")
+    monkeypatch.setattr(cuda_source, "_CSTDINT", cuda_source._CSTDINT + b"#error stale\n")
+    with pytest.raises(BuildError, match="stale"):
+        CudaSource(tmp_path / "k.cu").compile("k", "sm_90")
+
+
 def test_headers_come_from_packages_without_any_cuda_toolkit() -> None:
     installed = {found.metadata["Name"] for found in importlib.metadata.distributions()}
     if not {"nvidia-cuda-runtime", "nvidia-cuda-cccl"} <= installed:

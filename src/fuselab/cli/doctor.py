@@ -205,10 +205,10 @@ def _inductor_path() -> Check:
 
 
 def _launcher() -> Check:
-    """Build the launcher on the first call (7 s); later ones find it in the cache."""
+    """Build the launcher on the first call; later ones find it in the cache."""
     from fuselab.runtime import launcher
 
-    failed = _why_not(launcher.library)
+    failed = _why_not(launcher.EXTENSION.library)
     if failed is not None:
         return Check("C++ launcher", "absent", f"small tensors take longer: {failed}")
     return Check("C++ launcher", "works", "launches small tensors without Python's overhead")

@@ -35,7 +35,7 @@ from fuselab.measure.cpu_timer import (
 from fuselab.measure.statistics import median_interval
 from fuselab.op import Case, FusedOp
 from fuselab.prove.arguments import at, differentiable, filled, with_own_copies
-from fuselab.runtime import cpu_choice, dispatch
+from fuselab.runtime import autograd_node, cpu_choice, dispatch
 from fuselab.runtime.instruction_set import instruction_set
 
 CPU = torch.device("cpu")
@@ -68,6 +68,7 @@ def measure(
         dtypes: floating dtypes other than these are left out.
         progress: called with one line per operator.
     """
+    autograd_node.start()
     operators: dict[str, Any] = {}
     for name in names or timed_operators():
         op = ops.contract(name)
@@ -249,6 +250,7 @@ def measure_rows(
     ``auto`` follows the table that is in force.
     """
     torch._dynamo.config.cache_size_limit = 64
+    autograd_node.start()
     rows = []
     for name in names or timed_operators():
         op = ops.contract(name)

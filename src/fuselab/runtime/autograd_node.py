@@ -11,19 +11,15 @@ Compiled autograd takes the node into its graph as a call of the raw backward op
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
-from fuselab.errors import BuildError
 from fuselab.runtime import launcher
-
-_SOURCE = Path(__file__).with_name("autograd_node.cpp")
+from fuselab.runtime.extension import NativeExtension
 
 # (output, inputs, saved, rule) -> the output as a function of the inputs, a list of tensors and
 # None. ``saved`` is what the backward needs after (needs, grad_output). A rule is (name,
@@ -32,35 +28,32 @@ _SOURCE = Path(__file__).with_name("autograd_node.cpp")
 Attach = Callable[[Tensor, list[Tensor | None], tuple[Any, ...], tuple[Any, ...]], Tensor]
 
 _attach: Attach | None = None
-_start_lock = threading.Lock()
-_tried = False
 
 
 def attach() -> Attach | None:
-    """The function that puts a node behind an output; None where there are no plans, and where it
-    cannot be built, with one warning. Built on the first call (10 s, once per torch and compiler).
+    """Return the function that puts a node behind an output; None where there are no plans, until
+    the node is compiled (which the first call begins), and, with one warning, where it cannot be.
     """
-    return _attach if _tried or not launcher.is_started() else _start()
-
-
-def _start() -> Attach | None:
-    global _attach, _tried
-    with _start_lock:
-        if not _tried:
-            try:
-                built = launcher.library(_SOURCE)
-                _attach = launcher.extension("fuselab_autograd_node", built).attach
-            except (BuildError, ImportError) as error:
-                warnings.warn(
-                    f"autograd's C++ node cannot be used, gradients of small tensors take longer: "
-                    f"{error}",
-                    stacklevel=3,
-                )
-            _tried = True
+    if _attach is None and launcher.is_started():
+        EXTENSION.ready()
     return _attach
 
 
-# As in launcher.py: what was built before is loaded now.
-with contextlib.suppress(BuildError, OSError):
-    if launcher.is_built(_SOURCE):
-        _start()
+def start() -> bool:
+    """Load the launcher and the node, built first where needed: what is timed must not depend on
+    when a compiler in the background ends. Return False, with one warning, where that fails."""
+    return launcher.start() and EXTENSION.start()
+
+
+def _install(native: ModuleType) -> None:
+    global _attach
+    _attach = native.attach
+
+
+EXTENSION = NativeExtension(
+    Path(__file__).with_name("autograd_node.cpp"),
+    "fuselab_autograd_node",
+    _install,
+    "autograd's C++ node cannot be used, gradients of small tensors take longer",
+)
+EXTENSION.start_if_built()

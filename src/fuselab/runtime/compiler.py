@@ -29,7 +29,11 @@ def compiler_version() -> str:
 
 def run_compiler(arguments: Sequence[str], what: str) -> None:
     """Run the compiler. Raises BuildError with its log; ``what`` begins the sentence."""
-    result = subprocess.run([compiler(), *arguments], capture_output=True, text=True)
+    check(subprocess.run([compiler(), *arguments], capture_output=True, text=True), what)
+
+
+def check(result: subprocess.CompletedProcess[str], what: str) -> None:
+    """Raise BuildError, with the log, for a run of the compiler that has failed."""
     if result.returncode:
         log = result.stderr
         first = next((line for line in log.splitlines() if "error" in line), log.strip())

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fuselab.errors import BuildError, DeviceError
-from fuselab.runtime import cache, launcher
+from fuselab.runtime import builds, cache, launcher, rehearsal
 from fuselab.runtime.compiler import compiler, compiler_version, run_compiler
 from fuselab.runtime.instruction_set import compiler_options
 from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
@@ -150,9 +150,13 @@ class CppSource:
         """Call the instantiation; returns when it is done. ``args`` are CPU tensors (their data
         pointer), None (a null pointer) and numbers as i32, i64, f32 or f64, of the widths that the
         function declares. Raises BuildError, DeviceError, LaunchError."""
+        if rehearsal.is_noted(self, expression):
+            return
         entry = self._entries.get(expression)
         if entry is None:
-            self.prebuild((expression,))
+            if not self.is_built(expression):
+                rehearsal.build_the_others(self, expression)
+            self.load(expression)
             entry = self._entries[expression]
         codes, values = encode(args)
         if codes.replace("n", "t") != entry[1]:
@@ -165,13 +169,20 @@ class CppSource:
                 raise DeviceError(f"{expression} runs on the CPU, a tensor is on {value.device}.")
         launcher.launch_cpu(entry[0], codes, values)
 
+    def is_built(self, expression: str) -> bool:
+        """Return whether ``load`` would find the instantiation compiled. Raises BuildError without
+        a compiler."""
+        return expression in self._entries or cache.holds(self._key((expression,)), ".so")
+
+    def load(self, expression: str) -> None:
+        """Load the instantiation, compiled now if need be. Raises BuildError."""
+        self.prebuild((expression,))
+
     def prebuild(self, expressions: Sequence[str]) -> Path:
         """Compile these instantiations into one library (cached on disk) and load it."""
-        text = cache.source_text(self.path)
-        key = cache.key(
-            "cpp", text, _ENTRY, _EXPORT, tuple(expressions), options(), compiler_version(), _cpu()
-        )
-        library = cache.fetch(key, ".so", lambda new: self._build(tuple(expressions), new))
+        expressions = tuple(expressions)
+        key = self._key(expressions)
+        library = cache.fetch(key, ".so", lambda new: self._build(expressions, new))
         try:
             loaded = ctypes.CDLL(str(library))
         except OSError as error:
@@ -187,7 +198,14 @@ class CppSource:
             self._entries[expression] = entry, described().decode()
         return library
 
+    def _key(self, expressions: tuple[str, ...]) -> str:
+        text = cache.source_text(self.path)
+        return cache.key(
+            "cpp", text, _ENTRY, _EXPORT, expressions, options(), compiler_version(), _cpu()
+        )
+
     def _build(self, expressions: tuple[str, ...], library: Path) -> None:
+        builds.announce(f"{self.path.resolve().parent.name}/{self.path.name}")
         exports = (
             _EXPORT.format(index=index, expression=expression)
             for index, expression in enumerate(expressions)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import BuildError, DeviceError, LaunchError
-from fuselab.runtime import cache, cuda_driver, launcher
+from fuselab.runtime import builds, cache, cuda_driver, launcher
 from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
 
 if TYPE_CHECKING:
@@ -226,13 +226,16 @@ class CudaSource:
     def _image(self, expressions: tuple[str, ...], arch: str) -> tuple[dict[str, str], bytes]:
         """Lowered names and cubin: one JSON line, then the image, in one file of the cache."""
         text = cache.source_text(self.path)
-        key = cache.key("cuda", text, expressions, _target(arch), self.options, _toolchain())
+        key = cache.key(
+            "cuda", text, _CSTDINT, expressions, _target(arch), self.options, _toolchain()
+        )
         entry = cache.fetch(key, ".cubin", lambda new: self._build(expressions, arch, new))
         names, image = entry.read_bytes().split(b"\n", 1)
         return json.loads(names), image
 
     def _build(self, expressions: tuple[str, ...], arch: str, new: Path) -> None:
         nvrtc, target = _nvrtc(), _target(arch)
+        builds.announce(f"{self.path.resolve().parent.name}/{self.path.name}")
         status, program = nvrtc.nvrtcCreateProgram(
             self.path.read_bytes(),
             str(self.path).encode(),

@@ -45,7 +45,14 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.op import FusedOp, tensors_in
-from fuselab.runtime import autograd_node, cpu_choice, fallback, launcher, process_choice
+from fuselab.runtime import (
+    autograd_node,
+    cpu_choice,
+    fallback,
+    launcher,
+    process_choice,
+    rehearsal,
+)
 
 _SCHEMA_TYPES: dict[Any, str] = {
     Tensor: "Tensor",
@@ -567,7 +574,8 @@ class _Registration:
             op.validate(*recording.args)
             if chosen != "reference":
                 try:
-                    output = op.implementations[chosen].forward(*recording.args)
+                    with rehearsal.Forward(op, chosen, arguments):
+                        output = op.implementations[chosen].forward(*recording.args)
                     recording.finish(output)
                     return output
                 except BuildError as error:
@@ -591,7 +599,8 @@ class _Registration:
                 op.validate(*recording.args)
                 if chosen != "reference":
                     try:
-                        op.implementations[chosen].forward(*recording.args)
+                        with rehearsal.Forward(op, chosen, arguments):
+                            op.implementations[chosen].forward(*recording.args)
                         recording.finish(())
                         return
                     except BuildError as error:
@@ -655,7 +664,10 @@ class _Registration:
             ):
                 continue
             try:
-                with launcher.recording(self.backward_id, name, arguments) as recording:
+                with (
+                    launcher.recording(self.backward_id, name, arguments) as recording,
+                    rehearsal.Backward(op, candidate, arguments),
+                ):
                     grads = implementation.backward(*recording.args)
                     recording.finish(grads)
                 return grads
@@ -937,13 +949,15 @@ def _autograd_function(registration: _Registration) -> type[torch.autograd.Funct
             *flat, lengths, name = args
             arguments = _nested(flat, lengths)
             registration = _registered[op_name]
-            if not torch.compiler.is_compiling():
-                # Detached: autograd gives this output its gradient.
-                held = launcher.lookup(registration.forward_id, name, tuple(arguments), True, True)
-                if held is not None:
-                    return held
             scalar_tensors = _has_scalar_tensor(registration.schema[0], arguments)
-            return registration.raw_forward(scalar_tensors, *arguments, name)
+            if torch.compiler.is_compiling():
+                return registration.raw_forward(scalar_tensors, *arguments, name)
+            # Detached: autograd gives this output its gradient.
+            held = launcher.lookup(registration.forward_id, name, tuple(arguments), True, True)
+            if held is not None:
+                return held
+            with rehearsal.expecting_backward():
+                return registration.raw_forward(scalar_tensors, *arguments, name)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:

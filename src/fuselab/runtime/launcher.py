@@ -15,20 +15,15 @@ copy, a fill, ``.item()``) means that this is not all that happens, and there is
 arguments. A plan allocates its workspaces anew in every call, from torch's allocator and on the
 current stream, so that calls share none and a CUDA graph can hold them.
 
-Without a C++ compiler everything still works, through ctypes and without plans; a warning says so.
+Until that C++ is compiled, and where there is no compiler, everything still works, through ctypes
+and without plans; where it cannot be compiled a warning says so.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import importlib.machinery
-import importlib.util
-import os
 import sys
-import sysconfig
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,17 +37,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.errors import BuildError, IndexRangeError, LaunchError, OperandError
-from fuselab.runtime import cache, cuda_driver
-from fuselab.runtime.compiler import compiler, run_compiler
+from fuselab.runtime import cuda_driver
+from fuselab.runtime.extension import NativeExtension
 from fuselab.runtime.parameters import TracedFloat
 
-_SOURCE = Path(__file__).with_name("launcher.cpp")
-_OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
-
 _names: list[str] = []
+_names_lock = threading.Lock()
 _native: ModuleType | None = None
-_start_lock = threading.Lock()
-_tried = False
 
 
 class _Thread(threading.local):
@@ -64,10 +55,11 @@ _thread = _Thread()
 
 def register(name: str) -> int:
     """An id for the operator ``name``, for ``lookup`` and ``recording``."""
-    _names.append(name)
-    if _native is not None:
-        _native.add_operator(name)
-    return len(_names) - 1
+    with _names_lock:
+        _names.append(name)
+        if _native is not None:
+            _native.add_operator(name)
+        return len(_names) - 1
 
 
 def lookup(
@@ -103,7 +95,7 @@ def keep_reference(
 ) -> None:
     """Remember that such calls have been checked and run ``reference``: ``lookup`` then does, where
     shapes, dtypes, the floats' values and the tensors that need a gradient are the same."""
-    if start():
+    if EXTENSION.ready():
         _native.keep_reference(op_id, implementation, args, reference)  # type: ignore[union-attr]
 
 
@@ -134,9 +126,7 @@ def plans(op_id: int) -> int:
 def recording(op_id: int, implementation: str, args: tuple[Any, ...]) -> Recording | Unrecorded:
     """A context in which an implementation runs with ``.args``; ``.finish(outputs)`` keeps the plan
     of its launches, if one can be. ``outputs`` is a tensor, or a tuple of tensors and None."""
-    if not _tried:
-        start()
-    if _native is None or not _native.wanted(op_id, implementation, args):
+    if not EXTENSION.ready() or _native is None or not _native.wanted(op_id, implementation, args):
         return Unrecorded(args)
     return Recording(op_id, implementation, args)
 
@@ -643,80 +633,9 @@ def _raise_kernel_error(message: str) -> None:
     raise LaunchError(f"a CPU kernel failed: {message}.")
 
 
-def library(source: Path = _SOURCE) -> Path:
-    """A source of ours that stands on torch's C++, compiled if need be. Raises BuildError."""
-
-    def build(new: Path) -> None:
-        root = Path(torch.__file__).parent
-        includes = (root / "include", Path(sysconfig.get_path("include")))
-        if not (includes[1] / "Python.h").is_file():
-            raise BuildError("Python.h was not found; install python3-dev (apt-get) or its like.")
-        options = [*_OPTIONS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-        options += [f"-isystem{folder}" for folder in includes]
-        # Found at load by the names under which `import torch` has already loaded them.
-        libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
-        run_compiler([*options, str(source), "-o", str(new), *libraries], source.name)
-
-    return cache.fetch(_key(source), ".so", build)
-
-
-def is_built(source: Path) -> bool:
-    """Whether ``library`` has it without compiling. Raises BuildError without a compiler."""
-    return cache.holds(_key(source), ".so")
-
-
-def _key(source: Path) -> str:
-    found = os.stat(compiler())
-    return cache.key(
-        source.name,
-        source.read_text(),
-        torch.__version__,
-        torch.compiled_with_cxx11_abi(),
-        sysconfig.get_config_var("SOABI"),
-        (compiler(), found.st_size, found.st_mtime_ns),
-        _OPTIONS,
-    )
-
-
-def start() -> bool:
-    """Load the C++ launcher, building it first where needed (7 s, once per torch and compiler).
-    False, with one warning, where it cannot be built."""
-    global _native, _tried, lookup
-    if _tried:
-        return _native is not None
-    with _start_lock:
-        if not _tried:
-            try:
-                native = _load(library())
-                for name in _names:
-                    native.add_operator(name)
-                _native, lookup = native, native.lookup
-            except (BuildError, ImportError) as error:
-                warnings.warn(
-                    f"the C++ launcher cannot be used, small tensors take longer: {error}",
-                    stacklevel=2,
-                )
-            _tried = True
-    return _native is not None
-
-
-def is_started() -> bool:
-    """Whether the C++ launcher is loaded: without it there are no plans."""
-    return _native is not None
-
-
-def extension(name: str, path: Path) -> ModuleType:
-    """The extension module ``name`` in a compiled ``library``."""
-    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-def _load(path: Path) -> ModuleType:
-    native = extension("fuselab_launcher", path)
+def _install(native: ModuleType) -> None:
+    """Put the loaded C++ half to use. Raises BuildError where it does not fit this torch."""
+    global _native, lookup
     tensor = torch.empty(3)
     if native.probe(tensor) != (tensor.data_ptr(), 3):
         raise BuildError(f"launcher.cpp does not fit torch {torch.__version__}")
@@ -728,10 +647,29 @@ def _load(path: Path) -> ModuleType:
         torch.dtype,
         torch.OutOfMemoryError,
     )
-    return native
+    with _names_lock:
+        for name in _names:
+            native.add_operator(name)
+        _native, lookup = native, native.lookup
 
 
-# A launcher that was built before is loaded now (1 ms), so that callers hold the C++ lookup itself.
-with contextlib.suppress(BuildError, OSError):
-    if is_built(_SOURCE):
-        start()
+EXTENSION = NativeExtension(
+    Path(__file__).with_name("launcher.cpp"),
+    "fuselab_launcher",
+    _install,
+    "the C++ launcher cannot be used, small tensors take longer",
+)
+
+
+def start() -> bool:
+    """Load the C++ launcher, building it first where needed. Return False, with one warning, where
+    it cannot be built."""
+    return EXTENSION.start()
+
+
+def is_started() -> bool:
+    """Whether the C++ launcher is loaded: without it there are no plans."""
+    return _native is not None
+
+
+EXTENSION.start_if_built()  # now, so that callers hold the C++ lookup itself

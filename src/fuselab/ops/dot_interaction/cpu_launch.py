@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,14 +20,6 @@ _TYPES = {
 }
 
 
-@functools.cache
-def _element(dtype: torch.dtype) -> str:
-    """The kernels' template argument; both are built at once, in the time of one."""
-    name = _TYPES[dtype]
-    CPP.prebuild([f"forward<{name}>", f"backward<{name}>"])
-    return name
-
-
 def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
     output = empty_output(dense, embeddings, padding)
     if output.numel() == 0:
@@ -38,7 +29,7 @@ def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
     sizes = (batch, tables + 1, width, output.shape[1])
     strides = (dense.stride(0), *embeddings.stride()[:2])
     CPP.launch(
-        f"forward<{_element(dense.dtype)}>",
+        f"forward<{_TYPES[dense.dtype]}>",
         (dense, embeddings, output, *map(i64, (*sizes, *strides))),
     )
     return output
@@ -56,7 +47,7 @@ def backward(
     batch, tables, width = embeddings.shape
     strides = (grad_output.stride(0), dense.stride(0), *embeddings.stride()[:2])
     CPP.launch(
-        f"backward<{_element(dense.dtype)}>",
+        f"backward<{_TYPES[dense.dtype]}>",
         (grad_output, dense, embeddings, *grads, *map(i64, (batch, tables + 1, width, *strides))),
     )
     return grads

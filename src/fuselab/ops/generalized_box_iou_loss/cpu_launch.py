@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,15 +26,6 @@ _TYPES = {
     torch.float64: "double",
 }
 _REDUCTIONS = ("none", "sum", "mean", "padded")  # as cpu_kernels.cpp counts them
-
-
-@functools.cache
-def _types(first: torch.dtype, second: torch.dtype) -> str:
-    """The kernels' template arguments; all three are built at once, in little more than the time
-    of one."""
-    types = f"{_TYPES[first]}, {_TYPES[second]}"
-    CPP.prebuild([f"{kernel}<{types}>" for kernel in ("forward", "reduce", "backward")])
-    return types
 
 
 def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) -> Tensor:
@@ -84,7 +74,8 @@ def _launch(
     first, second = where.strides[:2]
     numbers = (where.count, *where.sizes[1:], *gradient_strides)
     numbers += (*first, where.steps[0], *second, where.steps[1])
+    types = f"{_TYPES[where.first.dtype]}, {_TYPES[where.second.dtype]}"
     CPP.launch(
-        f"{kernel}<{_types(where.first.dtype, where.second.dtype)}>",
+        f"{kernel}<{types}>",
         (*operands, f64(value) if double else f32(value), *map(i64, numbers)),
     )

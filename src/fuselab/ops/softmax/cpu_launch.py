@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,15 +19,6 @@ _TYPES = {
     torch.bfloat16: "BFloat16",
     torch.float64: "double",
 }
-
-
-@functools.cache
-def _cpu_kernels(form: Form, dtype: torch.dtype) -> str:
-    """The kernels' template arguments; all four are built at once, in the time of one."""
-    name = f"{FORMS[form]}, {_TYPES[dtype]}"
-    kernels = ("forward_rows", "backward_rows", "forward_columns", "backward_columns")
-    CPP.prebuild([f"{kernel}<{name}>" for kernel in kernels])
-    return name
 
 
 def forward(input: Tensor, dim: int, dtype: torch.dtype | None, form: Form = "softmax") -> Tensor:
@@ -70,7 +60,7 @@ def _launch(step: str, form: Form, strided: Tensor, dim: int, *contiguous: Tenso
     strided, rows = rows_in_place_or_copied(strided, dim)
     if rows.columns or rows.dim_stride != 1:
         strided, rows = rows_in_place_or_copied(strided.contiguous(), dim)
-    name = _cpu_kernels(form, strided.dtype)
+    name = f"{FORMS[form]}, {_TYPES[strided.dtype]}"
     if rows.columns:
         sizes = (i64(rows.outer_count), i64(rows.width), i64(rows.inner_count))
         CPP.launch(f"{step}_columns<{name}>", (strided, *contiguous, *sizes))
