@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuselab.prove import cpu_times
+from fuselab.prove import cpu_points, cpu_times
 from fuselab.runtime import instruction_set
 
 CLONE = Path(__file__).resolve().parent.parent
@@ -95,7 +95,7 @@ def main() -> int:
     held = instruction_set.held()
     parser.add_argument("--instruction-set", action="append", choices=held)
     parser.add_argument("--without-tables", action="store_true")
-    parser.add_argument("--operator", action="append", choices=cpu_times.timed_operators())
+    parser.add_argument("--operator", action="append", choices=cpu_points.timed_operators())
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     slow = 0

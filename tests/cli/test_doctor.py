@@ -18,8 +18,12 @@ from fuselab.cli.main import run
 from fuselab.device import ceiling, environment
 from fuselab.device.ceiling import Ceilings
 from fuselab.errors import BuildError, MissingDependencyError
-from fuselab.prove import cpu_times
-from fuselab.runtime import cpp_source, cpu_choice, cuda_source, launcher
+from fuselab.ops.hash_indices import op as hash_indices
+from fuselab.prove import cpu_builds, cpu_times
+from fuselab.runtime import autograd_node, cpp_source, cpu_choice, cuda_source, launcher
+from fuselab.runtime.cpp_source import CppSource
+
+EXTENSIONS = (autograd_node.EXTENSION, launcher.EXTENSION)
 
 CEILINGS = Ceilings(
     device="a device",
@@ -96,6 +100,55 @@ def test_measure_times_ceilings_and_operators(
     assert "own.json; delete it for the times that ship with fuselab" in " ".join(screen.split())
     monkeypatch.undo()
     cpu_choice.forget()
+
+
+def test_build_compiles_ahead_what_auto_takes(
+    asked: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One small operator, in an empty cache; the launcher is not compiled again for it."""
+    warm = {extension: extension.library() for extension in EXTENSIONS}
+    for extension, library in warm.items():
+        monkeypatch.setattr(extension, "library", lambda library=library: library)
+    monkeypatch.setattr(cpu_builds, "timed_operators", lambda: ["hash_indices"])
+    monkeypatch.setattr(hash_indices, "CPP", CppSource(hash_indices.CPP.path))
+    monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path / "cache"))
+    taken: list[set[str]] = [{"cpp"}]
+    monkeypatch.setattr(cpu_choice, "can_take", lambda *kind: taken[0])
+
+    command = ["doctor", "--device", "cpu", "--build", "--json", str(tmp_path / "doctor.json")]
+    for libraries in (1, 0):
+        assert run(command) == 0
+        captured = capsys.readouterr()
+        built = json.loads((tmp_path / "doctor.json").read_text())["built"]
+        assert (built["libraries"], built["operators"]) == (libraries, ["hash_indices"])
+        assert built["failed"] == []
+        assert f"built {libraries} libraries in " in captured.out
+        assert "3 of 3, " in captured.err
+    assert len(list((tmp_path / "cache").rglob("*.so"))) == 1
+
+    taken[0] = set()
+    assert run(command) == 0
+    assert json.loads((tmp_path / "doctor.json").read_text())["built"]["operators"] == []
+
+
+def test_build_says_what_does_not_compile(
+    asked: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse() -> None:
+        raise BuildError("autograd_node.cpp does not compile: error: x.")
+
+    monkeypatch.setattr(autograd_node.EXTENSION, "library", refuse)
+    monkeypatch.setattr(cpu_builds, "timed_operators", list)
+    assert run(["doctor", "--device", "cpu", "--build"]) == 1
+    assert "not built: autograd_node.cpp: autograd_node.cpp does not compile" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_something_essential_missing_is_status_1_and_measures_nothing(

@@ -1,4 +1,5 @@
-"""``fuselab doctor``: what works here, what is missing and how to get it; measured ceilings."""
+"""``fuselab doctor``: what works here, what is missing and how to get it; measured ceilings;
+kernels compiled ahead."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from fuselab.device.ceiling import Ceilings
+    from fuselab.prove.cpu_builds import Built
 
 Status = Literal["works", "missing", "absent"]
 
@@ -84,6 +86,13 @@ def doctor(
             help="Measure the ceilings again; on a CPU every operator too, for what auto takes.",
         ),
     ] = False,
+    build: Annotated[
+        bool,
+        typer.Option(
+            "--build",
+            help="Compile the launcher and every C++ kernel that auto can take, on all cores.",
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
@@ -100,6 +109,7 @@ def doctor(
         checks.append(check)
         show(check)
     missing = [check for check in checks if check.status == "missing"]
+    built = build_all() if build and not missing else None
     ceilings = None if missing else measured(chosen, measure)
     if ceilings is not None:
         show_ceilings(ceilings)
@@ -111,9 +121,10 @@ def doctor(
         facts = {
             "checks": [asdict(check) for check in checks],
             "ceilings": None if ceilings is None else asdict(ceilings),
+            "built": None if built is None else asdict(built),
         }
         files.write_json(json, result("doctor", facts, chosen))
-    if missing:
+    if missing or (built is not None and built.failed):
         raise typer.Exit(1)
 
 
@@ -291,6 +302,32 @@ def _why_not(probe: Callable[[], object]) -> str | None:
     except FuselabError as error:
         return str(error).removesuffix(".")
     return None
+
+
+def build_all() -> Built:
+    """Compile ahead what the first calls on this machine would compile, and say what that was."""
+    from fuselab.prove import cpu_builds
+    from fuselab.runtime import cache
+
+    print("doctor: compiling the launcher and the C++ kernels; some minutes, once", file=sys.stderr)
+    built = cpu_builds.build_all(lambda line: _progress(f"doctor: {line}"))
+    _progress("")
+    print(
+        f"\nbuilt {built.libraries} libraries in {built.seconds:.0f} s: the launcher, and the "
+        f"kernels of {len(built.operators)} operators"
+    )
+    print(_folded(f"kept in {cache.folder()}; what was there before was not built again"))
+    for failure in built.failed:
+        print(_folded(f"not built: {failure}"))
+    return built
+
+
+def _progress(line: str) -> None:
+    """Show a line of progress in the place of the one before; in a file, below it."""
+    if sys.stderr.isatty():
+        print(f"\r{line:79.79}\r", end="", file=sys.stderr, flush=True)
+    elif line:
+        print(line, file=sys.stderr, flush=True)
 
 
 def measured(device: torch.device, refresh: bool) -> Ceilings:

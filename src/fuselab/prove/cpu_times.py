@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -28,30 +24,18 @@ import torch
 from fuselab import ops
 from fuselab.device.environment import describe
 from fuselab.measure import fresh
-from fuselab.measure.cpu_timer import (
-    time_calls_us,
-    without_garbage_collection,
-)
 from fuselab.measure.statistics import median_interval
 from fuselab.op import Case, FusedOp
-from fuselab.prove.arguments import at, differentiable, filled, with_own_copies
+from fuselab.prove import cpu_builds
+from fuselab.prove.cpu_points import CPU, REFERENCE, Point, points_of, timed_operators
 from fuselab.runtime import autograd_node, cpu_choice, dispatch
 from fuselab.runtime.instruction_set import instruction_set
 
-CPU = torch.device("cpu")
 # Seconds for the rounds of one point, and the fewest rounds; a slow call gets only the latter.
 BUDGET_S, FEWEST_ROUNDS = 0.06, 5
 ROW_BUDGET_S, FEWEST_ROW_ROUNDS = 0.3, 7
-MOST_ROUNDS = 200
-SAMPLE_US = 100.0
-REFERENCE = "reference"
 
 Progress = Callable[[str], None]
-
-
-def timed_operators() -> list[str]:
-    """Return the library's operators that have a kernel for the CPU."""
-    return [name for name in ops.operators() if ops.contract(name).cpu_cases]
 
 
 def measure(
@@ -76,13 +60,13 @@ def measure(
         table: dict[str, Any] = {}
         points = [
             (case, dtype)
-            for case, dtype in _points(op)
+            for case, dtype in points_of(op)
             if dtypes is None or not dtype.is_floating_point or _name(dtype) in dtypes
         ]
-        _build(op, points)
+        cpu_builds.build(op, points)
         for case, dtype in points:
             for use in ("inference", "training") if op.gradient is not None else ("inference",):
-                point = _Point(op, case, dtype, use)
+                point = Point(op, case, dtype, use)
                 if most_bytes is not None and point.moved > most_bytes:
                     continue
                 times = point.time((REFERENCE, *point.implementations()), BUDGET_S, FEWEST_ROUNDS)
@@ -102,34 +86,6 @@ def measure(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _build(op: FusedOp, points: Sequence[tuple[Case, torch.dtype]]) -> None:
-    """Call the smallest case of every regime and dtype once, so that kernels compile in parallel,
-    which takes seconds for each."""
-    smallest: dict[tuple[str, str], _Point] = {}
-    for case, dtype in points:
-        if "dtypes" in case.tags:
-            point = _Point(op, case, dtype, "training" if op.gradient is not None else "inference")
-            key = point.regime, point.dtype
-            if key not in smallest or point.moved < smallest[key].moved:
-                smallest[key] = point
-
-    def call(point: _Point) -> None:
-        for name in point.implementations():
-            with cpu_choice.forced(name):
-                point.call(name)()
-            with torch.no_grad(), cpu_choice.forced(name):
-                dispatch.operator(op)(*with_own_copies(op, point.args))
-
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(threads.map(call, smallest.values()))
-
-
-def _points(op: FusedOp) -> Iterator[tuple[Case, torch.dtype]]:
-    for case in op.cpu_cases:
-        for dtype in op.dtypes if "dtypes" in case.tags else op.dtypes[:1]:
-            yield case, dtype
 
 
 def _in_order(table: dict[str, Any]) -> dict[str, Any]:
@@ -152,96 +108,6 @@ def _microseconds(times: Sequence[float]) -> float | None:
     return float(f"{statistics.median(times):.4g}") if times else None
 
 
-def _calls_per_sample(call: Callable[[], object]) -> int | None:
-    """Return how many warm calls fill a sample of at least 100 us; None if the call raises."""
-    try:
-        call()
-        once_us = time_calls_us(call, 1)
-    except Exception:  # torch.compile may refuse an expression with errors of its own
-        return None
-    if once_us > SAMPLE_US:
-        return 1
-    return max(1, round(SAMPLE_US / max(time_calls_us(call, 3), 0.1)))
-
-
-class _Point:
-    """One case in one dtype and use, with its arguments made.
-
-    An implementation is timed as ``auto`` runs it, so ``Gradient.prefer`` chooses its backward.
-    """
-
-    def __init__(self, op: FusedOp, case: Case, dtype: torch.dtype, use: str) -> None:
-        self.op, self.use = op, use
-        made = op.bind(case.make(CPU, dtype, torch.Generator().manual_seed(0)))
-        self.places = differentiable(op, made) if use == "training" else []
-        leaves = [tensor.detach().requires_grad_() for tensor in at(made, self.places)]
-        self.args = tuple(filled(made, self.places, leaves))
-        self.leaves = at(self.args, self.places)
-        self.moved = op.cost(*self.args).bytes_moved
-        self.dtype = cpu_choice.dtype_of(self.args)
-        self.regime = cpu_choice.regime_of(op, self.args)
-        self.upstream = None
-        if self.leaves:
-            with torch.no_grad():
-                self.upstream = torch.ones_like(op.reference(*self.args)).uniform_(0.5, 1.5)
-
-    def implementations(self) -> list[str]:
-        """Return the implementations for the CPU that take these arguments."""
-        return [
-            name
-            for name, known in self.op.implementations.items()
-            if known.device == "cpu" and dispatch.why_not(self.op, name, self.args) is None
-        ]
-
-    def time(
-        self, providers: Sequence[str], budget_s: float, fewest: int
-    ) -> dict[str, list[float]]:
-        """Time the providers (``reference``, ``compile``, ``auto``, an implementation) in random
-        order.
-
-        Returns microseconds per call, one figure a round; an empty list for a provider that raises.
-        """
-        forced = next((name for name in providers if name in self.op.implementations), None)
-        calls = {name: self.call(name) for name in providers}
-        times: dict[str, list[float]] = {name: [] for name in providers}
-        with cpu_choice.forced(forced), without_garbage_collection():
-            counted = {name: _calls_per_sample(call) for name, call in calls.items()}
-            counts = {name: count for name, count in counted.items() if count is not None}
-            order, shuffle = list(counts), random.Random(0).shuffle
-            deadline = perf_counter() + budget_s
-            for done in range(MOST_ROUNDS):
-                if done >= fewest and perf_counter() > deadline:
-                    break
-                # random, since a provider that always follows the same one would always inherit its
-                # caches
-                shuffle(order)
-                for name in order:
-                    times[name].append(time_calls_us(calls[name], counts[name]))
-        return times
-
-    def call(self, provider: str) -> Callable[[], object]:
-        """Return the call to time."""
-        function: Callable[..., Any]
-        if provider == "compile":
-            # One compilation serves all sizes; static shapes would take minutes for each operator.
-            function = torch.compile(self.op.reference, dynamic=True)
-        elif provider == REFERENCE and not self.op.mutates:
-            function = self.op.reference
-        else:
-            public = dispatch.operator(self.op)
-            name = REFERENCE if provider == REFERENCE else "auto"
-
-            def function(*args: Any) -> Any:
-                return public(*args, implementation=name)
-
-        args, leaves, upstream = self.args, self.leaves, self.upstream
-        if self.op.mutates:
-            args = tuple(with_own_copies(self.op, args))
-        if upstream is None:
-            return lambda: function(*args)
-        return lambda: torch.autograd.grad(function(*args), leaves, upstream, allow_unused=True)
-
-
 def measure_rows(
     names: Sequence[str] | None = None, progress: Progress = lambda line: None
 ) -> list[dict[str, Any]]:
@@ -262,7 +128,7 @@ def measure_rows(
 
 
 def _row(name: str, op: FusedOp, case: Case, use: str) -> dict[str, Any]:
-    point = _Point(op, case, op.dtypes[0], use)
+    point = Point(op, case, op.dtypes[0], use)
     times = point.time((REFERENCE, "compile", "auto"), ROW_BUDGET_S, FEWEST_ROW_ROUNDS)
     medians = {provider: _microseconds(found) for provider, found in times.items()}
     pairs = zip(times[REFERENCE], times["auto"], strict=True)

@@ -57,6 +57,12 @@ def order(op: FusedOp, args: Sequence[Any]) -> Sequence[str]:
     return (*faster, "reference")
 
 
+def can_take(op: FusedOp, use: str, dtype: str, regime: str) -> set[str]:
+    """Return the implementations that ``auto`` takes for such calls at some size measured."""
+    points = _points(op, use, dtype, regime)
+    return {name for moved, _ in points for name in _faster(points, moved)}
+
+
 class _Thread(threading.local):
     forced: str | None = None
 
