@@ -50,7 +50,7 @@ void backward_cpu(const Call& call);
 std::string forward_cuda(const Call& call, void* stream);
 std::string backward_cuda(const Call& call, void* stream);
 
-// Calls body(Functor{}), an activation's functor of fuselab's functions.h.
+// Calls body(Functor{}), an activation's functor of fuselab's activations.h.
 #define FUSELAB_WITH_ACTIVATION(activation, body)       \
   switch (activation) {                                 \
     case Activation::identity:                          \

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuselab import fuse
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.nn import MLP, mlp
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 
 
 def sequential() -> nn.Sequential:

@@ -20,6 +20,7 @@ from giou_cases import (
 )
 
 from fuselab.ops import generalized_box_iou_loss, padded_generalized_box_iou_loss
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.generalized_box_iou_loss import (
     configs,
     cpu_launch,
@@ -27,12 +28,11 @@ from fuselab.ops.generalized_box_iou_loss import (
     triton_launch,
 )
 from fuselab.ops.generalized_box_iou_loss.configs import SMALL_COUNT
-from fuselab.ops.generalized_box_iou_loss.tensors import DTYPES
 from fuselab.runtime import tuning
 from fuselab.runtime.fallback import strict
 
 pytestmark = pytest.mark.gpu
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+dtypes = pytest.mark.parametrize("dtype", FLOATING, ids=lambda dtype: str(dtype)[6:])
 reductions = pytest.mark.parametrize("reduction", REDUCTIONS)
 launchers = pytest.mark.parametrize(
     "launcher", [cuda_launch, triton_launch], ids=lambda module: module.__name__.split(".")[-1]
@@ -78,7 +78,7 @@ def test_mixed_dtypes_ties_and_special_values(launcher, dtype, reduction):
     for first, second in found:
         assert_right(launcher, first.cuda(), second.cuda(), reduction)
     # What is read is converted alike whatever becomes of it, and whichever gradients are wanted.
-    for other in DTYPES if reduction == "none" else ():
+    for other in FLOATING if reduction == "none" else ():
         first, second = (boxes.cuda() for boxes in pairs(3, 21, dtypes=(dtype, other)))
         assert_right(launcher, first, second, alone=False)
 
@@ -144,7 +144,7 @@ def test_every_run_gives_the_same_bits(launcher, reduction):
 @implementations
 def test_values_and_gradients_of_torchvision(implementation):
     ops = pytest.importorskip("torchvision.ops")
-    for dtype in DTYPES:
+    for dtype in FLOATING:
         for boxes in (pairs(2000, dtypes=(dtype, dtype)), tying_pairs(2000, dtype)):
             first, second = (tensor.cuda().requires_grad_() for tensor in boxes)
             for reduction in ("none", "mean", "sum"):

@@ -16,7 +16,7 @@ from fuselab.fusion.expression import Expression
 from fuselab.fusion.match import Pattern, find
 from fuselab.fusion.trace import Call, trace_forward
 from fuselab.ops import linear_activation
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.linear_activation.op import OP, addmm_activation, prefer
 from fuselab.ops.linear_activation.reference import gradient, reference
 

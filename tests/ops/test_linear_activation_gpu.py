@@ -8,7 +8,7 @@ from linear_cases import LAYOUTS, SHAPES, check, operands
 from pointwise_cases import assert_within_bar
 
 from fuselab.ops import linear_activation
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import cuda_launch, triton_launch
 from fuselab.ops.linear_activation.op import OP
 from fuselab.ops.linear_activation.reference import gradient, reference

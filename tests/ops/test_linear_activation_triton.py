@@ -9,7 +9,7 @@ import pytest
 import torch
 from linear_cases import LAYOUTS, SHAPES, check, operands
 
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.linear_activation.reference import gradient, reference
 from fuselab.runtime import interpreter
 from fuselab.runtime.tuning import Config

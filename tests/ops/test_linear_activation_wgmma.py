@@ -13,7 +13,7 @@ from pointwise_cases import assert_within_bar
 
 from fuselab.errors import BuildError, LaunchError, UnsupportedError
 from fuselab.ops import linear_activation
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import cublaslt_launch, wgmma_launch
 from fuselab.ops.linear_activation.op import OP
 from fuselab.ops.linear_activation.reference import reference

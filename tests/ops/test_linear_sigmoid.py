@@ -239,7 +239,7 @@ def test_errors_name_the_argument():
         linear_sigmoid(input.long(), weight)
     with pytest.raises(ShapeError, match=r"'target' has shape \(4,\); expected \(4, 1\)"):
         linear_binary_cross_entropy(input, weight, bias, target[:, 0])
-    with pytest.raises(DtypeError, match=r"'target' is torch.bool.*target.float\(\)"):
+    with pytest.raises(DtypeError, match=r"'target' is torch.bool.*target.float\(\) gives it"):
         linear_binary_cross_entropy(input, weight, bias, target > 0)
     with pytest.raises(UnknownNameError, match=r"unknown reduction 'men'.*Did you mean 'mean'"):
         linear_binary_cross_entropy(input, weight, bias, target, "men")

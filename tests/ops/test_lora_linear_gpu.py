@@ -10,7 +10,7 @@ from lora_cases import ALL, RANKS, check, laid_out, operands, upstream_of
 from pointwise_cases import LAYOUTS
 
 from fuselab.ops import lora_linear
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.lora_linear import launch, tiles
 from fuselab.ops.lora_linear.op import OP, save
 from fuselab.ops.lora_linear.reference import reference

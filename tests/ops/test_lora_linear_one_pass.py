@@ -10,7 +10,7 @@ import torch
 from lora_cases import ALL, check, operands, upstream_of
 
 from fuselab.ops import lora_linear
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.lora_linear import launch, one_pass, wgmma_launch
 from fuselab.ops.lora_linear.op import save
 from fuselab.ops.lora_linear.reference import gradient, reference

@@ -10,7 +10,7 @@ from lora_cases import operands
 from pointwise_cases import assert_within_bar
 
 from fuselab.ops import lora_linear
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import wgmma_launch as linear
 from fuselab.ops.lora_linear import launch, wgmma_launch
 from fuselab.ops.lora_linear.layer import Layer

@@ -17,7 +17,7 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.ops import mlp
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.mlp import cuda_launch, layers
 from fuselab.ops.mlp.op import MOST_ROWS, OP, prefer
 from fuselab.ops.mlp.reference import reference

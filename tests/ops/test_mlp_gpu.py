@@ -8,7 +8,7 @@ from mlp_cases import DLRM, SHAPES, check, operands
 
 from fuselab.nn import MLP
 from fuselab.ops import mlp
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.mlp import cuda_launch, layers
 from fuselab.ops.mlp.op import MOST_ROWS, OP
 from fuselab.ops.mlp.reference import reference

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuselab.errors import UnsupportedError
 from fuselab.ops import outer_interaction_linear
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.outer_interaction_linear import cublas_launch
 from fuselab.ops.outer_interaction_linear.op import OP
 from fuselab.runtime import interpreter

@@ -22,7 +22,7 @@ from interaction_cases import (
 
 from fuselab.errors import UnsupportedError
 from fuselab.ops import outer_interaction_linear
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.outer_interaction_linear import folding, triton_launch, wgmma_launch
 from fuselab.ops.outer_interaction_linear.op import OP
 from fuselab.runtime.fallback import strict

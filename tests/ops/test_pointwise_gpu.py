@@ -23,7 +23,7 @@ from fuselab.ops import (
     bias_activation,
     bias_activation_,
 )
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.add_mul_activation import bias_gradient, launch
 from fuselab.ops.add_mul_activation.op import CUDA
 from fuselab.runtime.fallback import strict

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pointwise_cases import EXACT, LAYOUTS, assert_float64, check, normal, writable
 
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.runtime import interpreter
 
 forward = partial(interpreter.run, "fuselab.ops.add_mul_activation.launch:forward_triton")

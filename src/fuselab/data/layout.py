@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import numpy.typing
 
-from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES as KAGGLE_CARDINALITIES
+from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES as KAGGLE_CARDINALITIES
 
 DENSE_COLUMNS = 13
 SPARSE_COLUMNS = 26

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fuselab.errors import ArgumentError, OperandError, ShapeError
 from fuselab.nn.plain_module import more_than
-from fuselab.ops.activations import activation as activation_named
+from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops.dot_interaction import dot_interaction
 from fuselab.ops.outer_interaction_linear import outer_interaction_linear
 

@@ -24,7 +24,7 @@ from fuselab.errors import (
     OperandError,
     ShapeError,
 )
-from fuselab.ops.activations import activation as activation_named
+from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops.linear_activation import linear_activation
 from fuselab.ops.lora_linear import lora_linear
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fuselab.errors import ArgumentTypeError, OperandError
 from fuselab.nn.plain_module import is_plain
-from fuselab.ops.activations import LEAKY_RELU_SLOPE, activation
+from fuselab.ops._shared.activations import LEAKY_RELU_SLOPE, activation
 from fuselab.ops.linear_activation import linear_activation
 from fuselab.ops.linear_sigmoid import linear_sigmoid
 from fuselab.ops.mlp import mlp

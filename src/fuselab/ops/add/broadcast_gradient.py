@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations.grid import CUDA_NAMES, is_aligned, pack_width
+from fuselab.ops._shared.dtypes import CUDA_NAMES
+from fuselab.ops._shared.packs import is_aligned, pack_width
 from fuselab.ops.add_mul_activation import launch as pointwise
 from fuselab.ops.add_mul_activation.bias_gradient import row_blocks
 from fuselab.runtime.cuda_source import CudaSource, i64

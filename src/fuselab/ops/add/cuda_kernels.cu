@@ -6,7 +6,7 @@
 // element at a time. Both loads are issued before the first use: 32 bytes per thread, 64 KB per
 // multiprocessor.
 
-#include "../activations/cuda_nest.h"
+#include "../_shared/cuda_nest.h"
 
 template <class Output, class Input, class Other, class Index, int rank, int width,
           bool input_packed, bool other_packed>

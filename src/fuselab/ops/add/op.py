@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import ShapeError, UnsupportedDtypeError
+from fuselab.errors import ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops.activations.grid import (
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
+from fuselab.ops._shared.dtypes import FLOATING, check_floating
+from fuselab.ops._shared.grid import (
     flat_tile,
     launch_by_packs,
     nest_numbers,
     tile_of,
     triton_arithmetic,
 )
-from fuselab.ops.activations.layout import MAX_RANK, Nest, arithmetic_unit, bytes_behind, nest
+from fuselab.ops._shared.layout import MAX_RANK, Nest, nest
 from fuselab.ops.add import broadcast_gradient
 from fuselab.ops.add.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource
@@ -35,15 +37,9 @@ CUDA_EXPRESSIONS = (
     "add<float, __half, __nv_bfloat16, int64_t, 3, 1, false, false>",
 )
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
 
 def validate(input: Tensor, other: Tensor) -> None:
-    for name, tensor in (("input", input), ("other", other)):
-        if tensor.dtype not in DTYPES:
-            raise UnsupportedDtypeError(
-                f"add: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 or float64."
-            )
+    check_floating("add", input=input, other=other)
     try:
         torch.broadcast_shapes(input.shape, other.shape)
     except RuntimeError:
@@ -112,7 +108,7 @@ def cost(input: Tensor, other: Tensor) -> Cost:
     """Both read once, the output written once; one addition."""
     numel = torch.broadcast_shapes(input.shape, other.shape).numel()
     dtype = torch.result_type(input, other)
-    read = bytes_behind(input) + bytes_behind(other)
+    read = bytes_behind(input, other)
     return Cost(read, numel * dtype.itemsize, numel, arithmetic_unit(dtype))
 
 
@@ -122,7 +118,7 @@ def cost_backward(input: Tensor, other: Tensor) -> Cost:
     dtype = torch.result_type(input, other)
     numel = torch.broadcast_shapes(input.shape, other.shape).numel()
     summed = [tensor for tensor in (input, other) if tensor.numel() != numel]
-    written = sum(tensor.numel() * tensor.element_size() for tensor in summed)
+    written = bytes_of(*summed)
     read = numel * dtype.itemsize if summed else 0
     return Cost(read, written, len(summed) * numel, arithmetic_unit(dtype))
 
@@ -239,5 +235,5 @@ OP = FusedOp(
     validate=validate,
     fake=empty_output,
     prefer=prefer,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
 )

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest, unspecialized
+from fuselab.ops._shared.triton_nest import offset_of, tile_of_nest, unspecialized
 
 
 @triton.jit

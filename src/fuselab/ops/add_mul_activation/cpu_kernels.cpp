@@ -6,7 +6,7 @@
 // Sizes and strides are those of the loop nest, in elements, outermost dimension first.
 
 #include <cmath>
-#include "../activations/cpu_nest.h"
+#include "../_shared/cpu_nest.h"
 
 template <class Output>
 using Arithmetic = std::conditional_t<std::is_same_v<Output, double>, double, float>;

@@ -11,8 +11,8 @@
 //
 // Index is int32_t, or int64_t where an offset needs it. Sizes and strides count elements.
 
-#include "../activations/cuda_nest.h"
-#include "../activations/functions.h"
+#include "../_shared/cuda_nest.h"
+#include "../_shared/activations.h"
 
 // Which terms there are beside the input.
 template <bool update, bool bias>

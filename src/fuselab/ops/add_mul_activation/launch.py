@@ -15,29 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.grid import (
-    CUDA_NAMES,
-    THREADS,
-    flags,
-    flat_tile,
-    index_type,
-    is_aligned,
-    nest_numbers,
-    numbers,
-    pack_width,
-    tile_of,
-    triton_arithmetic,
-)
-from fuselab.ops.activations.layout import (
-    MAX_RANK,
-    Nest,
-    is_dense,
-    nest,
-    promoted,
-    row_strides,
-)
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.dtypes import CUDA_NAMES, cpp_types, cuda_types, promoted
+from fuselab.ops._shared.grid import THREADS, flat_tile, nest_numbers, tile_of, triton_arithmetic
+from fuselab.ops._shared.layout import MAX_RANK, Nest, is_dense, nest, row_strides
+from fuselab.ops._shared.packs import is_aligned, pack_width
+from fuselab.ops._shared.template_arguments import flags, index_type, numbers
 from fuselab.ops.add_mul_activation import bias_gradient
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource
@@ -46,13 +30,6 @@ from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.parameters import Scalar, f32, f64, i64
 from fuselab.runtime.triton_launch import launch as launch_triton
 from fuselab.runtime.tuning import Config
-
-_CPP_NAMES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-}
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -224,10 +201,6 @@ def _cpp_scale(scale: float | Tensor, output_dtype: torch.dtype) -> Scalar:
     return f64(value) if output_dtype == torch.float64 else f32(value)
 
 
-def _cpp_types(dtypes: Sequence[torch.dtype]) -> str:
-    return ", ".join(_CPP_NAMES[dtype] for dtype in dtypes)
-
-
 def forward_cpp(
     source: CppSource,
     input: Tensor,
@@ -245,7 +218,7 @@ def forward_cpp(
     loops = loops.padded()
     kind = _kind(activation, update is not None, bias is not None)
     source.launch(
-        f"forward<{kind}, {_cpp_types(_forward_dtypes(output, input, update, bias))}>",
+        f"forward<{kind}, {cpp_types(_forward_dtypes(output, input, update, bias))}>",
         args=(
             input,
             update,
@@ -267,7 +240,7 @@ def backward_cpp(
     1024 columns less). It writes row-major gradients, so a gradient whose strides are others is
     copied once more, and an operand whose rows have no common stride is copied first.
     """
-    kind = f"{_backward_kind(saved)}, {_cpp_types(_backward_dtypes(grad_output, saved))}"
+    kind = f"{_backward_kind(saved)}, {cpp_types(_backward_dtypes(grad_output, saved))}"
     scale = _cpp_scale(saved.scale, grad_output.dtype)
 
     def elementwise(loops: Nest, operands: Operands, grads: Gradients) -> None:
@@ -492,10 +465,6 @@ def _cuda_scale(scale: float | Tensor, output_dtype: torch.dtype) -> tuple[str, 
     return ("double", f64(scale)) if output_dtype == torch.float64 else ("float", f32(scale))
 
 
-def _cuda_types(dtypes: Sequence[torch.dtype]) -> str:
-    return ", ".join(CUDA_NAMES[dtype] for dtype in dtypes)
-
-
 def _launch_cuda(
     source: CudaSource,
     kernel: str,
@@ -547,7 +516,7 @@ def forward_cuda(
     kind = _kind(activation, update is not None, bias is not None)
     _launch_cuda(
         source,
-        f"forward<{kind}, {_cuda_types(dtypes)}, {scale_type}",
+        f"forward<{kind}, {cuda_types(dtypes)}, {scale_type}",
         loops,
         _flat_columns(loops, None if bias is None else 2, (0, 1)),
         pack_width(*dtypes[:3]),
@@ -572,7 +541,7 @@ def backward_cuda(
     of the sums depends on it too.
     """
     dtypes = _backward_dtypes(grad_output, saved)
-    types = f"{_backward_kind(saved)}, {_cuda_types(dtypes)}"
+    types = f"{_backward_kind(saved)}, {cuda_types(dtypes)}"
     scale_type, scale = _cuda_scale(saved.scale, grad_output.dtype)
     width = pack_width(*dtypes[:4])
 

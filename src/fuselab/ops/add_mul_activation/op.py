@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import ShapeError, UnsupportedDtypeError
+from fuselab.errors import ShapeError
 from fuselab.op import (
     Case,
     Cost,
@@ -22,10 +22,11 @@ from fuselab.op import (
     Rewrite,
     tensors_in,
 )
-from fuselab.ops import cpu_sizes
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind, promoted
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
+from fuselab.ops._shared.dtypes import FLOATING, check_floating, promoted
 from fuselab.ops.add_mul_activation import bias_gradient, launch
 from fuselab.ops.add_mul_activation.reference import gradient, reference, reference_in_place
 from fuselab.runtime.cpp_source import CppSource
@@ -35,20 +36,13 @@ CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 CUDA_EXPRESSIONS = launch.cuda_expressions(has_update=True)
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
 
 def check_operands(
     op_name: str, input: Tensor, update: Tensor | None, bias: Tensor | None, activation: str
 ) -> None:
     """Raise what the reference's docstring says, in the name of ``op_name``."""
     activation_named(activation)
-    for name, tensor in (("input", input), ("update", update), ("bias", bias)):
-        if tensor is not None and tensor.dtype not in DTYPES:
-            raise UnsupportedDtypeError(
-                f"{op_name}: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 or "
-                "float64."
-            )
+    check_floating(op_name, input=input, update=update, bias=bias)
     if update is not None and input.shape != update.shape:
         raise ShapeError(
             f"{op_name}: 'update' has shape {tuple(update.shape)} and 'input' "
@@ -150,7 +144,7 @@ def cost(
     dtype = promoted(input, update, bias)
     flops = 2 * (update is not None) + (bias is not None) + activation_named(activation).flops
     return Cost(
-        bytes_behind(input) + bytes_behind(update) + bytes_behind(bias),
+        bytes_behind(input, update, bias),
         input.numel() * dtype.itemsize,
         input.numel() * flops,
         arithmetic_unit(dtype),
@@ -167,8 +161,8 @@ def cost_backward(
     if derivative_of == "output":
         read *= 2
     elif derivative_of == "preactivation":
-        read += bytes_behind(input) + bytes_behind(update) + bytes_behind(bias)
-    written = sum(t.numel() * t.element_size() for t in (input, update, bias) if t is not None)
+        read += bytes_behind(input, update, bias)
+    written = bytes_of(input, update, bias)
     flops = 1 + (update is not None) + (bias is not None) + activation_named(activation).flops
     return Cost(read, written, input.numel() * flops, arithmetic_unit(dtype))
 
@@ -430,7 +424,7 @@ OP = FusedOp(
     fake=fake,
     prefer=prefer,
     rewrites=tuple(_rewrites()),
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={"cuda_backward": bias_gradient.configs},
     regime=regime,
     cpu_cases=tuple(_cpu_cases()),
@@ -473,7 +467,7 @@ IN_PLACE = FusedOp(
     draw=draw,
     validate=partial(_validate, "add_mul_activation_"),
     prefer=prefer_in_place,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     mutates=("input",),
     regime=regime,
     cpu_cases=OP.cpu_cases,

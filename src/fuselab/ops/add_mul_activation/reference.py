@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.ops import activations
+from fuselab.ops._shared import activations
 
 
 def reference(

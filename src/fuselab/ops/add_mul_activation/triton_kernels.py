@@ -13,8 +13,8 @@ torch.compile.
 import triton
 import triton.language as tl
 
-from fuselab.ops.activations.triton_functions import activate, pull_back
-from fuselab.ops.activations.triton_nest import offset_of, tile_of_nest, unspecialized
+from fuselab.ops._shared.triton_activations import activate, pull_back
+from fuselab.ops._shared.triton_nest import offset_of, tile_of_nest, unspecialized
 
 
 @triton.jit

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fuselab.errors import ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.add_mul_activation import launch
 from fuselab.ops.add_mul_activation import op as add_mul
 from fuselab.ops.bias_activation.reference import gradient, reference, reference_in_place
@@ -193,7 +194,7 @@ OP = FusedOp(
     fake=fake,
     prefer=prefer,
     rewrites=tuple(_rewrites()),
-    dtypes=add_mul.DTYPES,
+    dtypes=FLOATING,
     regime=regime,
     cpu_cases=tuple(map(_without_the_update, add_mul.OP.cpu_cases)),
 )
@@ -224,7 +225,7 @@ IN_PLACE = FusedOp(
     draw=draw,
     validate=partial(_validate, "bias_activation_"),
     prefer=add_mul.prefer_in_place,
-    dtypes=add_mul.DTYPES,
+    dtypes=FLOATING,
     mutates=("input",),
     regime=regime,
     cpu_cases=OP.cpu_cases,

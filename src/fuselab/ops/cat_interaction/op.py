@@ -7,39 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops._shared.cost import bytes_behind, bytes_of
+from fuselab.ops._shared.dense_and_embeddings import check_shapes
+from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
 from fuselab.ops.cat_interaction import triton_launch
 from fuselab.ops.cat_interaction.reference import gradient, reference
 from fuselab.ops.cat_interaction.triton_launch import empty_output
 
 __all__ = ["OP"]
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
 
 def validate(dense: Tensor, embeddings: Tensor) -> None:
-    if dense.dim() != 2:
-        raise ShapeError(
-            f"cat_interaction: 'dense' has shape {tuple(dense.shape)}; expected (batch, width)."
-        )
-    batch, width = dense.shape
-    if embeddings.dim() != 3 or embeddings.shape[0] != batch or embeddings.shape[2] != width:
-        raise ShapeError(
-            f"cat_interaction: 'embeddings' has shape {tuple(embeddings.shape)}; expected "
-            f"({batch}, tables, {width}) beside a 'dense' of shape {tuple(dense.shape)}."
-        )
-    if dense.dtype not in DTYPES:
-        raise UnsupportedDtypeError(
-            f"cat_interaction: 'dense' is {dense.dtype}; expected float32, float16, bfloat16 or "
-            "float64."
-        )
-    if dense.dtype != embeddings.dtype:
-        raise DtypeError(
-            f"cat_interaction: 'embeddings' is {embeddings.dtype} and 'dense' {dense.dtype}; cast "
-            "one to the other's dtype, or use torch.autocast."
-        )
+    check_shapes("cat_interaction", dense, embeddings)
+    check_floating("cat_interaction", dense=dense)
+    check_same_dtype("cat_interaction", dense=dense, embeddings=embeddings)
 
 
 def fake(dense: Tensor, embeddings: Tensor) -> Tensor:
@@ -66,8 +48,7 @@ def prefer(dense: Tensor, embeddings: Tensor) -> Sequence[str]:
 
 def cost(dense: Tensor, embeddings: Tensor) -> Cost:
     """Every element read once and written once."""
-    written = (dense.numel() + embeddings.numel()) * dense.element_size()
-    return Cost(bytes_behind(dense) + bytes_behind(embeddings), written, 0)
+    return Cost(bytes_behind(dense, embeddings), bytes_of(dense, embeddings), 0)
 
 
 def _case(batch: int, tables: int, width: int, *tags: str) -> Case:
@@ -118,5 +99,5 @@ OP = FusedOp(
     fake=fake,
     prefer=prefer,
     autocast=autocast,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
 )

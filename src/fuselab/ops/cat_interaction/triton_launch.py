@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fuselab.ops._shared.matrices import row_readable
 from fuselab.ops.cat_interaction import triton_kernels
-from fuselab.ops.dot_interaction.tensors import readable
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
@@ -20,7 +20,7 @@ def forward(dense: Tensor, embeddings: Tensor) -> Tensor:
     output = empty_output(dense, embeddings)
     if output.numel() == 0:
         return output
-    dense, embeddings = readable(dense), readable(embeddings)
+    dense, embeddings = row_readable(dense), row_readable(embeddings)
     launch(
         triton_kernels.forward,
         (ceil_div(output.shape[0], _ROWS), ceil_div(output.shape[1], _COLUMNS)),

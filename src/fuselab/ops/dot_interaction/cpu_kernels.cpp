@@ -5,7 +5,7 @@
 // neighbouring vectors (8 for double) and no product is summed across lanes. Backward: the packed
 // upstream gradient becomes a symmetric matrix, and lanes lie along the vectors' elements.
 
-#include "../activations/cpu_vectors.h"
+#include "../_shared/cpu_vectors.h"
 
 #include <memory>
 

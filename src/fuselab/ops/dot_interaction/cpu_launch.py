@@ -8,28 +8,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fuselab.ops.dot_interaction.tensors import empty_gradients, empty_output, readable
+from fuselab.ops._shared.dtypes import CPP_NAMES
+from fuselab.ops._shared.matrices import empty_gradients, row_readable
+from fuselab.ops.dot_interaction.tensors import empty_output
 from fuselab.runtime.cpp_source import CppSource, i64
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
-_TYPES = {
-    torch.float32: "float",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-    torch.float64: "double",
-}
 
 
 def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
     output = empty_output(dense, embeddings, padding)
     if output.numel() == 0:
         return output
-    dense, embeddings = readable(dense), readable(embeddings)
+    dense, embeddings = row_readable(dense), row_readable(embeddings)
     batch, tables, width = embeddings.shape
     sizes = (batch, tables + 1, width, output.shape[1])
     strides = (dense.stride(0), *embeddings.stride()[:2])
     CPP.launch(
-        f"forward<{_TYPES[dense.dtype]}>",
+        f"forward<{CPP_NAMES[dense.dtype]}>",
         (dense, embeddings, output, *map(i64, (*sizes, *strides))),
     )
     return output
@@ -42,12 +38,12 @@ def backward(
     if not any(grad is not None and grad.numel() for grad in grads):
         return grads
     grad_output, dense, embeddings = (
-        readable(tensor) for tensor in (grad_output, dense, embeddings)
+        row_readable(tensor) for tensor in (grad_output, dense, embeddings)
     )
     batch, tables, width = embeddings.shape
     strides = (grad_output.stride(0), dense.stride(0), *embeddings.stride()[:2])
     CPP.launch(
-        f"backward<{_TYPES[dense.dtype]}>",
+        f"backward<{CPP_NAMES[dense.dtype]}>",
         (grad_output, dense, embeddings, *grads, *map(i64, (batch, tables + 1, width, *strides))),
     )
     return grads

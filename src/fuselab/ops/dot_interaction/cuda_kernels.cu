@@ -17,7 +17,7 @@
 // Strides count elements and may be 0; a row's elements are neighbours. `output`, `grad_dense` and
 // `grad_embeddings` are contiguous.
 
-#include "../activations/cuda_vectors.h"
+#include "../_shared/cuda_vectors.h"
 #include "cuda_samples.h"
 
 namespace {

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import CUDA_NAMES
+from fuselab.ops._shared.matrices import empty_gradients, row_readable
 from fuselab.ops.dot_interaction import warp_launch
 from fuselab.ops.dot_interaction.tensors import (
-    element_type,
-    empty_gradients,
     empty_output,
     pair_count,
-    readable,
 )
 from fuselab.runtime import tuning
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
@@ -89,7 +88,7 @@ def _candidates(
     8.6 / 8.8 / 6.4 and 15.0 / 10.5 / 7.5, bfloat16 8.0 / 6.4 / 5.7 and 13.4 / 7.7 / 6.1.
     """
     block = [Config(kernel="block", samples=samples) for samples in samples_per_block(bytes_of_one)]
-    if not _are_aligned(readable(dense), readable(embeddings)):
+    if not _are_aligned(row_readable(dense), row_readable(embeddings)):
         return tuple(block)
     warp = warp_launch.candidates(embeddings, columns)
     return (*warp, *block) if embeddings.shape[2] == 16 else (*block, *warp)
@@ -115,7 +114,7 @@ def _launch(
     if step == "forward":
         sizes.append(i32(columns))
     CUDA.launch(
-        f"{step}<{element_type(embeddings.dtype)}, {tables + 1}, {width}, {config.samples}, "
+        f"{step}<{CUDA_NAMES[embeddings.dtype]}, {tables + 1}, {width}, {config.samples}, "
         f"{'true' if aligned else 'false'}>",
         (ceil_div(batch, config.samples), 1, 1),
         (_THREADS, 1, 1),
@@ -141,7 +140,7 @@ def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
     output = empty_output(dense, embeddings, padding)
     if output.numel() == 0:
         return output
-    dense, embeddings = readable(dense), readable(embeddings)
+    dense, embeddings = row_readable(dense), row_readable(embeddings)
     strides = (dense.stride(0), *embeddings.stride()[:2])
     aligned = _are_aligned(dense, embeddings)
     tensors = (dense, embeddings, output)
@@ -157,7 +156,7 @@ def backward(
     if not any(grad is not None and grad.numel() for grad in grads):
         return grads
     grad_output, dense, embeddings = (
-        readable(tensor) for tensor in (grad_output, dense, embeddings)
+        row_readable(tensor) for tensor in (grad_output, dense, embeddings)
     )
     strides = (grad_output.stride(0), dense.stride(0), *embeddings.stride()[:2])
     aligned = _are_aligned(dense, embeddings)

@@ -8,43 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, OperandError, ShapeError, UnsupportedDtypeError
+from fuselab.errors import OperandError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops import cpu_sizes
-from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.cost import bytes_behind, bytes_of
+from fuselab.ops._shared.dense_and_embeddings import check_shapes
+from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
+from fuselab.ops._shared.matrices import empty_gradients
 from fuselab.ops.dot_interaction import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.dot_interaction.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.dot_interaction.reference import flat_indices, gradient, reference
 from fuselab.ops.dot_interaction.rewrites import rewrites
-from fuselab.ops.dot_interaction.tensors import empty_gradients, empty_output, pair_count
+from fuselab.ops.dot_interaction.tensors import empty_output, pair_count
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
 
 def validate(dense: Tensor, embeddings: Tensor, padding: int) -> None:
-    if dense.dim() != 2:
-        raise ShapeError(
-            f"dot_interaction: 'dense' has shape {tuple(dense.shape)}; expected (batch, width)."
-        )
-    batch, width = dense.shape
-    if embeddings.dim() != 3 or embeddings.shape[0] != batch or embeddings.shape[2] != width:
-        raise ShapeError(
-            f"dot_interaction: 'embeddings' has shape {tuple(embeddings.shape)}; expected "
-            f"({batch}, tables, {width}) beside a 'dense' of shape {tuple(dense.shape)}."
-        )
-    for name, tensor in (("dense", dense), ("embeddings", embeddings)):
-        if tensor.dtype not in DTYPES:
-            raise UnsupportedDtypeError(
-                f"dot_interaction: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 "
-                "or float64."
-            )
-    if dense.dtype != embeddings.dtype:
-        raise DtypeError(
-            f"dot_interaction: 'embeddings' is {embeddings.dtype} and 'dense' {dense.dtype}; cast "
-            "one to the other's dtype, or use torch.autocast."
-        )
+    check_shapes("dot_interaction", dense, embeddings)
+    check_floating("dot_interaction", dense=dense, embeddings=embeddings)
+    check_same_dtype("dot_interaction", dense=dense, embeddings=embeddings)
     if padding < 0:
         raise OperandError(
             f"dot_interaction: 'padding' is {padding}; expected 0 or more columns of zeros."
@@ -103,7 +86,7 @@ def cost(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
     batch, tables, width = embeddings.shape
     pairs = pair_count(tables + 1)
     return Cost(
-        bytes_behind(dense) + bytes_behind(embeddings),
+        bytes_behind(dense, embeddings),
         batch * (width + pairs + padding) * dense.element_size(),
         2 * batch * pairs * width,
         _unit(dense.dtype),
@@ -116,10 +99,8 @@ def cost_backward(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
     batch, tables, width = embeddings.shape
     pairs = pair_count(tables + 1)
     return Cost(
-        bytes_behind(dense)
-        + bytes_behind(embeddings)
-        + batch * (width + pairs) * dense.element_size(),
-        (dense.numel() + embeddings.numel()) * dense.element_size(),
+        bytes_behind(dense, embeddings) + batch * (width + pairs) * dense.element_size(),
+        bytes_of(dense, embeddings),
         4 * batch * pairs * width + dense.numel(),
         _unit(dense.dtype),
     )
@@ -227,7 +208,7 @@ OP = FusedOp(
     rewrites=tuple(rewrites()),
     autocast=autocast,
     peers={"index_select": flat_indices},
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={
         "cuda": cuda_launch.configs,
         "cuda_backward": cuda_launch.configs_backward,

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fuselab.ops._shared.matrices import empty_gradients, row_readable
 from fuselab.ops.dot_interaction import triton_kernels
-from fuselab.ops.dot_interaction.tensors import empty_gradients, empty_output, readable
+from fuselab.ops.dot_interaction.tensors import empty_output
 from fuselab.runtime import tuning
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
@@ -72,7 +73,7 @@ def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
     output = empty_output(dense, embeddings, padding)
     if output.numel() == 0:
         return output
-    dense, embeddings = readable(dense), readable(embeddings)
+    dense, embeddings = row_readable(dense), row_readable(embeddings)
     batch, tables, width = embeddings.shape
     config = _chosen("triton", dense, embeddings)
     launch(
@@ -100,7 +101,7 @@ def backward(
     if not any(grad is not None and grad.numel() for grad in grads):
         return grads
     grad_output, dense, embeddings = (
-        readable(tensor) for tensor in (grad_output, dense, embeddings)
+        row_readable(tensor) for tensor in (grad_output, dense, embeddings)
     )
     batch, tables, width = embeddings.shape
     config = _chosen("triton_backward", dense, embeddings)

@@ -23,7 +23,7 @@
 // `output`, `grad_dense` and `grad_embeddings` are contiguous.
 
 #include "cuda_samples.h"
-#include "warp_instructions.h"
+#include "../_shared/warp_instructions.h"
 
 namespace {
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fuselab.ops.dot_interaction.tensors import element_type
+from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.tuning import Config
@@ -87,7 +87,7 @@ def launch(
     if embeddings.dtype == torch.float32:
         arguments = f"lanes<{tables + 1}, {config.unrolled}>"
     else:
-        element = element_type(embeddings.dtype)
+        element = CUDA_NAMES[embeddings.dtype]
         arguments = f"matrix<{element}, {tables + 1}, {width}, {config.samples}>"
     CUDA.launch(
         f"{step}_{arguments}",

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
-from fuselab.ops import cpu_sizes
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.embedding_adagrad_ import reference
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
@@ -24,14 +26,12 @@ from fuselab.ops.embedding_lookup.inputs import (
     tables_and_ids,
 )
 from fuselab.ops.embedding_lookup.rules import (
-    DTYPES,
     check_gradient,
     check_ids,
     check_tables,
     compute_dtype,
 )
 from fuselab.ops.embedding_lookup.spread import Spread
-from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime.tuning import Config
 
 _NAME = "embedding_adagrad_"
@@ -172,7 +172,7 @@ CASES = (
     *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 31, 32, 33, 257, 1025)),
     *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
     _case(100, _SMALL, 16, "boundary", hash="modulus"),
-    *(_case(100, _SMALL, 16, "boundary", gradient=dtype) for dtype in DTYPES),
+    *(_case(100, _SMALL, 16, "boundary", gradient=dtype) for dtype in FLOATING),
     _case(100, _SMALL, 17, "boundary", gradient=torch.bfloat16),
     _case(5, (4,) * 33, 4, "boundary"),
 )
@@ -202,7 +202,7 @@ OP = FusedOp(
     validate=validate,
     prefer=prefer,
     cpu_cases=CPU_CASES,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={"cuda": configs_cuda},
     mutates=("tables", "states"),
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.indices import CPP_IDS
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import MOST, groups
 from fuselab.ops.embedding_lookup.rules import rule
-from fuselab.ops.indices import CPP_IDS
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i64
 from fuselab.runtime.grid import ceil_div
 

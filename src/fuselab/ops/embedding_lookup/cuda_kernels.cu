@@ -29,7 +29,7 @@
 
 #include <cstdint>
 
-#include "../indices/device_assert.cuh"
+#include "../_shared/device_assert.cuh"
 #include "tables.h"
 
 constexpr int kThreads = 256;

@@ -9,23 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import CUDA_NAMES
+from fuselab.ops._shared.indices import CPP_IDS, index_type
 from fuselab.ops.embedding_lookup import configs
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import Group, groups
 from fuselab.ops.embedding_lookup.rules import rule
 from fuselab.ops.embedding_lookup.spread import Spread
-from fuselab.ops.indices import CPP_IDS, index_type
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
-_TYPES = {
-    torch.float32: "float",
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-    torch.float64: "double",
-}
 _CHUNKS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
 _MOST_BYTES = max(_CHUNKS)
 _ITEMS = 4  # kItems of cuda_kernels.cu
@@ -84,7 +79,7 @@ def _move(step: int, dtype: torch.dtype, output_dtype: torch.dtype) -> str:
     """What becomes of ``step`` bytes of a row."""
     if output_dtype == dtype:
         return f"Copy<{_CHUNKS[step]}>"
-    return f"Convert<{_CHUNKS[step]}, {_TYPES[dtype]}, {_TYPES[output_dtype]}>"
+    return f"Convert<{_CHUNKS[step]}, {CUDA_NAMES[dtype]}, {CUDA_NAMES[output_dtype]}>"
 
 
 def backward(
@@ -227,7 +222,7 @@ def _sort_and_reduce(
         (keys, order, grad_output, heads, tails, *sizes, *_strides(grad_output), *numbers),
     )
     CUDA.launch(
-        f"join_runs<{_TYPES[how.dtype]}, {arguments}>",
+        f"join_runs<{CUDA_NAMES[how.dtype]}, {arguments}>",
         (ceil_div(pieces * 32, configs.THREADS), 1, 1),
         (configs.THREADS, 1, 1),
         (keys, order, heads, tails, *sizes, *numbers),
@@ -267,7 +262,7 @@ _KERNELS = {
 
 
 def _types(how: Change, grad_output: Tensor) -> str:
-    return f"{_TYPES[how.dtype]}, {_TYPES[grad_output.dtype]}"
+    return f"{CUDA_NAMES[how.dtype]}, {CUDA_NAMES[grad_output.dtype]}"
 
 
 def _strides(grad_output: Tensor) -> list[i64]:
@@ -276,7 +271,7 @@ def _strides(grad_output: Tensor) -> list[i64]:
 
 def _representative_expressions() -> Iterator[str]:
     """Every kernel in every dtype for rows of 16; one of each at both ends of the widths."""
-    for place, (dtype, name) in enumerate(_TYPES.items()):
+    for place, (dtype, name) in enumerate(CUDA_NAMES.items()):
         ids = tuple(CPP_IDS.values())[place % 2]
         narrow = Spread.of(7, dtype.itemsize, dtype.itemsize)
         wide = Spread.of(WIDEST_UPDATE, dtype.itemsize, 16)
@@ -318,7 +313,7 @@ def _representative_expressions() -> Iterator[str]:
     )
     for chunk in _CHUNKS.values():
         yield f"look_up<Copy<{chunk}>, int32_t, Rule::modulus, 4, 256, int64_t>"
-    for dtype, output_dtype in permutations(_TYPES, 2):
+    for dtype, output_dtype in permutations(CUDA_NAMES, 2):
         step = min(_MOST_BYTES, dtype.itemsize * _MOST_BYTES // output_dtype.itemsize)
         move = _move(step, dtype, output_dtype)
         yield f"look_up<{move}, int64_t, Rule::error, 4, 32, int32_t>"

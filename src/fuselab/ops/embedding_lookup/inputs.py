@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Draw, Inputs
-from fuselab.ops.embedding_lookup.rules import DTYPES, HASHES, OUT_OF_RANGE
-from fuselab.ops.indices import ID_DTYPES
-from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
+from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
+from fuselab.ops._shared.dtypes import FLOATING
+from fuselab.ops._shared.indices import ID_DTYPES
+from fuselab.ops.embedding_lookup.rules import HASHES, OUT_OF_RANGE
 
 # (samples, rows of each table, tags) to time: Criteo's tables, 2 GiB in float32 at D = 16,
 # and their first 100,000 rows, 65 MB.
@@ -77,13 +78,13 @@ def tables_and_ids(
 def draw_look_up(draw: Draw) -> Inputs:
     """Some tables and ids, of which some are out of range where that is allowed."""
     tables, ids, rules = _drawn(draw)
-    return Inputs((tables, ids), {**rules, "dtype": draw.choice((None, *DTYPES))})
+    return Inputs((tables, ids), {**rules, "dtype": draw.choice((None, *FLOATING))})
 
 
 def draw_gradient(draw: Draw) -> tuple[list[Tensor], Tensor, Tensor, dict[str, str | None]]:
     """Tables, ids and upstream gradient of an update, and its rules."""
     tables, ids, rules = _drawn(draw)
-    dtype = draw.choice((None, *DTYPES))
+    dtype = draw.choice((None, *FLOATING))
     return tables, ids, draw.tensor(*ids.shape, tables[0].shape[1], dtype=dtype), rules
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops import cpu_sizes
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
+from fuselab.ops._shared.dtypes import FLOATING, check_floating
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, reference, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import groups, scattered
@@ -22,14 +24,8 @@ from fuselab.ops.embedding_lookup.inputs import (
     tables_and_ids,
 )
 from fuselab.ops.embedding_lookup.rewrites import rewrites
-from fuselab.ops.embedding_lookup.rules import (
-    DTYPES,
-    check_ids,
-    check_result_dtype,
-    check_tables,
-)
+from fuselab.ops.embedding_lookup.rules import check_ids, check_tables
 from fuselab.ops.embedding_lookup.spread import Spread
-from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime.tuning import Config
 
 
@@ -43,8 +39,7 @@ def validate(
     """Raises ArgumentError, ShapeError, DtypeError, UnknownNameError as the docstring says."""
     check_tables("embedding_lookup", tables)
     check_ids("embedding_lookup", tables, ids, out_of_range, hash)
-    if dtype is not None:
-        check_result_dtype("embedding_lookup", "dtype", dtype)
+    check_floating("embedding_lookup", dtype=dtype)
 
 
 def fake(
@@ -185,7 +180,7 @@ CASES = (
     *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 2, 51, 52, 255, 256, 257)),
     *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
     _case(100, _SMALL, 16, "boundary", hash="modulus"),
-    *(_case(100, _SMALL, 16, "boundary", dtype=dtype) for dtype in DTYPES),
+    *(_case(100, _SMALL, 16, "boundary", dtype=dtype) for dtype in FLOATING),
     _case(100, _SMALL, 17, "boundary", dtype=torch.bfloat16),
     _case(5, (4,) * 33, 4, "boundary"),
     _case(3, (4,) * 257, 4, "boundary"),
@@ -224,7 +219,7 @@ OP = FusedOp(
     cpu_cases=CPU_CASES,
     rewrites=tuple(rewrites()),
     peers={"per_table": reference.per_table},
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={"cuda": configs_forward, "cuda_backward": configs_backward},
     nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",
 )

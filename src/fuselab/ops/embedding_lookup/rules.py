@@ -13,11 +13,10 @@ from fuselab.errors import (
     OperandError,
     ShapeError,
     UnknownNameError,
-    UnsupportedDtypeError,
 )
-from fuselab.ops.indices import check_integers, is_readable
+from fuselab.ops._shared.dtypes import check_floating
+from fuselab.ops._shared.indices import check_integers, is_readable
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 OUT_OF_RANGE = ("error", "clamp", "ignore")
 HASHES = ("modulus",)
 
@@ -41,11 +40,7 @@ def check_tables(op: str, tables: Sequence[Tensor]) -> None:
             raise ShapeError(
                 f"{op}: 'tables[{place}]' has shape {tuple(table.shape)}; expected (rows, D)."
             )
-        if table.dtype not in DTYPES:
-            raise UnsupportedDtypeError(
-                f"{op}: 'tables[{place}]' is {table.dtype}; expected float32, float16, bfloat16 or "
-                "float64."
-            )
+        check_floating(op, **{f"tables[{place}]": table})
         if table.dtype != tables[0].dtype:
             raise DtypeError(
                 f"{op}: 'tables[{place}]' is {table.dtype} and 'tables[0]' {tables[0].dtype}; "
@@ -89,15 +84,7 @@ def check_gradient(op: str, tables: Sequence[Tensor], ids: Tensor, grad_output: 
         raise ShapeError(
             f"{op}: 'grad_output' has shape {tuple(grad_output.shape)}; expected {expected}."
         )
-    check_result_dtype(op, "grad_output", grad_output.dtype)
-
-
-def check_result_dtype(op: str, argument: str, dtype: torch.dtype) -> None:
-    """Raises DtypeError unless vectors may have it, whatever the tables have."""
-    if dtype not in DTYPES:
-        raise UnsupportedDtypeError(
-            f"{op}: '{argument}' is {dtype}; expected float32, float16, bfloat16 or float64."
-        )
+    check_floating(op, grad_output=grad_output)
 
 
 def rows_of(

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../indices/modulus.h"
+#include "../_shared/modulus.h"
 
 // What an id that is no row means. The first three are out_of_range, the last hash="modulus".
 enum class Rule { error, clamp, ignore, modulus };

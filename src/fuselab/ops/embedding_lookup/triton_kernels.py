@@ -12,7 +12,7 @@ read or written by two programs, and the order of additions is fixed.
 import triton
 import triton.language as tl
 
-from fuselab.ops.indices.triton_functions import modulus
+from fuselab.ops._shared.triton_modulus import modulus
 
 
 @triton.jit

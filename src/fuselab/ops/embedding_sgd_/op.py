@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
-from fuselab.ops import cpu_sizes
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.change import Change
 from fuselab.ops.embedding_lookup.description import scattered
@@ -21,10 +23,9 @@ from fuselab.ops.embedding_lookup.inputs import (
     draw_gradient,
     tables_and_ids,
 )
-from fuselab.ops.embedding_lookup.rules import DTYPES, check_gradient, check_ids, check_tables
+from fuselab.ops.embedding_lookup.rules import check_gradient, check_ids, check_tables
 from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.ops.embedding_sgd_ import reference
-from fuselab.ops.indices.criteo import KAGGLE_CARDINALITIES
 from fuselab.runtime.tuning import Config
 
 
@@ -134,7 +135,7 @@ CASES = (
     *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 31, 32, 33, 257, 1025)),
     *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
     _case(100, _SMALL, 16, "boundary", hash="modulus"),
-    *(_case(100, _SMALL, 16, "boundary", gradient=dtype) for dtype in DTYPES),
+    *(_case(100, _SMALL, 16, "boundary", gradient=dtype) for dtype in FLOATING),
     _case(100, _SMALL, 17, "boundary", gradient=torch.bfloat16),
     _case(5, (4,) * 33, 4, "boundary"),
 )
@@ -159,7 +160,7 @@ OP = FusedOp(
     validate=validate,
     prefer=prefer,
     cpu_cases=CPU_CASES,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={"cuda": configs_cuda},
     nondeterministic="the CUDA kernels add gradients of equal ids by atomics (float32, float64)",
     mutates=("tables",),

@@ -18,7 +18,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../activations/cpu_vectors.h"
+#include "../_shared/cpu_vectors.h"
 
 // As cpu_launch.py counts them.
 enum Reduction : int32_t { kNone, kSum, kMean, kPadded };

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import CPP_NAMES
 from fuselab.ops.generalized_box_iou_loss.tensors import (
     Pairs,
     arithmetic,
@@ -19,12 +20,6 @@ from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
 from fuselab.runtime.parameters import Scalar
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
-_TYPES = {
-    torch.float32: "float",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-    torch.float64: "double",
-}
 _REDUCTIONS = ("none", "sum", "mean", "padded")  # as cpu_kernels.cpp counts them
 
 
@@ -74,7 +69,7 @@ def _launch(
     first, second = where.strides[:2]
     numbers = (where.count, *where.sizes[1:], *gradient_strides)
     numbers += (*first, where.steps[0], *second, where.steps[1])
-    types = f"{_TYPES[where.first.dtype]}, {_TYPES[where.second.dtype]}"
+    types = f"{CPP_NAMES[where.first.dtype]}, {_TYPES[where.second.dtype]}"
     CPP.launch(
         f"{kernel}<{types}>",
         (*operands, f64(value) if double else f32(value), *map(i64, numbers)),

@@ -21,7 +21,7 @@
 // times stride; the coordinates of a box lie `step` apart. Strides count elements and may be 0.
 // aligned: steps are 1, every box begins on its own size or on 16 bytes.
 
-#include "../activations/cuda_vectors.h"
+#include "../_shared/cuda_vectors.h"
 
 enum Reduction { kNone, kSum, kMean, kPadded };
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops.generalized_box_iou_loss import configs
 from fuselab.ops.generalized_box_iou_loss.configs import SMALL_COUNT, chosen
 from fuselab.ops.generalized_box_iou_loss.tensors import (
@@ -24,12 +25,6 @@ from fuselab.runtime.parameters import Scalar
 
 # Without FMA the areas round as eager's do, and equal boxes have a loss of 0 to the bit.
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"), options=("-fmad=false",))
-_TYPES = {
-    torch.float32: "float",
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-    torch.float64: "double",
-}
 _REDUCTIONS = {"none": "kNone", "sum": "kSum", "mean": "kMean", "padded": "kPadded"}
 
 _THREADS = 256  # threads of cuda_kernels.cu
@@ -81,7 +76,7 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
     )
     if partial is not None:
         CUDA.launch(
-            f"finish<{_TYPES[loss.dtype]}, {_REDUCTIONS[reduction]}>",
+            f"finish<{CUDA_NAMES[loss.dtype]}, {_REDUCTIONS[reduction]}>",
             (1, 1, 1),
             (_FINISH_THREADS, 1, 1),
             (partial, loss, i64(blocks), i64(where.count)),
@@ -134,7 +129,7 @@ def _count_valid(where: Pairs) -> Tensor:
     index, rank, _, _ = _spread(where, 1, 2**20)
     resident = multiprocessors(valid.device) * 8
     CUDA.launch(
-        f"count_valid<{_TYPES[where.second.dtype]}, {index}, {rank}>",
+        f"count_valid<{CUDA_NAMES[where.second.dtype]}, {index}, {rank}>",
         (min(ceil_div(where.count, _THREADS), resident), 1, 1),
         (_THREADS, 1, 1),
         (
@@ -156,7 +151,7 @@ def _launch(
     gradient_strides: Sequence[int] = (),
 ) -> None:
     """Launch a kernel of both boxes; ``arguments`` are its template arguments after their types."""
-    types = (_TYPES[where.first.dtype], _TYPES[where.second.dtype])
+    types = (CUDA_NAMES[where.first.dtype], CUDA_NAMES[where.second.dtype])
     first, second = where.strides[:2]
     steps = where.steps
     CUDA.launch(
@@ -178,7 +173,7 @@ def _spread(where: Pairs, boxes: int, margin: int = 4 * _THREADS) -> tuple[str, 
 
 
 def _epsilon_type(eps: float | Tensor, dtype: torch.dtype) -> str:
-    return f"const {_TYPES[eps.dtype]}*" if isinstance(eps, Tensor) else _TYPES[dtype]
+    return f"const {CUDA_NAMES[eps.dtype]}*" if isinstance(eps, Tensor) else CUDA_NAMES[dtype]
 
 
 def _epsilon(eps: float | Tensor, dtype: torch.dtype) -> Tensor | Scalar:
@@ -194,7 +189,7 @@ def _numbers(*values: int) -> tuple[Scalar, ...]:
 def _expressions() -> tuple[str, ...]:
     """Every kernel, reduction, dtype, rank and both index types, aligned and not."""
     found = []
-    for dtype, name in _TYPES.items():
+    for dtype, name in CUDA_NAMES.items():
         tensor = torch.empty(0, dtype=dtype)
         real = "double" if dtype == torch.float64 else "float"
         boxes = configs.cuda(tensor, tensor, "none")[0].boxes

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops import cpu_sizes
-from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.generalized_box_iou_loss import (
     configs,
     cpu_launch,
@@ -19,7 +20,6 @@ from fuselab.ops.generalized_box_iou_loss import (
 )
 from fuselab.ops.generalized_box_iou_loss.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.generalized_box_iou_loss.tensors import (
-    DTYPES,
     arithmetic,
     empty_gradients,
     empty_loss,
@@ -87,7 +87,7 @@ def cost(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
     dtype = arithmetic(boxes1, boxes2)
     pairs = boxes1.numel() // 4
     return Cost(
-        bytes_behind(boxes1) + bytes_behind(boxes2),
+        bytes_behind(boxes1, boxes2),
         dtype.itemsize * (pairs if reduction == "none" else 1),
         FLOPS * pairs,
         arithmetic_unit(dtype),
@@ -99,10 +99,8 @@ def cost_backward(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) ->
     dtype = arithmetic(boxes1, boxes2)
     pairs = boxes1.numel() // 4
     return Cost(
-        bytes_behind(boxes1)
-        + bytes_behind(boxes2)
-        + dtype.itemsize * (pairs if reduction == "none" else 1),
-        boxes1.numel() * boxes1.element_size() + boxes2.numel() * boxes2.element_size(),
+        bytes_behind(boxes1, boxes2) + dtype.itemsize * (pairs if reduction == "none" else 1),
+        bytes_of(boxes1, boxes2),
         FLOPS_BACKWARD * pairs,
         arithmetic_unit(dtype),
     )
@@ -224,7 +222,7 @@ OP = FusedOp(
     cpu_cases=tuple(_cpu_cases()),
     peers={"clamped": reference.clamped},
     libraries={"torchvision": _torchvision},
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={
         "cuda": configs.cuda,
         "cuda_backward": configs.cuda_backward,

@@ -8,22 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fuselab.errors import ShapeError, UnsupportedDtypeError
-from fuselab.ops.activations.layout import nest
+from fuselab.errors import ShapeError
+from fuselab.ops._shared.dtypes import check_floating
+from fuselab.ops._shared.layout import nest
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_RANK = 3
 
 
 def validate_boxes(operator: str, **boxes: Tensor) -> None:
     """Raises DtypeError, ShapeError for two box tensors, given by their arguments' names."""
     (first_name, first), (second_name, second) = boxes.items()
-    for name, tensor in boxes.items():
-        if tensor.dtype not in DTYPES:
-            raise UnsupportedDtypeError(
-                f"{operator}: '{name}' is {tensor.dtype}; expected float32, float16, bfloat16 or "
-                f"float64 ({name}.float() gives it)."
-            )
+    check_floating(operator, **boxes)
     if first.dim() == 0 or first.shape[-1] != 4:
         raise ShapeError(
             f"{operator}: '{first_name}' has shape {tuple(first.shape)}; expected (..., 4), boxes "

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../indices/modulus.h"
+#include "../_shared/modulus.h"
 
 template <class Id>
 void hash(const Id* ids, const int64_t* cardinalities, int64_t* output, int64_t rows,

@@ -4,8 +4,8 @@
 // is read and every index written once, coalesced where ids are contiguous. Cardinalities come from
 // the cache.
 
-#include "../indices/device_assert.cuh"
-#include "../indices/modulus.h"
+#include "../_shared/device_assert.cuh"
+#include "../_shared/modulus.h"
 
 constexpr int kThreads = 256;
 constexpr int kItems = 4;

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fuselab.errors import ShapeError, UnknownNameError
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
-from fuselab.ops import cpu_sizes
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.criteo import CPU_ROWS, KAGGLE_CARDINALITIES
+from fuselab.ops._shared.indices import CPP_IDS, ID_DTYPES, check_integers, index_type
 from fuselab.ops.hash_indices import reference, triton_kernels
-from fuselab.ops.indices import CPP_IDS, ID_DTYPES, check_integers, index_type
-from fuselab.ops.indices.criteo import CPU_ROWS, KAGGLE_CARDINALITIES
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource, i64
 from fuselab.runtime.grid import ceil_div

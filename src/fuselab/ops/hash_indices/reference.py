@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import OperandError
-from fuselab.ops.indices import is_readable
+from fuselab.ops._shared.indices import is_readable
 
 
 def hash_indices(ids: Tensor, cardinalities: Tensor, method: str = "modulus") -> Tensor:

@@ -6,7 +6,7 @@ A program takes BLOCK ids in the output's order; every id is read and every inde
 import triton
 import triton.language as tl
 
-from fuselab.ops.indices.triton_functions import modulus
+from fuselab.ops._shared.triton_modulus import modulus
 
 
 @triton.jit(debug=True, do_not_specialize=["numel", "row_stride"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.matrices import as_rows, linear
 from fuselab.ops.add_mul_activation import op as pointwise
 from fuselab.ops.add_mul_activation.launch import forward_cuda
 from fuselab.ops.linear_activation import cuda_launch
-from fuselab.ops.linear_activation.product import as_rows, linear
 
 # torch._addmm_activation: relu, or by use_gelu cuBLASLt's GELU, which is the tanh form: where
 # cuBLASLt cannot take the operands PyTorch itself does at::gelu_(result, "tanh") in its place

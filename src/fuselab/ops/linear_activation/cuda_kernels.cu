@@ -8,8 +8,8 @@
 //
 // Sizes and strides count elements; offsets are 64-bit, formed once per row.
 
-#include "../activations/cuda_vectors.h"
-#include "../activations/functions.h"
+#include "../_shared/cuda_vectors.h"
+#include "../_shared/activations.h"
 
 constexpr int block_warps = 4;
 constexpr int threads = 32 * block_warps;

@@ -11,25 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.grid import flags, is_aligned
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
+from fuselab.ops._shared.matrices import as_rows, empty_output
+from fuselab.ops._shared.packs import is_aligned
+from fuselab.ops._shared.template_arguments import flags
 from fuselab.ops.add_mul_activation import op as pointwise
 from fuselab.ops.add_mul_activation.launch import backward_cuda
-from fuselab.ops.linear_activation.product import (
-    SHALLOW_DEPTH,
-    as_rows,
-    empty_output,
-    gradients,
-)
-from fuselab.ops.linear_activation.tiles import sizes
+from fuselab.ops.linear_activation.product_gradients import gradients
+from fuselab.ops.linear_activation.tiles import SHALLOW_DEPTH, sizes
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.tuning import Config, chosen
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _WARPS, _HALF_WARPS = 4, 8  # block_warps and half_warps of cuda_kernels.cu
 
 
@@ -100,7 +97,7 @@ def forward(
         warps = _HALF_WARPS
         dense = x.is_contiguous() and weight.is_contiguous() and is_aligned(x, weight)
         steps = 1 if depth <= 16 else 2
-        expression = _half(functor, _TYPES[input.dtype], steps, dense, packed)
+        expression = _half(functor, CUDA_HALF_NAMES[input.dtype], steps, dense, packed)
         # Groups of 64 columns, a warp each, in as many to a block; warps that are left take rows.
         groups = ceil_div(columns, 64)
         across = ceil_div(groups, warps)
@@ -147,7 +144,7 @@ def _representative_expressions() -> tuple[str, ...]:
         found += [_single("Relu", depth, packed) for depth in (8, 32)]
         found += [
             _half("Relu", element, steps, dense, packed)
-            for element, steps, dense in product(_TYPES.values(), (1, 2), (True, False))
+            for element, steps, dense in product(CUDA_HALF_NAMES.values(), (1, 2), (True, False))
         ]
     return tuple(dict.fromkeys(found))
 

@@ -9,33 +9,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, DtypeError, ShapeError, UnsupportedDtypeError
+from fuselab.errors import ArgumentError, ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.layout import bytes_behind
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
+from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating, check_same_dtype
+from fuselab.ops._shared.matrices import empty_output
 from fuselab.ops.linear_activation import cublaslt_launch, cuda_launch, triton_launch, wgmma_launch
 from fuselab.ops.linear_activation.cublaslt_launch import EPILOGUES
 from fuselab.ops.linear_activation.cuda_launch import CUDA, CUDA_EXPRESSIONS
-from fuselab.ops.linear_activation.product import DTYPES, SHALLOW_DEPTH, empty_output, unit
 from fuselab.ops.linear_activation.reference import gradient, reference
+from fuselab.ops.linear_activation.tiles import SHALLOW_DEPTH
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 
 
 def validate(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> None:
     activation_named(activation)
-    if input.dtype not in DTYPES:
-        raise UnsupportedDtypeError(
-            f"linear_activation: 'input' is {input.dtype}; expected float32, float16, bfloat16 or "
-            "float64."
-        )
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.dtype != input.dtype:
-            raise DtypeError(
-                f"linear_activation: '{name}' is {tensor.dtype} and 'input' {input.dtype}; cast "
-                "one, or use torch.autocast."
-            )
+    check_floating("linear_activation", input=input)
+    check_same_dtype("linear_activation", input=input, weight=weight, bias=bias)
     if input.dim() == 0:
         raise ShapeError("linear_activation: 'input' has no dimension; expected (..., K).")
     if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
@@ -62,13 +55,7 @@ def autocast(
     activation: str,
 ) -> tuple[Any, ...]:
     """As ``F.linear`` under torch.autocast: all but float64 in its dtype, the activation after."""
-
-    def cast(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-            return tensor
-        return tensor.to(autocast_dtype)
-
-    return cast(input), cast(weight), cast(bias), activation
+    return *(cast_floating(value, autocast_dtype) for value in (input, weight, bias)), activation
 
 
 def save(
@@ -119,10 +106,10 @@ def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) ->
     """
     rows, columns = input.shape[:-1].numel(), weight.shape[0]
     return Cost(
-        bytes_behind(input) + bytes_behind(weight) + bytes_behind(bias),
+        bytes_behind(input, weight, bias),
         rows * columns * input.element_size(),
         2 * rows * columns * input.shape[-1],
-        unit(input.dtype),
+        product_unit(input.dtype),
     )
 
 
@@ -132,15 +119,12 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None, activation
     rows, columns = input.shape[:-1].numel(), weight.shape[0]
     derivative_of = activation_named(activation).derivative_of
     upstream = rows * columns * input.element_size()
-    written = input.numel() + weight.numel() + (0 if bias is None else bias.numel())
     products = 3 if derivative_of == "preactivation" else 2
     return Cost(
-        upstream * (2 if derivative_of == "output" else 1)
-        + bytes_behind(input)
-        + bytes_behind(weight),
-        written * input.element_size(),
+        upstream * (2 if derivative_of == "output" else 1) + bytes_behind(input, weight),
+        bytes_of(input, weight, bias),
         2 * products * rows * columns * input.shape[-1],
-        unit(input.dtype),
+        product_unit(input.dtype),
     )
 
 
@@ -347,7 +331,7 @@ OP = FusedOp(
     rewrites=tuple(_rewrites()),
     peers={"addmm_activation": addmm_activation},
     autocast=autocast,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={
         "triton": triton_launch.configs,
         "triton_backward": triton_launch.configs_backward,

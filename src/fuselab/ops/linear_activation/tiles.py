@@ -15,11 +15,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fuselab.ops.linear_activation.product import SHALLOW_DEPTH
 from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import allows_tf32
 from fuselab.runtime.tuning import Config
+
+# Up to this depth a product with many rows is a stream of output, not arithmetic: the shallow
+# kernels hold all of a column's weights in registers.
+SHALLOW_DEPTH = 32
 
 
 def _deep(rows: int, columns: int, depth: int, warps: int, stages: int, group: int = 8) -> Config:

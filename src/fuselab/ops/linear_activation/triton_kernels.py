@@ -8,7 +8,7 @@ accumulate in float32; PRECISION is what float32 operands are multiplied in ("ie
 import triton
 import triton.language as tl
 
-from fuselab.ops.activations.triton_functions import activate, pull_back
+from fuselab.ops._shared.triton_activations import activate, pull_back
 
 
 @triton.jit

@@ -8,15 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import activation as activation_named
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.add_mul_activation.launch import backward_triton as pull_back
-from fuselab.ops.linear_activation.product import (
-    SHALLOW_DEPTH,
-    as_rows,
-    empty_output,
-    gradients,
-)
-from fuselab.ops.linear_activation.tiles import backward_tiles, forward_tiles, key
+from fuselab.ops.linear_activation.product_gradients import gradients
+from fuselab.ops.linear_activation.tiles import SHALLOW_DEPTH, backward_tiles, forward_tiles, key
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision

@@ -18,9 +18,9 @@
 // Rows in shared memory are 128 bytes, swizzled by the copy engine: 16-byte word j of row r lies
 // at j ^ (r % 8), which the matrix unit undoes; every array begins at 1024 bytes.
 
-#include "../activations/cuda_vectors.h"
-#include "../activations/functions.h"
-#include "../activations/hopper.h"
+#include "../_shared/cuda_vectors.h"
+#include "../_shared/activations.h"
+#include "../_shared/hopper.h"
 
 constexpr int tile_rows = 128, tile_depth = 64;
 constexpr int multipliers = 2;  // warp groups that multiply, 64 rows each

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
+from fuselab.ops._shared.hopper import is_hopper
+from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.linear_activation import cuda_launch
-from fuselab.ops.linear_activation.product import as_rows, empty_output
 from fuselab.ops.linear_activation.tiles import sizes
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
@@ -24,7 +26,6 @@ from fuselab.runtime.tuning import Config, chosen
 
 NAME = "fuselab::linear_activation"
 WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
-TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 # As in wgmma_kernels.cu.
 _ROWS, _DEPTH, _THREADS = 128, 64, 384
@@ -74,11 +75,6 @@ def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
 
 
 @cache
-def is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
-
-
-@cache
 def _clusters_at_a_time(
     source: CudaSource, expression: str, config: Config, device: torch.device
 ) -> int:
@@ -92,7 +88,7 @@ def _clusters_at_a_time(
 
 
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
-    if input.dtype not in TYPES:
+    if input.dtype not in CUDA_HALF_NAMES:
         return "it takes float16 and bfloat16"
     if input.shape[-1] == 0:
         return "its depth K is 0"
@@ -138,7 +134,9 @@ def multiply(
     kernel's right matrices are transposed, (depth, columns). ``supports`` says which matrices."""
     (rows, columns), depth = output.shape, pairs[0][0].shape[1]
     functor = activation_named(activation).functor
-    expression = _expression(functor, TYPES[output.dtype], config, columns % 8 == 0, kernel)
+    expression = _expression(
+        functor, CUDA_HALF_NAMES[output.dtype], config, columns % 8 == 0, kernel
+    )
     tiles = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
     at_a_time = _clusters_at_a_time(source, expression, config, output.device)
     clusters = min(tiles, max(1, at_a_time))
@@ -178,7 +176,7 @@ def _representative_expressions() -> tuple[str, ...]:
     ]
     found += [
         _expression("Relu", element, config, packed)
-        for element in TYPES.values()
+        for element in CUDA_HALF_NAMES.values()
         for config in (*_CONFIGS, _PAIR)
         for packed in (True, False)
     ]

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.errors import ShapeError, UnknownNameError, UnsupportedDtypeError
+from fuselab.errors import ShapeError, UnknownNameError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
-from fuselab.ops import cpu_sizes
-from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
-from fuselab.ops.linear_activation.product import DTYPES
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
+from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
 from fuselab.ops.linear_binary_cross_entropy.reference import gradient, reference
 from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, logit, triton_launch
 from fuselab.ops.linear_sigmoid.op import (
@@ -32,11 +32,7 @@ def validate(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> None:
     logit.validate("linear_binary_cross_entropy", input, weight, bias)
-    if target.dtype not in DTYPES:
-        raise UnsupportedDtypeError(
-            f"linear_binary_cross_entropy: 'target' is {target.dtype}; expected float32, float16, "
-            "bfloat16 or float64 (target.float() gives one)."
-        )
+    check_floating("linear_binary_cross_entropy", target=target)
     if target.shape != (*input.shape[:-1], 1):
         raise ShapeError(
             f"linear_binary_cross_entropy: 'target' has shape {tuple(target.shape)}; expected "
@@ -61,8 +57,8 @@ def autocast(
     reduction: str,
 ) -> tuple[Any, ...]:
     """As torch.autocast: the linear layer in its dtype, the loss in float32."""
-    operands = (logit.cast_for_autocast(value, autocast_dtype) for value in (input, weight, bias))
-    return *operands, logit.cast_for_autocast(target, torch.float32), reduction
+    operands = (cast_floating(value, autocast_dtype) for value in (input, weight, bias))
+    return *operands, cast_floating(target, torch.float32), reduction
 
 
 def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
@@ -129,7 +125,7 @@ def cost(
     """Input and target read once, the loss written once."""
     rows = input.shape[:-1].numel()
     return Cost(
-        sum(bytes_behind(value) for value in (input, weight, bias, target)),
+        bytes_behind(input, weight, bias, target),
         (rows if reduction == "none" else 1) * target.element_size(),
         2 * input.numel() + rows * _FLOPS_PER_ROW,
         arithmetic_unit(torch.promote_types(input.dtype, target.dtype)),
@@ -273,5 +269,5 @@ OP = FusedOp(
     cpu_cases=tuple(_cpu_cases()),
     rewrites=tuple(_rewrites()),
     autocast=autocast,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
 )

@@ -10,8 +10,8 @@
 
 #include <algorithm>
 
-#include "../activations/cpu_vectors.h"
-#include "../activations/functions.h"
+#include "../_shared/cpu_vectors.h"
+#include "../_shared/activations.h"
 
 enum class Kind { sigmoid, losses, loss };
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import cpp_types
 from fuselab.ops.linear_sigmoid.logit import (
     Rows,
     empty_gradients,
@@ -19,7 +20,6 @@ from fuselab.runtime.cpp_source import CppSource, f32, f64, i64
 from fuselab.runtime.grid import ceil_div
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
-_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 _PARALLEL_FROM = 1 << 16  # parallel_from of cpu_kernels.cpp
 _MOST_PARTS = 64  # of the rows: enough for 64 threads, and few sums to add up
 
@@ -53,7 +53,7 @@ def forward(
     types = (input, input if kept is None else kept, output)
     numbers = (of.rows, of.depth, per_part, of.input.stride(0))
     CPP.launch(
-        f"forward<Kind::{of.kind}, {', '.join(_TYPES[tensor.dtype] for tensor in types)}>",
+        f"forward<Kind::{of.kind}, {cpp_types(tensor.dtype for tensor in types)}>",
         (
             *(of.input, of.weight, bias, kept, output, sums),
             *(i64(number) for number in numbers),
@@ -80,7 +80,7 @@ def backward(
     weight_sums = input.new_empty((parts, ceil_div(of.depth, 16) * 16), dtype=torch.float32)
     bias_sums = input.new_empty(parts, dtype=torch.float64)
     kind = "sigmoid" if of.kind == "sigmoid" else "loss"
-    types = ", ".join(_TYPES[tensor.dtype] for tensor in (input, kept, upstream))
+    types = cpp_types(tensor.dtype for tensor in (input, kept, upstream))
     numbers = (of.rows, of.depth, per_part, upstream.stride(0), kept.stride(0), of.input.stride(0))
     CPP.launch(
         f"backward<Kind::{kind}, {types}>",

@@ -10,8 +10,8 @@
 // Rows are walked grid-wide: warp i of n takes groups of in_flight rows i, i + n, ... Sizes and strides
 // count elements; an input has stride 1 along its depth where width > 1.
 
-#include "../activations/cuda_vectors.h"
-#include "../activations/functions.h"
+#include "../_shared/cuda_vectors.h"
+#include "../_shared/activations.h"
 
 constexpr int block_warps = 8;
 constexpr int threads = 32 * block_warps;

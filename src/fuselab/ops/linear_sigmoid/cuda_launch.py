@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import CUDA_NAMES, cuda_types
 from fuselab.ops.linear_sigmoid.logit import (
     Rows,
     empty_gradients,
@@ -21,12 +22,6 @@ from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
-_TYPES = {
-    torch.float32: "float",
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-    torch.float64: "double",
-}
 # block_warps and in_flight of cuda_kernels.cu.
 _WARPS = 8
 _IN_FLIGHT = 4
@@ -76,7 +71,7 @@ def _add_up(sums: Tensor, others: Tensor | None, last: Tensor | None) -> None:
     blocks, columns = sums.shape
     across = min(power_of_two(columns), 8)
     CUDA.launch(
-        f"add_up<{_TYPES[result.dtype]}>",
+        f"add_up<{CUDA_NAMES[result.dtype]}>",
         grid=(ceil_div(columns, across), 1, 1),
         block=(across, 1024 // across, 1),
         args=(sums, others, last, i64(blocks), i64(columns)),
@@ -159,8 +154,7 @@ def supports_backward(
 def _expression(
     step: str, kind: str, dtypes: Sequence[torch.dtype], width: int, chunks: int
 ) -> str:
-    types = ", ".join(_TYPES[dtype] for dtype in dtypes)
-    return f"{step}<Kind::{kind}, {types}, {width}, {chunks}>"
+    return f"{step}<Kind::{kind}, {cuda_types(dtypes)}, {width}, {chunks}>"
 
 
 def _representative_expressions() -> tuple[str, ...]:
@@ -178,7 +172,7 @@ def _representative_expressions() -> tuple[str, ...]:
                 _expression("backward", "sigmoid", alike, *part),
                 _expression("backward", "loss", (dtype, single, single), *part),
             ]
-    return (*found, *(f"add_up<{_TYPES[dtype]}>" for dtype in _TYPES if dtype.itemsize < 8))
+    return (*found, *(f"add_up<{CUDA_NAMES[dtype]}>" for dtype in CUDA_NAMES if dtype.itemsize < 8))
 
 
 CUDA_EXPRESSIONS = _representative_expressions()

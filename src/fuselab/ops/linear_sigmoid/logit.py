@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError, UnsupportedDtypeError
-from fuselab.ops.linear_activation.product import DTYPES, as_rows
+from fuselab.errors import ShapeError
+from fuselab.ops._shared.dtypes import check_floating, check_same_dtype
+from fuselab.ops._shared.matrices import as_rows
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,8 @@ def empty_output(input: Tensor, target: Tensor | None, kind: str) -> Tensor:
 
 def validate(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raises DtypeError, ShapeError for the linear layer's arguments."""
-    if input.dtype not in DTYPES:
-        raise UnsupportedDtypeError(
-            f"{name}: 'input' is {input.dtype}; expected float32, float16, bfloat16 or float64."
-        )
-    for argument, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.dtype != input.dtype:
-            raise DtypeError(
-                f"{name}: '{argument}' is {tensor.dtype} and 'input' {input.dtype}; cast one, or "
-                "use torch.autocast."
-            )
+    check_floating(name, input=input)
+    check_same_dtype(name, input=input, weight=weight, bias=bias)
     if input.dim() == 0:
         raise ShapeError(f"{name}: 'input' has no dimension; expected (..., K).")
     if weight.shape != (1, input.shape[-1]):
@@ -82,13 +75,6 @@ def validate(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> N
         )
     if bias is not None and bias.shape != (1,):
         raise ShapeError(f"{name}: 'bias' has shape {tuple(bias.shape)}; expected (1,) or None.")
-
-
-def cast_for_autocast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """As torch.autocast casts an operand: floating, and not float64."""
-    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(dtype)
 
 
 def refusal(input: Tensor, *others: Tensor | None) -> str | None:

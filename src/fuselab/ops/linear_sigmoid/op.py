@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
-from fuselab.ops import cpu_sizes
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
-from fuselab.ops.linear_activation.product import DTYPES
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
+from fuselab.ops._shared.dtypes import FLOATING, cast_floating
 from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, logit, triton_launch
 from fuselab.ops.linear_sigmoid.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.linear_sigmoid.reference import gradient, reference
@@ -33,7 +33,7 @@ def autocast(
     autocast_dtype: torch.dtype, input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Any, ...]:
     """As ``F.linear`` under torch.autocast; the sigmoid stays in its dtype."""
-    return tuple(logit.cast_for_autocast(value, autocast_dtype) for value in (input, weight, bias))
+    return tuple(cast_floating(value, autocast_dtype) for value in (input, weight, bias))
 
 
 def save(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
@@ -60,7 +60,7 @@ def cost(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
     """The input read once; of the rest a few bytes per row."""
     rows = input.shape[:-1].numel()
     return Cost(
-        bytes_behind(input) + bytes_behind(weight) + bytes_behind(bias),
+        bytes_behind(input, weight, bias),
         rows * input.element_size(),
         2 * input.numel() + rows * (1 + ACTIVATIONS["sigmoid"].flops),
         arithmetic_unit(input.dtype),
@@ -72,7 +72,7 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
     rows = input.shape[:-1].numel()
     small = weight.numel() + (0 if bias is None else 1)
     return Cost(
-        bytes_behind(input) + bytes_behind(weight) + 2 * rows * input.element_size(),
+        bytes_behind(input, weight) + 2 * rows * input.element_size(),
         (input.numel() + small) * input.element_size(),
         3 * input.numel() + 4 * rows,
         arithmetic_unit(input.dtype),
@@ -214,5 +214,5 @@ OP = FusedOp(
     ),
     rewrites=tuple(_rewrites()),
     autocast=autocast,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
 )

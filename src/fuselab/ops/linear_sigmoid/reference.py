@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.ops.linear_activation.product import as_rows
+from fuselab.ops._shared.matrices import as_rows
 
 
 def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ once per row.
 import triton
 import triton.language as tl
 
-from fuselab.ops.activations.triton_functions import _exponential, _logistic
+from fuselab.ops._shared.triton_activations import _exponential, _logistic
 
 
 @triton.jit

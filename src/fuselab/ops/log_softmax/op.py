@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselab.op import FusedOp, Gradient, Inputs, Rewrite
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.log_softmax import reference
 from fuselab.ops.softmax import declaration
 from fuselab.ops.softmax.cuda_launch import CUDA, CUDA_EXPRESSIONS
@@ -21,7 +22,6 @@ from fuselab.ops.softmax.implementations import (
     implementations,
     implementations_in_place,
 )
-from fuselab.ops.softmax.tensors import DTYPES
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "OP"]
 
@@ -82,7 +82,7 @@ OP = FusedOp(
         Rewrite(pattern, _rewrite_call) for pattern in (_library, _log_of_softmax, _minus_logsumexp)
     ),
     peers={"naive": reference.naive},
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs=CONFIGS,
     regime=declaration.regime,
     cpu_cases=declaration.CPU_CASES,
@@ -97,7 +97,7 @@ IN_PLACE = FusedOp(
     draw=declaration.draw,
     validate=declaration.validates("log_softmax"),
     prefer=prefer,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     mutates=("input",),
     regime=declaration.regime,
     cpu_cases=declaration.CPU_CASES,

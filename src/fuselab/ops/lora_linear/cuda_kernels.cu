@@ -16,10 +16,10 @@
 // A tile's rows are 128 bytes in shared memory; 16-byte word j of row r lies at j ^ (r % 8), so that
 // neither the copies nor ldmatrix, by rows or transposed, meet in a bank.
 
-#include "../activations/cuda_vectors.h"
-#include "../activations/functions.h"
-#include "../activations/hopper.h"
-#include "../dot_interaction/warp_instructions.h"
+#include "../_shared/cuda_vectors.h"
+#include "../_shared/activations.h"
+#include "../_shared/hopper.h"
+#include "../_shared/warp_instructions.h"
 
 // As in one_pass.py.
 constexpr int warps = 8, threads = 32 * warps;

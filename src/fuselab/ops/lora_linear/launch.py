@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.linear_activation.product import as_rows, empty_output
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.lora_linear import tiles
 from fuselab.ops.lora_linear.layer import Layer
 from fuselab.runtime.gpu_limits import multiprocessors

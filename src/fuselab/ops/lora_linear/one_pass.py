@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.linear_activation.product import as_rows
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
+from fuselab.ops._shared.matrices import as_rows
 from fuselab.ops.lora_linear import launch, wgmma_launch
 from fuselab.ops.lora_linear.layer import Layer
 from fuselab.runtime.cuda_source import CudaSource, f32, i32, i64
@@ -29,7 +30,6 @@ from fuselab.runtime.tensor_map import why_not
 from fuselab.runtime.tuning import Config, chosen
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"), architectures=("sm_90", "sm_100"))
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 # As in cuda_kernels.cu.
 _WARPS, _TILE_ROWS, _STRIP_COLUMNS = 8, 16, 64
@@ -85,7 +85,7 @@ def supports(
 ) -> str | None:
     """Layers of float16 or bfloat16, a rank up to 16, K and N in multiples of 8 and up to 4096; a
     GPU with clusters (compute capability 9.0)."""
-    if input.dtype not in _TYPES:
+    if input.dtype not in CUDA_HALF_NAMES:
         return "it takes float16 and bfloat16"
     if lora_a.shape[0] > MOST_RANK:
         return f"it takes ranks up to {MOST_RANK}"
@@ -143,7 +143,7 @@ def backward(
         of_saved = as_rows(wgmma_launch.forward(input, *layer[:-1], "identity"))
     cluster, rank_blocks = _cluster(columns, inner), ceil_div(rank, 8)
     block_bytes = _block_bytes(cluster, rank_blocks, activation)
-    element = _TYPES[x.dtype]
+    element = CUDA_HALF_NAMES[x.dtype]
     scale_type, scale_argument = _scale(scale)
     expression = _expression(activation, element, scale_type, cluster, rank_blocks)
     clusters = min(
@@ -204,7 +204,7 @@ def _expression(activation: str, element: str, scale: str, cluster: int, rank_bl
 def _representative_expressions() -> tuple[str, ...]:
     """Every activation, cluster and width of the rank; both elements, and the scale by value and
     through a pointer."""
-    bfloat, half = _TYPES[torch.bfloat16], _TYPES[torch.float16]
+    bfloat, half = CUDA_HALF_NAMES[torch.bfloat16], CUDA_HALF_NAMES[torch.float16]
     sizes = product((1, 2, 4, 8), (1, 2))
     return (
         *(

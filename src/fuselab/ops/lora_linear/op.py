@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError, UnsupportedDtypeError
+from fuselab.errors import ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.layout import bytes_behind
-from fuselab.ops.linear_activation.product import DTYPES, empty_output, unit
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
+from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
+from fuselab.ops._shared.matrices import empty_output
 from fuselab.ops.lora_linear import launch, one_pass, tiles, wgmma_launch
 from fuselab.ops.lora_linear.layer import Layer
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
@@ -31,18 +32,10 @@ def validate(
 ) -> None:
     """Raises UnknownNameError, DtypeError, ShapeError as the reference's docstring says."""
     activation_named(activation)
-    tensors = {"weight": weight, "bias": bias, "lora_a": lora_a, "lora_b": lora_b}
-    if input.dtype not in DTYPES:
-        raise UnsupportedDtypeError(
-            f"lora_linear: 'input' is {input.dtype}; expected float32, float16, bfloat16 or "
-            "float64."
-        )
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.dtype != input.dtype:
-            raise DtypeError(
-                f"lora_linear: '{name}' is {tensor.dtype} and 'input' {input.dtype}; cast one of "
-                "them, or use torch.autocast."
-            )
+    check_floating("lora_linear", input=input)
+    check_same_dtype(
+        "lora_linear", input=input, weight=weight, bias=bias, lora_a=lora_a, lora_b=lora_b
+    )
     if input.dim() == 0:
         raise ShapeError("lora_linear: 'input' has no dimension; expected (..., K).")
     if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
@@ -187,10 +180,10 @@ def cost(input: Tensor, *arguments: Any) -> Cost:
     products = 2 * rows * (columns * inner + rank * (columns + inner))
     pointwise = rows * columns * (2 + (bias is not None) + activation_named(activation).flops)
     return Cost(
-        sum(bytes_behind(tensor) for tensor in operands),
+        bytes_behind(*operands),
         rows * columns * input.element_size(),
         products + pointwise,
-        unit(input.dtype),
+        product_unit(input.dtype),
     )
 
 
@@ -202,13 +195,13 @@ def cost_backward(input: Tensor, *arguments: Any) -> Cost:
     columns, inner = weight.shape
     derivative_of = activation_named(activation).derivative_of
     read = rows * columns * input.element_size() * (1 + (derivative_of == "output"))
-    read += sum(bytes_behind(tensor) for tensor in (input, weight, lora_a, lora_b))
-    written = (input.numel() + lora_a.numel() + lora_b.numel()) * input.element_size()
+    read += bytes_behind(input, weight, lora_a, lora_b)
+    written = bytes_of(input, lora_a, lora_b)
     products = 2 * rows * (columns * inner + rank * (2 * columns + 3 * inner))
     if derivative_of == "preactivation":
         products += 2 * rows * columns * (inner + rank)
     pointwise = rows * columns * (1 + activation_named(activation).flops)
-    return Cost(read, written, products + pointwise, unit(input.dtype))
+    return Cost(read, written, products + pointwise, product_unit(input.dtype))
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
@@ -343,5 +336,5 @@ OP = FusedOp(
     rewrites=tuple(rewrites()),
     autocast=autocast,
     peers={"in_place": in_place},
-    dtypes=DTYPES[:3],  # float64 is the reference's own
+    dtypes=FLOATING[:3],  # float64 is the reference's own
 )

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import activation as activation_named
+from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import allows_tf32

@@ -14,7 +14,7 @@ comes by value, or through ``scale_pointer`` under torch.compile.
 import triton
 import triton.language as tl
 
-from fuselab.ops.activations.triton_functions import activate, pull_back
+from fuselab.ops._shared.triton_activations import activate, pull_back
 from fuselab.ops.linear_activation.triton_kernels import add_product
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.linear_activation import wgmma_launch as wgmma
-from fuselab.ops.linear_activation.product import as_rows, empty_output
 from fuselab.ops.lora_linear import launch
 from fuselab.ops.lora_linear.layer import Layer
 from fuselab.runtime.cuda_source import CudaSource

@@ -13,10 +13,10 @@
 // share, so the first 4 of all four threads of a row are one step of 16 and the last 4 the next:
 // neither operand needs ldmatrix. Weights are on their way `slots` steps of 32 in depth ahead, past
 // the end of a unit and of a layer: they depend on nothing.
-#include "../activations/cuda_vectors.h"
-#include "../activations/functions.h"
-#include "../activations/hopper.h"
-#include "../dot_interaction/warp_instructions.h"
+#include "../_shared/cuda_vectors.h"
+#include "../_shared/activations.h"
+#include "../_shared/hopper.h"
+#include "../_shared/warp_instructions.h"
 
 constexpr int warps = 8;
 constexpr int threads = 32 * warps;

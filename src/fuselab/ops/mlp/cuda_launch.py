@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.linear_activation.product import as_rows
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.dtypes import cuda_types
+from fuselab.ops._shared.matrices import as_rows
 from fuselab.runtime.cuda_source import CudaSource, i64
 from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
 from fuselab.runtime.grid import ceil_div
@@ -22,11 +23,6 @@ from fuselab.runtime.tuning import Config, chosen
 
 NAME = "fuselab::mlp"
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
-TYPES = {
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-    torch.float32: "float",
-}
 
 _THREADS, MOST_LAYERS = 256, 16  # as in cuda_kernels.cu
 
@@ -180,7 +176,7 @@ def _expression(
     config: Config,
 ) -> str:
     """``dtypes`` of the weights, the input and the output."""
-    types = ", ".join(TYPES[dtype] for dtype in dtypes)
+    types = cuda_types(dtypes)
     tile = f"{config.rows // 16}, {config.columns // 8}, {config.cluster}"
     return f"forward<{hidden}, {last}, {types}, {tile}>"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import activation as activation_named
+from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops.linear_activation import linear_activation, triton_launch
 from fuselab.ops.linear_sigmoid import linear_sigmoid
 from fuselab.ops.mlp.reference import names_of

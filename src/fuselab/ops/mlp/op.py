@@ -13,13 +13,12 @@ from fuselab.errors import (
     DtypeError,
     OperandError,
     ShapeError,
-    UnsupportedDtypeError,
 )
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.layout import bytes_behind
-from fuselab.ops.linear_activation.product import DTYPES, unit
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.cost import bytes_behind, product_unit
+from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
 from fuselab.ops.mlp import cuda_launch, layers
 from fuselab.ops.mlp.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.mlp.reference import gradient, names_of, reference
@@ -72,10 +71,7 @@ def validate(
 ) -> None:
     _check_layers(input, weights, biases, activation, output_activation, dtype)
     own = weights[0].dtype
-    if own not in DTYPES:
-        raise UnsupportedDtypeError(
-            f"mlp: 'weights[0]' is {own}; expected float32, float16, bfloat16 or float64."
-        )
+    check_floating("mlp", **{"weights[0]": own})
     for name, tensors in (("weights", weights), ("biases", biases)):
         for place, tensor in enumerate(tensors):
             if tensor.dtype != own:
@@ -116,12 +112,10 @@ def autocast(
 ) -> tuple[Any, ...]:
     """As a chain of ``F.linear``: all but float64 in its dtype; ``dtype`` stays what was asked."""
 
-    def cast(tensor: Tensor) -> Tensor:
-        if tensor.dtype == torch.float64 or not tensor.is_floating_point():
-            return tensor
-        return tensor.to(autocast_dtype)
+    def cast(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        return tuple(cast_floating(tensor, autocast_dtype) for tensor in tensors)
 
-    return cast(input), tuple(map(cast, weights)), tuple(map(cast, biases)), *rest
+    return *cast([input]), cast(weights), cast(biases), *rest
 
 
 def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
@@ -184,10 +178,10 @@ def cost(
     )
     products = 2 * sum(weight.numel() for weight in weights)
     return Cost(
-        sum(map(bytes_behind, (input, *weights, *biases))),
+        bytes_behind(input, *weights, *biases),
         rows * output_bytes,
         rows * (products + pointwise),
-        unit(own),
+        product_unit(own),
     )
 
 
@@ -195,10 +189,10 @@ def cost_backward(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Cost:
     """Upstream gradient, input and weights read once, every gradient written once; the layers once
     more, and two products of each."""
     forward = cost(input, weights, *rest)
-    operands = sum(map(bytes_behind, (input, *weights)))
+    operands = bytes_behind(input, *weights)
     return Cost(
         forward.bytes_written + operands,
-        operands + sum(map(bytes_behind, rest[0])),
+        operands + bytes_behind(*rest[0]),
         3 * forward.flops,
         forward.unit,
     )
@@ -333,6 +327,6 @@ OP = FusedOp(
     fake=fake,
     prefer=prefer,
     autocast=autocast,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={"cuda": cuda_launch.configs},
 )

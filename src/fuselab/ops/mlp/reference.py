@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.ops import activations
-from fuselab.ops.linear_activation.product import as_rows
+from fuselab.ops._shared import activations
+from fuselab.ops._shared.matrices import as_rows
 
 
 def names_of(weights: Sequence[Tensor], activation: str, output_activation: str) -> list[str]:

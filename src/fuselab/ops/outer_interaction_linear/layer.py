@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import activation as activation_named
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.matrices import empty_gradients, empty_output
 from fuselab.ops.add_mul_activation.launch import Saved, backward_triton
 from fuselab.ops.cat_interaction.triton_launch import forward as joined
 from fuselab.ops.outer_interaction_linear import triton_kernels
-from fuselab.ops.outer_interaction_linear.tensors import empty_gradients, empty_output
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch

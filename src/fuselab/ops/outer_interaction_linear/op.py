@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import DtypeError, ShapeError, UnsupportedDtypeError
+from fuselab.errors import ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops.activations import ACTIVATIONS
-from fuselab.ops.activations import activation as activation_named
-from fuselab.ops.activations.layout import bytes_behind
-from fuselab.ops.linear_activation.product import unit
+from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
+from fuselab.ops._shared.dense_and_embeddings import check_shapes
+from fuselab.ops._shared.dtypes import check_floating, check_same_dtype
+from fuselab.ops._shared.matrices import empty_gradients, empty_output
 from fuselab.ops.outer_interaction_linear import cublas_launch, triton_launch, wgmma_launch
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
 from fuselab.ops.outer_interaction_linear.rewrites import rewrites
-from fuselab.ops.outer_interaction_linear.tensors import DTYPES, empty_gradients, empty_output
 
 __all__ = ["OP"]
 
@@ -27,18 +28,8 @@ def validate(
     dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> None:
     activation_named(activation)
-    if dense.dim() != 2:
-        raise ShapeError(
-            f"outer_interaction_linear: 'dense' has shape {tuple(dense.shape)}; expected "
-            "(batch, width)."
-        )
-    batch, width = dense.shape
-    if embeddings.dim() != 3 or embeddings.shape[0] != batch or embeddings.shape[2] != width:
-        raise ShapeError(
-            f"outer_interaction_linear: 'embeddings' has shape {tuple(embeddings.shape)}; expected "
-            f"({batch}, tables, {width}) beside a 'dense' of shape {tuple(dense.shape)}."
-        )
-    elements = (embeddings.shape[1] + 1) * width
+    check_shapes("outer_interaction_linear", dense, embeddings)
+    elements = (embeddings.shape[1] + 1) * dense.shape[1]
     if weight.dim() != 2 or weight.shape[1] != elements**2:
         raise ShapeError(
             f"outer_interaction_linear: 'weight' has shape {tuple(weight.shape)}; expected "
@@ -49,20 +40,9 @@ def validate(
             f"outer_interaction_linear: 'bias' has shape {tuple(bias.shape)}; expected "
             f"({weight.shape[0]},), a number per row of 'weight'."
         )
-    named = {"dense": dense, "embeddings": embeddings, "weight": weight, "bias": bias}
-    for name, tensor in named.items():
-        if tensor is None:
-            continue
-        if tensor.dtype not in DTYPES:
-            raise UnsupportedDtypeError(
-                f"outer_interaction_linear: '{name}' is {tensor.dtype}; expected float32, float16, "
-                "bfloat16 or float64."
-            )
-        if tensor.dtype != dense.dtype:
-            raise DtypeError(
-                f"outer_interaction_linear: '{name}' is {tensor.dtype} and 'dense' {dense.dtype}; "
-                "cast one to the other's dtype, or use torch.autocast."
-            )
+    operands = {"dense": dense, "embeddings": embeddings, "weight": weight, "bias": bias}
+    check_floating("outer_interaction_linear", **operands)
+    check_same_dtype("outer_interaction_linear", **operands)
 
 
 def fake(
@@ -163,10 +143,10 @@ def cost(
     batch, elements = dense.shape[0], dense.shape[1] + embeddings.shape[1] * embeddings.shape[2]
     columns = weight.shape[0]
     return Cost(
-        sum(bytes_behind(tensor) for tensor in (dense, embeddings, weight, bias)),
+        bytes_behind(dense, embeddings, weight, bias),
         batch * columns * dense.element_size(),
         batch * columns * (elements * (elements + 1) + activation_named(activation).flops),
-        unit(dense.dtype),
+        product_unit(dense.dtype),
     )
 
 
@@ -176,10 +156,9 @@ def cost_backward(
     """Upstream gradient and inputs read once, gradients written once; twice the forward's products:
     for the weight, and for the inputs."""
     forward = cost(dense, embeddings, weight, bias, activation)
-    tensors = (dense, embeddings, weight, bias)
     return Cost(
         forward.bytes_read + forward.bytes_written,
-        sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None),
+        bytes_of(dense, embeddings, weight, bias),
         2 * forward.flops,
         forward.unit,
     )

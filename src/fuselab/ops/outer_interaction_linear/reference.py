@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.ops import activations
+from fuselab.ops._shared import activations
 
 
 def reference(

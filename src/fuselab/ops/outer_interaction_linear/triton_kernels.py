@@ -38,7 +38,7 @@ a model that learns.
 import triton
 import triton.language as tl
 
-from fuselab.ops.activations.triton_functions import activate
+from fuselab.ops._shared.triton_activations import activate
 from fuselab.ops.linear_activation.triton_kernels import add_product
 
 

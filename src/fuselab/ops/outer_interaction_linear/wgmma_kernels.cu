@@ -20,7 +20,7 @@
 // 2048 x 432 -> 512 is 203 GFLOP in each; a slot is 1024 cycles of the matrix unit and 20 to 48 KB
 // out of L2 (4096^3 of linear_activation takes 48 at 740 TFLOP/s).
 
-#include "../activations/hopper.h"
+#include "../_shared/hopper.h"
 
 constexpr int side = 16, square = side * side;
 constexpr int tile_rows = 128;  // of samples, where a block owns samples

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fuselab.ops.linear_activation.wgmma_launch import is_hopper
+from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
+from fuselab.ops._shared.hopper import is_hopper
 from fuselab.ops.outer_interaction_linear import layer
 from fuselab.ops.outer_interaction_linear.folding import (
     BLOCK,
@@ -22,7 +23,6 @@ from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.tensor_map import tensor_map, why_not
 
 WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 # As in wgmma_kernels.cu.
 _ROWS, _COLUMNS, _DEPTH, _THREADS = 128, 256, 64, 384
@@ -48,7 +48,7 @@ def supports(
     activation: str,
 ) -> str | None:
     """16-bit floats on Hopper, where rows of 16 bytes begin at multiples of that."""
-    if dense.dtype not in _TYPES:
+    if dense.dtype not in CUDA_HALF_NAMES:
         return "it takes float16 and bfloat16"
     if not is_hopper(dense.device):
         return "it needs a GPU of compute capability 9.0 (Hopper)"
@@ -73,7 +73,7 @@ def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
     for piece, folded in folded_pieces(weight, width, scratch):
         WGMMA.launch(
-            f"forward<{_TYPES[z.dtype]}>",
+            f"forward<{CUDA_HALF_NAMES[z.dtype]}>",
             (tiles, splits, 1),
             (_THREADS, 1, 1),
             (
@@ -91,7 +91,7 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
     (rows, width), columns = z.shape, total.shape[1]
     tiles = ceil_div(columns, _WEIGHT_COLUMNS) * square_count(width)
     WGMMA.launch(
-        f"weight_gradient<{_TYPES[z.dtype]}>",
+        f"weight_gradient<{CUDA_HALF_NAMES[z.dtype]}>",
         (min(tiles, multiprocessors(z.device)), 1, 1),
         (_THREADS, 1, 1),
         (
@@ -111,7 +111,7 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
     for piece, folded in folded_pieces(weight, width, scratch):
         WGMMA.launch(
-            f"input_gradient<{_TYPES[z.dtype]}>",
+            f"input_gradient<{CUDA_HALF_NAMES[z.dtype]}>",
             (tiles, splits, 1),
             (_THREADS, 1, 1),
             (
@@ -136,5 +136,5 @@ forward, backward = _PRODUCTS.forward, _PRODUCTS.backward
 CUDA_EXPRESSIONS = tuple(
     f"{kernel}<{element}>"
     for kernel in ("forward", "weight_gradient", "input_gradient")
-    for element in _TYPES.values()
+    for element in CUDA_HALF_NAMES.values()
 )

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops import cpu_sizes
-from fuselab.ops.activations.layout import arithmetic_unit, bytes_behind
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.generalized_box_iou_loss.op import (
     CPU_PAIRS,
@@ -24,7 +25,6 @@ from fuselab.ops.generalized_box_iou_loss.op import (
     random_boxes,
 )
 from fuselab.ops.generalized_box_iou_loss.tensors import (
-    DTYPES,
     arithmetic,
     empty_gradients,
     empty_loss,
@@ -66,7 +66,7 @@ def cost(pred: Tensor, target: Tensor) -> Cost:
     """Both boxes read once; one number written."""
     dtype = arithmetic(pred, target)
     return Cost(
-        bytes_behind(pred) + bytes_behind(target),
+        bytes_behind(pred, target),
         dtype.itemsize,
         FLOPS * (pred.numel() // 4),
         arithmetic_unit(dtype),
@@ -79,8 +79,8 @@ def cost_backward(pred: Tensor, target: Tensor) -> Cost:
     floor for both gradients in one dtype."""
     dtype = arithmetic(pred, target)
     return Cost(
-        bytes_behind(pred) + bytes_behind(target) + dtype.itemsize,
-        pred.numel() * pred.element_size() + target.numel() * target.element_size(),
+        bytes_behind(pred, target) + dtype.itemsize,
+        bytes_of(pred, target),
         FLOPS_BACKWARD * (pred.numel() // 4),
         arithmetic_unit(dtype),
     )
@@ -118,7 +118,7 @@ def _cases() -> Iterator[Case]:
     yield Case("8193", _case((8193,)), boundary)
     yield Case("all padding", _case((4, 9), share=1.0), boundary)
     yield Case("no padding", _case((4, 9), share=0.0), boundary)
-    for dtype in DTYPES:
+    for dtype in FLOATING:
         name = f"pred {str(dtype).removeprefix('torch.')}"
         yield Case(name, _case((5, 60), pred_dtype=dtype), boundary)
     for name, (shape, lay_out) in LAYOUTS.items():
@@ -166,7 +166,7 @@ OP = FusedOp(
     prefer=prefer,
     cpu_cases=tuple(_cpu_cases()),
     peers={"masked": reference.masked},
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs={
         "cuda": configs.cuda,
         "cuda_backward": configs.cuda_backward,

@@ -15,8 +15,8 @@
 #include <memory>
 #include <type_traits>
 
-#include "../activations/cpu_vectors.h"
-#include "../activations/functions.h"
+#include "../_shared/cpu_vectors.h"
+#include "../_shared/activations.h"
 
 enum Form { kSoftmax, kLogSoftmax };
 

@@ -8,17 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import CPP_NAMES
 from fuselab.ops.softmax.layout import rows_in_place_or_copied
 from fuselab.ops.softmax.tensors import FORMS, Form, cast, empty_output
 from fuselab.runtime.cpp_source import CppSource, i64
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
-_TYPES = {
-    torch.float32: "float",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-    torch.float64: "double",
-}
 
 
 def forward(input: Tensor, dim: int, dtype: torch.dtype | None, form: Form = "softmax") -> Tensor:
@@ -60,7 +55,7 @@ def _launch(step: str, form: Form, strided: Tensor, dim: int, *contiguous: Tenso
     strided, rows = rows_in_place_or_copied(strided, dim)
     if rows.columns or rows.dim_stride != 1:
         strided, rows = rows_in_place_or_copied(strided.contiguous(), dim)
-    name = f"{FORMS[form]}, {_TYPES[strided.dtype]}"
+    name = f"{FORMS[form]}, {CPP_NAMES[strided.dtype]}"
     if rows.columns:
         sizes = (i64(rows.outer_count), i64(rows.width), i64(rows.inner_count))
         CPP.launch(f"{step}_columns<{name}>", (strided, *contiguous, *sizes))

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops.softmax import gpu_launch
 from fuselab.ops.softmax.layout import Rows, vector_length
 from fuselab.ops.softmax.tensors import FORMS, Form
@@ -20,12 +21,6 @@ from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
-_TYPES = {
-    torch.float32: "float",
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-    torch.float64: "double",
-}
 
 
 def _row(threads: int, elements: int, blocks: int = 1, cluster: int = 1) -> Config:
@@ -254,7 +249,7 @@ def _launch(
     tensors: tuple[Tensor, ...],
 ) -> None:
     """Launch the kernels of one step on rows: the tensors, then where they lie."""
-    types = (*_form(step, form, tensors), *(_TYPES[tensors[i].dtype] for i in (0, -1)))
+    types = (*_form(step, form, tensors), *(CUDA_NAMES[tensors[i].dtype] for i in (0, -1)))
     vectors = _vectors(step, rows, tensors)
     strides = (i64(rows.outer_stride), i64(rows.inner_stride), i64(rows.dim_stride))
     places = (i64(rows.inner_count), *strides)
@@ -380,7 +375,7 @@ def _representative_expressions() -> tuple[str, ...]:
     where they differ."""
     found: list[str] = []
     for dtype, vector in ((torch.float32, 4), (torch.bfloat16, 8), (torch.float64, 2)):
-        types = (_TYPES[dtype],) * 2
+        types = (CUDA_NAMES[dtype],) * 2
         for step, form, lengths in _steps(vector):
             lines = CUDA_ROWS[step, dtype.itemsize][0][3 if form[0] == "kSoftmax" else -4 :]
             found += [_resident(step, (*form, *types), lengths, line) for line in lines]
@@ -398,7 +393,7 @@ def _representative_expressions() -> tuple[str, ...]:
                 found.append(_instance(f"{step}_columns", *arguments))
     for step, form, _ in _steps(1):
         for elements in (16, 20, 32):
-            arguments = (*form, *(_TYPES[torch.bfloat16],) * 2, elements, 32, 0, 2, "int32_t")
+            arguments = (*form, *(CUDA_NAMES[torch.bfloat16],) * 2, elements, 32, 0, 2, "int32_t")
             found.append(_instance(f"{step}_columns", *arguments))
     return tuple(dict.fromkeys(found))
 

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from fuselab.errors import DimensionError, UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, Inputs
-from fuselab.ops import cpu_sizes
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.softmax.layout import neighbours
-from fuselab.ops.softmax.tensors import DTYPES, Form, empty_output
+from fuselab.ops.softmax.tensors import Form, empty_output
 
 
 def validates(form: Form) -> Callable[..., None]:
     """``FusedOp.validate`` of the operator and, without ``dtype``, of its in-place form."""
 
     def validate(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> None:
-        if (dtype or input.dtype) not in DTYPES:
+        if (dtype or input.dtype) not in FLOATING:
             name = "'input'" if dtype is None else "'dtype'"
             raise UnsupportedDtypeError(
                 f"{form}: {name} is {dtype or input.dtype}; expected float32, float16, bfloat16 or "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import FusedOp, Gradient, Inputs, Rewrite
+from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.softmax import declaration, reference
 from fuselab.ops.softmax.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.softmax.declaration import are_narrow_columns
@@ -17,7 +18,6 @@ from fuselab.ops.softmax.implementations import (
     implementations_in_place,
 )
 from fuselab.ops.softmax.layout import neighbours
-from fuselab.ops.softmax.tensors import DTYPES
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "OP"]
 
@@ -101,7 +101,7 @@ OP = FusedOp(
     ),
     peers={"naive": reference.naive},
     libraries={"liger": _liger},
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     configs=CONFIGS,
     regime=declaration.regime,
     cpu_cases=declaration.CPU_CASES,
@@ -117,7 +117,7 @@ IN_PLACE = FusedOp(
     draw=declaration.draw,
     validate=declaration.validates("softmax"),
     prefer=prefer,
-    dtypes=DTYPES,
+    dtypes=FLOATING,
     mutates=("input",),
     regime=declaration.regime,
     cpu_cases=declaration.CPU_CASES,

@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.dtypes import FLOATING
+
 Form = Literal["softmax", "log_softmax"]
 FORMS: dict[Form, str] = {"softmax": "kSoftmax", "log_softmax": "kLogSoftmax"}  # in C++
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def empty_output(input: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -19,12 +20,12 @@ def empty_output(input: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 def readable(input: Tensor, dtype: torch.dtype) -> Tensor:
     """The input itself where a GPU kernel reads its dtype (and casts on the way), else cast."""
-    return input if input.dtype in DTYPES else input.to(dtype)
+    return input if input.dtype in FLOATING else input.to(dtype)
 
 
 def empty_gradient(output: Tensor, input_dtype: torch.dtype) -> Tensor:
     """The gradient in the input's dtype, or the output's where no GPU kernel writes the former."""
-    dtype = input_dtype if input_dtype in DTYPES else output.dtype
+    dtype = input_dtype if input_dtype in FLOATING else output.dtype
     return torch.empty(output.shape, dtype=dtype, device=output.device)
 
 

@@ -5,7 +5,7 @@
 // one row of the loop nest: one loop where the tensors are dense alike, and then Position divides
 // nothing. A packed operand comes in 16-byte loads, a strided one an element at a time.
 
-#include "../activations/cuda_nest.h"
+#include "../_shared/cuda_nest.h"
 
 template <class Element, class Index, int rank, int width, bool input_packed>
 __global__ void __launch_bounds__(threads)

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import UnsupportedDtypeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops.activations.grid import (
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
+from fuselab.ops._shared.dtypes import FLOATING, check_floating
+from fuselab.ops._shared.grid import (
     flat_tile,
     launch_by_packs,
     nest_numbers,
     tile_of,
     triton_arithmetic,
 )
-from fuselab.ops.activations.layout import MAX_RANK, Nest, arithmetic_unit, bytes_behind, nest
+from fuselab.ops._shared.layout import MAX_RANK, Nest, nest
 from fuselab.ops.square.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.triton_launch import launch
@@ -36,14 +37,9 @@ CUDA_EXPRESSIONS = (
     "square_backward<__nv_bfloat16, int64_t, 5, 8, false, true>",
 )
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
 
 def validate(input: Tensor) -> None:
-    if input.dtype not in DTYPES:
-        raise UnsupportedDtypeError(
-            f"square: 'input' is {input.dtype}; expected float32, float16, bfloat16 or float64."
-        )
+    check_floating("square", input=input)
 
 
 def autocast(autocast_dtype: torch.dtype, input: Tensor) -> tuple[Tensor]:
@@ -205,5 +201,5 @@ OP = FusedOp(
     prefer=prefer,
     autocast=autocast,
     peers={"x * x": lambda input: input * input},
-    dtypes=DTYPES,
+    dtypes=FLOATING,
 )

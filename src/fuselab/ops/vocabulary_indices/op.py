@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fuselab.errors import DtypeError, ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
-from fuselab.ops import cpu_sizes
-from fuselab.ops.indices import CPP_IDS, ID_DTYPES, check_integers, index_type
-from fuselab.ops.indices.criteo import CPU_ROWS, KAGGLE_CARDINALITIES
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.criteo import CPU_ROWS, KAGGLE_CARDINALITIES
+from fuselab.ops._shared.indices import CPP_IDS, ID_DTYPES, check_integers, index_type
 from fuselab.ops.vocabulary_indices import reference, triton_kernels
 from fuselab.ops.vocabulary_indices.reference import vocabulary
 from fuselab.runtime.cpp_source import CppSource

@@ -1,4 +1,4 @@
-// Loads, stores and conversions for the CUDA kernels of pointwise operators; what functions.h needs.
+// Loads, stores and conversions for the CUDA kernels of pointwise operators; what activations.h needs.
 #pragma once
 
 #include <cuda_bf16.h>

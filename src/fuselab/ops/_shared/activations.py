@@ -2,7 +2,7 @@
 
 An ``Activation`` carries its PyTorch definition, its pullback (the derivative times an upstream
 gradient) and the other ways people write it, which ``fuselab.fuse`` recognises. The device code is
-``functions.h`` (CUDA and C++) and ``triton_functions.py``; both compute what is written here.
+``activations.h`` (CUDA and C++) and ``triton_activations.py``; both compute what is written here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Activation:
 
     ``function`` maps a pre-activation to the output. ``pullback(grad, saved)`` is the gradient of
     the pre-activation, where ``saved`` is what ``derivative_of`` names: the ``"output"``, the
-    ``"preactivation"``, or nothing at all. ``functor`` is its name in ``functions.h``. ``flops``
+    ``"preactivation"``, or nothing at all. ``functor`` is its name in ``activations.h``. ``flops``
     counts the arithmetic of one element, a transcendental function as one. ``spellings`` are
     equivalent PyTorch expressions, the usual one first.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 MAX_RANK = 5
@@ -103,27 +102,3 @@ def row_strides(rows: int, columns: int, matrix: Tensor) -> tuple[int, int]:
     if rows == 1:
         row = column * columns
     return row, column
-
-
-def promoted(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype that type promotion gives tensors of one or more dimensions."""
-    dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
-    result = dtypes[0]
-    for dtype in dtypes[1:]:
-        result = torch.promote_types(result, dtype)
-    return result
-
-
-def bytes_behind(tensor: Tensor | None) -> int:
-    """Bytes that reading a tensor needs at least: an expanded dimension is read once."""
-    if tensor is None or tensor.numel() == 0:
-        return 0
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= size if stride != 0 else 1
-    return elements * tensor.element_size()
-
-
-def arithmetic_unit(dtype: torch.dtype) -> str:
-    """The arithmetic that a pointwise kernel with this output dtype uses, as ``Cost.unit``."""
-    return "fp64" if dtype == torch.float64 else "fp32"

@@ -2,7 +2,7 @@
 // copies, products of 16-bit matrices, the transposition of an 8 x 8 matrix.
 #pragma once
 
-#include "../activations/cuda_vectors.h"
+#include "cuda_vectors.h"
 
 // kBytes (4, 8 or 16), of which both addresses are multiples, from global to shared memory.
 template <int kBytes>

@@ -1,4 +1,4 @@
-"""The sizes of input Wᵀ, its arithmetic, and its gradients where those are library products."""
+"""The gradients of ``act(input Wᵀ + bias)`` by the library's products behind one pass of ours."""
 
 from __future__ import annotations
 
@@ -7,40 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations import activation as activation_named
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.matrices import as_rows, linear
 from fuselab.ops.add_mul_activation.launch import Gradients, Saved
-from fuselab.runtime.matmul_precision import allows_tf32
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# Up to this depth a product with many rows is a stream of output, not arithmetic: the shallow
-# kernels hold all of a column's weights in registers.
-SHALLOW_DEPTH = 32
 
 PullBack = Callable[[Sequence[bool], Tensor, Saved], Gradients]
-
-
-def unit(dtype: torch.dtype) -> str:
-    """The arithmetic of a product in this dtype, as ``Cost.unit``."""
-    if dtype == torch.float32:
-        return "tf32" if allows_tf32() else "fp32"
-    return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}[dtype]
-
-
-def as_rows(tensor: Tensor) -> Tensor:
-    """``(..., K)`` as a matrix ``(rows, K)``: a view where strides allow, else a copy."""
-    rows = tensor.shape[:-1].numel()
-    return tensor.reshape(rows, tensor.shape[-1])
-
-
-def empty_output(input: Tensor, weight: Tensor) -> Tensor:
-    return input.new_empty((*input.shape[:-1], weight.shape[0]))
-
-
-def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear`` of a matrix, by the operators that it calls: those a launch plan can hold."""
-    if bias is None:
-        return torch.mm(rows, weight.t())
-    return torch.addmm(bias, rows, weight.t())
 
 
 def gradients(

@@ -9,42 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops.activations.layout import Nest
+from fuselab.ops._shared.dtypes import cuda_types
+from fuselab.ops._shared.layout import Nest
+from fuselab.ops._shared.packs import is_aligned, pack_width
+from fuselab.ops._shared.template_arguments import flags, index_type, numbers
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.grid import ceil_div, power_of_two
-from fuselab.runtime.parameters import Scalar, i64
+from fuselab.runtime.parameters import i64
 
-CUDA_NAMES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-}
 THREADS = 256  # of a CUDA block, as cuda_nest.h says
 TRITON_BLOCK_BYTES = 4096  # of the output in a flat tile: two 16-byte stores of 4 warps' threads
 TRITON_TILE = 1024  # elements of a tile of the strided kernels
-
-
-def numbers(*groups: Sequence[int]) -> list[Scalar]:
-    return [i64(number) for group in groups for number in group]
-
-
-def flags(*values: bool) -> str:
-    return ", ".join(str(value).lower() for value in values)
-
-
-def index_type(is_wide: bool) -> str:
-    return "int64_t" if is_wide else "int32_t"
-
-
-def is_aligned(*tensors: Tensor | None) -> bool:
-    """Whether 16-byte accesses may start where the tensors do."""
-    return all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
-
-
-def pack_width(*dtypes: torch.dtype | None) -> int:
-    """Elements per thread and pack: 16 bytes of the narrowest type."""
-    return 16 // min(dtype.itemsize for dtype in dtypes if dtype is not None)
 
 
 def launch_by_packs(
@@ -69,10 +44,9 @@ def launch_by_packs(
         for operand, strides in zip(operands, loops.strides, strict=True)
     )
     is_wide = loops.needs_64_bit_offsets() or loops.numel + THREADS * width > 2**31 - 1
-    types = ", ".join(CUDA_NAMES[dtype] for dtype in dtypes)
     padded = loops.padded()
     source.launch(
-        f"{kernel}<{types}, {index_type(is_wide)}, {rank}, {width}, {flags(*packed)}>",
+        f"{kernel}<{cuda_types(dtypes)}, {index_type(is_wide)}, {rank}, {width}, {flags(*packed)}>",
         grid=(ceil_div(loops.numel, THREADS * width), 1, 1),
         block=(THREADS, 1, 1),
         args=(*operands, output, i64(loops.numel), *numbers(padded.sizes, *padded.strides)),

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cpu_vectors.h"
-#include "functions.h"
+#include "activations.h"
 
 constexpr int rank = 5;             // outermost dimension first; unused ones have size 1
 constexpr int64_t tile = 1024;      // elements of a tile: buffers of a tile stay in L1

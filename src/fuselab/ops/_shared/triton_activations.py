@@ -1,9 +1,9 @@
-"""The activations as Triton device functions; ``functions.h`` says the same in C++.
+"""The activations as Triton device functions; ``activations.h`` says the same in C++.
 
 All of it is arithmetic and ``tl.fma``: no libdevice, so that the interpreter and other vendors'
 GPUs compute the same. ``x`` is float32 or float64; polynomials, reductions and their sources are
-those of ``functions.h``. ``ACTIVATION`` is a name of ``fuselab.ops.activations.ACTIVATIONS``; an
-unknown one does not compile.
+those of ``activations.h``. ``ACTIVATION`` is a key of ``activations.ACTIVATIONS``; an unknown one
+does not compile.
 """
 
 import triton

@@ -1,0 +1,40 @@
+"""The operands of ``input Wᵀ`` as matrices, for operators with a linear layer in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """Return ``(..., K)`` as a matrix ``(rows, K)``: a view where strides allow, else a copy."""
+    rows = tensor.shape[:-1].numel()
+    return tensor.reshape(rows, tensor.shape[-1])
+
+
+def row_readable(tensor: Tensor) -> Tensor:
+    """Return the tensor itself if its last dimension is contiguous, else a contiguous copy."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] < 2 else tensor.contiguous()
+
+
+def empty_output(input: Tensor, weight: Tensor) -> Tensor:
+    """Return the output of ``F.linear(input, weight)``, not yet written: ``(..., N)``."""
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``F.linear`` of a matrix, by the operators that it calls: those a launch plan can
+    hold."""
+    if bias is None:
+        return torch.mm(rows, weight.t())
+    return torch.addmm(bias, rows, weight.t())
+
+
+def empty_gradients(needs: Sequence[bool], *operands: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return a contiguous gradient, not yet written, of every operand that needs one, else None."""
+    return tuple(
+        operand.new_empty(operand.shape) if need and operand is not None else None
+        for need, operand in zip(needs, operands, strict=True)
+    )
