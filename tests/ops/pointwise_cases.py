@@ -8,12 +8,12 @@ import mpmath
 import torch
 from torch import Tensor
 
-from fuselab.ops.add_mul_activation import launch
+from fuselab.ops.add_mul_activation import layout
 from fuselab.ops.add_mul_activation.op import save
 from fuselab.ops.add_mul_activation.reference import reference
 
 Forward = Callable[..., Tensor]
-Backward = Callable[..., launch.Gradients]
+Backward = Callable[..., layout.Gradients]
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0, device: str = "cpu") -> Tensor:
@@ -129,10 +129,10 @@ def saved_by(
     bias: Tensor | None,
     scale: float,
     activation: str,
-) -> launch.Saved:
+) -> layout.Saved:
     """What the forward leaves for the backward."""
     tensors = save(output, input, update, bias, scale, activation)[:4]
-    return launch.Saved(
+    return layout.Saved(
         activation=activation,
         scale=scale,
         **dict(zip(("output", "input", "update", "bias"), tensors, strict=True)),

@@ -15,10 +15,10 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.ops import embedding_lookup
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import alignment
 from fuselab.ops.embedding_lookup.op import CASES, OP
-from fuselab.ops.embedding_lookup.spread import Spread
+from fuselab.ops.embedding_lookup.row_threads import Spread
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import alignment
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -341,7 +341,7 @@ def test_spread_of_a_row(width, itemsize, alignment, spread):
 def test_spread_of_a_row_and_a_gradient_of_another_dtype(width, dtype, grad_dtype, spread):
     """Rows of 16-bit gradients beside float32 rows lie half as far apart."""
     tables, _, grad = made(4, width, dtype)
-    how = Change("gradient", dtype, "error", None)
+    how = RowUpdate("gradient", dtype, "error", None)
     chosen = Spread.of_change(how, tables, grad.to(grad_dtype))
     assert (chosen.vector, chosen.lanes, chosen.tiles) == spread
 

@@ -12,7 +12,7 @@ import torch
 from embedding_cases import assert_near, exact_adagrad, exact_gradients, exact_look_up, made
 
 from fuselab.ops.embedding_lookup import triton_launch
-from fuselab.ops.embedding_lookup.change import Change
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
 from fuselab.runtime import interpreter
 
 forward = partial(interpreter.run, "fuselab.ops.embedding_lookup.triton_launch:forward")
@@ -103,7 +103,7 @@ def test_updates(dtype, update):
         expected = [table.double() - 0.1 * one for table, one in zip(tables, grads, strict=True)]
         if update != "sgd":
             expected, totals = exact_adagrad(tables, states, grads, 0.1, 1e-8)
-        how = Change(update, dtype, *named(rule), 0.1, 1e-8)
+        how = RowUpdate(update, dtype, *named(rule), 0.1, 1e-8)
         tables, states = interpreter.run(f"{__file__}:changed", how, tables, states, ids, grad)
         assert_near(tables, expected, 0.1 * batch**0.5)
         if update != "sgd":

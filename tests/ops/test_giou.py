@@ -19,11 +19,12 @@ from giou_cases import (
 
 from fuselab.errors import DtypeError, ShapeError, UnknownNameError
 from fuselab.ops import generalized_box_iou_loss, padded_generalized_box_iou_loss
-from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, tensors
+from fuselab.ops._shared.dtypes import FLOATING
+from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, layout
 from fuselab.ops.generalized_box_iou_loss import reference as plain
 from fuselab.runtime.fallback import strict
 
-DTYPES = tensors.DTYPES
+DTYPES = FLOATING
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 implementations = pytest.mark.parametrize("implementation", ["cpp", "reference"])
 
@@ -304,26 +305,26 @@ def test_vmap_of_grad():
 
 def test_64_bit_offsets_are_chosen_by_the_furthest_element():
     boxes = torch.empty(1, 4).expand(2**29, 4)
-    where = tensors.pairs(boxes, boxes)
+    where = layout.pairs(boxes, boxes)
     assert where.needs_64_bit_offsets(0)  # the contiguous gradients have 2^31 elements
     few = torch.empty_strided((2, 4), (2**31, 1), device="meta")
-    assert tensors.pairs(few, few).needs_64_bit_offsets(0)
+    assert layout.pairs(few, few).needs_64_bit_offsets(0)
     near = torch.empty_strided((2, 4), (4, 1))
-    assert not tensors.pairs(near, near).needs_64_bit_offsets(1024)
+    assert not layout.pairs(near, near).needs_64_bit_offsets(1024)
 
 
 def test_whole_boxes_are_read_where_they_are_aligned():
     boxes = torch.empty(64, 4)
-    assert tensors.pairs(boxes, boxes).is_aligned and tensors.pairs(boxes, boxes).is_dense
+    assert layout.pairs(boxes, boxes).is_aligned and layout.pairs(boxes, boxes).is_dense
     padded = torch.empty(64, 8)[:, :4]
-    assert tensors.pairs(boxes, padded).is_aligned and not tensors.pairs(boxes, padded).is_dense
+    assert layout.pairs(boxes, padded).is_aligned and not layout.pairs(boxes, padded).is_dense
     for other in (
         torch.empty(257)[1:].view(64, 4),
         torch.empty(64, 5)[:, :4],
         torch.empty(4, 64).t(),
     ):
-        assert not tensors.pairs(boxes, other).is_aligned
-    spread = cuda_launch._spread(tensors.pairs(boxes, boxes), 1)
+        assert not layout.pairs(boxes, other).is_aligned
+    spread = cuda_launch._spread(layout.pairs(boxes, boxes), 1)
     assert spread == ("int32_t", 1, "true", 1)
 
 

@@ -11,7 +11,7 @@ from pointwise_cases import LAYOUTS
 
 from fuselab.ops import lora_linear
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops.lora_linear import launch, tiles
+from fuselab.ops.lora_linear import configs, triton_launch
 from fuselab.ops.lora_linear.op import OP, save
 from fuselab.ops.lora_linear.reference import reference
 from fuselab.runtime.fallback import strict
@@ -19,7 +19,7 @@ from fuselab.runtime.tuning import Config
 
 pytestmark = pytest.mark.gpu
 
-KERNELS = (launch.forward, launch.backward)
+KERNELS = (triton_launch.forward, triton_launch.backward)
 dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:]
 )
@@ -78,10 +78,10 @@ def test_every_tile_of_the_product_is_right(transposed):
     doubles = (value.double() for value in operands)
     exact = reference_of_product(*doubles, scale)
     ulp = 2.0**-8 * exact.abs().clamp(min=2.0**-6)
-    for config in tiles.HALF:
+    for config in configs.HALF:
         for maps in (1,) if transposed else (0, 1):
             tile = Config(**{**config, "maps": maps})
-            ours = launch.product(*operands, scale, activation, tile)
+            ours = triton_launch.product(*operands, scale, activation, tile)
             assert bool(((ours.double() - exact).abs() <= ulp).all()), tile
 
 
@@ -90,7 +90,7 @@ def reference_of_product(x, weight, bias, projection, up, scale):
 
 
 def test_float32_obeys_the_setting():
-    forward = launch.forward
+    forward = triton_launch.forward
     args = on_gpu(512, 512, 512, 16, "identity")
     exact = reference(*(arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args))
 
@@ -118,7 +118,7 @@ def test_results_repeat_to_the_bit():
 
 
 def test_scale_through_a_pointer():
-    forward = launch.forward
+    forward = triton_launch.forward
     args = on_gpu(129, 64, 72, 8, dtype=torch.bfloat16)
     pointed = (*args[:5], torch.full((), 0.5, device="cuda"), args[6])
     assert torch.equal(forward(*pointed), forward(*args))

@@ -11,13 +11,13 @@ from lora_cases import ALL, check, operands, upstream_of
 
 from fuselab.ops import lora_linear
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops.lora_linear import launch, one_pass, wgmma_launch
+from fuselab.ops.lora_linear import cuda_launch, triton_launch, wgmma_launch
 from fuselab.ops.lora_linear.op import save
 from fuselab.ops.lora_linear.reference import gradient, reference
 from fuselab.runtime.fallback import strict
 from fuselab.runtime.tuning import forced
 
-KERNELS = (reference, one_pass.backward)  # eager compiles nothing
+KERNELS = (reference, cuda_launch.backward)  # eager compiles nothing
 on_gpu = partial(operands, device="cuda", dtype=torch.bfloat16)
 
 
@@ -29,22 +29,22 @@ on_gpu = partial(operands, device="cuda", dtype=torch.bfloat16)
     [((8, 8), 1), ((512, 512), 1), ((520, 8), 2), ((8, 1024), 2), ((1032, 8), 4), ((4096, 8), 8)],
 )
 def test_a_cluster_owns_whole_rows(sizes, blocks):
-    assert one_pass._cluster(*sizes) == blocks
+    assert cuda_launch._cluster(*sizes) == blocks
 
 
 def test_every_block_fits_hopper():
     for case in product((1, 2, 4, 8), (1, 2), ("relu", "identity")):
-        assert one_pass._block_bytes(*case) <= 227 * 1024
+        assert cuda_launch._block_bytes(*case) <= 227 * 1024
 
 
 def test_wgmma_multiplies_from_one_round_of_its_tiles_on(monkeypatch):
-    monkeypatch.setattr(one_pass, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(cuda_launch, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(wgmma_launch.wgmma, "is_hopper", lambda device: True)
 
     def kernels(rows, inner, columns, rank=16, needs=ALL):
         shapes = ((rows, columns), (rows, inner), (columns, inner), (rank, inner))
         grad, x, weight, a = (torch.empty(shape).bfloat16() for shape in shapes)
-        return [*map(str, one_pass.configs(needs, grad, None, x, weight, None, a))]
+        return [*map(str, cuda_launch.configs(needs, grad, None, x, weight, None, a))]
 
     triton, wgmma = "product=triton", "product=wgmma"
     assert kernels(4096, 1024, 64) == [triton, wgmma]  # 128 tiles
@@ -62,11 +62,11 @@ def test_what_it_does_not_take():
         (half(8, 8, 12, 4), "multiples of 8"),
         (half(8, 8, 4104, 4), "up to 4096"),
     ):
-        assert reason in one_pass.supports(*args)
+        assert reason in cuda_launch.supports(*args)
     args = half(8, 8, 8, 4)
     saved = save(reference(*args), *args)
     for needs in ((True, False, False, False, True), (True, False, False, True, False)):
-        assert "together" in one_pass.supports_backward(needs, torch.empty(8, 8), *saved)
+        assert "together" in cuda_launch.supports_backward(needs, torch.empty(8, 8), *saved)
 
 
 # On a GPU.
@@ -90,7 +90,7 @@ def on_a_gpu(test):
 def check_all(args, upstream=None):
     """Both kernels of the input's gradient."""
     saved = save(upstream_of(args[0].new_empty(args[0].shape[0], args[1].shape[0])), *args)
-    for config in one_pass.configs(ALL, args[0], *saved):
+    for config in cuda_launch.configs(ALL, args[0], *saved):
         with forced(wgmma_launch.OP_NAME, "cuda_backward", config) as asked:
             check(*KERNELS, args, upstream)
             assert asked.keys
@@ -149,10 +149,10 @@ def test_rows_apart_and_factors_of_any_layout():
     args[3] = args[3].t().contiguous().t()
     args[4] = args[4].repeat_interleave(2, 1)[:, ::2]
     upstream = torch.randn(1031, 272, device="cuda").bfloat16()[:, :264]
-    assert one_pass.supports_backward(ALL, upstream, *save(reference(*args), *args)) is None
+    assert cuda_launch.supports_backward(ALL, upstream, *save(reference(*args), *args)) is None
     check(*KERNELS, args, upstream)
     expanded = upstream[:1].expand(1031, 264)
-    assert "overlap" in one_pass.supports_backward(ALL, expanded, *save(reference(*args), *args))
+    assert "overlap" in cuda_launch.supports_backward(ALL, expanded, *save(reference(*args), *args))
 
 
 @on_a_gpu
@@ -165,7 +165,7 @@ def test_infinity_stays_where_eager_has_it(rows):
         output = reference(*args)
         upstream = upstream_of(output.nan_to_num())
         saved = save(output, *args)
-        ours = one_pass.backward(ALL, upstream, *saved)
+        ours = cuda_launch.backward(ALL, upstream, *saved)
         for place_of_grad in (0, 3, 4):
             expected = gradient(ALL, upstream, *saved)[place_of_grad]
             assert torch.equal(ours[place_of_grad].isfinite(), expected.isfinite())
@@ -175,14 +175,14 @@ def test_infinity_stays_where_eager_has_it(rows):
 def test_without_the_inputs_gradient_and_with_a_scale_behind_a_pointer():
     for activation in ("relu", "identity"):
         args = on_gpu(2048, 512, 1024, 16, activation)
-        output = launch.forward(*args)
+        output = triton_launch.forward(*args)
         upstream, saved = upstream_of(output), save(output, *args)
-        everything = one_pass.backward(ALL, upstream, *saved)
+        everything = cuda_launch.backward(ALL, upstream, *saved)
         needs = (False, False, False, True, True)
-        grads = one_pass.backward(needs, upstream, *saved)
+        grads = cuda_launch.backward(needs, upstream, *saved)
         assert grads[0] is None
         pointed = (*saved[:6], torch.full((), 0.5, device="cuda"), activation)
-        for ours in (grads, one_pass.backward(ALL, upstream, *pointed)):
+        for ours in (grads, cuda_launch.backward(ALL, upstream, *pointed)):
             for place in (3, 4):
                 assert torch.equal(ours[place], everything[place])
 
@@ -192,12 +192,12 @@ def test_without_the_inputs_gradient_and_with_a_scale_behind_a_pointer():
 def test_results_repeat_to_the_bit(sizes):
     """Where a late message or an early one of the next tile would show."""
     args = on_gpu(*sizes, 16)
-    output = launch.forward(*args)
+    output = triton_launch.forward(*args)
     upstream, saved = upstream_of(output), save(output, *args)
     needs = (False, False, False, True, True)
-    first = one_pass.backward(needs, upstream, *saved)
+    first = cuda_launch.backward(needs, upstream, *saved)
     for _ in range(20):
-        for place, grad in enumerate(one_pass.backward(needs, upstream, *saved)):
+        for place, grad in enumerate(cuda_launch.backward(needs, upstream, *saved)):
             assert grad is None or torch.equal(grad, first[place])
 
 
@@ -209,7 +209,7 @@ def test_it_is_the_backward_of_the_implementation_cuda():
     output = lora_linear(*args, implementation="cuda")
     upstream = upstream_of(output.detach())
     ours = torch.autograd.grad(output, leaves, upstream)
-    direct = one_pass.backward(ALL, upstream, *save(output.detach(), *args))
+    direct = cuda_launch.backward(ALL, upstream, *save(output.detach(), *args))
     for mine, known in zip(ours, (direct[0], *direct[3:]), strict=True):
         assert torch.equal(mine, known)
 
@@ -222,10 +222,10 @@ def test_more_than_2_to_the_31_elements():
     x = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
     x[-1] = torch.randn(width, device="cuda")
     args = (x, weight, bias, a, b, scale, "relu")
-    output = launch.forward(*args)
+    output = triton_launch.forward(*args)
     upstream = torch.zeros_like(output)
     upstream[-1] = 1
-    grads = one_pass.backward(ALL, upstream, *save(output, *args))
+    grads = cuda_launch.backward(ALL, upstream, *save(output, *args))
     last = (x[-1:], *args[1:])
     expected = gradient(ALL, upstream[-1:], *save(output[-1:], *last))
     torch.testing.assert_close(grads[0][-1:], expected[0], rtol=2e-2, atol=2e-2)

@@ -11,12 +11,14 @@ from lora_cases import ALL, RANKS, check, laid_out, operands, upstream_of
 from pointwise_cases import LAYOUTS
 
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops.lora_linear import launch, tiles
+from fuselab.ops.lora_linear import configs, triton_launch
 from fuselab.ops.lora_linear.op import save
 from fuselab.ops.lora_linear.reference import reference
 from fuselab.runtime import interpreter
 
-FORWARD, BACKWARD = (f"fuselab.ops.lora_linear.launch:{step}" for step in ("forward", "backward"))
+FORWARD, BACKWARD = (
+    f"fuselab.ops.lora_linear.triton_launch:{step}" for step in ("forward", "backward")
+)
 KERNELS = (partial(interpreter.run, FORWARD), partial(interpreter.run, BACKWARD))
 
 
@@ -128,12 +130,12 @@ def test_tensor_maps_read_what_pointers_do(transposed, columns):
     projection = x @ a.t()
     if transposed:
         weight = weight.t().contiguous().t()
-    config = tiles.tile(32, 64, 32, maps=1)
-    assert launch._map_layout(x) == "rows"
-    assert launch._map_layout(weight) == ("columns" if transposed else "rows")
-    fused = partial(interpreter.run, "fuselab.ops.lora_linear.launch:product")
+    config = configs.tile(32, 64, 32, maps=1)
+    assert triton_launch._map_layout(x) == "rows"
+    assert triton_launch._map_layout(weight) == ("columns" if transposed else "rows")
+    fused = partial(interpreter.run, "fuselab.ops.lora_linear.triton_launch:product")
     args = (x, weight, bias, projection, b, scale, activation)
-    pointers = fused(*args, config=tiles.tile(32, 64, 32))
+    pointers = fused(*args, config=configs.tile(32, 64, 32))
     torch.testing.assert_close(fused(*args, config=config), pointers)
 
 
@@ -144,7 +146,7 @@ def test_what_a_tensor_map_cannot_read():
         torch.empty(1, 16, dtype=torch.float16).expand(4, 16),
         torch.empty(4, 32, dtype=torch.float16)[:, ::2],
     ):
-        assert launch._map_layout(matrix) == "none"
+        assert triton_launch._map_layout(matrix) == "none"
 
 
 def test_one_accumulator_rounds_once():
@@ -164,6 +166,6 @@ def test_parts_are_added_up(count):
     """Whole rounds of parts, one cut short, several; elements that no program's share divides."""
     parts = torch.randn(count, 9, 31)
     output = interpreter.run(
-        "fuselab.ops.lora_linear.launch:_sum", parts, torch.empty(31, 9).t(), 0.5
+        "fuselab.ops.lora_linear.triton_launch:_sum", parts, torch.empty(31, 9).t(), 0.5
     )
     torch.testing.assert_close(output, 0.5 * parts.sum(0))

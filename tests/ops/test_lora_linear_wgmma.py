@@ -12,8 +12,8 @@ from pointwise_cases import assert_within_bar
 from fuselab.ops import lora_linear
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import wgmma_launch as linear
-from fuselab.ops.lora_linear import launch, wgmma_launch
-from fuselab.ops.lora_linear.layer import Layer
+from fuselab.ops.lora_linear import triton_launch, wgmma_launch
+from fuselab.ops.lora_linear.operands import Layer
 from fuselab.ops.lora_linear.reference import reference
 from fuselab.runtime.fallback import strict
 
@@ -97,7 +97,7 @@ def test_a_scale_behind_a_pointer_views_and_leading_dimensions(hopper):
 @pytest.mark.gpu
 def test_triton_takes_the_others(hopper):
     for args in (on_gpu(257, 64, 72, 12), on_gpu(257, 64, 72, 8, dtype=torch.float16)):
-        assert torch.equal(wgmma_launch.forward(*args), launch.forward(*args))
+        assert torch.equal(wgmma_launch.forward(*args), triton_launch.forward(*args))
 
 
 @pytest.mark.gpu

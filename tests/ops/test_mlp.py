@@ -18,7 +18,7 @@ from fuselab.errors import (
 )
 from fuselab.ops import mlp
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops.mlp import cuda_launch, layers
+from fuselab.ops.mlp import cuda_launch, layers_launch
 from fuselab.ops.mlp.op import MOST_ROWS, OP, prefer
 from fuselab.ops.mlp.reference import reference
 from fuselab.runtime.tuning import Config
@@ -36,7 +36,7 @@ def test_shapes(rows, widths):
     output = mlp(input, weights, biases, "relu", "sigmoid")
     assert torch.equal(output, by_hand(input, weights, biases))
     assert output.stride() == OP.fake(input, weights, biases, "relu", "sigmoid", None).stride()
-    check(layers.forward, input, weights, biases)
+    check(layers_launch.forward, input, weights, biases)
 
 
 def test_leading_dimensions_empty_and_without_biases():
@@ -58,7 +58,7 @@ def test_float32_in_and_out_of_16_bits(half):
     output = mlp(wide, weights, biases, "relu", "sigmoid", dtype=torch.float32)
     assert output.dtype == torch.float32
     assert torch.equal(output, rounded.float().sigmoid())
-    through = layers.forward(wide, weights, biases, "relu", "sigmoid", torch.float32)
+    through = layers_launch.forward(wide, weights, biases, "relu", "sigmoid", torch.float32)
     torch.testing.assert_close(through, output)
 
 

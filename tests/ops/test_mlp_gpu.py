@@ -9,7 +9,7 @@ from mlp_cases import DLRM, SHAPES, check, operands
 from fuselab.nn import MLP
 from fuselab.ops import mlp
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops.mlp import cuda_launch, layers
+from fuselab.ops.mlp import cuda_launch, layers_launch
 from fuselab.ops.mlp.op import MOST_ROWS, OP
 from fuselab.ops.mlp.reference import reference
 from fuselab.runtime.dispatch import choose
@@ -178,6 +178,6 @@ def test_the_module_takes_it_in_inference():
         one_launch = cuda_launch.forward(*args, "relu", "sigmoid", None)
         assert torch.equal(module(input), one_launch)
         assert torch.equal(torch.compile(module, fullgraph=True)(input), one_launch)
-        chain = layers.forward(*args, "relu", "sigmoid", None)
+        chain = layers_launch.forward(*args, "relu", "sigmoid", None)
     torch.testing.assert_close(one_launch, chain, rtol=2e-2, atol=1e-2)
     assert module(input).requires_grad

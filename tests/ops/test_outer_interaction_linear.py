@@ -11,7 +11,7 @@ from fuselab.errors import DtypeError, ShapeError, UnknownNameError
 from fuselab.models.dlrm import SMALL, Dlrm
 from fuselab.ops import outer_interaction_linear
 from fuselab.ops.outer_interaction_linear import folding, triton_launch
-from fuselab.ops.outer_interaction_linear import layer as layer_launch
+from fuselab.ops.outer_interaction_linear import products as layer_launch
 from fuselab.ops.outer_interaction_linear.op import OP, plain
 
 

@@ -33,13 +33,13 @@ from fuselab.ops import (
     bias_activation_,
 )
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops.add_mul_activation import bias_gradient, launch
+from fuselab.ops.add_mul_activation import configs, cpu_launch, cuda_launch, layout, triton_launch
 from fuselab.ops.add_mul_activation.op import CPP
 from fuselab.ops.add_mul_activation.op import OP as ADD_MUL
 from fuselab.ops.bias_activation.op import OP as BIAS
 
-forward = partial(launch.forward_cpp, CPP)
-backward = partial(launch.backward_cpp, CPP)
+forward = partial(cpu_launch.forward, CPP)
+backward = partial(cpu_launch.backward, CPP)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 operators = pytest.mark.parametrize("op", [ADD_MUL, BIAS], ids=lambda op: op.short_name)
@@ -179,7 +179,7 @@ def test_gelu_keeps_its_digits_in_the_tail():
 
 def test_bias_gradient_does_not_depend_on_threads():
     upstream = normal(5000, 70, dtype=torch.float32, seed=1)
-    saved = launch.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    saved = layout.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -194,7 +194,7 @@ def test_bias_gradient_does_not_depend_on_threads():
 
 def test_bias_gradient_of_many_equal_rows():
     upstream = torch.full((), 0.1).expand(200_000, 3)
-    saved = launch.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    saved = layout.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
     total = backward((False, False, True), upstream, saved)[2]
     exact = upstream.double().sum(0)
     assert float((total.double() - exact).abs().max()) <= 2 * float(exact.max()) * 2**-24
@@ -343,7 +343,7 @@ def test_every_tile_of_rows_has_a_block_and_every_block_a_tile():
     for rows in (1, 7, 8, 9, 63, 64, 65, 1000):
         tiles = -(-rows // 8)
         for most_blocks in (0, 1, 3, 8, 500):
-            blocks, tiles_per_block = bias_gradient.row_blocks(rows, 8, most_blocks)
+            blocks, tiles_per_block = configs.row_blocks(rows, 8, most_blocks)
             assert 1 <= blocks <= max(1, most_blocks)
             assert (blocks - 1) * tiles_per_block < tiles <= blocks * tiles_per_block
 
@@ -351,7 +351,7 @@ def test_every_tile_of_rows_has_a_block_and_every_block_a_tile():
 def test_tuning_chooses_where_the_bias_has_a_gradient():
     input, bias = torch.zeros(4, 4), torch.zeros(4)
     saved = ADD_MUL.gradient.save(input, input, input, bias, 1.0, "relu")
-    candidates = bias_gradient.CUDA
+    candidates = configs.CUDA
     assert ADD_MUL.configs["cuda_backward"]((True, True, True), input, *saved) == candidates
     assert ADD_MUL.configs["cuda_backward"]((True, True, False), input, *saved) == candidates[:1]
     assert len(set(candidates)) == len(candidates)
@@ -362,7 +362,7 @@ def test_a_long_stride_of_the_bias_widens_offsets(monkeypatch, stride, is_wide):
     # 3 elements: the last is at 2^31 with a stride of 2^30. Meta tensors: nothing is launched.
     like = torch.empty(5, 3, device="meta")
     bias = torch.empty_strided((3,), (stride,), device="meta")
-    saved = launch.Saved("silu", 1.0, None, like, like, bias, *[torch.float32] * 3)
+    saved = layout.Saved("silu", 1.0, None, like, like, bias, *[torch.float32] * 3)
     launched: list[bool] = []
 
     class Source:
@@ -370,13 +370,13 @@ def test_a_long_stride_of_the_bias_widens_offsets(monkeypatch, stride, is_wide):
             launched.append("int64_t" in expression)
 
     monkeypatch.setattr(
-        launch, "launch_triton", lambda *_, **constants: launched.append(constants["WIDE"])
+        triton_launch, "launch", lambda *_, **constants: launched.append(constants["WIDE"])
     )
-    launch.forward_cuda(Source(), like, like, bias, 1.0, "silu")
-    launch.forward_triton(like, like, bias, 1.0, "silu")
+    cuda_launch.forward(Source(), like, like, bias, 1.0, "silu")
+    triton_launch.forward(like, like, bias, 1.0, "silu")
     for needs in ((True, True, False), (True, True, True)):
-        launch.backward_cuda(Source(), needs, like, saved)
-        launch.backward_triton(needs, like, saved)
+        cuda_launch.backward(Source(), needs, like, saved)
+        triton_launch.backward(needs, like, saved)
     assert launched == [is_wide] * 6
 
 

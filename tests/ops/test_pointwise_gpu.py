@@ -24,15 +24,15 @@ from fuselab.ops import (
     bias_activation_,
 )
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops.add_mul_activation import bias_gradient, launch
+from fuselab.ops.add_mul_activation import configs, cuda_launch, layout, triton_launch
 from fuselab.ops.add_mul_activation.op import CUDA
 from fuselab.runtime.fallback import strict
 
 pytestmark = pytest.mark.gpu
 
 KERNELS = {
-    "triton": (launch.forward_triton, launch.backward_triton),
-    "cuda": (partial(launch.forward_cuda, CUDA), partial(launch.backward_cuda, CUDA)),
+    "triton": (triton_launch.forward, triton_launch.backward),
+    "cuda": (partial(cuda_launch.forward, CUDA), partial(cuda_launch.backward, CUDA)),
 }
 implementations = pytest.mark.parametrize("implementation", KERNELS)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -105,7 +105,7 @@ def test_scale_through_a_pointer(implementation):
 def test_sums_repeat_to_the_bit(implementation):
     _, backward = KERNELS[implementation]
     upstream = on_gpu(30_001, 129, dtype=torch.float32)
-    saved = launch.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    saved = layout.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
     first, second = (backward((False, False, True), upstream, saved)[2] for _ in range(2))
     assert torch.equal(first, second)
     assert_within_bar(first, upstream.sum(0), upstream.double().sum(0))
@@ -134,7 +134,7 @@ def test_in_place_forms_write_what_the_others_return(implementation, layout, dty
             assert torch.equal(around, before)
 
 
-@pytest.mark.parametrize("config", bias_gradient.CUDA, ids=str)
+@pytest.mark.parametrize("config", configs.CUDA, ids=str)
 @pytest.mark.parametrize("shape", [(5001, 512), (4099, 37), (3, 9)], ids=str)
 def test_every_candidate_of_tuning_is_right(config, shape):
     for dtype in (torch.float32, torch.bfloat16):

@@ -12,8 +12,8 @@ from pointwise_cases import EXACT, LAYOUTS, assert_float64, check, normal, writa
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.runtime import interpreter
 
-forward = partial(interpreter.run, "fuselab.ops.add_mul_activation.launch:forward_triton")
-backward = partial(interpreter.run, "fuselab.ops.add_mul_activation.launch:backward_triton")
+forward = partial(interpreter.run, "fuselab.ops.add_mul_activation.triton_launch:forward")
+backward = partial(interpreter.run, "fuselab.ops.add_mul_activation.triton_launch:backward")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -12,8 +12,8 @@ from fuselab.errors import ArgumentError, ShapeError, UnknownNameError
 from fuselab.nn.plain_module import more_than
 from fuselab.ops import embedding_lookup
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
-from fuselab.ops.embedding_lookup.rules import HASHES, OUT_OF_RANGE, compute_dtype
 from fuselab.ops.embedding_lookup.updating import OPTIMIZERS
+from fuselab.ops.embedding_lookup.validation import HASHES, OUT_OF_RANGE, compute_dtype
 
 
 class _Table(nn.Embedding):

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops._shared.packs import is_aligned, pack_width
-from fuselab.ops.add_mul_activation import launch as pointwise
-from fuselab.ops.add_mul_activation.bias_gradient import row_blocks
+from fuselab.ops.add_mul_activation import layout, triton_launch
+from fuselab.ops.add_mul_activation.configs import row_blocks
 from fuselab.runtime.cuda_source import CudaSource, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 
-CUDA_SUMS = CudaSource(Path(__file__).with_name("cuda_sums.cu"))
+CUDA_SUMS = CudaSource(Path(__file__).with_name("sums_kernels.cu"))
 
 # Threads per block, blocks per multiprocessor, packs of 16 bytes across a block. A thread has 8 in
 # flight, 4 where a pack holds 8 elements: 128 KB per multiprocessor, 64 of 16 bits; 4.2 TB/s at 0.8
@@ -124,9 +124,9 @@ def backward(
 
 def sums_triton(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The gradient of the bias of ``add_mul_activation`` without an activation."""
-    saved = pointwise.Saved("identity", 1.0, None, None, None, None, dtype, dtype, dtype)
+    saved = layout.Saved("identity", 1.0, None, None, None, None, dtype, dtype, dtype)
     needs = (False, False, True)
-    result = pointwise.backward_triton(needs, grad.view(-1, math.prod(shape)), saved)[2]
+    result = triton_launch.backward(needs, grad.view(-1, math.prod(shape)), saved)[2]
     assert result is not None
     return result.view(tuple(shape))
 

@@ -27,14 +27,14 @@ from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING, check_floating, promoted
-from fuselab.ops.add_mul_activation import bias_gradient, launch
+from fuselab.ops.add_mul_activation import configs, cpu_launch, cuda_launch, layout, triton_launch
 from fuselab.ops.add_mul_activation.reference import gradient, reference, reference_in_place
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
-CUDA_EXPRESSIONS = launch.cuda_expressions(has_update=True)
+CUDA_EXPRESSIONS = cuda_launch.cuda_expressions(has_update=True)
 
 
 def check_operands(
@@ -70,7 +70,7 @@ def _validate(
 def fake(
     input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str
 ) -> Tensor:
-    return launch.empty_output(input, update, bias)
+    return layout.empty_output(input, update, bias)
 
 
 def save(
@@ -107,8 +107,8 @@ def _saved(
     input_dtype: torch.dtype,
     update_dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
-) -> launch.Saved:
-    return launch.Saved(
+) -> layout.Saved:
+    return layout.Saved(
         activation, scale, output, input, update, bias, input_dtype, update_dtype, bias_dtype
     )
 
@@ -122,19 +122,19 @@ def fake_gradient(
 def _backward_cpp(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return launch.backward_cpp(CPP, needs, grad_output, _saved(*saved))
+    return cpu_launch.backward(CPP, needs, grad_output, _saved(*saved))
 
 
 def _backward_triton(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return launch.backward_triton(needs, grad_output, _saved(*saved))
+    return triton_launch.backward(needs, grad_output, _saved(*saved))
 
 
 def _backward_cuda(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return launch.backward_cuda(CUDA, needs, grad_output, _saved(*saved))
+    return cuda_launch.backward(CUDA, needs, grad_output, _saved(*saved))
 
 
 def cost(
@@ -331,12 +331,12 @@ def _cpu_cases() -> Iterator[Case]:
             make = _matrix_case(rows, columns, name)
             yield Case(f"{rows}x{columns} {name}", make, cpu_sizes.DTYPES)
         for rows, columns in cpu_sizes.EVERY_DTYPE[3:4]:
-            for layout, lay_out in (
+            for how, lay_out in (
                 ("rows", lambda tensor: tensor[:, :-1]),
                 ("strided", lambda tensor: tensor.t()),
             ):
                 make = _laid_out(_matrix_case(rows, columns, name), lay_out)
-                yield Case(f"{rows}x{columns} {name}, {layout}", make, cpu_sizes.DTYPES)
+                yield Case(f"{rows}x{columns} {name}, {how}", make, cpu_sizes.DTYPES)
 
 
 def _laid_out(make: Make, lay_out: Callable[[Tensor], Tensor]) -> Make:
@@ -411,9 +411,9 @@ OP = FusedOp(
     name="fuselab::add_mul_activation",
     reference=reference,
     implementations={
-        "triton": Implementation("cuda", launch.forward_triton, _backward_triton),
-        "cuda": Implementation("cuda", partial(launch.forward_cuda, CUDA), _backward_cuda),
-        "cpp": Implementation("cpu", partial(launch.forward_cpp, CPP), _backward_cpp),
+        "triton": Implementation("cuda", triton_launch.forward, _backward_triton),
+        "cuda": Implementation("cuda", partial(cuda_launch.forward, CUDA), _backward_cuda),
+        "cpp": Implementation("cpu", partial(cpu_launch.forward, CPP), _backward_cpp),
     },
     cost=cost,
     cost_backward=cost_backward,
@@ -425,22 +425,22 @@ OP = FusedOp(
     prefer=prefer,
     rewrites=tuple(_rewrites()),
     dtypes=FLOATING,
-    configs={"cuda_backward": bias_gradient.configs},
+    configs={"cuda_backward": configs.configs},
     regime=regime,
     cpu_cases=tuple(_cpu_cases()),
 )
 
 
 def _overwrite_triton(*args: Any) -> None:
-    launch.overwrite(launch.forward_triton, *args)
+    layout.overwrite(triton_launch.forward, *args)
 
 
 def _overwrite_cuda(*args: Any) -> None:
-    launch.overwrite(partial(launch.forward_cuda, CUDA), *args)
+    layout.overwrite(partial(cuda_launch.forward, CUDA), *args)
 
 
 def _overwrite_cpp(*args: Any) -> None:
-    launch.overwrite(partial(launch.forward_cpp, CPP), *args)
+    layout.overwrite(partial(cpu_launch.forward, CPP), *args)
 
 
 def prefer_in_place(input: Tensor, *others: Any) -> Sequence[str]:

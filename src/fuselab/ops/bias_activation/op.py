@@ -15,7 +15,7 @@ from fuselab.errors import ShapeError
 from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.dtypes import FLOATING
-from fuselab.ops.add_mul_activation import launch
+from fuselab.ops.add_mul_activation import cpu_launch, cuda_launch, layout, triton_launch
 from fuselab.ops.add_mul_activation import op as add_mul
 from fuselab.ops.bias_activation.reference import gradient, reference, reference_in_place
 from fuselab.runtime.cpp_source import CppSource
@@ -23,7 +23,7 @@ from fuselab.runtime.cuda_source import CudaSource
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
-CUDA_EXPRESSIONS = launch.cuda_expressions(has_update=False)
+CUDA_EXPRESSIONS = cuda_launch.cuda_expressions(has_update=False)
 
 Operands = tuple[Tensor, None, Tensor, float, str]
 
@@ -40,7 +40,7 @@ def _validate(op_name: str, input: Tensor, bias: Tensor, activation: str) -> Non
 
 
 def fake(input: Tensor, bias: Tensor, activation: str) -> Tensor:
-    return launch.empty_output(input, None, bias)
+    return layout.empty_output(input, None, bias)
 
 
 def save(output: Tensor, input: Tensor, bias: Tensor, activation: str) -> tuple[Any, ...]:
@@ -57,11 +57,11 @@ def _saved(
     activation: str,
     input_dtype: torch.dtype,
     bias_dtype: torch.dtype,
-) -> launch.Saved:
-    return launch.Saved(activation, 1.0, output, input, None, bias, input_dtype, None, bias_dtype)
+) -> layout.Saved:
+    return layout.Saved(activation, 1.0, output, input, None, bias, input_dtype, None, bias_dtype)
 
 
-Backward = Callable[[Sequence[bool], Tensor, launch.Saved], launch.Gradients]
+Backward = Callable[[Sequence[bool], Tensor, layout.Saved], layout.Gradients]
 
 
 def _without_update(
@@ -75,40 +75,40 @@ def _without_update(
 def fake_gradient(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    def empty(needs: Sequence[bool], grad: Tensor, kept: launch.Saved) -> launch.Gradients:
+    def empty(needs: Sequence[bool], grad: Tensor, kept: layout.Saved) -> layout.Gradients:
         return kept.empty_gradients(needs, grad)
 
     return _without_update(empty, needs, grad_output, saved)
 
 
 def _forward_triton(*args: Any) -> Tensor:
-    return launch.forward_triton(*_operands(*args))
+    return triton_launch.forward(*_operands(*args))
 
 
 def _backward_triton(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return _without_update(launch.backward_triton, needs, grad_output, saved)
+    return _without_update(triton_launch.backward, needs, grad_output, saved)
 
 
 def _forward_cuda(*args: Any) -> Tensor:
-    return launch.forward_cuda(CUDA, *_operands(*args))
+    return cuda_launch.forward(CUDA, *_operands(*args))
 
 
 def _backward_cuda(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return _without_update(partial(launch.backward_cuda, CUDA), needs, grad_output, saved)
+    return _without_update(partial(cuda_launch.backward, CUDA), needs, grad_output, saved)
 
 
 def _forward_cpp(*args: Any) -> Tensor:
-    return launch.forward_cpp(CPP, *_operands(*args))
+    return cpu_launch.forward(CPP, *_operands(*args))
 
 
 def _backward_cpp(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return _without_update(partial(launch.backward_cpp, CPP), needs, grad_output, saved)
+    return _without_update(partial(cpu_launch.backward, CPP), needs, grad_output, saved)
 
 
 def cost(input: Tensor, bias: Tensor, activation: str) -> Cost:
@@ -201,15 +201,15 @@ OP = FusedOp(
 
 
 def _overwrite_triton(*args: Any) -> None:
-    launch.overwrite(launch.forward_triton, *_operands(*args))
+    layout.overwrite(triton_launch.forward, *_operands(*args))
 
 
 def _overwrite_cuda(*args: Any) -> None:
-    launch.overwrite(partial(launch.forward_cuda, CUDA), *_operands(*args))
+    layout.overwrite(partial(cuda_launch.forward, CUDA), *_operands(*args))
 
 
 def _overwrite_cpp(*args: Any) -> None:
-    launch.overwrite(partial(launch.forward_cpp, CPP), *_operands(*args))
+    layout.overwrite(partial(cpu_launch.forward, CPP), *_operands(*args))
 
 
 IN_PLACE = FusedOp(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CPP_NAMES
 from fuselab.ops._shared.matrices import empty_gradients, row_readable
-from fuselab.ops.dot_interaction.tensors import empty_output
+from fuselab.ops.dot_interaction.layout import empty_output
 from fuselab.runtime.cpp_source import CppSource, i64
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))

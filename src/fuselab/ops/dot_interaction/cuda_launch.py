@@ -11,10 +11,7 @@ from torch import Tensor
 from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops._shared.matrices import empty_gradients, row_readable
 from fuselab.ops.dot_interaction import warp_launch
-from fuselab.ops.dot_interaction.tensors import (
-    empty_output,
-    pair_count,
-)
+from fuselab.ops.dot_interaction.layout import empty_output, pair_count
 from fuselab.runtime import tuning
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two

@@ -17,9 +17,9 @@ from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtyp
 from fuselab.ops._shared.matrices import empty_gradients
 from fuselab.ops.dot_interaction import cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.dot_interaction.cuda_launch import CUDA, CUDA_EXPRESSIONS
+from fuselab.ops.dot_interaction.layout import empty_output, pair_count
 from fuselab.ops.dot_interaction.reference import flat_indices, gradient, reference
 from fuselab.ops.dot_interaction.rewrites import rewrites
-from fuselab.ops.dot_interaction.tensors import empty_output, pair_count
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 

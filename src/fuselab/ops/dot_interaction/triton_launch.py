@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuselab.ops._shared.matrices import empty_gradients, row_readable
 from fuselab.ops.dot_interaction import triton_kernels
-from fuselab.ops.dot_interaction.tensors import empty_output
+from fuselab.ops.dot_interaction.layout import empty_output
 from fuselab.runtime import tuning
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision

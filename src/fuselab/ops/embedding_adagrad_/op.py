@@ -15,8 +15,6 @@ from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.embedding_adagrad_ import reference
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import (
     TIMED,
     TIMED_IN_EVERY_DTYPE,
@@ -25,13 +23,15 @@ from fuselab.ops.embedding_lookup.inputs import (
     draw_gradient,
     tables_and_ids,
 )
-from fuselab.ops.embedding_lookup.rules import (
+from fuselab.ops.embedding_lookup.row_threads import Spread
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import scattered
+from fuselab.ops.embedding_lookup.validation import (
     check_gradient,
     check_ids,
     check_tables,
     compute_dtype,
 )
-from fuselab.ops.embedding_lookup.spread import Spread
 from fuselab.runtime.tuning import Config
 
 _NAME = "embedding_adagrad_"
@@ -78,8 +78,8 @@ def _arguments(
     eps: float,
     out_of_range: str,
     hash: str | None,
-) -> tuple[Change, Sequence[Tensor], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
-    how = Change("rowwise_adagrad", tables[0].dtype, out_of_range, hash, learning_rate, eps)
+) -> tuple[RowUpdate, Sequence[Tensor], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
+    how = RowUpdate("rowwise_adagrad", tables[0].dtype, out_of_range, hash, learning_rate, eps)
     return how, tables, [table.shape[0] for table in tables], states, ids, grad_output
 
 

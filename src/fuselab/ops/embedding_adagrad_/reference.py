@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.embedding_lookup.reference import embedding_lookup_backward
-from fuselab.ops.embedding_lookup.rules import compute_dtype, rows_of
+from fuselab.ops.embedding_lookup.validation import compute_dtype, rows_of
 
 
 def embedding_adagrad_(

@@ -9,9 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import MOST, Group, alignment
-from fuselab.ops.embedding_lookup.spread import Spread
+from fuselab.ops.embedding_lookup.row_threads import Spread
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import MOST, Group, alignment
 from fuselab.runtime import tuning
 from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -101,7 +101,7 @@ def summed_rows(rows: tuple[int, ...], most: int) -> tuple[int, int]:
 
 
 def shared_sums(
-    how: Change, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
+    how: RowUpdate, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
 ) -> tuple[int, int, int]:
     """Of the tables that scatter_samples sums in shared memory: the rows of the largest, and of
     all. And the bytes of shared memory that it needs."""
@@ -114,7 +114,7 @@ def shared_sums(
 
 
 def change(
-    how: Change, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
+    how: RowUpdate, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
 ) -> tuple[Config, ...]:
     """``kernel`` and what it has, for ``how`` and tables of ``rows``. Atomics where their order may
     vary and their rounding does not matter: whole ``samples`` where they are many and no table that
@@ -167,7 +167,7 @@ def _in_order(by_table: bool, enough: bool) -> tuple[Config, ...]:
 
 
 def chosen_change(
-    how: Change, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
+    how: RowUpdate, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
 ) -> Config:
     candidates = change(how, spread, ids, grad_output, rows)
     name, implementation = {
@@ -190,7 +190,7 @@ def table_threads(size: int) -> int:
     return min(size // 2, 1024)
 
 
-def table_bytes(how: Change, size: int, spread: Spread, width: int) -> int:
+def table_bytes(how: RowUpdate, size: int, spread: Spread, width: int) -> int:
     """Shared memory of update_tables: keys, and two partial sums per group of lanes."""
     row = width * how.compute_dtype.itemsize
     return 8 * size + 2 * table_threads(size) // spread.lanes * row

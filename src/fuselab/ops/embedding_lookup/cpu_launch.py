@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.indices import CPP_IDS
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import MOST, groups
-from fuselab.ops.embedding_lookup.rules import rule
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import MOST, groups
+from fuselab.ops.embedding_lookup.validation import rule
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i64
 from fuselab.runtime.grid import ceil_div
 
@@ -71,12 +71,14 @@ def backward(
         grad_output.new_zeros((count, width), dtype=table_dtype) if need else None
         for need, count in zip(needs, rows, strict=False)
     ]
-    change(Change("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output)
+    change(
+        RowUpdate("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output
+    )
     return (*grads, None)
 
 
 def change(
-    how: Change,
+    how: RowUpdate,
     tables: Sequence[Tensor | None],
     rows: Sequence[int],
     states: Sequence[Tensor],

@@ -12,10 +12,10 @@ from torch import Tensor
 from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops._shared.indices import CPP_IDS, index_type
 from fuselab.ops.embedding_lookup import configs
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import Group, groups
-from fuselab.ops.embedding_lookup.rules import rule
-from fuselab.ops.embedding_lookup.spread import Spread
+from fuselab.ops.embedding_lookup.row_threads import Spread
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import Group, groups
+from fuselab.ops.embedding_lookup.validation import rule
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
@@ -98,7 +98,9 @@ def backward(
         grad_output.new_zeros((count, width), dtype=table_dtype) if need else None
         for need, count in zip(needs, rows, strict=False)
     ]
-    change(Change("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output)
+    change(
+        RowUpdate("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output
+    )
     return (*grads, None)
 
 
@@ -114,7 +116,7 @@ def too_wide(tables: Sequence[Tensor]) -> str | None:
 
 
 def change(
-    how: Change,
+    how: RowUpdate,
     tables: Sequence[Tensor | None],
     rows: Sequence[int],
     states: Sequence[Tensor],
@@ -135,7 +137,7 @@ def change(
 
 
 def _scatter(
-    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
+    how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     batch, tables, width = grad_output.shape
     CUDA.launch(
@@ -158,7 +160,7 @@ def _scatter(
 
 
 def _scatter_samples(
-    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
+    how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     batch, tables, width = grad_output.shape
     most_rows, summed, shared = configs.shared_sums(how, spread, ids, grad_output, group.rows)
@@ -186,7 +188,7 @@ def _scatter_samples(
 
 
 def _sort_and_reduce(
-    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
+    how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     """Workspace: 12 bytes per id and as many to sort, 8 D bytes per ``config.run`` ids for partial
     sums."""
@@ -230,7 +232,7 @@ def _sort_and_reduce(
 
 
 def _update_tables(
-    how: Change, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
+    how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
     batch, tables, width = grad_output.shape
     size = configs.table_size(batch)
@@ -261,7 +263,7 @@ _KERNELS = {
 }
 
 
-def _types(how: Change, grad_output: Tensor) -> str:
+def _types(how: RowUpdate, grad_output: Tensor) -> str:
     return f"{CUDA_NAMES[how.dtype]}, {CUDA_NAMES[grad_output.dtype]}"
 
 

@@ -12,7 +12,7 @@ from fuselab.op import Draw, Inputs
 from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops._shared.indices import ID_DTYPES
-from fuselab.ops.embedding_lookup.rules import HASHES, OUT_OF_RANGE
+from fuselab.ops.embedding_lookup.validation import HASHES, OUT_OF_RANGE
 
 # (samples, rows of each table, tags) to time: Criteo's tables, 2 GiB in float32 at D = 16,
 # and their first 100,000 rows, 65 MB.

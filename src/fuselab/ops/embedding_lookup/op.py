@@ -13,8 +13,6 @@ from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, reference, triton_launch
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import groups, scattered
 from fuselab.ops.embedding_lookup.inputs import (
     TIMED,
     TIMED_IN_EVERY_DTYPE,
@@ -24,8 +22,10 @@ from fuselab.ops.embedding_lookup.inputs import (
     tables_and_ids,
 )
 from fuselab.ops.embedding_lookup.rewrites import rewrites
-from fuselab.ops.embedding_lookup.rules import check_ids, check_tables
-from fuselab.ops.embedding_lookup.spread import Spread
+from fuselab.ops.embedding_lookup.row_threads import Spread
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import groups, scattered
+from fuselab.ops.embedding_lookup.validation import check_ids, check_tables
 from fuselab.runtime.tuning import Config
 
 
@@ -123,7 +123,7 @@ def configs_backward(
 ) -> Sequence[Config]:
     # A fresh tensor is aligned as the gradients will be.
     fresh = grad_output.new_empty((1, grad_output.shape[2]), dtype=table_dtype)
-    how = Change("gradient", table_dtype, out_of_range, hash)
+    how = RowUpdate("gradient", table_dtype, out_of_range, hash)
     spread = Spread.of_change(how, [fresh], grad_output)
     return configs.change(how, spread, ids, grad_output, rows)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.ops.embedding_lookup.rules import compute_dtype, rows_of
+from fuselab.ops.embedding_lookup.validation import compute_dtype, rows_of
 
 
 def embedding_lookup(

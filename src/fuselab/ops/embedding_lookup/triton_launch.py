@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.embedding_lookup import triton_kernels
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import alignment, scattered
-from fuselab.ops.embedding_lookup.rules import rule
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import alignment, scattered
+from fuselab.ops.embedding_lookup.validation import rule
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 
@@ -92,7 +92,9 @@ def backward(
     """Dense gradients: zeros, and the rows met; of tables without need too, which are dropped."""
     width = grad_output.shape[2]
     grads = [grad_output.new_zeros((count, width), dtype=table_dtype) for count in rows]
-    change(Change("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output)
+    change(
+        RowUpdate("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output
+    )
     return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None)
 
 
@@ -111,7 +113,7 @@ def supports_backward(
 
 
 def change(
-    how: Change,
+    how: RowUpdate,
     tables: Sequence[Tensor],
     rows: Sequence[int],
     states: Sequence[Tensor],

@@ -13,8 +13,6 @@ from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import scattered
 from fuselab.ops.embedding_lookup.inputs import (
     TIMED,
     TIMED_IN_EVERY_DTYPE,
@@ -23,8 +21,10 @@ from fuselab.ops.embedding_lookup.inputs import (
     draw_gradient,
     tables_and_ids,
 )
-from fuselab.ops.embedding_lookup.rules import check_gradient, check_ids, check_tables
-from fuselab.ops.embedding_lookup.spread import Spread
+from fuselab.ops.embedding_lookup.row_threads import Spread
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import scattered
+from fuselab.ops.embedding_lookup.validation import check_gradient, check_ids, check_tables
 from fuselab.ops.embedding_sgd_ import reference
 from fuselab.runtime.tuning import Config
 
@@ -50,8 +50,8 @@ def _arguments(
     learning_rate: float,
     out_of_range: str,
     hash: str | None,
-) -> tuple[Change, Sequence[Tensor], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
-    how = Change("sgd", tables[0].dtype, out_of_range, hash, learning_rate)
+) -> tuple[RowUpdate, Sequence[Tensor], Sequence[int], Sequence[Tensor], Tensor, Tensor]:
+    how = RowUpdate("sgd", tables[0].dtype, out_of_range, hash, learning_rate)
     return how, tables, [table.shape[0] for table in tables], (), ids, grad_output
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fuselab.ops.embedding_lookup.reference import embedding_lookup_backward
-from fuselab.ops.embedding_lookup.rules import compute_dtype
+from fuselab.ops.embedding_lookup.validation import compute_dtype
 
 
 def embedding_sgd_(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.ops.generalized_box_iou_loss.tensors import arithmetic
+from fuselab.ops.generalized_box_iou_loss.layout import arithmetic
 from fuselab.runtime import tuning
 from fuselab.runtime.tuning import Config
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CPP_NAMES
-from fuselab.ops.generalized_box_iou_loss.tensors import (
+from fuselab.ops.generalized_box_iou_loss.layout import (
     Pairs,
     arithmetic,
     empty_gradients,

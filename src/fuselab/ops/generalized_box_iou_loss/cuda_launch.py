@@ -11,7 +11,7 @@ from torch import Tensor
 from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops.generalized_box_iou_loss import configs
 from fuselab.ops.generalized_box_iou_loss.configs import SMALL_COUNT, chosen
-from fuselab.ops.generalized_box_iou_loss.tensors import (
+from fuselab.ops.generalized_box_iou_loss.layout import (
     Pairs,
     arithmetic,
     empty_gradients,

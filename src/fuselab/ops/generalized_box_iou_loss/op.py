@@ -19,7 +19,7 @@ from fuselab.ops.generalized_box_iou_loss import (
     triton_launch,
 )
 from fuselab.ops.generalized_box_iou_loss.cuda_launch import CUDA, CUDA_EXPRESSIONS
-from fuselab.ops.generalized_box_iou_loss.tensors import (
+from fuselab.ops.generalized_box_iou_loss.layout import (
     arithmetic,
     empty_gradients,
     empty_loss,

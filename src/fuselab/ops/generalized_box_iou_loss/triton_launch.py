@@ -12,7 +12,7 @@ from torch import Tensor
 from fuselab.ops.generalized_box_iou_loss import configs
 from fuselab.ops.generalized_box_iou_loss import triton_kernels as kernels
 from fuselab.ops.generalized_box_iou_loss.configs import chosen
-from fuselab.ops.generalized_box_iou_loss.tensors import (
+from fuselab.ops.generalized_box_iou_loss.layout import (
     Pairs,
     arithmetic,
     empty_gradients,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fuselab.ops._shared.matrices import as_rows, linear
 from fuselab.ops.add_mul_activation import op as pointwise
-from fuselab.ops.add_mul_activation.launch import forward_cuda
+from fuselab.ops.add_mul_activation.cuda_launch import forward as activate
 from fuselab.ops.linear_activation import cuda_launch
 
 # torch._addmm_activation: relu, or by use_gelu cuBLASLt's GELU, which is the tanh form: where
@@ -34,7 +34,7 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str)
         )
     output = linear(rows, weight, bias)
     if activation != "identity":
-        forward_cuda(pointwise.CUDA, output, None, None, 1.0, activation, output=output)
+        activate(pointwise.CUDA, output, None, None, 1.0, activation, output=output)
     return output.view(shape)
 
 

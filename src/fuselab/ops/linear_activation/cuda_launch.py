@@ -18,9 +18,9 @@ from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops._shared.packs import is_aligned
 from fuselab.ops._shared.template_arguments import flags
 from fuselab.ops.add_mul_activation import op as pointwise
-from fuselab.ops.add_mul_activation.launch import backward_cuda
+from fuselab.ops.add_mul_activation.cuda_launch import backward as pull_back_cuda
+from fuselab.ops.linear_activation.configs import SHALLOW_DEPTH, sizes
 from fuselab.ops.linear_activation.product_gradients import gradients
-from fuselab.ops.linear_activation.tiles import SHALLOW_DEPTH, sizes
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div
@@ -123,7 +123,7 @@ def forward(
 
 def backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> tuple[Tensor | None, ...]:
     """``gradients``, with the CUDA C++ pass of ``add_mul_activation``."""
-    return gradients(partial(backward_cuda, pointwise.CUDA), needs, grad_output, *saved)
+    return gradients(partial(pull_back_cuda, pointwise.CUDA), needs, grad_output, *saved)
 
 
 def _single(functor: str, padded_depth: int, packed: bool) -> str:

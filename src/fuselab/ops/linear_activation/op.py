@@ -17,10 +17,10 @@ from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating, check_same_dtype
 from fuselab.ops._shared.matrices import empty_output
 from fuselab.ops.linear_activation import cublaslt_launch, cuda_launch, triton_launch, wgmma_launch
+from fuselab.ops.linear_activation.configs import SHALLOW_DEPTH
 from fuselab.ops.linear_activation.cublaslt_launch import EPILOGUES
 from fuselab.ops.linear_activation.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.linear_activation.reference import gradient, reference
-from fuselab.ops.linear_activation.tiles import SHALLOW_DEPTH
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import as_rows, linear
-from fuselab.ops.add_mul_activation.launch import Gradients, Saved
+from fuselab.ops.add_mul_activation.layout import Gradients, Saved
 
 PullBack = Callable[[Sequence[bool], Tensor, Saved], Gradients]
 

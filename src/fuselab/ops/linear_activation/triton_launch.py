@@ -1,4 +1,4 @@
-"""Launching the Triton kernels with tiles from ``tiles``, and what of the gradients is left."""
+"""Launching the Triton kernels with tiles from ``configs``, and what of the gradients is left."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import as_rows, empty_output
-from fuselab.ops.add_mul_activation.launch import backward_triton as pull_back
+from fuselab.ops.add_mul_activation.triton_launch import backward as pull_back
+from fuselab.ops.linear_activation.configs import SHALLOW_DEPTH, backward_tiles, forward_tiles, key
 from fuselab.ops.linear_activation.product_gradients import gradients
-from fuselab.ops.linear_activation.tiles import SHALLOW_DEPTH, backward_tiles, forward_tiles, key
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision

@@ -17,7 +17,7 @@ from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
 from fuselab.ops._shared.hopper import is_hopper
 from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.linear_activation import cuda_launch
-from fuselab.ops.linear_activation.tiles import sizes
+from fuselab.ops.linear_activation.configs import sizes
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two

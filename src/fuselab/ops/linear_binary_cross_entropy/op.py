@@ -16,7 +16,7 @@ from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
 from fuselab.ops.linear_binary_cross_entropy.reference import gradient, reference
-from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, logit, triton_launch
+from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, layout, triton_launch
 from fuselab.ops.linear_sigmoid.op import (
     CPU_SHAPES,
     CPU_SHAPES_IN_EVERY_DTYPE,
@@ -31,21 +31,21 @@ _FLOPS_PER_ROW = 12  # exp, log1p, and the ten around them
 def validate(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> None:
-    logit.validate("linear_binary_cross_entropy", input, weight, bias)
+    layout.validate("linear_binary_cross_entropy", input, weight, bias)
     check_floating("linear_binary_cross_entropy", target=target)
     if target.shape != (*input.shape[:-1], 1):
         raise ShapeError(
             f"linear_binary_cross_entropy: 'target' has shape {tuple(target.shape)}; expected "
             f"{(*input.shape[:-1], 1)}, one value for each row of 'input' {tuple(input.shape)}."
         )
-    if reduction not in logit.KINDS:
-        raise UnknownNameError("reduction", reduction, logit.KINDS)
+    if reduction not in layout.KINDS:
+        raise UnknownNameError("reduction", reduction, layout.KINDS)
 
 
 def fake(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> Tensor:
-    return logit.empty_output(input, target, logit.KINDS[reduction])
+    return layout.empty_output(input, target, layout.KINDS[reduction])
 
 
 def autocast(
@@ -68,13 +68,13 @@ def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
 def fake_gradient(
     needs: Sequence[bool], grad_output: Tensor, input: Tensor, *rest: Any
 ) -> tuple[Tensor | None, ...]:
-    return (*logit.empty_gradients(needs, input), None)
+    return (*layout.empty_gradients(needs, input), None)
 
 
 def supports(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> str | None:
-    return logit.refusal(input, target)
+    return layout.refusal(input, target)
 
 
 def supports_backward(
@@ -86,7 +86,7 @@ def supports_backward(
     target: Tensor,
     reduction: str,
 ) -> str | None:
-    return logit.refusal(input, target)
+    return layout.refusal(input, target)
 
 
 def supports_cuda(
@@ -149,13 +149,13 @@ def cost_backward(
 def prefer(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> Sequence[str]:
-    return logit.ON_GPU
+    return layout.ON_GPU
 
 
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, input: Tensor, *rest: Any
 ) -> Sequence[str]:
-    return logit.IN_BACKWARD
+    return layout.IN_BACKWARD
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
@@ -186,7 +186,7 @@ def _cpu_cases() -> Iterator[Case]:
     for rows, depth in CPU_SHAPES:
         yield Case(f"{rows}x{depth}", _case((rows, depth), "mean"), cpu_sizes.ROW)
     for rows, depth in CPU_SHAPES_IN_EVERY_DTYPE:
-        for reduction in logit.KINDS:
+        for reduction in layout.KINDS:
             make = _case((rows, depth), reduction)
             yield Case(f"{rows}x{depth} {reduction}", make, cpu_sizes.DTYPES)
 
@@ -219,7 +219,7 @@ def _rewrites() -> Iterator[Rewrite]:
             lambda input, weight, target: Inputs((input, weight, None, target, reduction)),
         )
 
-    for reduction in logit.KINDS:
+    for reduction in layout.KINDS:
         yield from spelt(reduction)
 
 

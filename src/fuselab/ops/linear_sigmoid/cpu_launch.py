@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import cpp_types
-from fuselab.ops.linear_sigmoid.logit import (
+from fuselab.ops.linear_sigmoid.layout import (
     Rows,
     empty_gradients,
     empty_output,

@@ -14,7 +14,7 @@ from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating
-from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, logit, triton_launch
+from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, layout, triton_launch
 from fuselab.ops.linear_sigmoid.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.linear_sigmoid.reference import gradient, reference
 
@@ -22,11 +22,11 @@ __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 
 
 def validate(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    logit.validate("linear_sigmoid", input, weight, bias)
+    layout.validate("linear_sigmoid", input, weight, bias)
 
 
 def fake(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return logit.empty_output(input, None, "sigmoid")
+    return layout.empty_output(input, None, "sigmoid")
 
 
 def autocast(
@@ -43,17 +43,17 @@ def save(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> 
 def fake_gradient(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
 ) -> tuple[Tensor | None, ...]:
-    return logit.empty_gradients(needs, input)
+    return layout.empty_gradients(needs, input)
 
 
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    return logit.refusal(input)
+    return layout.refusal(input)
 
 
 def supports_backward(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
 ) -> str | None:
-    return logit.refusal(input)
+    return layout.refusal(input)
 
 
 def cost(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
@@ -80,13 +80,13 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
 
 
 def prefer(input: Tensor, weight: Tensor, bias: Tensor | None) -> Sequence[str]:
-    return logit.ON_GPU
+    return layout.ON_GPU
 
 
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
 ) -> Sequence[str]:
-    return logit.IN_BACKWARD
+    return layout.IN_BACKWARD
 
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]

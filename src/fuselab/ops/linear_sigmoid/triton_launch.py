@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.ops.linear_sigmoid.logit import (
+from fuselab.ops.linear_sigmoid.layout import (
     Rows,
     empty_gradients,
     empty_output,

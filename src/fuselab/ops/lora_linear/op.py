@@ -15,8 +15,8 @@ from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
 from fuselab.ops._shared.matrices import empty_output
-from fuselab.ops.lora_linear import launch, one_pass, tiles, wgmma_launch
-from fuselab.ops.lora_linear.layer import Layer
+from fuselab.ops.lora_linear import configs, cuda_launch, triton_launch, wgmma_launch
+from fuselab.ops.lora_linear.operands import Layer
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
 from fuselab.ops.lora_linear.rewrites import rewrites
 
@@ -162,7 +162,7 @@ def _order(input: Tensor, weight: Tensor, lora_a: Tensor) -> Sequence[str]:
         input.is_cuda
         and input.element_size() == 2
         and rows * weight.numel() >= _MEASURED_PRODUCTS
-        and lora_a.shape[:1].numel() <= tiles.FUSED_RANK
+        and lora_a.shape[:1].numel() <= configs.FUSED_RANK
         and all(size % 16 == 0 for size in weight.shape)
     ):
         return ("reference",)
@@ -307,18 +307,18 @@ OP = FusedOp(
     reference=reference,
     implementations={
         "triton": Implementation(
-            "cuda", launch.forward, launch.backward, supports, supports_backward
+            "cuda", triton_launch.forward, triton_launch.backward, supports, supports_backward
         ),
         # Hopper's matrix unit for the products, and one pass for all other gradients.
         "cuda": Implementation(
             "cuda",
             wgmma_launch.forward,
-            one_pass.backward,
-            one_pass.supports,
-            one_pass.supports_backward,
+            cuda_launch.backward,
+            cuda_launch.supports,
+            cuda_launch.supports_backward,
         ),
     },
-    configs={"cuda_backward": one_pass.configs},
+    configs={"cuda_backward": cuda_launch.configs},
     cost=cost,
     cost_backward=cost_backward,
     cases=tuple(_cases()),

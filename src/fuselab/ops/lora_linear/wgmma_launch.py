@@ -17,8 +17,8 @@ from torch import Tensor
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.linear_activation import wgmma_launch as wgmma
-from fuselab.ops.lora_linear import launch
-from fuselab.ops.lora_linear.layer import Layer
+from fuselab.ops.lora_linear import triton_launch
+from fuselab.ops.lora_linear.operands import Layer
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.tensor_map import why_not
 from fuselab.runtime.tuning import Config
@@ -51,10 +51,10 @@ def forward(input: Tensor, *arguments: Any) -> Tensor:
     no."""
     layer = Layer(*arguments)
     if not takes(input, layer):
-        return launch.forward(input, *layer)
+        return triton_launch.forward(input, *layer)
     weight, bias, lora_a, lora_b, scale, activation = layer
     x, output = as_rows(input), empty_output(input, weight)
-    pairs = ((x, weight), (launch.project(x, lora_a, scale), lora_b))
+    pairs = ((x, weight), (triton_launch.project(x, lora_a, scale), lora_b))
     wgmma.multiply(WGMMA, "adapt", pairs, bias, as_rows(output), activation, TILE)
     return output
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Inputs, tensors_in
-from fuselab.ops.mlp import layers
+from fuselab.ops.mlp import layers_launch
 from fuselab.ops.mlp.op import OP, autocast, validate
 from fuselab.runtime.dispatch import check_types, operator
 
@@ -35,7 +35,7 @@ def mlp(*args: Any, implementation: str = "auto", **named: Any) -> Tensor:
             validate(*autocast(torch.get_autocast_dtype(device), *bound))
         else:
             validate(*bound)
-        return layers.forward(*bound)
+        return layers_launch.forward(*bound)
     return _operator(*args, implementation=implementation, **named)
 
 

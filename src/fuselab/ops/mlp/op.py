@@ -19,7 +19,7 @@ from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
-from fuselab.ops.mlp import cuda_launch, layers
+from fuselab.ops.mlp import cuda_launch, layers_launch
 from fuselab.ops.mlp.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.mlp.reference import gradient, names_of, reference
 
@@ -315,8 +315,10 @@ OP = FusedOp(
     reference=reference,
     implementations={
         "cuda": Implementation("cuda", cuda_launch.forward, supports=cuda_launch.supports),
-        "layers": Implementation("cuda", layers.forward),
-        "triton": Implementation("cuda", layers.forward_triton, supports=layers.supports_triton),
+        "layers": Implementation("cuda", layers_launch.forward),
+        "triton": Implementation(
+            "cuda", layers_launch.forward_triton, supports=layers_launch.supports_triton
+        ),
     },
     cost=cost,
     cost_backward=cost_backward,

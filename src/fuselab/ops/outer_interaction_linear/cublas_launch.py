@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fuselab.ops.outer_interaction_linear import layer, triton_kernels
+from fuselab.ops.outer_interaction_linear import products, triton_kernels
 from fuselab.ops.outer_interaction_linear.folding import (
     BLOCK,
     Piece,
@@ -51,7 +51,7 @@ def supports(
     """float32, in TF32 or not as PyTorch's own products."""
     if dense.dtype != torch.float32:
         return "it takes float32"
-    return layer.supports(dense, embeddings, weight, bias, activation)
+    return products.supports(dense, embeddings, weight, bias, activation)
 
 
 def pays(rows: int, elements: int, columns: int) -> bool:
@@ -93,7 +93,7 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
     (rows, width), columns = z.shape, total.shape[1]
     found = list(chunks(rows, width, columns))
     tiles = ceil_div(rows, _PULL_ROWS)
-    splits = layer.shares(ceil_div(tiles, _PULL_PROGRAMS), found[0].squares, 2, z.device)
+    splits = products.shares(ceil_div(tiles, _PULL_PROGRAMS), found[0].squares, 2, z.device)
     partial = z.new_zeros(splits, rows, width)
     room = z.new_empty(rows * found[0].pairs)
     for piece, folded in folded_pieces(weight, width, scratch, found, BLOCK):
@@ -177,5 +177,5 @@ def _form(z: Tensor, piece: Piece, room: Tensor) -> Tensor:
     return formed
 
 
-_PRODUCTS = layer.Products(_output, _input_gradient, _weight_gradient)
+_PRODUCTS = products.Products(_output, _input_gradient, _weight_gradient)
 forward, backward = _PRODUCTS.forward, _PRODUCTS.backward

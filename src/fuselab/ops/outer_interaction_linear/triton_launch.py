@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuselab.ops.outer_interaction_linear import layer, triton_kernels
+from fuselab.ops.outer_interaction_linear import products, triton_kernels
 from fuselab.ops.outer_interaction_linear.folding import (
     BLOCK,
     FOLD_TILE,
@@ -62,7 +62,7 @@ def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
     tile = _FORWARD[_arithmetic(z.dtype)]
     tiles = ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns)
     square_steps = BLOCK // tile.pairs_i
-    splits = layer.shares(tiles, pair_count(width) // (tile.pairs_i * BLOCK), 8, z.device)
+    splits = products.shares(tiles, pair_count(width) // (tile.pairs_i * BLOCK), 8, z.device)
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
     for piece, folded in folded_pieces(weight, width, scratch):
         steps = piece.squares * square_steps
@@ -95,7 +95,7 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
     (rows, width), columns = z.shape, total.shape[1]
     tile = _INPUT_GRADIENT[_arithmetic(z.dtype)]
     tiles = ceil_div(rows, tile.rows)
-    splits = layer.shares(tiles, square_count(width), 2, z.device)
+    splits = products.shares(tiles, square_count(width), 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
     for piece, folded in folded_pieces(weight, width, scratch):
         launch(
@@ -162,5 +162,5 @@ def transposed(z: Tensor) -> Tensor:
     return output[:, :rows]
 
 
-_PRODUCTS = layer.Products(_output, _input_gradient, _weight_gradient)
-forward, backward, supports = _PRODUCTS.forward, _PRODUCTS.backward, layer.supports
+_PRODUCTS = products.Products(_output, _input_gradient, _weight_gradient)
+forward, backward, supports = _PRODUCTS.forward, _PRODUCTS.backward, products.supports

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
 from fuselab.ops._shared.hopper import is_hopper
-from fuselab.ops.outer_interaction_linear import layer
+from fuselab.ops.outer_interaction_linear import products
 from fuselab.ops.outer_interaction_linear.folding import (
     BLOCK,
     folded_pieces,
@@ -59,7 +59,7 @@ def supports(
         return f"a sample has {elements} elements; it takes multiples of {BLOCK}"
     if weight.shape[0] % 8:
         return f"there are {weight.shape[0]} outputs; it takes multiples of 8"
-    return layer.supports(dense, embeddings, weight, bias, activation)
+    return products.supports(dense, embeddings, weight, bias, activation)
 
 
 def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
@@ -67,7 +67,7 @@ def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
     tiles = ceil_div(rows, _ROWS) * ceil_div(columns, _COLUMNS)
     # Every share has some of the first piece: it writes what the others add to.
     splits = min(
-        layer.shares(tiles, square_count(width), 2, z.device),
+        products.shares(tiles, square_count(width), 2, z.device),
         pieces(width, columns, weight.element_size())[0].squares,
     )
     partial = z.new_empty(splits, rows, columns, dtype=torch.float32)
@@ -107,7 +107,7 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
     (rows, width), columns = z.shape, total.shape[1]
     total = _aligned(total)
     tiles = ceil_div(rows, _ROWS)
-    splits = layer.shares(tiles, square_count(width), 2, z.device)
+    splits = products.shares(tiles, square_count(width), 2, z.device)
     partial = z.new_zeros(splits, rows, width, dtype=torch.float32)
     for piece, folded in folded_pieces(weight, width, scratch):
         WGMMA.launch(
@@ -130,7 +130,7 @@ def _aligned(total: Tensor) -> Tensor:
     return total if why_not(total) is None else total.clone()
 
 
-_PRODUCTS = layer.Products(_output, _input_gradient, _weight_gradient)
+_PRODUCTS = products.Products(_output, _input_gradient, _weight_gradient)
 forward, backward = _PRODUCTS.forward, _PRODUCTS.backward
 
 CUDA_EXPRESSIONS = tuple(

@@ -16,6 +16,12 @@ from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, triton_launch
+from fuselab.ops.generalized_box_iou_loss.layout import (
+    arithmetic,
+    empty_gradients,
+    empty_loss,
+    validate_boxes,
+)
 from fuselab.ops.generalized_box_iou_loss.op import (
     CPU_PAIRS,
     FLOPS,
@@ -23,12 +29,6 @@ from fuselab.ops.generalized_box_iou_loss.op import (
     LAYOUTS,
     order,
     random_boxes,
-)
-from fuselab.ops.generalized_box_iou_loss.tensors import (
-    arithmetic,
-    empty_gradients,
-    empty_loss,
-    validate_boxes,
 )
 from fuselab.ops.padded_generalized_box_iou_loss import reference
 

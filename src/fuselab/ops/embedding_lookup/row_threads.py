@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fuselab.ops.embedding_lookup.change import Change
-from fuselab.ops.embedding_lookup.description import alignment
+from fuselab.ops.embedding_lookup.row_update import RowUpdate
+from fuselab.ops.embedding_lookup.table_groups import alignment
 from fuselab.runtime.grid import ceil_div, power_of_two
 
 
@@ -30,7 +30,9 @@ class Spread:
         return cls(vector, lanes, power_of_two(ceil_div(width, vector * lanes)))
 
     @classmethod
-    def of_change(cls, how: Change, tables: Sequence[Tensor | None], grad_output: Tensor) -> Spread:
+    def of_change(
+        cls, how: RowUpdate, tables: Sequence[Tensor | None], grad_output: Tensor
+    ) -> Spread:
         """Of the rows of ``tables`` and of their gradient (samples, tables, D) alike, by the larger
         of their elements."""
         grad_itemsize, itemsize = grad_output.element_size(), how.dtype.itemsize

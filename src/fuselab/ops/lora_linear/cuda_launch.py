@@ -1,7 +1,7 @@
 """Launching the one pass of the backward over dY, Y and x: all gradients but the input's.
 
-``launch.backward`` takes six launches for them (S; the pull back with dS and dB; two sums; dA and
-its sum) and reads x twice; here it is two launches and one read. 8192 x 4096 -> 4096, bfloat16: 268
+``triton_launch.backward`` takes six launches for them (S; the pull back with dS and dB; two sums;
+dA and its sum) and reads x twice; here it is two launches and one read. 8192 x 4096 -> 4096, bfloat16: 268
 MB, 63 us at 4.3 TB/s.
 """
 
@@ -20,8 +20,8 @@ from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
 from fuselab.ops._shared.matrices import as_rows
-from fuselab.ops.lora_linear import launch, wgmma_launch
-from fuselab.ops.lora_linear.layer import Layer
+from fuselab.ops.lora_linear import triton_launch, wgmma_launch
+from fuselab.ops.lora_linear.operands import Layer
 from fuselab.runtime.cuda_source import CudaSource, f32, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -128,7 +128,7 @@ def backward(
     output: Tensor | None,
     input: Tensor,
     *arguments: Any,
-) -> launch.Gradients:
+) -> triton_launch.Gradients:
     """Gradients of input, lora_a and lora_b; the workspace is S's gradient, the pre-activation's
     (and for gelu, gelu_tanh and silu the pre-activation), and float32 parts of the gradients of A
     and B for every cluster, as many as fit the GPU."""
@@ -136,7 +136,7 @@ def backward(
     weight, _, lora_a, lora_b, scale, activation = layer
     x, upstream = as_rows(input), as_rows(grad_output)
     if x.shape[0] == 0:
-        return launch.without_rows(needs, input, layer)
+        return triton_launch.without_rows(needs, input, layer)
     (rows, inner), (columns, rank) = x.shape, lora_b.shape
     of_saved = None if output is None else as_rows(output)
     if activation_named(activation).derivative_of == "preactivation":
@@ -186,7 +186,7 @@ def backward(
         candidates = configs(needs, grad_output, output, input, *layer)
         config = chosen(wgmma_launch.OP_NAME, "cuda_backward", key, candidates)
         operands = (grad, weight, grad_projection, lora_a)
-        multiply = launch if config == _TRITON else wgmma_launch
+        multiply = triton_launch if config == _TRITON else wgmma_launch
         grad_input = multiply.pull_through(*operands).view(input.shape)
     return grad_input, None, None, grad_a, grad_b
 

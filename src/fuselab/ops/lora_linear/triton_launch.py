@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import as_rows, empty_output
-from fuselab.ops.lora_linear import tiles
-from fuselab.ops.lora_linear.layer import Layer
+from fuselab.ops.lora_linear import configs
+from fuselab.ops.lora_linear.operands import Layer
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
@@ -64,13 +64,13 @@ def product(
     output = input.new_empty((rows, columns))
     if output.numel() == 0:
         return output
-    config = config or tiles.product_tile(input, weight, rank)
+    config = config or configs.product_tile(input, weight, rank)
     maps, operands = "none", (input, weight)
     if config.maps and inner and _map_layout(input) == "rows":
         maps = _map_layout(weight)
     if maps != "none":
         operands = _tensor_maps(input, weight, maps, config)
-    block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
+    block_rank = power_of_two(rank, 16, configs.RANK_BLOCK)
     launch(
         kernels.combine,
         (ceil_div(rows, config.rows) * ceil_div(columns, config.columns),),
@@ -86,7 +86,7 @@ def product(
         BLOCK_ROWS=config.rows,
         BLOCK_COLUMNS=config.columns,
         BLOCK_INNER=config.inner,
-        GROUP=tiles.GROUP,
+        GROUP=configs.GROUP,
         num_warps=config.warps,
         num_stages=config.stages,
     )
@@ -99,11 +99,11 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
 
     (rows, inner), rank = input.shape, factor.shape[0]
     output = input.new_empty((rows, rank))
-    block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
+    block_rank = power_of_two(rank, 16, configs.RANK_BLOCK)
     # 64 rows read all of A once; fewer where that leaves a quarter of the multiprocessors idle.
     enough = multiprocessors(input.device) * 3 // 4
     block_rows = next((size for size in (64, 32) if ceil_div(rows, size) >= enough), 16)
-    block_inner = power_of_two(inner, 16, tiles.PROJECT_INNER_BYTES // input.element_size())
+    block_inner = power_of_two(inner, 16, configs.PROJECT_INNER_BYTES // input.element_size())
     if output.numel():
         launch(
             kernels.project,
@@ -115,7 +115,7 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
             BLOCK_INNER=block_inner,
             BLOCK_RANK=block_rank,
             num_warps=4,
-            num_stages=tiles.stages(input, 4, block_inner * (block_rows + block_rank)),
+            num_stages=configs.stages(input, 4, block_inner * (block_rows + block_rank)),
         )
     return output
 
@@ -149,7 +149,7 @@ def _reduce(
     rows, columns = upstream.shape
     narrow = factor if factor is not None else projection
     rank = 1 if narrow is None else narrow.shape[1]
-    block_rank = power_of_two(rank, 16, tiles.RANK_BLOCK)
+    block_rank = power_of_two(rank, 16, configs.RANK_BLOCK)
     block_columns = power_of_two(columns, 16, config.columns)
     block_rows = power_of_two(rows, 16, config.rows)
     across, deep = ceil_div(columns, block_columns), ceil_div(rank, block_rank)
@@ -177,7 +177,7 @@ def _reduce(
         BLOCK_COLUMNS=block_columns,
         BLOCK_RANK=block_rank,
         num_warps=config.warps,
-        num_stages=tiles.stages(
+        num_stages=configs.stages(
             upstream, config.stages, block_rows * (2 * block_columns + block_rank)
         ),
     )
@@ -188,7 +188,7 @@ def _column_parts(matrix: Tensor, projection: Tensor | None) -> Tensor:
     """Parts of matrixᵀ projection, none where the matrix has no column."""
     if matrix.shape[1] == 0:
         return matrix.new_empty((0, 0), dtype=torch.float32)
-    config = tiles.reduction(matrix, "identity")
+    config = configs.reduction(matrix, "identity")
     parts = _reduce(matrix, None, "identity", None, projection, False, config).column_parts
     assert parts is not None
     return parts
@@ -198,8 +198,8 @@ def _sum(parts: Tensor, output: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     """output = scale * parts.sum(0)."""
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
-    together = power_of_two(parts.shape[0], 1, tiles.SUMMED_PARTS)
-    block = min(tiles.SUMMED_ELEMENTS, tiles.SUMMED_NUMBERS // together)
+    together = power_of_two(parts.shape[0], 1, configs.SUMMED_PARTS)
+    block = min(configs.SUMMED_ELEMENTS, configs.SUMMED_NUMBERS // together)
     if output.numel():
         launch(
             kernels.sum_parts,
@@ -265,7 +265,7 @@ def backward(
     if upstream.numel() == 0:  # without columns there is nothing to pull back
         saved = None
 
-    fused = lora_a.shape[0] <= tiles.FUSED_RANK and upstream.numel() > 0
+    fused = lora_a.shape[0] <= configs.FUSED_RANK and upstream.numel() > 0
     reduced = _Reduced(upstream, None, None)
     if fused or saved is not None:
         reduced = _reduce(
@@ -275,7 +275,7 @@ def backward(
             lora_b if fused and needs_projection else None,
             projection if fused and needs_b else None,
             needs_input or not fused,
-            tiles.reduction(upstream, activation),
+            configs.reduction(upstream, activation),
         )
     if needs_b:
         parts = reduced.column_parts

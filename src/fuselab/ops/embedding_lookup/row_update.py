@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fuselab.ops.embedding_lookup.rules import compute_dtype, rule
+from fuselab.ops.embedding_lookup.validation import compute_dtype, rule
 from fuselab.runtime.parameters import Scalar, f32, f64
 
 
 @dataclass(frozen=True)
-class Change:
+class RowUpdate:
     """What a gradient does to its row: ``gradient`` (is stored), ``sgd`` or ``rowwise_adagrad``."""
 
     update: str

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import empty_gradients, empty_output
-from fuselab.ops.add_mul_activation.launch import Saved, backward_triton
+from fuselab.ops.add_mul_activation.layout import Saved
+from fuselab.ops.add_mul_activation.triton_launch import backward as pull_back
 from fuselab.ops.cat_interaction.triton_launch import forward as joined
 from fuselab.ops.outer_interaction_linear import triton_kernels
 from fuselab.runtime.gpu_limits import multiprocessors
@@ -175,7 +176,7 @@ def _preactivation_gradient(
             update_dtype=None,
             bias_dtype=grad_output.dtype,
         )
-        first, _, grad_bias = backward_triton((passes, False, needs[3]), grad_output, saved)
+        first, _, grad_bias = pull_back((passes, False, needs[3]), grad_output, saved)
         if passes:
             assert first is not None
             total = first

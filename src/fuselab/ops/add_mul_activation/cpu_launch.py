@@ -1,0 +1,97 @@
+"""Launching the C++ kernels of act(input + scale * update + bias).
+
+Every launcher takes the kernels' source first, so that a package passes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.ops._shared.dtypes import cpp_types
+from fuselab.ops._shared.layout import Nest
+from fuselab.ops._shared.template_arguments import numbers
+from fuselab.ops.add_mul_activation.layout import (
+    Gradients,
+    Matrices,
+    Operands,
+    Saved,
+    backward_dtypes,
+    backward_kind,
+    empty_output,
+    forward_dtypes,
+    forward_nest,
+    kind_of,
+    run_backward,
+)
+from fuselab.runtime.cpp_source import CppSource
+from fuselab.runtime.parameters import Scalar, f32, f64
+
+
+def _scale(scale: float | Tensor, output_dtype: torch.dtype) -> Scalar:
+    value = scale.item() if isinstance(scale, Tensor) else scale
+    return f64(value) if output_dtype == torch.float64 else f32(value)
+
+
+def forward(
+    source: CppSource,
+    input: Tensor,
+    update: Tensor | None,
+    bias: Tensor | None,
+    scale: float | Tensor,
+    activation: str,
+    output: Tensor | None = None,
+) -> Tensor:
+    """One launch of ``forward`` in cpu_kernels.cpp."""
+    output = empty_output(input, update, bias) if output is None else output
+    if output.numel() == 0:
+        return output
+    loops, input, update = forward_nest(output, input, update, bias)
+    loops = loops.padded()
+    kind = kind_of(activation, update is not None, bias is not None)
+    source.launch(
+        f"forward<{kind}, {cpp_types(forward_dtypes(output, input, update, bias))}>",
+        args=(
+            input,
+            update,
+            bias,
+            output,
+            _scale(scale, output.dtype),
+            *numbers(loops.sizes, *loops.strides),
+        ),
+    )
+    return output
+
+
+def backward(
+    source: CppSource, needs: Sequence[bool], grad_output: Tensor, saved: Saved
+) -> Gradients:
+    """One launch of ``backward``, or of ``backward_with_bias`` where the bias's gradient is needed.
+
+    The latter's workspace is float64: the columns, and up to 64 partial rows of them (one for every
+    1024 columns less). It writes row-major gradients, so a gradient whose strides are others is
+    copied once more, and an operand whose rows have no common stride is copied first.
+    """
+    kind = f"{backward_kind(saved)}, {cpp_types(backward_dtypes(grad_output, saved))}"
+    scale = _scale(saved.scale, grad_output.dtype)
+
+    def elementwise(loops: Nest, operands: Operands, grads: Gradients) -> None:
+        loops = loops.padded()
+        shape = numbers(loops.sizes, *loops.strides)
+        source.launch(f"backward<{kind}>", args=(*operands, *grads[:2], scale, *shape))
+
+    def with_bias(matrices: Matrices) -> None:
+        source.launch(
+            f"backward_with_bias<{kind}>",
+            args=(
+                *matrices.operands,
+                saved.bias,
+                *matrices.written,
+                scale,
+                *numbers((matrices.rows, matrices.columns), matrices.strides),
+            ),
+        )
+
+    return run_backward(needs, grad_output, saved, elementwise, with_bias)

@@ -1,0 +1,256 @@
+"""The tensors and loop nests of act(input + scale * update + bias), for every implementation.
+
+``update`` or ``bias`` may be None; ``bias_activation`` is the operator without update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.dtypes import promoted
+from fuselab.ops._shared.layout import MAX_RANK, Nest, is_dense, nest, row_strides
+from fuselab.ops._shared.template_arguments import flags
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def empty_output(input: Tensor, update: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The output: type promotion's dtype and the strides of ``torch.empty_like(input)``."""
+    return torch.empty_like(input, dtype=promoted(input, update, bias))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the forward left for the backward: the output, or what the pre-activation is made of."""
+
+    activation: str
+    scale: float | Tensor
+    output: Tensor | None
+    input: Tensor | None
+    update: Tensor | None
+    bias: Tensor | None
+    input_dtype: torch.dtype
+    update_dtype: torch.dtype | None
+    bias_dtype: torch.dtype | None
+
+    @cached_property
+    def first(self) -> Tensor | None:
+        """The tensor whose shape and strides the gradients take; None for identity."""
+        return self.output if self.output is not None else self.input
+
+    def empty_gradients(self, needs: Sequence[bool], grad_output: Tensor) -> Gradients:
+        """The gradients that are needed, of input, update and bias, not yet written.
+
+        The first two have the strides of ``torch.empty_like`` of the output where that was saved,
+        of the input where that was, and of the upstream gradient for identity, which saves nothing.
+        """
+        like = self.first if self.first is not None else grad_output
+        columns = grad_output.shape[-1:]
+        return (
+            torch.empty_like(like, dtype=self.input_dtype) if needs[0] else None,
+            torch.empty_like(like, dtype=self.update_dtype) if needs[1] else None,
+            grad_output.new_empty(columns, dtype=self.bias_dtype) if needs[2] else None,
+        )
+
+
+def broadcast_strides(bias: Tensor | None, rank: int) -> tuple[int, ...]:
+    return (0,) * rank if bias is None else (0,) * (rank - 1) + bias.stride()
+
+
+def overwrite(
+    forward: Callable[..., Tensor],
+    input: Tensor,
+    update: Tensor | None,
+    bias: Tensor | None,
+    scale: float | Tensor,
+    activation: str,
+) -> None:
+    """Write the output of ``forward`` over ``input``.
+
+    The kernels may: a thread reads an element of the input before it writes that one, and no other
+    thread reads it. That an update or a bias shares memory with the input has been refused. They
+    write dense tensors of the promoted dtype only; any other input is copied to once more.
+    """
+    if is_dense(input) and promoted(input, update, bias) == input.dtype:
+        forward(input, update, bias, scale, activation, output=input)
+    else:
+        input.copy_(forward(input, update, bias, scale, activation))
+
+
+def forward_nest(
+    output: Tensor, input: Tensor, update: Tensor | None, bias: Tensor | None
+) -> tuple[Nest, Tensor, Tensor | None]:
+    """The nest with operands input, update, bias; beyond rank 5, over copies laid out alike."""
+    first = update if update is not None else input
+    strides = (input.stride(), first.stride(), broadcast_strides(bias, output.dim()))
+    loops = nest(output, strides)
+    if len(loops.sizes) <= MAX_RANK:
+        return loops, input, update
+    input = torch.empty_like(output, dtype=input.dtype).copy_(input)
+    if update is not None:
+        update = torch.empty_like(output, dtype=update.dtype).copy_(update)
+    strides = (input.stride(), input.stride(), broadcast_strides(bias, output.dim()))
+    return nest(output, strides), input, update
+
+
+Operands = Sequence[Tensor | None]
+Elementwise = Callable[[Nest, Operands, Gradients], None]
+
+
+def run_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    saved: Saved,
+    elementwise: Elementwise,
+    with_bias: Callable[[Matrices], None],
+) -> Gradients:
+    """Allocate the gradients and have them written: by ``with_bias`` where that of the bias is
+    needed, else by ``elementwise`` over a nest of grad_output, first, update and bias."""
+    grads = saved.empty_gradients(needs, grad_output)
+    if grad_output.numel() == 0:
+        return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
+    if needs[2]:
+        matrices = Matrices(grad_output, saved, grads)
+        with_bias(matrices)
+        return matrices.finished()
+    template = grads[0] if grads[0] is not None else grads[1]
+    if template is not None:
+        operands: Operands = (grad_output, saved.first, saved.update, saved.bias)
+        loops = _backward_nest(template, operands)
+        if len(loops.sizes) > MAX_RANK:
+            operands = _dense_operands(template, operands)
+            loops = _backward_nest(template, operands)
+        elementwise(loops, operands, grads)
+    return grads
+
+
+def _backward_nest(template: Tensor, operands: Operands) -> Nest:
+    """The nest with operands grad_output, first, update, bias; one that is not read takes the
+    strides of grad_output and so asks for no loop of its own."""
+    *dense, bias = operands
+    assert dense[0] is not None
+    upstream = dense[0].stride()
+    strides = [upstream if tensor is None else tensor.stride() for tensor in dense]
+    strides.append(upstream if bias is None else broadcast_strides(bias, template.dim()))
+    return nest(template, strides)
+
+
+def _dense_operands(template: Tensor, operands: Operands) -> Operands:
+    """The operands but the last, the bias, copied to the template's layout."""
+    *dense, bias = operands
+    return [
+        operand
+        if operand is None
+        else torch.empty_like(template, dtype=operand.dtype).copy_(operand)
+        for operand in dense
+    ] + [bias]
+
+
+def kind_of(activation: str, has_update: bool, has_bias: bool) -> str:
+    """The first template arguments of every kernel in C++ and CUDA C++."""
+    return f"{activation_named(activation).functor}, Terms<{flags(has_update, has_bias)}>"
+
+
+def backward_kind(saved: Saved) -> str:
+    if saved.input is None:  # the terms are not read
+        return kind_of(saved.activation, True, True)
+    return kind_of(saved.activation, saved.update is not None, saved.bias is not None)
+
+
+def forward_dtypes(output: Tensor, input: Tensor, *terms: Tensor | None) -> list[torch.dtype]:
+    """Of output, input, update, bias; one that is not there has the input's."""
+    return [output.dtype, input.dtype, *((input if t is None else t).dtype for t in terms)]
+
+
+def backward_dtypes(grad_output: Tensor, saved: Saved) -> list[torch.dtype]:
+    """Of output, first, input, update, bias."""
+    return [
+        grad_output.dtype,
+        saved.first.dtype if saved.first is not None else grad_output.dtype,
+        saved.input_dtype,
+        saved.update_dtype or saved.input_dtype,
+        saved.bias_dtype or saved.input_dtype,
+    ]
+
+
+class Matrices:
+    """The operands of a backward with bias as matrices (rows, columns), and where it writes."""
+
+    def __init__(self, grad_output: Tensor, saved: Saved, grads: Gradients) -> None:
+        def matrix(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.reshape(-1, tensor.shape[-1])
+
+        upstream = matrix(grad_output)
+        assert upstream is not None and grads[2] is not None
+        self.rows, self.columns = upstream.shape
+        self.operands = (upstream, matrix(saved.first), matrix(saved.update))
+        self.bias_stride = 0 if saved.bias is None else saved.bias.stride(0)
+        self.grads, self.grad_bias = grads, grads[2]
+        self.written = tuple(
+            grad
+            if grad is None or grad.is_contiguous()
+            else torch.empty_like(grad, memory_format=torch.contiguous_format)
+            for grad in grads
+        )
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Row and column stride of each operand, and the stride of the bias."""
+        pairs = (
+            (0, 0) if operand is None else row_strides(self.rows, self.columns, operand)
+            for operand in self.operands
+        )
+        return (*(stride for pair in pairs for stride in pair), self.bias_stride)
+
+    def needs_64_bit_offsets(self) -> bool:
+        # The margin: a tile's offsets are computed before they are masked.
+        furthest = (
+            (self.rows + 2048) * row + (self.columns + 2048) * column
+            for row, column in (
+                (self.columns, 1),
+                (0, self.bias_stride),
+                *zip(self.strides[:-1:2], self.strides[1::2], strict=True),
+            )
+        )
+        # The other: a row counts on by a step of all blocks' tiles before it is compared.
+        return max(*furthest, self.rows + 2**24) > 2**31 - 1
+
+    def empty_sums(self, blocks: int) -> Tensor:
+        """Where the blocks' column sums go: the bias's gradient itself if there is one block."""
+        if blocks == 1:
+            return self.grad_bias
+        return self.grad_bias.new_empty((blocks, self.columns), dtype=torch.float64)
+
+    def finished(self) -> Gradients:
+        """The gradients, filled from the tensors that were written in their place."""
+        for grad, source in zip(self.grads, self.written, strict=True):
+            if grad is not None and source is not None and grad is not source:
+                grad.copy_(source)
+        return self.grads
+
+
+def flat_columns(
+    loops: Nest, bias_place: int | None, read: Sequence[int]
+) -> tuple[int, int] | None:
+    """(columns, stride of the bias) where a flat kernel can walk the nest, else None.
+
+    ``read`` are the places of the operands that must count up like the output; the bias repeats
+    every ``columns`` elements.
+    """
+    linear = [1] * len(loops.sizes)
+    for dim in range(len(linear) - 1, 0, -1):
+        linear[dim - 1] = linear[dim] * loops.sizes[dim]
+    if any(loops.strides[place] != tuple(linear) for place in read):
+        return None
+    if bias_place is None:
+        return 1, 0
+    *outer, inner = loops.strides[bias_place]
+    if any(outer):
+        return None
+    return loops.sizes[-1] if inner else 1, inner

@@ -1,0 +1,139 @@
+"""Launching the Triton kernels of act(input + scale * update + bias)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.ops._shared.grid import flat_tile, nest_numbers, tile_of, triton_arithmetic
+from fuselab.ops._shared.layout import Nest
+from fuselab.ops.add_mul_activation import configs
+from fuselab.ops.add_mul_activation.layout import (
+    Gradients,
+    Matrices,
+    Operands,
+    Saved,
+    empty_output,
+    flat_columns,
+    forward_nest,
+    run_backward,
+)
+from fuselab.runtime.gpu_limits import multiprocessors
+from fuselab.runtime.grid import ceil_div, power_of_two
+from fuselab.runtime.triton_launch import launch
+
+
+def _scale(scale: float | Tensor) -> tuple[Tensor | None, float]:
+    return (scale, 0.0) if isinstance(scale, Tensor) else (None, scale)
+
+
+def _walk(
+    loops: Nest, flat: tuple[int, int] | None, output_dtype: torch.dtype
+) -> tuple[str, tuple[int, ...], list[int], dict[str, Any]]:
+    """(suffix of the kernel's name, grid, numbers, constants) of a flat or a strided kernel."""
+    if flat is None:
+        grid, constants = tile_of(loops)
+        return "_strided", grid, nest_numbers(loops), constants
+    grid, constants = flat_tile(loops, output_dtype)
+    block, columns = constants["BLOCK"], flat[0]
+    constants |= {
+        "VECTOR": math.gcd(columns, 8),
+        "WRAPS_ONCE": block <= columns,
+        "WIDE": loops.needs_64_bit_offsets() or loops.numel + block > 2**31 - 1,
+    }
+    return "", grid, [loops.numel, *flat], constants
+
+
+def forward(
+    input: Tensor,
+    update: Tensor | None,
+    bias: Tensor | None,
+    scale: float | Tensor,
+    activation: str,
+    output: Tensor | None = None,
+) -> Tensor:
+    """One launch of ``forward`` where all tensors are dense alike, else of ``forward_strided``."""
+    from fuselab.ops.add_mul_activation import triton_kernels as kernels
+
+    output = empty_output(input, update, bias) if output is None else output
+    if output.numel() == 0:
+        return output
+    loops, input, update = forward_nest(output, input, update, bias)
+    flat = flat_columns(loops, None if bias is None else 2, (0, 1))
+    suffix, grid, shape, constants = _walk(loops, flat, output.dtype)
+    launch(
+        getattr(kernels, f"forward{suffix}"),
+        grid,
+        *(input, update, bias, output),
+        *_scale(scale),
+        *shape,
+        ACTIVATION=activation,
+        COMPUTE=triton_arithmetic(output.dtype),
+        **constants,
+    )
+    return output
+
+
+def backward(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradients:
+    """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
+    ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
+
+    The latter's workspace is (row blocks, columns) in float64: 4 programs of up to 256 columns per
+    multiprocessor, so at most 1 MB on 132 of them. It writes row-major gradients, so a gradient
+    whose strides are others is copied once more, and an operand whose rows have no common stride is
+    copied first. The order of the sums depends on shape and device only.
+    """
+    from fuselab.ops.add_mul_activation import triton_kernels as kernels
+
+    scale = _scale(saved.scale)
+    constants = {
+        "ACTIVATION": saved.activation,
+        "COMPUTE": triton_arithmetic(grad_output.dtype),
+        "FROM_OUTPUT": saved.output is not None,
+    }
+
+    def elementwise(loops: Nest, operands: Operands, grads: Gradients) -> None:
+        flat = flat_columns(loops, None if saved.bias is None else 3, (0, 1, 2))
+        suffix, grid, shape, tile = _walk(loops, flat, grad_output.dtype)
+        kernel = getattr(kernels, f"backward{suffix}")
+        arguments = (*operands, *grads[:2], *scale, *shape)
+        launch(kernel, grid, *arguments, **constants, **tile)
+
+    def with_bias(matrices: Matrices) -> None:
+        rows, columns = matrices.rows, matrices.columns
+        across = max(16, min(power_of_two(columns), 256))  # few shapes: each is to be compiled
+        down = configs.TRITON_ELEMENTS // across
+        tiles = ceil_div(columns, across)
+        programs = multiprocessors(grad_output.device) * configs.TRITON_PROGRAMS
+        blocks, tiles_per_block = configs.row_blocks(rows, down, programs // tiles)
+        sums = matrices.empty_sums(blocks)
+        launch(
+            kernels.backward_with_bias,
+            (blocks * tiles,),
+            *matrices.operands,
+            saved.bias,
+            *matrices.written[:2],
+            sums,
+            *scale,
+            *(rows, columns, tiles_per_block * down),
+            *matrices.strides,
+            num_warps=configs.TRITON_WARPS,
+            **constants,
+            WIDE=matrices.needs_64_bit_offsets(),
+            BLOCK_ROWS=down,
+            BLOCK_COLUMNS=across,
+        )
+        if blocks > 1:
+            launch(
+                kernels.column_sums,
+                (ceil_div(columns, 16),),
+                *(sums, matrices.grad_bias, blocks, columns),
+                BLOCK_ROWS=256,
+                BLOCK_COLUMNS=16,
+            )
+
+    return run_backward(needs, grad_output, saved, elementwise, with_bias)
