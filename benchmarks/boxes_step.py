@@ -30,8 +30,8 @@ from fuselab.op import FusedOp
 from fuselab.ops import generalized_box_iou_loss, padded_generalized_box_iou_loss
 from fuselab.ops.generalized_box_iou_loss.op import OP
 from fuselab.ops.generalized_box_iou_loss.reference import clamped
+from fuselab.ops.padded_generalized_box_iou_loss.cases import pad
 from fuselab.ops.padded_generalized_box_iou_loss.op import OP as PADDED
-from fuselab.ops.padded_generalized_box_iou_loss.op import pad
 from fuselab.ops.padded_generalized_box_iou_loss.reference import masked
 from fuselab.runtime import autograd_node
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.generalized_box_iou_loss import reference as plain
-from fuselab.ops.generalized_box_iou_loss.op import LAYOUTS, grid_boxes, random_boxes
+from fuselab.ops.generalized_box_iou_loss.cases import LAYOUTS, grid_boxes, random_boxes
 from fuselab.ops.padded_generalized_box_iou_loss import reference as padded
 from fuselab.prove.accuracy import Bar
 

@@ -15,7 +15,8 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.ops import embedding_lookup
-from fuselab.ops.embedding_lookup.op import CASES, OP
+from fuselab.ops.embedding_lookup.cases import CASES
+from fuselab.ops.embedding_lookup.op import OP
 from fuselab.ops.embedding_lookup.row_threads import Spread
 from fuselab.ops.embedding_lookup.row_update import RowUpdate
 from fuselab.ops.embedding_lookup.table_groups import alignment

@@ -7,7 +7,8 @@ import torch
 
 from fuselab.errors import ArgumentError, DtypeError, ShapeError, UnknownNameError
 from fuselab.ops import hash_indices
-from fuselab.ops.hash_indices.op import CASES, OP, forward_cpp, forward_cuda, forward_triton
+from fuselab.ops.hash_indices.cases import CASES
+from fuselab.ops.hash_indices.op import OP, forward_cpp, forward_cuda, forward_triton
 from fuselab.runtime import interpreter
 from fuselab.runtime.fallback import strict
 

@@ -8,7 +8,8 @@ import torch
 from fuselab.errors import ArgumentError, DtypeError, ShapeError
 from fuselab.ops import vocabulary_indices
 from fuselab.ops.vocabulary_indices import vocabulary
-from fuselab.ops.vocabulary_indices.op import CASES, forward_cpp, forward_cuda, forward_triton
+from fuselab.ops.vocabulary_indices.cases import CASES
+from fuselab.ops.vocabulary_indices.op import forward_cpp, forward_cuda, forward_triton
 from fuselab.runtime import interpreter
 from fuselab.runtime.fallback import strict
 

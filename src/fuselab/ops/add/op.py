@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError
-from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
 from fuselab.ops._shared.grid import (
@@ -22,7 +22,7 @@ from fuselab.ops._shared.grid import (
     triton_arithmetic,
 )
 from fuselab.ops._shared.layout import MAX_RANK, Nest, nest
-from fuselab.ops.add import broadcast_gradient
+from fuselab.ops.add import broadcast_gradient, cases
 from fuselab.ops.add.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.triton_launch import launch
@@ -129,82 +129,6 @@ def prefer(input: Tensor, other: Tensor) -> Sequence[str]:
     return ("reference",) if input.shape == other.shape else ("cuda", "triton")
 
 
-_SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))
-# Around a block's edge: 1024 elements in Triton and in CUDA C++, in float32.
-_BOUNDARY = (
-    ((), ()),
-    ((1,), ()),
-    ((0, 8), (8,)),
-    ((1023,), (1023,)),
-    ((1024,), (1024,)),
-    ((1025,), (1025,)),
-    ((7, 1), (1, 9)),
-    ((33, 31), (31,)),
-    ((33, 32), (32,)),
-    ((33, 32), (33, 1)),
-    ((32,), (41, 32)),
-    ((2, 1, 5), (3, 1)),
-    ((129, 257), ()),
-)
-_LAYOUTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-    "transposed": lambda input, other: (input.t(), other.t()),
-    "transposed_other": lambda input, other: (input, other.t().contiguous().t()),
-    "expanded": lambda input, other: (input[:1].expand_as(input), other[:, :1].expand_as(other)),
-    "offset_rows": lambda input, other: (input[1:, 3:], other[1:, 3:]),
-    "every_other_column": lambda input, other: (input[:, ::2], other[:, ::2]),
-    "rank_6": lambda input, other: (
-        input.view(2, 3, 2, 3, 2, 34)[..., :17].transpose(0, 4),
-        other.view(2, 3, 2, 3, 2, 34)[..., 1::2].transpose(0, 4).contiguous(),
-    ),
-}
-
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
-
-
-def _case(
-    input_shape: Sequence[int],
-    other_shape: Sequence[int],
-    lay_out: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda *pair: pair,
-) -> Make:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        pair = (
-            torch.randn(tuple(shape), generator=generator).to(device, dtype)
-            for shape in (input_shape, other_shape)
-        )
-        return Inputs(lay_out(*pair))
-
-    return make
-
-
-def _cases() -> Iterator[Case]:
-    for shape in _SWEEP:
-        tags = {"bench", "sweep"}
-        tags |= {"tiny"} if shape == (4, 4) else {"huge"} if shape[0] == 262144 else set()
-        yield Case("x".join(map(str, shape)), _case(shape, shape), frozenset(tags))
-    rows = _case((65536, 512), (512,))
-    yield Case("65536x512_one_row", rows, frozenset({"bench"}))
-    boundary = frozenset({"boundary"})
-    for input_shape, other_shape in _BOUNDARY:
-        name = "_and_".join(
-            "x".join(map(str, shape)) or "0d" for shape in (input_shape, other_shape)
-        )
-        yield Case(f"boundary_{name}", _case(input_shape, other_shape), boundary)
-    for name, lay_out in _LAYOUTS.items():
-        yield Case(f"layout_{name}", _case((72, 34), (72, 34), lay_out), boundary)
-
-
-def draw(source: Draw) -> Inputs:
-    """Any shape and layout; any dimension of either may be broadcast, or leading ones missing."""
-    shape = [source.size(1, 3, 4, 33, 256, 257) for _ in range(source.choice((2, 1, 0, 3)))]
-
-    def broadcast() -> list[int]:
-        kept = [1 if source.choice((False, False, True)) else size for size in shape]
-        return kept[source.choice(range(len(shape) + 1)) if source.choice((False, True)) else 0 :]
-
-    one, other = broadcast(), broadcast()
-    return Inputs((source.tensor(*one), source.tensor(*other)))
-
-
 OP = FusedOp(
     name="fuselab::add",
     reference=reference,
@@ -224,14 +148,14 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=tuple(_cases()),
+    cases=cases.CASES,
     gradient=Gradient(
         save,
         gradient,
         prefer=broadcast_gradient.prefer,
         unchanged=broadcast_gradient.unchanged,
     ),
-    draw=draw,
+    draw=cases.draw,
     validate=validate,
     fake=empty_output,
     prefer=prefer,

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from fuselab.errors import ShapeError
 from fuselab.op import (
-    Case,
     Cost,
-    Draw,
     FusedOp,
     Gradient,
     Implementation,
@@ -22,12 +20,18 @@ from fuselab.op import (
     Rewrite,
     tensors_in,
 )
-from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING, check_floating, promoted
-from fuselab.ops.add_mul_activation import configs, cpu_launch, cuda_launch, layout, triton_launch
+from fuselab.ops.add_mul_activation import (
+    cases,
+    configs,
+    cpu_launch,
+    cuda_launch,
+    layout,
+    triton_launch,
+)
 from fuselab.ops.add_mul_activation.reference import gradient, reference, reference_in_place
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource
@@ -207,160 +211,6 @@ def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> 
 # The published sweep, and the sizes around a block's edge: Triton's flat block is 1024 elements of
 # float32, the strided tile 1024, a CUDA block 1024, a CPU tile 1024.
 
-_SWEEP = (
-    (4, 4),
-    (64, 64),
-    (256, 256),
-    (1024, 128),
-    (4096, 128),
-    (16384, 256),
-    (65536, 512),
-    (131072, 1024),
-    (262144, 1024),
-)
-_BOUNDARY = (
-    (0, 8),
-    (3, 0),
-    (1, 1),
-    (1, 3),
-    (7, 1),
-    (1, 1023),
-    (1, 1024),
-    (1, 1025),
-    (33, 31),
-    (32, 32),
-    (41, 25),
-    (129, 257),
-)
-
-
-def _random(
-    shape: Sequence[int], device: torch.device, dtype: torch.dtype, generator: torch.Generator
-) -> Tensor:
-    return torch.randn(tuple(shape), generator=generator).to(device, dtype)
-
-
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
-
-
-def _matrix_case(rows: int, columns: int, activation: str = "relu") -> Make:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        input = _random((rows, columns), device, dtype, generator)
-        update = _random((rows, columns), device, dtype, generator)
-        bias = _random((columns,), device, dtype, generator)
-        return Inputs((input, update, bias, 0.5, activation))
-
-    return make
-
-
-def _layout_case(
-    shape: Sequence[int], lay_out: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], bias: bool
-) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        input, update = lay_out(
-            _random(shape, device, dtype, generator), _random(shape, device, dtype, generator)
-        )
-        last = input.shape[-1:]
-        vector = _random(last, device, dtype, generator) if bias else None
-        return Inputs((input, update, vector, -1.5, "relu"))
-
-    return make
-
-
-def _sweep_tags(rows: int, columns: int) -> frozenset[str]:
-    tags = {"bench", "sweep"}
-    if rows * columns <= 64 * 64:
-        tags.add("tiny")
-    if rows * columns >= 2**27:
-        tags.add("huge")
-    return frozenset(tags)
-
-
-def _cases() -> Iterator[Case]:
-    for rows, columns in _SWEEP:
-        name = f"{rows}x{columns}"
-        yield Case(name, _matrix_case(rows, columns), _sweep_tags(rows, columns))
-    boundary = frozenset({"boundary"})
-    for rows, columns in _BOUNDARY:
-        yield Case(f"boundary_{rows}x{columns}", _matrix_case(rows, columns), boundary)
-    for name in ACTIVATIONS:
-        yield Case(f"{name}_37x65", _matrix_case(37, 65, name), boundary)
-    layouts: dict[str, tuple[Sequence[int], Callable[..., tuple[Tensor, Tensor]], bool]] = {
-        "0d": ((), lambda input, update: (input, update), False),
-        "1d": ((1000,), lambda input, update: (input, update), True),
-        "no_bias": ((33, 129), lambda input, update: (input, update), False),
-        "transposed": ((65, 34), lambda input, update: (input.t(), update.t()), True),
-        "transposed_update": (
-            (65, 34),
-            lambda input, update: (input, update.t().contiguous().t()),
-            True,
-        ),
-        "expanded": (
-            (65, 34),
-            lambda input, update: (input[:1].expand(65, 34), update[:, :1].expand(65, 34)),
-            True,
-        ),
-        "offset_rows": ((65, 40), lambda input, update: (input[1:, 3:], update[1:, 3:]), True),
-        "every_other_column": (
-            (17, 66),
-            lambda input, update: (input[:, ::2], update[:, ::2]),
-            True,
-        ),
-        "channels_last": (
-            (2, 5, 3, 7),
-            lambda input, update: (input.movedim(1, -1).contiguous().movedim(-1, 1), update),
-            True,
-        ),
-        "rank_6": (
-            (2, 3, 2, 3, 2, 5),
-            lambda input, update: (input.transpose(0, 4), update.transpose(0, 4).contiguous()),
-            True,
-        ),
-    }
-    for name, (shape, lay_out, bias) in layouts.items():
-        yield Case(f"layout_{name}", _layout_case(shape, lay_out, bias), boundary)
-
-
-def _cpu_cases() -> Iterator[Case]:
-    """Every activation, dense, with gaps between rows, and transposed."""
-    for place, (rows, columns) in enumerate(cpu_sizes.MATRICES):
-        name = ("relu", "gelu", "silu")[place % 3]
-        yield Case(f"{rows}x{columns} {name}", _matrix_case(rows, columns, name), cpu_sizes.ROW)
-    for name in ACTIVATIONS:
-        for rows, columns in cpu_sizes.EVERY_DTYPE:
-            make = _matrix_case(rows, columns, name)
-            yield Case(f"{rows}x{columns} {name}", make, cpu_sizes.DTYPES)
-        for rows, columns in cpu_sizes.EVERY_DTYPE[3:4]:
-            for how, lay_out in (
-                ("rows", lambda tensor: tensor[:, :-1]),
-                ("strided", lambda tensor: tensor.t()),
-            ):
-                make = _laid_out(_matrix_case(rows, columns, name), lay_out)
-                yield Case(f"{rows}x{columns} {name}, {how}", make, cpu_sizes.DTYPES)
-
-
-def _laid_out(make: Make, lay_out: Callable[[Tensor], Tensor]) -> Make:
-    """The same case with input and update laid out anew, and a bias for their last dimension."""
-
-    def made(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        input, update, _, scale, activation = make(device, dtype, generator).args
-        input, update = lay_out(input), lay_out(update)
-        bias = _random(input.shape[-1:], device, dtype, generator)
-        return Inputs((input, update, bias, scale, activation))
-
-    return made
-
-
-def draw(source: Draw) -> Inputs:
-    """Any shape and layout, any activation, a bias or none, any scale."""
-    leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2, 3)))]
-    columns = source.size(1, 3, 4, 128, 255, 256, 257)
-    input = source.tensor(*leading, columns)
-    update = source.tensor(*leading, columns)
-    bias = source.tensor(columns) if source.choice((True, False)) else None
-    scale = source.choice((1.0, 0.5, 0.0, source.uniform(-2.0, 2.0)))
-    return Inputs((input, update, bias, scale, source.choice(tuple(ACTIVATIONS))))
-
 
 def _rewrites() -> Iterator[Rewrite]:
     """Every spelling of every activation over every spelling of the sum."""
@@ -417,9 +267,9 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=tuple(_cases()),
+    cases=cases.CASES,
     gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
-    draw=draw,
+    draw=cases.draw,
     validate=partial(_validate, "add_mul_activation"),
     fake=fake,
     prefer=prefer,
@@ -427,7 +277,7 @@ OP = FusedOp(
     dtypes=FLOATING,
     configs={"cuda_backward": configs.configs},
     regime=regime,
-    cpu_cases=tuple(_cpu_cases()),
+    cpu_cases=cases.CPU_CASES,
 )
 
 
@@ -449,11 +299,6 @@ def prefer_in_place(input: Tensor, *others: Any) -> Sequence[str]:
     return ("cuda", "triton") if alike else ("triton", "cuda")
 
 
-def is_writable(case: Case) -> bool:
-    """Whether the case's input is not expanded."""
-    return case.name != "layout_expanded"
-
-
 IN_PLACE = FusedOp(
     name="fuselab::add_mul_activation_",
     reference=reference_in_place,
@@ -463,12 +308,12 @@ IN_PLACE = FusedOp(
         "cpp": Implementation("cpu", _overwrite_cpp),
     },
     cost=cost,
-    cases=tuple(filter(is_writable, OP.cases)),
-    draw=draw,
+    cases=tuple(filter(cases.is_writable, cases.CASES)),
+    draw=cases.draw,
     validate=partial(_validate, "add_mul_activation_"),
     prefer=prefer_in_place,
     dtypes=FLOATING,
     mutates=("input",),
     regime=regime,
-    cpu_cases=OP.cpu_cases,
+    cpu_cases=cases.CPU_CASES,
 )

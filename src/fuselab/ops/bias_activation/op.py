@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError
-from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.add_mul_activation import cpu_launch, cuda_launch, layout, triton_launch
 from fuselab.ops.add_mul_activation import op as add_mul
+from fuselab.ops.add_mul_activation.cases import is_writable
+from fuselab.ops.bias_activation import cases
 from fuselab.ops.bias_activation.reference import gradient, reference, reference_in_place
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource
@@ -137,29 +139,6 @@ def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> 
     return add_mul.prefer_backward(needs, grad_output, *saved)
 
 
-def _without_the_update(case: Case) -> Case:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        input, _, bias, _, activation = case.make(device, dtype, generator).args
-        return Inputs((input, bias, activation))
-
-    return Case(case.name, make, case.tags)
-
-
-def _cases() -> Iterator[Case]:
-    """Those of add_mul_activation that have a bias."""
-    for case in add_mul.OP.cases:
-        if case.name not in ("layout_0d", "layout_no_bias", "layout_transposed_update"):
-            yield _without_the_update(case)
-
-
-def draw(source: Draw) -> Inputs:
-    """Any shape and layout, any activation."""
-    leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2, 3)))]
-    columns = source.size(1, 3, 4, 128, 255, 256, 257)
-    input = source.tensor(*leading, columns)
-    return Inputs((input, source.tensor(columns), source.choice(tuple(ACTIVATIONS))))
-
-
 def _rewrites() -> Iterator[Rewrite]:
     """Every spelling of every activation; identity is left out, for it is one kernel already."""
 
@@ -187,16 +166,16 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=tuple(_cases()),
+    cases=cases.CASES,
     gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
-    draw=draw,
+    draw=cases.draw,
     validate=partial(_validate, "bias_activation"),
     fake=fake,
     prefer=prefer,
     rewrites=tuple(_rewrites()),
     dtypes=FLOATING,
     regime=regime,
-    cpu_cases=tuple(map(_without_the_update, add_mul.OP.cpu_cases)),
+    cpu_cases=cases.CPU_CASES,
 )
 
 
@@ -221,12 +200,12 @@ IN_PLACE = FusedOp(
         "cpp": Implementation("cpu", _overwrite_cpp),
     },
     cost=cost,
-    cases=tuple(filter(add_mul.is_writable, OP.cases)),
-    draw=draw,
+    cases=tuple(filter(is_writable, cases.CASES)),
+    draw=cases.draw,
     validate=partial(_validate, "bias_activation_"),
     prefer=add_mul.prefer_in_place,
     dtypes=FLOATING,
     mutates=("input",),
     regime=regime,
-    cpu_cases=OP.cpu_cases,
+    cpu_cases=cases.CPU_CASES,
 )

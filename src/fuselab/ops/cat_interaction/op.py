@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import bytes_behind, bytes_of
 from fuselab.ops._shared.dense_and_embeddings import check_shapes
 from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
-from fuselab.ops.cat_interaction import triton_launch
+from fuselab.ops.cat_interaction import cases, triton_launch
 from fuselab.ops.cat_interaction.reference import gradient, reference
 from fuselab.ops.cat_interaction.triton_launch import empty_output
 
@@ -51,38 +51,6 @@ def cost(dense: Tensor, embeddings: Tensor) -> Cost:
     return Cost(bytes_behind(dense, embeddings), bytes_of(dense, embeddings), 0)
 
 
-def _case(batch: int, tables: int, width: int, *tags: str) -> Case:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        dense = torch.randn(batch, width, generator=generator)
-        embeddings = torch.randn(batch, tables, width, generator=generator)
-        return Inputs((dense.to(device, dtype), embeddings.to(device, dtype)))
-
-    return Case(f"{batch}x{tables}x{width}", make, frozenset(tags))
-
-
-CASES = (
-    _case(2048, 26, 16, "bench", "sweep"),
-    _case(65536, 26, 16, "bench", "sweep"),
-    *(
-        _case(batch, tables, width, "boundary")
-        for batch, tables, width in (
-            (0, 3, 4),
-            (1, 1, 1),
-            (3, 0, 5),
-            (3, 2, 0),
-            (7, 26, 16),
-            (8, 3, 128),
-            (9, 3, 129),
-        )
-    ),
-)
-
-
-def draw(draw: Draw) -> Inputs:
-    batch, tables, width = draw.size(8), draw.size(26), draw.size(16)
-    return Inputs((draw.tensor(batch, width), draw.tensor(batch, tables, width)))
-
-
 OP = FusedOp(
     name="fuselab::cat_interaction",
     reference=reference,
@@ -92,9 +60,9 @@ OP = FusedOp(
         "triton": Implementation("cuda", triton_launch.forward, supports=triton_launch.supports),
     },
     cost=cost,
-    cases=CASES,
+    cases=cases.CASES,
     gradient=Gradient(save, gradient),
-    draw=draw,
+    draw=cases.draw,
     validate=validate,
     fake=fake,
     prefer=prefer,

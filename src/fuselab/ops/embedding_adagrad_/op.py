@@ -15,7 +15,7 @@ from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.embedding_adagrad_ import reference
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
-from fuselab.ops.embedding_lookup.inputs import (
+from fuselab.ops.embedding_lookup.cases import (
     TIMED,
     TIMED_IN_EVERY_DTYPE,
     TIMED_ON_CPU,

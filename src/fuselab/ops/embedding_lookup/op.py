@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops._shared import cpu_sizes
-from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
+from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
-from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, reference, triton_launch
-from fuselab.ops.embedding_lookup.inputs import (
-    TIMED,
-    TIMED_IN_EVERY_DTYPE,
-    TIMED_ON_CPU,
-    case_name,
-    draw_look_up,
-    tables_and_ids,
+from fuselab.ops.embedding_lookup import (
+    cases,
+    configs,
+    cpu_launch,
+    cuda_launch,
+    reference,
+    triton_launch,
 )
 from fuselab.ops.embedding_lookup.rewrites import rewrites
 from fuselab.ops.embedding_lookup.row_threads import Spread
@@ -159,35 +155,6 @@ def cost_backward(
     return Cost(read, rows * width * tables[0].element_size(), ids.numel() * width)
 
 
-def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: Any) -> Case:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        strayed = bool(kwargs.keys() - {"dtype"})
-        tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, strayed)
-        return Inputs((tables, ids), kwargs)
-
-    return Case(case_name(batch, sizes, width, kwargs), make, frozenset(tags))
-
-
-_SMALL = (3, 1, 105, 27, 5000)
-CPU_CASES = (
-    *(_case(*case, *cpu_sizes.ROW) for case in TIMED_ON_CPU),
-    *(_case(*case, *cpu_sizes.DTYPES) for case in TIMED_IN_EVERY_DTYPE),
-)
-CASES = (
-    *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
-    _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", dtype=torch.bfloat16),
-    *(_case(7, _SMALL, width, "boundary") for width in (1, 2, 3, 4, 7, 8, 16, 17, 127, 128, 129)),
-    *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 2, 51, 52, 255, 256, 257)),
-    *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
-    _case(100, _SMALL, 16, "boundary", hash="modulus"),
-    *(_case(100, _SMALL, 16, "boundary", dtype=dtype) for dtype in FLOATING),
-    _case(100, _SMALL, 17, "boundary", dtype=torch.bfloat16),
-    _case(5, (4,) * 33, 4, "boundary"),
-    _case(3, (4,) * 257, 4, "boundary"),
-    _case(40, (1,), 1200, "boundary"),
-)
-
-
 OP = FusedOp(
     name="fuselab::embedding_lookup",
     reference=reference.embedding_lookup,
@@ -210,13 +177,13 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=CASES,
+    cases=cases.CASES,
     gradient=Gradient(save, reference.embedding_lookup_backward, fake_gradient, prefer_backward),
-    draw=draw_look_up,
+    draw=cases.draw,
     validate=validate,
     fake=fake,
     prefer=prefer,
-    cpu_cases=CPU_CASES,
+    cpu_cases=cases.CPU_CASES,
     rewrites=tuple(rewrites()),
     peers={"per_table": reference.per_table},
     dtypes=FLOATING,

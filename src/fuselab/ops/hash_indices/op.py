@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError, UnknownNameError
-from fuselab.op import Case, Cost, Draw, FusedOp, Implementation, Inputs
-from fuselab.ops._shared import cpu_sizes
-from fuselab.ops._shared.criteo import CPU_ROWS, KAGGLE_CARDINALITIES
-from fuselab.ops._shared.indices import CPP_IDS, ID_DTYPES, check_integers, index_type
-from fuselab.ops.hash_indices import reference, triton_kernels
+from fuselab.op import Cost, FusedOp, Implementation
+from fuselab.ops._shared.indices import CPP_IDS, check_integers, index_type
+from fuselab.ops.hash_indices import cases, reference, triton_kernels
 from fuselab.runtime.cpp_source import CppSource
 from fuselab.runtime.cuda_source import CudaSource, i64
 from fuselab.runtime.grid import ceil_div
@@ -102,47 +100,6 @@ def cost(ids: Tensor, cardinalities: Tensor, method: str) -> Cost:
     return Cost(read, ids.numel() * 8, ids.numel())
 
 
-def _case(rows: int, cardinalities: Sequence[int], *tags: str, name: str = "") -> Case:
-    """Ids of hashed strings (32 bits, as Criteo's), some missing (-1)."""
-
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        ids = torch.randint(-1, 2**32 - 1, (rows, len(cardinalities)), generator=generator)
-        bounds = torch.tensor(cardinalities, dtype=torch.int64)
-        return Inputs((ids.to(device), bounds.to(device)))
-
-    return Case(name or f"{rows}x{len(cardinalities)}", make, frozenset(tags))
-
-
-def _extremes(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Both ends of int64 and of 32 bits, over cardinalities at both ends."""
-    ends = [0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, -(2**31), 2**63 - 1, -(2**63)]
-    bounds = torch.tensor([1, 2, 3, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**63 - 1])
-    ids = torch.tensor(ends)[:, None].expand(-1, len(bounds))
-    return Inputs((ids.to(device), bounds.to(device)))
-
-
-CPU_CASES = tuple(_case(rows, KAGGLE_CARDINALITIES, *cpu_sizes.ROW) for rows in CPU_ROWS)
-CASES = (
-    _case(128, KAGGLE_CARDINALITIES, "bench", "sweep", "tiny"),
-    _case(2048, KAGGLE_CARDINALITIES, "bench", "sweep"),
-    _case(65536, KAGGLE_CARDINALITIES, "bench", "sweep"),
-    Case("extremes", _extremes, frozenset({"boundary"})),
-    *(_case(rows, (7, 1, 105), "boundary") for rows in (0, 1, 2, 3, 341, 342)),
-    _case(1024, (5,), "boundary"),
-    _case(1025, (5,), "boundary"),
-    _case(3, (), "boundary", name="no columns"),
-)
-
-
-def draw(draw: Draw) -> Inputs:
-    rows, columns = draw.size(341), draw.size(26)
-    dtype = draw.choice(ID_DTYPES)
-    limits = torch.iinfo(dtype)
-    ids = draw.integers(rows, columns, low=limits.min, high=limits.max, dtype=dtype)
-    largest = draw.choice((10, 2**31 - 1))
-    return Inputs((ids, draw.integers(columns, low=1, high=largest, dtype=draw.choice(ID_DTYPES))))
-
-
 OP = FusedOp(
     name="fuselab::hash_indices",
     reference=reference.hash_indices,
@@ -152,11 +109,11 @@ OP = FusedOp(
         "cpp": Implementation("cpu", forward_cpp),
     },
     cost=cost,
-    cases=CASES,
-    draw=draw,
+    cases=cases.CASES,
+    draw=cases.draw,
     validate=validate,
     fake=fake,
     prefer=prefer,
-    cpu_cases=CPU_CASES,
+    cpu_cases=cases.CPU_CASES,
     dtypes=(torch.float32,),  # of no argument: ids are integers
 )

@@ -11,19 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselab.errors import ShapeError, UnknownNameError
-from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs, Rewrite
-from fuselab.ops._shared import cpu_sizes
+from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
+from fuselab.ops.linear_binary_cross_entropy import cases
 from fuselab.ops.linear_binary_cross_entropy.reference import gradient, reference
 from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, layout, triton_launch
-from fuselab.ops.linear_sigmoid.op import (
-    CPU_SHAPES,
-    CPU_SHAPES_IN_EVERY_DTYPE,
-    case_tags,
-    draw_linear,
-    linear_arguments,
-)
 
 _FLOPS_PER_ROW = 12  # exp, log1p, and the ten around them
 
@@ -158,51 +151,11 @@ def prefer_backward(
     return layout.IN_BACKWARD
 
 
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
-
-
-def _case(shape: Sequence[int], reduction: str, **options: Any) -> Make:
-    """Targets are clicks: 0 or 1, 1 for a quarter of the rows."""
-
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        operands = linear_arguments(shape, device, dtype, generator, **options)
-        clicks = torch.rand((*operands[0].shape[:-1], 1), generator=generator) < 0.25
-        return Inputs((*operands, clicks.to(device, dtype), reduction))
-
-    return make
-
-
-def _cases() -> Iterator[Case]:
-    for name, shape, options, tags in case_tags():
-        if shape[0] > 0:  # the mean of nothing is NaN, which no bar can judge
-            yield Case(name, _case(shape, "mean", **options), tags)
-    for reduction in ("sum", "none"):
-        make = _case((37, 65), reduction)
-        yield Case(f"{reduction}_37x65", make, frozenset({"boundary"}))
-        yield Case(f"{reduction}_0x5", _case((0, 5), reduction), frozenset({"boundary"}))
-
-
-def _cpu_cases() -> Iterator[Case]:
-    for rows, depth in CPU_SHAPES:
-        yield Case(f"{rows}x{depth}", _case((rows, depth), "mean"), cpu_sizes.ROW)
-    for rows, depth in CPU_SHAPES_IN_EVERY_DTYPE:
-        for reduction in layout.KINDS:
-            make = _case((rows, depth), reduction)
-            yield Case(f"{rows}x{depth} {reduction}", make, cpu_sizes.DTYPES)
-
-
 def regime(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> str:
     """Return the reduction, and that the target's dtype is another where it is."""
     return reduction if input.dtype == target.dtype else f"{reduction}, mixed dtypes"
-
-
-def draw(source: Draw) -> Inputs:
-    """Any shape and layout, a bias or none, any reduction; targets need be no probabilities."""
-    operands = draw_linear(source)
-    target = source.tensor(*operands[0].shape[:-1], 1)
-    return Inputs((*operands, target, source.choice(("none", "mean", "sum"))))
 
 
 def _rewrites() -> Iterator[Rewrite]:
@@ -251,7 +204,7 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=tuple(_cases()),
+    cases=cases.CASES,
     gradient=Gradient(
         save,
         gradient,
@@ -261,12 +214,12 @@ OP = FusedOp(
             "target": "detach it, or spell F.binary_cross_entropy_with_logits of F.linear yourself"
         },
     ),
-    draw=draw,
+    draw=cases.draw,
     validate=validate,
     fake=fake,
     prefer=prefer,
     regime=regime,
-    cpu_cases=tuple(_cpu_cases()),
+    cpu_cases=cases.CPU_CASES,
     rewrites=tuple(_rewrites()),
     autocast=autocast,
     dtypes=FLOATING,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,12 +13,11 @@ from fuselab.errors import (
     OperandError,
     ShapeError,
 )
-from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
-from fuselab.ops.mlp import cuda_launch, layers_launch
+from fuselab.ops.mlp import cases, cuda_launch, layers_launch
 from fuselab.ops.mlp.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.mlp.reference import gradient, names_of, reference
 
@@ -198,118 +196,6 @@ def cost_backward(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Cost:
     )
 
 
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
-
-
-def _case(
-    leading: Sequence[int],
-    widths: Sequence[int],
-    activation: str = "relu",
-    output_activation: str = "identity",
-    bias: bool = True,
-    from_float32: bool = False,
-    to_float32: bool = False,
-    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-) -> Make:
-    """Standard normal input; weights that keep its size through a relu. ``lay_out`` is given the
-    input and the weights. ``from_float32``, ``to_float32``: input and output in float32 where the
-    weights are of 16 bits."""
-
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        def normal(*shape: int, scale: float = 1.0, to: torch.dtype = dtype) -> Tensor:
-            return (torch.randn(shape, generator=generator) * scale).to(device, to)
-
-        def mixed(asked: bool) -> torch.dtype:
-            return torch.float32 if asked and dtype.itemsize == 2 else dtype
-
-        input = lay_out(normal(*leading, widths[0], to=mixed(from_float32)))
-        weights = [
-            lay_out(normal(columns, depth, scale=(2 / max(depth, 1)) ** 0.5))
-            for depth, columns in pairwise(widths)
-        ]
-        biases = [normal(columns) for columns in widths[1:]] if bias else []
-        output = mixed(to_float32) if to_float32 else None
-        return Inputs((input, weights, biases, activation, output_activation, output))
-
-    return make
-
-
-BOTTOM, TOP = (13, 512, 256, 64, 16), (368, 512, 256, 1)  # DLRM's, of its published main size
-
-
-def _cases() -> Iterator[Case]:
-    for rows in (128, 2048, 65536):
-        tags = frozenset({"bench", "sweep"} | ({"tiny"} if rows == 128 else set()))
-        bottom = _case((rows,), BOTTOM, output_activation="relu", from_float32=True)
-        yield Case(f"bottom {rows}", bottom, tags)
-        top = _case((rows,), TOP, output_activation="sigmoid", to_float32=True)
-        yield Case(f"top {rows}", top, tags)
-    boundary = frozenset({"boundary"})
-    shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
-        ((1,), (1, 1)),
-        ((15,), (7, 1)),
-        ((16,), (8, 16)),
-        ((17,), (13, 33)),
-        ((33,), (32, 32, 32)),
-        ((64,), (31, 17, 8)),
-        ((65,), (33, 65, 1)),
-        ((5,), (13, 17, 33, 511, 3)),
-        ((40,), (24, 512, 40, 1, 24)),
-        ((3,), (256, 264, 128)),
-        ((2,), (9,) * 18),
-        ((0,), (8, 8, 8)),
-        ((4,), (0, 8, 8)),
-        ((4,), (8, 0, 8)),
-        ((4,), (8, 8, 0)),
-        ((40,), (24, 16, 8)),
-        ((2, 3, 5), (24, 16, 8)),
-        ((), (24, 16, 8)),
-    )
-    for leading, sizes in shapes:
-        shape = "x".join(map(str, leading)) or "vector"
-        yield Case(f"{shape} {'-'.join(map(str, sizes))}", _case(leading, sizes), boundary)
-    for name in ACTIVATIONS:
-        yield Case(name, _case((37,), (24, 40, 16), name, name), boundary)
-    yield Case("no biases", _case((37,), (24, 40, 16), bias=False), boundary)
-    yield Case("from float32", _case((37,), (13, 40, 16), from_float32=True), boundary)
-    to_float32 = _case((37,), (24, 40, 1), output_activation="sigmoid", to_float32=True)
-    yield Case("to float32", to_float32, boundary)
-    layouts: dict[str, Callable[[Tensor], Tensor]] = {
-        "transposed": lambda tensor: tensor.t().contiguous().t(),
-        "padded rows": lambda tensor: torch.nn.functional.pad(tensor, (1, 2))[:, 1:-2],
-        "every other": lambda tensor: tensor.repeat_interleave(2, 1)[:, ::2],
-        "one row": lambda tensor: tensor[:1].expand_as(tensor),
-    }
-    for name, lay_out in layouts.items():
-        yield Case(name, _case((24,), (24, 40, 16), lay_out=lay_out), boundary)
-
-
-def _tame(tensor: Tensor) -> Tensor:
-    """Finite values no larger than the eighth root of the dtype's largest, in the same layout: a
-    hidden sum that overflows is infinite or NaN by the order of additions, and any order is right.
-    """
-    limit = torch.finfo(tensor.dtype).max ** 0.125
-    memory = tensor.untyped_storage().nbytes() // tensor.element_size()
-    elements = tensor.as_strided((memory,), (1,), 0)
-    elements.copy_(torch.where(elements.isfinite(), elements.clamp(-limit, limit), elements))
-    return tensor
-
-
-def draw(source: Draw) -> Inputs:
-    """Any shapes and layouts, any activations, biases or none."""
-    leading = [source.size(1, 16, 33) for _ in range(source.choice((1, 0, 2)))]
-    count = source.choice((1, 2, 3))
-    widths = [source.size(1, 13, 16, 17, 32, 33, 64) for _ in range(count + 1)]
-    input = _tame(source.tensor(*leading, widths[0]))
-    weights = [_tame(source.tensor(columns, depth)) for depth, columns in pairwise(widths)]
-    biases: list[Tensor] = []
-    if source.choice((True, False)):
-        biases = [_tame(source.tensor(columns)) for columns in widths[1:]]
-    names = source.choice(tuple(ACTIVATIONS)), source.choice(tuple(ACTIVATIONS))
-    to = source.choice((None, torch.float32 if source.dtype.itemsize == 2 else source.dtype))
-    return Inputs((input, weights, biases, *names, to))
-
-
 OP = FusedOp(
     name="fuselab::mlp",
     reference=reference,
@@ -322,9 +208,9 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=tuple(_cases()),
+    cases=cases.CASES,
     gradient=Gradient(save, gradient, fake_gradient),
-    draw=draw,
+    draw=cases.draw,
     validate=validate,
     fake=fake,
     prefer=prefer,

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError
-from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
 from fuselab.ops._shared.dense_and_embeddings import check_shapes
 from fuselab.ops._shared.dtypes import check_floating, check_same_dtype
 from fuselab.ops._shared.matrices import empty_gradients, empty_output
-from fuselab.ops.outer_interaction_linear import cublas_launch, triton_launch, wgmma_launch
+from fuselab.ops.outer_interaction_linear import cases, cublas_launch, triton_launch, wgmma_launch
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
 from fuselab.ops.outer_interaction_linear.rewrites import rewrites
 
@@ -177,69 +176,6 @@ def plain(
     return activation_named(activation).function(torch.nn.functional.linear(outer, weight, bias))
 
 
-def _case(batch: int, tables: int, width: int, columns: int, activation: str, *tags: str) -> Case:
-    """Weights as nn.Linear starts them."""
-
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        def uniform(*shape: int) -> Tensor:
-            return torch.rand(shape, generator=generator) * 2 - 1
-
-        elements = (tables + 1) * width
-        tensors = (
-            torch.randn(batch, width, generator=generator).relu(),
-            uniform(batch, tables, width),
-            uniform(columns, elements**2) / max(elements, 1),
-            uniform(columns) / max(elements, 1),
-        )
-        return Inputs((*(tensor.to(device, dtype) for tensor in tensors), activation))
-
-    return Case(f"{batch}x{tables}x{width}->{columns} {activation}", make, frozenset(tags))
-
-
-CASES = (
-    _case(64, 26, 16, 32, "relu", "bench"),
-    _case(128, 26, 16, 512, "relu", "bench", "sweep", "huge"),
-    _case(2048, 26, 16, 512, "relu", "bench", "sweep", "huge"),
-    *(
-        _case(batch, tables, width, columns, activation, "boundary")
-        for batch, tables, width, columns, activation in (
-            (0, 2, 3, 4, "relu"),
-            (1, 0, 1, 1, "identity"),
-            (3, 2, 0, 4, "relu"),
-            (3, 2, 5, 0, "relu"),
-            (5, 4, 3, 2, "relu"),
-            (5, 1, 8, 3, "gelu"),
-            (6, 0, 17, 5, "sigmoid"),
-            (3, 1, 16, 3, "identity"),
-            (3, 10, 3, 7, "leaky_relu"),
-            # No kink where outputs are many: of 42250 pre-activations in bfloat16, about 34 are
-            # so near 0 that their rounding decides the side.
-            (65, 2, 4, 65, "tanh"),
-            (1, 0, 16, 8, "identity"),
-            (66, 2, 16, 72, "silu"),
-        )
-    ),
-)
-
-
-def draw(draw: Draw) -> Inputs:
-    """Few elements: the weight grows with their square."""
-    batch = draw.size(8, 16)
-    tables = draw.choice((1, 0, 2, 3))
-    width = draw.choice((2, 1, 3, 4))
-    columns = draw.choice((2, 1, 3, 5, 8))
-    elements = (tables + 1) * width
-    return Inputs(
-        (
-            draw.tensor(batch, width),
-            draw.tensor(batch, tables, width),
-            draw.tensor(columns, elements**2),
-            draw.choice((draw.tensor(columns), None)),
-            draw.choice(tuple(ACTIVATIONS)),
-        )
-    )
-
-
 def _implementation(launcher: ModuleType) -> Implementation:
     """Its backward takes what its forward does."""
 
@@ -263,9 +199,9 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=CASES,
+    cases=cases.CASES,
     gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
-    draw=draw,
+    draw=cases.draw,
     validate=validate,
     fake=fake,
     prefer=prefer,

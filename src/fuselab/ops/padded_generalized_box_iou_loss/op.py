@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
-from fuselab.ops._shared import cpu_sizes
+from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, triton_launch
@@ -22,15 +20,8 @@ from fuselab.ops.generalized_box_iou_loss.layout import (
     empty_loss,
     validate_boxes,
 )
-from fuselab.ops.generalized_box_iou_loss.op import (
-    CPU_PAIRS,
-    FLOPS,
-    FLOPS_BACKWARD,
-    LAYOUTS,
-    order,
-    random_boxes,
-)
-from fuselab.ops.padded_generalized_box_iou_loss import reference
+from fuselab.ops.generalized_box_iou_loss.op import FLOPS, FLOPS_BACKWARD, order
+from fuselab.ops.padded_generalized_box_iou_loss import cases, reference
 
 
 def validate(pred: Tensor, target: Tensor) -> None:
@@ -86,58 +77,6 @@ def cost_backward(pred: Tensor, target: Tensor) -> Cost:
     )
 
 
-def pad(target: Tensor, generator: torch.Generator, share: float = 0.4) -> Tensor:
-    """``target`` with zeros in that share of its rows, as a batch of images has them."""
-    keep = torch.rand(target.shape[:-1], generator=generator) >= share
-    return target * keep.unsqueeze(-1)
-
-
-def _case(
-    shape: Sequence[int],
-    share: float = 0.4,
-    lay_out: Callable[[Tensor], Tensor] = lambda boxes: boxes,
-    pred_dtype: torch.dtype | None = None,
-) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        pred = random_boxes(shape, generator).to(device, pred_dtype or dtype)
-        target = pad(random_boxes(shape, generator), generator, share).to(device, dtype)
-        return Inputs((lay_out(pred), lay_out(target)))
-
-    return make
-
-
-def _cases() -> Iterator[Case]:
-    for batch in (32, 1024, 16384, 65536):
-        tags = {"bench", "sweep"} | ({"tiny"} if batch == 32 else set())
-        tags |= {"huge"} if batch == 65536 else set()
-        yield Case(f"{batch}x256", _case((batch, 256)), frozenset(tags))
-    boundary = frozenset({"boundary"})
-    for batch, count in ((0, 5), (1, 1), (1, 2), (1, 255), (1, 256), (1, 257), (3, 171), (32, 256)):
-        yield Case(f"{batch}x{count}", _case((batch, count)), boundary)
-    # One more than every block of cuda_kernels.cu counts by itself.
-    yield Case("8193", _case((8193,)), boundary)
-    yield Case("all padding", _case((4, 9), share=1.0), boundary)
-    yield Case("no padding", _case((4, 9), share=0.0), boundary)
-    for dtype in FLOATING:
-        name = f"pred {str(dtype).removeprefix('torch.')}"
-        yield Case(name, _case((5, 60), pred_dtype=dtype), boundary)
-    for name, (shape, lay_out) in LAYOUTS.items():
-        yield Case(f"layout {name}", _case(shape, 0.4, lay_out), boundary)
-
-
-def _cpu_cases() -> Iterator[Case]:
-    for count in CPU_PAIRS:
-        yield Case(f"{count}", _case((count,)), cpu_sizes.ROW)
-    for count in (5, 500, 20000):
-        yield Case(f"{count}", _case((count,)), cpu_sizes.DTYPES)
-
-
-def draw(source: Draw) -> Inputs:
-    """Any shape and layout; about half of the bottoms are below 0 and so padding."""
-    leading = [source.size(256, 512) for _ in range(source.choice((2, 1, 0, 3)))]
-    return Inputs((source.tensor(*leading, 4), source.tensor(*leading, 4)))
-
-
 def _leaving_padding_out(device: Literal["cuda", "cpu"], launcher: ModuleType) -> Implementation:
     forward, backward = (
         partial(step, reduction="padded", eps=reference.EPS)
@@ -156,15 +95,15 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=tuple(_cases()),
+    cases=cases.CASES,
     gradient=Gradient(
         save, reference.padded_generalized_box_iou_loss_backward, fake_gradient, prefer_backward
     ),
-    draw=draw,
+    draw=cases.draw,
     validate=validate,
     fake=fake,
     prefer=prefer,
-    cpu_cases=tuple(_cpu_cases()),
+    cpu_cases=cases.CPU_CASES,
     peers={"masked": reference.masked},
     dtypes=FLOATING,
     configs={

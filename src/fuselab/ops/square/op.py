@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuselab.op import Case, Cost, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
 from fuselab.ops._shared.grid import (
@@ -20,6 +20,7 @@ from fuselab.ops._shared.grid import (
     triton_arithmetic,
 )
 from fuselab.ops._shared.layout import MAX_RANK, Nest, nest
+from fuselab.ops.square import cases
 from fuselab.ops.square.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.triton_launch import launch
@@ -145,45 +146,6 @@ def prefer(*args: Any) -> Sequence[str]:
     return ("cuda", "triton")
 
 
-_SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))
-# Around a block's edge: 1024 elements in Triton and in CUDA C++, in float32.
-_BOUNDARY = ((), (0, 8), (1,), (2,), (3,), (1023,), (1024,), (1025,), (33, 31), (129, 257))
-_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda input: input.t(),
-    "expanded": lambda input: input[:1].expand_as(input),
-    "offset_rows": lambda input: input[1:, 3:],
-    "every_other_column": lambda input: input[:, ::2],
-    "rank_6": lambda input: input.view(2, 3, 2, 3, 2, 34)[..., :17].transpose(0, 4),
-}
-
-
-def _case(
-    shape: Sequence[int], lay_out: Callable[[Tensor], Tensor] = lambda input: input
-) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        return Inputs((lay_out(torch.randn(tuple(shape), generator=generator).to(device, dtype)),))
-
-    return make
-
-
-def _cases() -> Iterator[Case]:
-    for shape in _SWEEP:
-        tags = {"bench", "sweep"}
-        tags |= {"tiny"} if shape == (4, 4) else {"huge"} if shape[0] == 262144 else set()
-        yield Case("x".join(map(str, shape)), _case(shape), frozenset(tags))
-    boundary = frozenset({"boundary"})
-    for edge in _BOUNDARY:
-        yield Case(f"boundary_{'x'.join(map(str, edge)) or '0d'}", _case(edge), boundary)
-    for name, lay_out in _LAYOUTS.items():
-        yield Case(f"layout_{name}", _case((72, 34), lay_out), boundary)
-
-
-def draw(source: Draw) -> Inputs:
-    """Any shape and layout."""
-    sizes = [source.size(1, 3, 4, 33, 256, 257) for _ in range(source.choice((2, 1, 0, 3)))]
-    return Inputs((source.tensor(*sizes),))
-
-
 OP = FusedOp(
     name="fuselab::square",
     reference=reference,
@@ -193,9 +155,9 @@ OP = FusedOp(
     },
     cost=cost,
     cost_backward=cost_backward,
-    cases=tuple(_cases()),
+    cases=cases.CASES,
     gradient=Gradient(save, gradient, fake_gradient, prefer),
-    draw=draw,
+    draw=cases.draw,
     validate=validate,
     fake=torch.empty_like,
     prefer=prefer,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.op import Draw, Inputs
+from fuselab.op import Case, Draw, Inputs
+from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops._shared.indices import ID_DTYPES
@@ -75,7 +76,7 @@ def tables_and_ids(
     return list(flat.split(list(sizes))), ids.to(device)
 
 
-def draw_look_up(draw: Draw) -> Inputs:
+def draw(draw: Draw) -> Inputs:
     """Some tables and ids, of which some are out of range where that is allowed."""
     tables, ids, rules = _drawn(draw)
     return Inputs((tables, ids), {**rules, "dtype": draw.choice((None, *FLOATING))})
@@ -101,3 +102,36 @@ def _drawn(draw: Draw) -> tuple[list[Tensor], Tensor, dict[str, str | None]]:
     first, *others = (draw.tensor(size, width) for size in sizes)
     tables = [first, *(table.contiguous() for table in others)]
     return tables, ids, {"out_of_range": out_of_range, "hash": hash}
+
+
+def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: Any) -> Case:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        strayed = bool(kwargs.keys() - {"dtype"})
+        tables, ids = tables_and_ids(batch, sizes, width, device, dtype, generator, strayed)
+        return Inputs((tables, ids), kwargs)
+
+    return Case(case_name(batch, sizes, width, kwargs), make, frozenset(tags))
+
+
+_SMALL = (3, 1, 105, 27, 5000)
+
+
+CPU_CASES = (
+    *(_case(*case, *cpu_sizes.ROW) for case in TIMED_ON_CPU),
+    *(_case(*case, *cpu_sizes.DTYPES) for case in TIMED_IN_EVERY_DTYPE),
+)
+
+
+CASES = (
+    *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
+    _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", dtype=torch.bfloat16),
+    *(_case(7, _SMALL, width, "boundary") for width in (1, 2, 3, 4, 7, 8, 16, 17, 127, 128, 129)),
+    *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 2, 51, 52, 255, 256, 257)),
+    *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
+    _case(100, _SMALL, 16, "boundary", hash="modulus"),
+    *(_case(100, _SMALL, 16, "boundary", dtype=dtype) for dtype in FLOATING),
+    _case(100, _SMALL, 17, "boundary", dtype=torch.bfloat16),
+    _case(5, (4,) * 33, 4, "boundary"),
+    _case(3, (4,) * 257, 4, "boundary"),
+    _case(40, (1,), 1200, "boundary"),
+)

@@ -1,0 +1,39 @@
+"""What ``cat_interaction`` is tried and timed on."""
+
+from __future__ import annotations
+
+import torch
+
+from fuselab.op import Case, Draw, Inputs
+
+
+def _case(batch: int, tables: int, width: int, *tags: str) -> Case:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        dense = torch.randn(batch, width, generator=generator)
+        embeddings = torch.randn(batch, tables, width, generator=generator)
+        return Inputs((dense.to(device, dtype), embeddings.to(device, dtype)))
+
+    return Case(f"{batch}x{tables}x{width}", make, frozenset(tags))
+
+
+CASES = (
+    _case(2048, 26, 16, "bench", "sweep"),
+    _case(65536, 26, 16, "bench", "sweep"),
+    *(
+        _case(batch, tables, width, "boundary")
+        for batch, tables, width in (
+            (0, 3, 4),
+            (1, 1, 1),
+            (3, 0, 5),
+            (3, 2, 0),
+            (7, 26, 16),
+            (8, 3, 128),
+            (9, 3, 129),
+        )
+    ),
+)
+
+
+def draw(draw: Draw) -> Inputs:
+    batch, tables, width = draw.size(8), draw.size(26), draw.size(16)
+    return Inputs((draw.tensor(batch, width), draw.tensor(batch, tables, width)))

@@ -1,0 +1,62 @@
+"""What ``linear_binary_cross_entropy`` is tried and timed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fuselab.op import Case, Draw, Inputs
+from fuselab.ops._shared import cpu_sizes
+from fuselab.ops.linear_sigmoid import layout
+from fuselab.ops.linear_sigmoid.cases import (
+    CPU_SHAPES,
+    CPU_SHAPES_IN_EVERY_DTYPE,
+    case_tags,
+    draw_linear,
+    linear_arguments,
+)
+
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+
+
+def _case(shape: Sequence[int], reduction: str, **options: Any) -> Make:
+    """Targets are clicks: 0 or 1, 1 for a quarter of the rows."""
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        operands = linear_arguments(shape, device, dtype, generator, **options)
+        clicks = torch.rand((*operands[0].shape[:-1], 1), generator=generator) < 0.25
+        return Inputs((*operands, clicks.to(device, dtype), reduction))
+
+    return make
+
+
+def _cases() -> Iterator[Case]:
+    for name, shape, options, tags in case_tags():
+        if shape[0] > 0:  # the mean of nothing is NaN, which no bar can judge
+            yield Case(name, _case(shape, "mean", **options), tags)
+    for reduction in ("sum", "none"):
+        make = _case((37, 65), reduction)
+        yield Case(f"{reduction}_37x65", make, frozenset({"boundary"}))
+        yield Case(f"{reduction}_0x5", _case((0, 5), reduction), frozenset({"boundary"}))
+
+
+def _cpu_cases() -> Iterator[Case]:
+    for rows, depth in CPU_SHAPES:
+        yield Case(f"{rows}x{depth}", _case((rows, depth), "mean"), cpu_sizes.ROW)
+    for rows, depth in CPU_SHAPES_IN_EVERY_DTYPE:
+        for reduction in layout.KINDS:
+            make = _case((rows, depth), reduction)
+            yield Case(f"{rows}x{depth} {reduction}", make, cpu_sizes.DTYPES)
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout, a bias or none, any reduction; targets need be no probabilities."""
+    operands = draw_linear(source)
+    target = source.tensor(*operands[0].shape[:-1], 1)
+    return Inputs((*operands, target, source.choice(("none", "mean", "sum"))))
+
+
+CASES = tuple(_cases())
+CPU_CASES = tuple(_cpu_cases())

@@ -1,0 +1,103 @@
+"""What ``linear_sigmoid`` is tried and timed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Case, Draw, Inputs
+from fuselab.ops._shared import cpu_sizes
+
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+
+
+# Bench: DLRM's last layer at its batch sizes, and wider ones. Boundary: around packs of 4 and 8
+# elements, a warp's 32 of them, the tiles' 1024, the groups of 4 and 16 rows.
+BENCH = ((128, 256), (2048, 256), (65536, 256), (65536, 64), (65536, 1024), (16384, 4096))
+
+
+BOUNDARY = (
+    *((0, 8), (3, 0), (1, 1), (5, 1), (1, 3), (4, 7), (16, 8), (17, 9), (33, 31), (64, 33)),
+    *((3, 255), (31, 256), (9, 257), (2, 1023), (5, 1024), (7, 1025), (1, 2100)),
+)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda tensor: tensor.t(),
+    "every_other": lambda tensor: tensor[:, ::2],
+    "offset": lambda tensor: tensor[1:, 3:],
+    "one_row": lambda tensor: tensor[:1].expand_as(tensor),
+    "one_column": lambda tensor: tensor[:, :1].expand_as(tensor),
+}
+
+
+def linear_arguments(
+    shape: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    bias: bool = True,
+    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Standard normal input, and a weight that gives logits of about 2."""
+    input = lay_out(torch.randn(tuple(shape), generator=generator).to(device, dtype))
+    depth = input.shape[-1]
+    weight = torch.randn((1, depth), generator=generator) * (2 * max(depth, 1) ** -0.5)
+    vector = torch.randn((1,), generator=generator).to(device, dtype) if bias else None
+    return input, weight.to(device, dtype), vector
+
+
+def _case(shape: Sequence[int], **options: Any) -> Make:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        return Inputs(linear_arguments(shape, device, dtype, generator, **options))
+
+    return make
+
+
+def case_tags() -> Iterator[tuple[str, tuple[int, ...], dict[str, Any], frozenset[str]]]:
+    """Name, shape, options of ``linear_arguments`` and tags of every case."""
+    for rows, depth in BENCH:
+        tags = {"bench", "sweep"} | ({"tiny"} if rows == 128 else set())
+        yield f"{rows}x{depth}", (rows, depth), {}, frozenset(tags)
+    boundary = frozenset({"boundary"})
+    for rows, depth in BOUNDARY:
+        yield f"boundary_{rows}x{depth}", (rows, depth), {}, boundary
+    yield "no_bias", (33, 40), {"bias": False}, boundary
+    yield "1d", (40,), {}, boundary
+    yield "4d", (2, 3, 5, 40), {}, boundary
+    for name, lay_out in LAYOUTS.items():
+        yield f"layout_{name}", (48, 48), {"lay_out": lay_out}, boundary
+
+
+# (rows, depth) of float32, 64 kB to 200 MB; those behind in every dtype.
+CPU_SHAPES = (
+    *((64, 256), (1000, 33), (127, 1025), (2048, 256), (20000, 65), (16384, 256), (4096, 1025)),
+    *((8192, 1024), (200_000, 64), (16384, 1500), (65536, 511), (50000, 1000)),
+)
+
+
+CPU_SHAPES_IN_EVERY_DTYPE = ((2, 8), (64, 64), (1000, 13), (4096, 255), (16384, 512))
+
+
+def draw_linear(source: Draw) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Any shape and layout, a bias or none."""
+    leading = [source.size(1, 4, 17) for _ in range(source.choice((1, 0, 2)))]
+    depth = source.size(1, 8, 33, 256, 257)
+    bias = source.tensor(1) if source.choice((True, False)) else None
+    return source.tensor(*leading, depth), source.tensor(1, depth), bias
+
+
+def draw(source: Draw) -> Inputs:
+    return Inputs(draw_linear(source))
+
+
+CASES = tuple(
+    Case(name, _case(shape, **options), tags) for name, shape, options, tags in case_tags()
+)
+CPU_CASES = (
+    *(Case(f"{m}x{k}", _case((m, k)), cpu_sizes.ROW) for m, k in CPU_SHAPES),
+    *(Case(f"{m}x{k}", _case((m, k)), cpu_sizes.DTYPES) for m, k in CPU_SHAPES_IN_EVERY_DTYPE),
+)

@@ -1,0 +1,109 @@
+"""What ``lora_linear`` is tried and timed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Case, Draw, Inputs
+from fuselab.ops._shared.activations import ACTIVATIONS
+
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+
+
+def _case(
+    leading: Sequence[int],
+    inner: int,
+    columns: int,
+    rank: int,
+    activation: str = "relu",
+    has_bias: bool = True,
+    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Make:
+    """Weights as a trained layer's: of order 1 / sqrt(K), with an update a quarter of its size."""
+
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        def normal(*shape: int, deviation: float = 1.0) -> Tensor:
+            values = torch.randn(shape, generator=generator) * deviation
+            return lay_out(values.to(device, dtype))
+
+        deviation = max(inner, 1) ** -0.5
+        return Inputs(
+            (
+                normal(*leading, inner),
+                normal(columns, inner, deviation=deviation),
+                normal(columns) if has_bias else None,
+                normal(rank, inner, deviation=deviation),
+                normal(columns, rank, deviation=0.25 * rank**-0.5),
+                0.5,
+                activation,
+            )
+        )
+
+    return make
+
+
+def _every_other(tensor: Tensor) -> Tensor:
+    """The same values, every other element of a larger tensor."""
+    spread = tensor.new_empty((*tensor.shape, 2))
+    spread[..., 0] = tensor
+    return spread[..., 0]
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+# Rows, K, N, r: a transformer's projections and a wide, short layer.
+CASES_TO_BEAT = (
+    (4096, 1024, 1024, 16),
+    (8192, 4096, 4096, 16),
+    (8192, 4096, 11008, 16),
+    (65536, 512, 512, 8),
+)
+
+
+def _cases() -> Iterator[Case]:
+    for rows, inner, columns, rank in CASES_TO_BEAT:
+        name = f"{rows}x{inner} -> {columns} r{rank}"
+        yield Case(name, _case((rows,), inner, columns, rank), frozenset({"bench"}))
+    boundary = frozenset({"boundary"})
+    for rank in (1, 2, 3, 8, 15, 16, 17, 33, 64, 65, 100):
+        yield Case(f"rank {rank}", _case((33,), 40, 48, rank), boundary)
+    for rows, inner, columns in ((0, 8, 8), (3, 8, 0), (1, 1, 1), (2, 3, 5), (65, 129, 63)):
+        yield Case(f"{rows}x{inner} -> {columns}", _case((rows,), inner, columns, 4), boundary)
+    for name in ACTIVATIONS:
+        yield Case(f"{name} 37x24 -> 40", _case((37,), 24, 40, 8, name), boundary)
+    yield Case("no bias", _case((17,), 32, 24, 8, has_bias=False), boundary)
+    yield Case("vector", _case((), 32, 24, 8), boundary)
+    yield Case("two leading dimensions", _case((3, 5), 32, 24, 8), boundary)
+    yield Case("every other", _case((9,), 32, 24, 8, lay_out=_every_other), boundary)
+    yield Case("transposed", _case((9,), 32, 24, 8, lay_out=_transposed), boundary)
+
+
+def _tame(tensor: Tensor) -> Tensor:
+    """Finite values no larger than the fourth root of the dtype's largest, in the same layout. A
+    sum of sums that overflow is infinite or NaN by the order of additions; any order is right."""
+    limit = torch.finfo(tensor.dtype).max ** 0.25
+    memory = tensor.untyped_storage().nbytes() // tensor.element_size()
+    elements = tensor.as_strided((memory,), (1,), 0)
+    elements.copy_(torch.where(elements.isfinite(), elements.clamp(-limit, limit), elements))
+    return tensor
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout, any rank and activation, a bias or none, any scale."""
+    leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2)))]
+    inner, columns = source.size(1, 3, 64, 128), source.size(1, 3, 64, 128)
+    rank = max(1, source.size(1, 3, 8, 16, 17, 64, 100))
+    input, weight = _tame(source.tensor(*leading, inner)), source.tensor(columns, inner)
+    bias = source.tensor(columns) if source.choice((True, False)) else None
+    lora_a, lora_b = source.tensor(rank, inner), _tame(source.tensor(columns, rank))
+    scale = source.choice((1.0, 0.5, 0.0, source.uniform(-2.0, 2.0)))
+    activation = source.choice(tuple(ACTIVATIONS))
+    return Inputs((input, weight, bias, lora_a, lora_b, scale, activation))
+
+
+CASES = tuple(_cases())

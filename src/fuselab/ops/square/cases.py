@@ -1,0 +1,55 @@
+"""What ``square`` is tried and timed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Case, Draw, Inputs
+
+_SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))
+
+
+# Around a block's edge: 1024 elements in Triton and in CUDA C++, in float32.
+_BOUNDARY = ((), (0, 8), (1,), (2,), (3,), (1023,), (1024,), (1025,), (33, 31), (129, 257))
+
+
+_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda input: input.t(),
+    "expanded": lambda input: input[:1].expand_as(input),
+    "offset_rows": lambda input: input[1:, 3:],
+    "every_other_column": lambda input: input[:, ::2],
+    "rank_6": lambda input: input.view(2, 3, 2, 3, 2, 34)[..., :17].transpose(0, 4),
+}
+
+
+def _case(
+    shape: Sequence[int], lay_out: Callable[[Tensor], Tensor] = lambda input: input
+) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
+    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+        return Inputs((lay_out(torch.randn(tuple(shape), generator=generator).to(device, dtype)),))
+
+    return make
+
+
+def _cases() -> Iterator[Case]:
+    for shape in _SWEEP:
+        tags = {"bench", "sweep"}
+        tags |= {"tiny"} if shape == (4, 4) else {"huge"} if shape[0] == 262144 else set()
+        yield Case("x".join(map(str, shape)), _case(shape), frozenset(tags))
+    boundary = frozenset({"boundary"})
+    for edge in _BOUNDARY:
+        yield Case(f"boundary_{'x'.join(map(str, edge)) or '0d'}", _case(edge), boundary)
+    for name, lay_out in _LAYOUTS.items():
+        yield Case(f"layout_{name}", _case((72, 34), lay_out), boundary)
+
+
+def draw(source: Draw) -> Inputs:
+    """Any shape and layout."""
+    sizes = [source.size(1, 3, 4, 33, 256, 257) for _ in range(source.choice((2, 1, 0, 3)))]
+    return Inputs((source.tensor(*sizes),))
+
+
+CASES = tuple(_cases())
