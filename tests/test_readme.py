@@ -74,7 +74,7 @@ def test_python_parses_and_its_names_exist() -> None:
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "fuselab":
                 assert hasattr(fuselab, node.attr), f"fuselab.{node.attr}"
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "fuselab.ops":
-                assert node.attr in fuselab.ops.packages()
+                assert node.attr in fuselab.ops.operators()
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README))))

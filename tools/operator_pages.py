@@ -33,9 +33,15 @@ SECTIONS = ("Args", "Returns", "Raises")
 
 def pages() -> dict[str, str]:
     """Return every page by file name, the index (README.md) first."""
-    names = ops.packages()
+    names = paged()
     written = {f"{name}.md": page(name) for name in names}
     return {"README.md": index(names)} | written
+
+
+def paged() -> tuple[str, ...]:
+    """Return the operators with a page of their own: all but in-place forms that share one."""
+    known = ops.operators()
+    return tuple(name for name in known if name.removesuffix("_") not in {*known} - {name})
 
 
 def index(names: Sequence[str]) -> str:
@@ -66,7 +72,7 @@ def index(names: Sequence[str]) -> str:
 
 
 def page(name: str) -> str:
-    """Return the page of the kernel package ``name``."""
+    """Return the page of the operator ``name``."""
     op, results = ops.contract(name), result_files(name)
     parts = [f"# {name}", "", MADE, code(signature(op)), "", *description(op)]
     if op.mutates:

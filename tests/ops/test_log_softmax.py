@@ -22,12 +22,12 @@ from softmax_cases import (
 
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.ops import log_softmax
-from fuselab.ops.log_softmax.op import OP
+from fuselab.ops.softmax.op import LOG_SOFTMAX
 from fuselab.runtime import interpreter
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-CPP, TRITON = OP.implementations["cpp"], OP.implementations["triton"]
+CPP, TRITON = LOG_SOFTMAX.implementations["cpp"], LOG_SOFTMAX.implementations["triton"]
 assert_forward = partial(assert_forward, form="log_softmax")
 assert_backward = partial(assert_backward, form="log_softmax")
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
@@ -167,7 +167,9 @@ def test_upstream_gradients_of_any_stride(implementation):
             torch.testing.assert_close(ours, eager)
 
 
-@pytest.mark.parametrize("rewrite", OP.rewrites, ids=lambda rewrite: rewrite.pattern.__name__)
+@pytest.mark.parametrize(
+    "rewrite", LOG_SOFTMAX.rewrites, ids=lambda rewrite: rewrite.pattern.__name__
+)
 def test_rewrites_compute_the_same(rewrite):
     input = normal(3, 5, 7)
     inputs = rewrite.call(input, 1)

@@ -70,7 +70,7 @@ def test_packages_are_the_folders_with_a_contract() -> None:
     assert "doubled" in ops.packages()
     assert "shared_source" not in ops.packages()
     assert "doubled" in dir(ops)
-    with pytest.raises(ContractError, match=r"doubled/op\.py has no 'OP'"):
+    with pytest.raises(ContractError, match=r"doubled/op\.py has no operator 'doubled'"):
         ops.contract("doubled")
 
 

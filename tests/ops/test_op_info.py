@@ -116,7 +116,7 @@ INFOS = [
     for info in op_db
     if info.name in ADAPTERS
     and info.variant_test_name != "complex"
-    and ADAPTERS[info.name][0] in ops.packages()
+    and ADAPTERS[info.name][0] in ops.operators()
 ]
 
 

@@ -18,10 +18,11 @@ from softmax_cases import (
 
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.ops import softmax
-from fuselab.ops.softmax import cpu_launch, cuda_launch, declaration
-from fuselab.ops.softmax.declaration import CASES
+from fuselab.ops.softmax import cpu_launch, cuda_launch
+from fuselab.ops.softmax.cases import CASES
 from fuselab.ops.softmax.layout import Rows, rows_of, vector_length
 from fuselab.ops.softmax.op import OP
+from fuselab.ops.softmax.op import regime as regime_of
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -130,12 +131,12 @@ def test_rows_sum_to_one(implementation):
     ],
 )
 def test_regimes_that_are_measured_apart(shape, dim, regime):
-    assert declaration.regime(torch.empty(shape), dim) == regime
+    assert regime_of(torch.empty(shape), dim) == regime
 
 
 def test_a_cast_is_a_regime_of_its_own():
-    assert declaration.regime(torch.empty(8, 3), -1, torch.float64) == "cast"
-    assert declaration.regime(torch.empty(8, 3), -1, torch.float32) == "rows up to 7"
+    assert regime_of(torch.empty(8, 3), -1, torch.float64) == "cast"
+    assert regime_of(torch.empty(8, 3), -1, torch.float32) == "rows up to 7"
 
 
 @dtypes

@@ -19,7 +19,7 @@ from softmax_cases import (
 
 from fuselab.ops import softmax
 from fuselab.ops.softmax import cuda_launch, triton_launch
-from fuselab.ops.softmax.declaration import CASES
+from fuselab.ops.softmax.cases import CASES
 from fuselab.runtime import tuning
 from fuselab.runtime.fallback import strict
 

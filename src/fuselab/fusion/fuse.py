@@ -170,9 +170,9 @@ def fuse_with_report(
 
 def _patterns(ops: Sequence[FusedOp] | None) -> list[Pattern]:
     if ops is None:
-        from fuselab.ops import contract, packages
+        from fuselab.ops import contract, operators
 
-        library = [contract(name) for name in packages()]
+        library = [contract(name) for name in operators()]
         ops = list({op.name: op for op in (*library, *registered().values())}.values())
     return [Pattern(op, rewrite) for op in ops for rewrite in op.rewrites]
 

@@ -3,8 +3,9 @@
 ``fuselab.ops.softmax`` is the public function of the package ``fuselab/ops/softmax/``, always:
 Python binds a subpackage's module to its parent when the subpackage is first imported, so this
 module is of a class that binds the function instead. The package's own files are reached as
-``from fuselab.ops.softmax.op import OP``. A package's in-place form is ``IN_PLACE`` in its
-``op.py``; its name ends in an underscore: ``fuselab.ops.softmax_``.
+``from fuselab.ops.softmax.op import OP``. An ``op.py`` may declare several operators: that of its
+package's name, the form in place, whose name ends in an underscore (``fuselab.ops.softmax_``), and
+those of ``_ELSEWHERE``.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
         linear_binary_cross_entropy as linear_binary_cross_entropy,
     )
     from fuselab.ops.linear_sigmoid import linear_sigmoid as linear_sigmoid
-    from fuselab.ops.log_softmax import log_softmax as log_softmax
-    from fuselab.ops.log_softmax import log_softmax_ as log_softmax_
     from fuselab.ops.lora_linear import lora_linear as lora_linear
     from fuselab.ops.mlp import mlp as mlp
     from fuselab.ops.outer_interaction_linear import (
@@ -49,10 +48,20 @@ if TYPE_CHECKING:
     from fuselab.ops.padded_generalized_box_iou_loss import (
         padded_generalized_box_iou_loss as padded_generalized_box_iou_loss,
     )
+    from fuselab.ops.softmax import log_softmax as log_softmax
+    from fuselab.ops.softmax import log_softmax_ as log_softmax_
     from fuselab.ops.softmax import softmax as softmax
     from fuselab.ops.softmax import softmax_ as softmax_
     from fuselab.ops.square import square as square
     from fuselab.ops.vocabulary_indices import vocabulary_indices as vocabulary_indices
+
+
+# Operators that stand in the package of another, whose kernels they share.
+_ELSEWHERE = {
+    "embedding_adagrad_": "embedding_update",
+    "embedding_sgd_": "embedding_update",
+    "log_softmax": "softmax",
+}
 
 
 def packages() -> tuple[str, ...]:
@@ -63,29 +72,28 @@ def packages() -> tuple[str, ...]:
 
 def has(name: str) -> bool:
     """Whether the library has the operator ``name``."""
-    package = _package_of(name)
-    return package in packages() and (name == package or hasattr(_declaration(package), _IN_PLACE))
+    alone = name in packages() and name not in _ELSEWHERE.values()
+    return alone or _declared(name) is not None
 
 
 def operators() -> tuple[str, ...]:
     """Names of the library's operators, in-place forms too, sorted; imports every package."""
-    names = (name for package in packages() for name in (package, f"{package}_"))
-    return tuple(sorted(filter(has, names)))
+    names = {name for known in (*packages(), *_ELSEWHERE) for name in (known, f"{known}_")}
+    return tuple(sorted(name for name in names if _declared(name) is not None))
 
 
 def contract(name: str) -> FusedOp:
-    """The operator ``name``: the ``OP`` of the kernel package, or its ``IN_PLACE``.
+    """The operator ``name``: the ``FusedOp`` of that name in its package's ``op.py``.
 
     Raises:
-        ContractError: the package's ``op.py`` has none that is a ``FusedOp``.
+        ContractError: there is none.
     """
-    from fuselab.op import FusedOp
-
-    package = _package_of(name)
-    held = "OP" if package == name else _IN_PLACE
-    op = getattr(_declaration(package), held, None)
-    if not isinstance(op, FusedOp):
-        raise ContractError(f"{package}/op.py has no '{held}'; write {held} = FusedOp(...) in it.")
+    op = _declared(name)
+    if op is None:
+        raise ContractError(
+            f"{_package_of(name)}/op.py has no operator '{name}'; write OP = "
+            f"FusedOp(name='fuselab::{name}', ...) in it."
+        )
     return op
 
 
@@ -94,15 +102,23 @@ def function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(f"{__name__}.{_package_of(name)}"), name)
 
 
-_IN_PLACE = "IN_PLACE"
-
-
 def _package_of(name: str) -> str:
-    return name if name in packages() else name.removesuffix("_")
+    """The package that would declare ``name``."""
+    stem = name.removesuffix("_")
+    if name in packages():
+        return name
+    return _ELSEWHERE.get(name) or _ELSEWHERE.get(stem) or stem
 
 
-def _declaration(package: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{package}.op")
+def _declared(name: str) -> FusedOp | None:
+    from fuselab.op import FusedOp
+
+    package = _package_of(name)
+    if package not in packages():
+        return None
+    declared = vars(importlib.import_module(f"{__name__}.{package}.op")).values()
+    ops = (value for value in declared if isinstance(value, FusedOp))
+    return next((op for op in ops if op.name == f"fuselab::{name}"), None)
 
 
 class _Library(ModuleType):
@@ -116,14 +132,15 @@ class _Library(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not has(name):
             raise AttributeError(
-                f"module '{__name__}' has no operator '{name}'; it has {', '.join(packages())}"
+                f"module '{__name__}' has no operator '{name}'; it has "
+                f"{', '.join(sorted({*packages(), *_ELSEWHERE}))}"
             )
         found = function(name)
         super().__setattr__(name, found)  # an in-place form is looked for once: 0.4 ms
         return found
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *packages()})
+        return sorted({*super().__dir__(), *packages(), *_ELSEWHERE})
 
 
 sys.modules[__name__].__class__ = _Library

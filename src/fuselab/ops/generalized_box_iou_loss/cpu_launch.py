@@ -69,7 +69,7 @@ def _launch(
     first, second = where.strides[:2]
     numbers = (where.count, *where.sizes[1:], *gradient_strides)
     numbers += (*first, where.steps[0], *second, where.steps[1])
-    types = f"{CPP_NAMES[where.first.dtype]}, {_TYPES[where.second.dtype]}"
+    types = f"{CPP_NAMES[where.first.dtype]}, {CPP_NAMES[where.second.dtype]}"
     CPP.launch(
         f"{kernel}<{types}>",
         (*operands, f64(value) if double else f32(value), *map(i64, numbers)),

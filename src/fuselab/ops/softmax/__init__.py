@@ -1,9 +1,13 @@
-"""Softmax over one dimension: each element is read once, its exp computed once, written once."""
+"""Softmax and log_softmax over one dimension: each element is read once, its exp computed once,
+written once."""
 
-from fuselab.ops.softmax.op import IN_PLACE, OP
+from fuselab.ops.softmax.op import IN_PLACE, LOG_SOFTMAX, LOG_SOFTMAX_IN_PLACE, OP
 from fuselab.runtime.dispatch import operator
 
 softmax = operator(OP)
 softmax_ = operator(IN_PLACE)
+log_softmax = operator(LOG_SOFTMAX)
+log_softmax_ = operator(LOG_SOFTMAX_IN_PLACE)
 
-__all__ = ["IN_PLACE", "OP", "softmax", "softmax_"]
+__all__ = ["IN_PLACE", "LOG_SOFTMAX", "LOG_SOFTMAX_IN_PLACE", "OP"]
+__all__ += ["log_softmax", "log_softmax_", "softmax", "softmax_"]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CUDA_NAMES
-from fuselab.ops.softmax import gpu_launch
-from fuselab.ops.softmax.layout import Rows, vector_length
-from fuselab.ops.softmax.tensors import FORMS, Form
+from fuselab.ops.softmax.configs import backward_configs, chosen, forward_configs
+from fuselab.ops.softmax.layout import FORMS, Form, Rows, vector_length
+from fuselab.ops.softmax.operands import Launcher
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.tuning import Config
@@ -267,7 +267,7 @@ def _launch(
             (*tensors, i64(rows.rows), i64(rows.width), *places),
         )
         return
-    config = gpu_launch.chosen("cuda", _configs, step, form, rows, tensors)
+    config = chosen("cuda", _configs, step, form, rows, tensors)
     if "cluster" in config:
         block = config.threads if config.threads > 32 else _NARROW_BLOCK
         grid = ceil_div(rows.rows * config.threads * config.cluster, block)
@@ -363,11 +363,11 @@ def cuda_columns(rows: Rows) -> tuple[int, int, int]:
     return 0, min(_COLUMN_LANES[0], neighbours), CUDA_COLUMNS[-1][1]
 
 
-forward = functools.partial(gpu_launch.forward, _launch)
-forward_in_place = functools.partial(gpu_launch.forward_in_place, _launch)
-backward = functools.partial(gpu_launch.backward, _launch)
-configs = functools.partial(gpu_launch.forward_configs, _configs)
-configs_backward = functools.partial(gpu_launch.backward_configs, _configs)
+_LAUNCHER = Launcher(_launch)
+forward, forward_in_place = _LAUNCHER.forward, _LAUNCHER.forward_in_place
+backward = _LAUNCHER.backward
+configs = functools.partial(forward_configs, _configs)
+configs_backward = functools.partial(backward_configs, _configs)
 
 
 def _representative_expressions() -> tuple[str, ...]:

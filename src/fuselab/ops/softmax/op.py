@@ -1,48 +1,152 @@
-"""The contracts of ``fuselab::softmax`` and, in place, ``fuselab::softmax_``."""
+"""The contracts of ``fuselab::softmax``, ``fuselab::log_softmax`` and their forms in place."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.op import FusedOp, Gradient, Inputs, Rewrite
+from fuselab.errors import DimensionError, UnsupportedDtypeError
+from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops._shared.dtypes import FLOATING
-from fuselab.ops.softmax import declaration, reference
+from fuselab.ops.softmax import cases, cpu_launch, cuda_launch, reference, triton_launch
 from fuselab.ops.softmax.cuda_launch import CUDA, CUDA_EXPRESSIONS
-from fuselab.ops.softmax.declaration import are_narrow_columns
-from fuselab.ops.softmax.implementations import (
-    CONFIGS,
-    implementations,
-    implementations_in_place,
-)
-from fuselab.ops.softmax.layout import neighbours
+from fuselab.ops.softmax.layout import Form, empty_output, neighbours
 
-__all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "OP"]
+__all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "LOG_SOFTMAX", "LOG_SOFTMAX_IN_PLACE", "OP"]
+
+
+def validates(form: Form) -> Callable[..., None]:
+    """``FusedOp.validate`` of the operator and, without ``dtype``, of its in-place form."""
+
+    def validate(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> None:
+        if (dtype or input.dtype) not in FLOATING:
+            name = "'input'" if dtype is None else "'dtype'"
+            raise UnsupportedDtypeError(
+                f"{form}: {name} is {dtype or input.dtype}; expected float32, float16, bfloat16 or "
+                f"float64 ({form}(..., dtype=torch.float32) casts the input first)."
+            )
+        limit = max(input.dim(), 1)
+        if not -limit <= dim < limit:
+            raise DimensionError(
+                f"{form}: 'dim' is {dim}, out of range; expected {-limit} to {limit - 1} for an "
+                f"input of shape {tuple(input.shape)}."
+            )
+
+    return validate
+
+
+def fake(input: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    return empty_output(input, dtype)
+
+
+def autocast(
+    autocast_dtype: torch.dtype, input: Tensor, dim: int, dtype: torch.dtype | None
+) -> tuple[Tensor, int, torch.dtype | None]:
+    """On CUDA torch.autocast runs both in float32; on the CPU it leaves them alone."""
+    narrow = input.is_cuda and input.dtype in (torch.float16, torch.bfloat16)
+    return input, dim, torch.float32 if narrow and dtype is None else dtype
+
+
+def save(
+    output: Tensor, input: Tensor, dim: int, dtype: torch.dtype | None
+) -> tuple[Tensor, int, torch.dtype]:
+    """Of the input only its dtype: the gradient is a function of the output."""
+    return output, dim, input.dtype
+
+
+def fake_gradient(
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> tuple[Tensor | None, ...]:
+    if not needs[0]:
+        return (None,)
+    return (torch.empty(output.shape, dtype=input_dtype, device=output.device),)
+
+
+def are_narrow_columns(tensor: Tensor, dim: int) -> bool:
+    """Whether partial vectors would fetch columns, and so many of them that ATen is faster."""
+    between = neighbours(tensor, dim)
+    return 1 < between < 16 and tensor.numel() > 64 * between
+
+
+def cost(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Cost:
+    """The input read once, the output written once; maximum, difference, exp, sum, and softmax's
+    product or log_softmax's second difference."""
+    output_dtype = dtype or input.dtype
+    return Cost(
+        _distinct(input) * input.element_size(),
+        input.numel() * output_dtype.itemsize,
+        5 * input.numel(),
+        "fp64" if output_dtype == torch.float64 else "fp32",
+    )
+
+
+def cost_backward(input: Tensor, dim: int, dtype: torch.dtype | None) -> Cost:
+    """Upstream gradient and output read once, the gradient written once; four operations."""
+    output_dtype = dtype or input.dtype
+    return Cost(
+        2 * input.numel() * output_dtype.itemsize,
+        input.numel() * input.element_size(),
+        4 * input.numel(),
+        "fp64" if output_dtype == torch.float64 else "fp32",
+    )
+
+
+def _distinct(tensor: Tensor) -> int:
+    """Elements in memory: an expanded dimension holds one."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size if stride else min(size, 1) for size, stride in pairs)
+
+
+def regime(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> str:
+    """Return what decides a kernel's speed on a CPU: how wide rows are, or that columns are
+    reduced, and whether many lie beside each other; ``cast`` where the dtype changes."""
+    if dtype is not None and dtype != input.dtype:
+        return "cast"
+    between = neighbours(input, dim)
+    if between > 1:
+        return "columns" if between >= 16 else "narrow columns"
+    width = input.shape[dim] if input.dim() else 1
+    for limit in (7, 15, 31, 127, 2047):
+        if width <= limit:
+            return f"rows up to {limit}"
+    return "rows"
 
 
 def prefer(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Sequence[str]:
     """Return the order on a GPU: CUDA C++ first.
 
-    us, Triton / CUDA (H200, torch 2.11, Triton 3.6, 2026-11-21):
+    us, Triton / CUDA (H200, torch 2.11, Triton 3.6, 2026-11-21), softmax:
                             4096x16384 float32   2048x65536 float32   1024x262144 bfloat16
         forward             132.6 / 132.9        423.8 / 259.5        545 / 262
         with backward       323.4 / 323.1        1039 / 629           1209 / 642
     (642: timed apart; 323.1: with a forward of 134.5) and (32, 19, 128, 128) over dim 1, float32:
-    87.8 / 41.2 and 137.6 / 88.4.
+    87.8 / 41.2 and 137.6 / 88.4. log_softmax, ATen / Triton / CUDA, forward with backward:
+    4096x1024 float32 27.6 / 24.8 / 25.0, 4096x16384 414 / 324 / 322, 2048x65536 1078 / 938 / 631,
+    (32, 19, 128, 128) over dim 1 105 / 137 / 81; bfloat16 4096x16384 202 / 196 / 169.
     """
     return ("cuda", "triton")
 
 
 def prefer_backward(
-    needs: Sequence[bool], grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+    form: Form,
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int,
+    input_dtype: torch.dtype,
 ) -> Sequence[str]:
-    """Return CUDA C++ first on a GPU; on a CPU C++ for columns, and the reference for rows, where
-    ATen's own kernel is as fast."""
+    """Return CUDA C++ first on a GPU; on a CPU C++, but the reference for narrow columns and, of
+    softmax, for rows, where ATen's own kernel is as fast."""
     if output.is_cuda:
         return ("cuda", "triton")
-    rows = neighbours(output, dim) == 1
+    rows = form == "softmax" and neighbours(output, dim) == 1
     return ("reference",) if rows or are_narrow_columns(output, dim) else ("cpp",)
 
 
@@ -81,44 +185,89 @@ def _liger() -> Callable[..., Tensor]:
     return softmax
 
 
-OP = FusedOp(
-    name="fuselab::softmax",
+def _log_library(input: Tensor, dim: int) -> Tensor:
+    """torch.log_softmax, F.log_softmax, Tensor.log_softmax and nn.LogSoftmax alike."""
+    return torch.log_softmax(input, dim)
+
+
+def _log_of_softmax(input: Tensor, dim: int) -> Tensor:
+    """-inf where softmax underflows; log_softmax is finite there."""
+    return torch.log(F.softmax(input, dim))
+
+
+def _minus_logsumexp(input: Tensor, dim: int) -> Tensor:
+    return input - torch.logsumexp(input, dim=dim, keepdim=True)
+
+
+def _implementation(
+    device: Literal["cuda", "cpu"], launcher: ModuleType, form: Form, in_place: bool
+) -> Implementation:
+    supports = {"supports": launcher.supports} if hasattr(launcher, "supports") else {}
+    if in_place:
+        forward = partial(launcher.forward_in_place, form=form)
+        return Implementation(device, forward, **supports)
+    steps = (partial(step, form=form) for step in (launcher.forward, launcher.backward))
+    return Implementation(device, *steps, **supports)
+
+
+def _declared(form: Form, in_place: bool, **particular: Any) -> FusedOp:
+    """Return the contract of one form, with what both share."""
+    if not in_place:
+        particular |= {
+            "cost_backward": cost_backward,
+            "fake": fake,
+            "autocast": autocast,
+            "configs": {
+                "triton": triton_launch.configs,
+                "triton_backward": triton_launch.configs_backward,
+                "cuda": cuda_launch.configs,
+                "cuda_backward": cuda_launch.configs_backward,
+            },
+        }
+    return FusedOp(
+        name=f"fuselab::{form}{'_' if in_place else ''}",
+        implementations={
+            "triton": _implementation("cuda", triton_launch, form, in_place),
+            "cuda": _implementation("cuda", cuda_launch, form, in_place),
+            "cpp": _implementation("cpu", cpu_launch, form, in_place),
+        },
+        cost=cost,
+        cases=cases.CASES,
+        draw=cases.draw,
+        validate=validates(form),
+        prefer=prefer,
+        dtypes=FLOATING,
+        mutates=("input",) if in_place else (),
+        regime=regime,
+        cpu_cases=cases.CPU_CASES,
+        **particular,
+    )
+
+
+def _rewrites(*patterns: Callable[..., Tensor]) -> tuple[Rewrite, ...]:
+    return tuple(Rewrite(pattern, _rewrite_call) for pattern in patterns)
+
+
+OP = _declared(
+    "softmax",
+    in_place=False,
     reference=reference.softmax,
-    implementations=implementations("softmax"),
-    cost=declaration.cost,
-    cost_backward=declaration.cost_backward,
-    cases=declaration.CASES,
     gradient=Gradient(
-        declaration.save, reference.softmax_backward, declaration.fake_gradient, prefer_backward
+        save, reference.softmax_backward, fake_gradient, partial(prefer_backward, "softmax")
     ),
-    draw=declaration.draw,
-    validate=declaration.validates("softmax"),
-    fake=declaration.fake,
-    prefer=prefer,
-    autocast=declaration.autocast,
-    rewrites=tuple(
-        Rewrite(pattern, _rewrite_call) for pattern in (_library, _naive, _naive_amax, _naive_item)
-    ),
-    peers={"naive": reference.naive},
+    rewrites=_rewrites(_library, _naive, _naive_amax, _naive_item),
+    peers={"naive": reference.naive_softmax},
     libraries={"liger": _liger},
-    dtypes=FLOATING,
-    configs=CONFIGS,
-    regime=declaration.regime,
-    cpu_cases=declaration.CPU_CASES,
 )
-
-
-IN_PLACE = FusedOp(
-    name="fuselab::softmax_",
-    reference=reference.softmax_,
-    implementations=implementations_in_place("softmax"),
-    cost=declaration.cost,
-    cases=declaration.CASES,
-    draw=declaration.draw,
-    validate=declaration.validates("softmax"),
-    prefer=prefer,
-    dtypes=FLOATING,
-    mutates=("input",),
-    regime=declaration.regime,
-    cpu_cases=declaration.CPU_CASES,
+IN_PLACE = _declared("softmax", in_place=True, reference=reference.softmax_)
+LOG_SOFTMAX = _declared(
+    "log_softmax",
+    in_place=False,
+    reference=reference.log_softmax,
+    gradient=Gradient(
+        save, reference.log_softmax_backward, fake_gradient, partial(prefer_backward, "log_softmax")
+    ),
+    rewrites=_rewrites(_log_library, _log_of_softmax, _minus_logsumexp),
+    peers={"naive": reference.naive_log_softmax},
 )
+LOG_SOFTMAX_IN_PLACE = _declared("log_softmax", in_place=True, reference=reference.log_softmax_)

@@ -1,4 +1,5 @@
-"""Softmax in plain PyTorch: what is right, its gradient, and how people spell it out."""
+"""softmax and log_softmax in plain PyTorch: what is right, their gradients, and how people spell
+them out."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def softmax_backward(
     return (grad.to(input_dtype),)
 
 
-def naive(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+def naive_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """The formula as it stands in model code: five operators, eight passes over memory.
 
     The maximum is detached: its gradient is 0, and without detach() a compiled backward adds up
@@ -70,3 +71,62 @@ def naive(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Ten
         input = input.to(dtype)
     term = torch.exp(input - input.detach().max(dim=dim, keepdim=True).values)
     return term / term.sum(dim=dim, keepdim=True)
+
+
+def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """x - max(x) - log(sum(exp(x - max(x)))) along ``dim``: ``torch.log_softmax``.
+
+    Args:
+        input: any shape, 0-D and empty included; any strides; floating, or any real dtype when
+            ``dtype`` is given.
+        dim: the dimension whose exponentials sum to 1; negative counts from the end.
+        dtype: the input is cast to it first, and the result has it (float16, bfloat16, float32 or
+            float64).
+
+    Returns:
+        A contiguous tensor of ``input``'s shape. A slice that holds NaN or +inf, or nothing but
+        -inf, is NaN; beside finite elements, -inf stays -inf.
+
+    Raises:
+        DtypeError: ``input`` is not floating and no ``dtype`` is given, or ``dtype`` is not
+            floating.
+        ArgumentError: ``dim`` is out of range.
+    """
+    return torch.log_softmax(input, dim, dtype=dtype)
+
+
+def log_softmax_(input: Tensor, dim: int = -1) -> Tensor:
+    """``log_softmax`` written over its input, for inference; returns ``input``.
+
+    Args:
+        input: any shape, 0-D and empty included; floating. One that is not contiguous takes a
+            workspace of its size; an expanded one is refused.
+        dim: the dimension whose exponentials sum to 1; negative counts from the end.
+
+    Raises:
+        DtypeError: ``input`` is not floating.
+        ArgumentError: ``dim`` is out of range, or ``input`` overlaps itself.
+        DifferentiationError: ``input`` wants a gradient; ``log_softmax`` has one.
+    """
+    return torch.log_softmax(input, dim)
+
+
+def log_softmax_backward(
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int,
+    input_dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:
+    """grad_output - exp(output) * sum(grad_output) along ``dim``, in the input's dtype."""
+    if not needs[0]:
+        return (None,)
+    grad = torch.ops.aten._log_softmax_backward_data(grad_output, output, dim, output.dtype)
+    return (grad.to(input_dtype),)
+
+
+def naive_log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """The formula as it stands in model code."""
+    if dtype is not None:
+        input = input.to(dtype)
+    return input - torch.logsumexp(input, dim, keepdim=True)

@@ -8,9 +8,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fuselab.ops.softmax import gpu_launch, triton_kernels
-from fuselab.ops.softmax.layout import Rows, positive
-from fuselab.ops.softmax.tensors import Form
+from fuselab.ops.softmax import triton_kernels
+from fuselab.ops.softmax.configs import backward_configs, chosen, forward_configs
+from fuselab.ops.softmax.layout import Form, Rows, positive
+from fuselab.ops.softmax.operands import Launcher
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
@@ -115,7 +116,7 @@ def _launch(
             num_warps=8,
         )
         return
-    config = gpu_launch.chosen("triton", _configs, step, form, rows, tensors)
+    config = chosen("triton", _configs, step, form, rows, tensors)
     if "rows" in config:
         launch(
             getattr(triton_kernels, f"{step}_rows"),
@@ -161,11 +162,11 @@ def triton_columns(rows: Rows) -> tuple[bool, int, int]:
     return False, TRITON_COLUMNS_TILE // 4 // columns, columns
 
 
-forward = functools.partial(gpu_launch.forward, _launch)
-forward_in_place = functools.partial(gpu_launch.forward_in_place, _launch)
-backward = functools.partial(gpu_launch.backward, _launch)
-configs = functools.partial(gpu_launch.forward_configs, _configs)
-configs_backward = functools.partial(gpu_launch.backward_configs, _configs)
+_LAUNCHER = Launcher(_launch)
+forward, forward_in_place = _LAUNCHER.forward, _LAUNCHER.forward_in_place
+backward = _LAUNCHER.backward
+configs = functools.partial(forward_configs, _configs)
+configs_backward = functools.partial(backward_configs, _configs)
 
 
 def supports(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> str | None:
