@@ -24,10 +24,9 @@ from fuselab.measure.timing import time
 from fuselab.op import FusedOp
 from fuselab.ops import embedding_lookup
 from fuselab.ops._shared.criteo import KAGGLE_CARDINALITIES
-from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
 from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
-from fuselab.ops.embedding_sgd_.op import OP as SGD
+from fuselab.ops.embedding_update.op import ADAGRAD, SGD
 from fuselab.runtime import autograd_node, tuning
 
 WIDTH, RATE = 16, 0.01

@@ -11,11 +11,10 @@ import torch
 from embedding_cases import SIZES, WIDTHS, assert_near, exact_adagrad, exact_look_up, made
 
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
-from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import updating_embedding_lookup
 from fuselab.ops.embedding_lookup.cases import CASES
 from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
-from fuselab.ops.embedding_sgd_.op import OP as SGD
+from fuselab.ops.embedding_update.op import ADAGRAD, SGD
 from fuselab.runtime import tuning
 from fuselab.runtime.fallback import strict
 from fuselab.runtime.gpu_limits import multiprocessors

@@ -15,10 +15,9 @@ from fuselab.errors import (
     UnsupportedError,
 )
 from fuselab.ops import embedding_adagrad_, embedding_lookup, embedding_sgd_
-from fuselab.ops.embedding_adagrad_.op import OP as ADAGRAD
 from fuselab.ops.embedding_lookup import configs, updating_embedding_lookup
 from fuselab.ops.embedding_lookup.op import OP as LOOK_UP
-from fuselab.ops.embedding_sgd_.op import OP as SGD
+from fuselab.ops.embedding_update.op import ADAGRAD, SGD
 from fuselab.runtime.fallback import strict
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

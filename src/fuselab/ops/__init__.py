@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from fuselab.ops.bias_activation import bias_activation_ as bias_activation_
     from fuselab.ops.cat_interaction import cat_interaction as cat_interaction
     from fuselab.ops.dot_interaction import dot_interaction as dot_interaction
-    from fuselab.ops.embedding_adagrad_ import embedding_adagrad_ as embedding_adagrad_
     from fuselab.ops.embedding_lookup import embedding_lookup as embedding_lookup
-    from fuselab.ops.embedding_sgd_ import embedding_sgd_ as embedding_sgd_
+    from fuselab.ops.embedding_update import embedding_adagrad_ as embedding_adagrad_
+    from fuselab.ops.embedding_update import embedding_sgd_ as embedding_sgd_
     from fuselab.ops.generalized_box_iou_loss import (
         generalized_box_iou_loss as generalized_box_iou_loss,
     )

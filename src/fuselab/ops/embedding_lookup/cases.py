@@ -113,7 +113,7 @@ def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: An
     return Case(case_name(batch, sizes, width, kwargs), make, frozenset(tags))
 
 
-_SMALL = (3, 1, 105, 27, 5000)
+SMALL = (3, 1, 105, 27, 5000)
 
 
 CPU_CASES = (
@@ -125,12 +125,12 @@ CPU_CASES = (
 CASES = (
     *(_case(batch, sizes, 16, "bench", "sweep", *tags) for batch, sizes, tags in TIMED),
     _case(65536, KAGGLE_CARDINALITIES, 16, "bench", "huge", dtype=torch.bfloat16),
-    *(_case(7, _SMALL, width, "boundary") for width in (1, 2, 3, 4, 7, 8, 16, 17, 127, 128, 129)),
-    *(_case(batch, _SMALL, 16, "boundary") for batch in (0, 1, 2, 51, 52, 255, 256, 257)),
-    *(_case(100, _SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
-    _case(100, _SMALL, 16, "boundary", hash="modulus"),
-    *(_case(100, _SMALL, 16, "boundary", dtype=dtype) for dtype in FLOATING),
-    _case(100, _SMALL, 17, "boundary", dtype=torch.bfloat16),
+    *(_case(7, SMALL, width, "boundary") for width in (1, 2, 3, 4, 7, 8, 16, 17, 127, 128, 129)),
+    *(_case(batch, SMALL, 16, "boundary") for batch in (0, 1, 2, 51, 52, 255, 256, 257)),
+    *(_case(100, SMALL, 16, "boundary", out_of_range=rule) for rule in ("clamp", "ignore")),
+    _case(100, SMALL, 16, "boundary", hash="modulus"),
+    *(_case(100, SMALL, 16, "boundary", dtype=dtype) for dtype in FLOATING),
+    _case(100, SMALL, 17, "boundary", dtype=torch.bfloat16),
     _case(5, (4,) * 33, 4, "boundary"),
     _case(3, (4,) * 257, 4, "boundary"),
     _case(40, (1,), 1200, "boundary"),
