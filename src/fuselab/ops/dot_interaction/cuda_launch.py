@@ -9,9 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CUDA_NAMES
-from fuselab.ops._shared.matrices import empty_gradients, row_readable
+from fuselab.ops._shared.matrices import row_readable
 from fuselab.ops.dot_interaction import warp_launch
-from fuselab.ops.dot_interaction.layout import empty_output, pair_count
+from fuselab.ops.dot_interaction.layout import backward_of, forward_of, pair_count
 from fuselab.runtime import tuning
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -133,34 +133,24 @@ def _are_aligned(dense: Tensor, embeddings: Tensor) -> bool:
     )
 
 
-def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
-    output = empty_output(dense, embeddings, padding)
-    if output.numel() == 0:
-        return output
-    dense, embeddings = row_readable(dense), row_readable(embeddings)
+@forward_of
+def forward(dense: Tensor, embeddings: Tensor, padding: int, output: Tensor) -> None:
     strides = (dense.stride(0), *embeddings.stride()[:2])
     aligned = _are_aligned(dense, embeddings)
     tensors = (dense, embeddings, output)
     candidates = configs(dense, embeddings, padding)
     _launch("forward", tensors, embeddings, strides, output.shape[1], aligned, candidates)
-    return output
 
 
+@backward_of
 def backward(
-    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
-) -> tuple[Tensor | None, ...]:
-    grads = empty_gradients(needs, dense, embeddings)
-    if not any(grad is not None and grad.numel() for grad in grads):
-        return grads
-    grad_output, dense, embeddings = (
-        row_readable(tensor) for tensor in (grad_output, dense, embeddings)
-    )
+    grad_output: Tensor, dense: Tensor, embeddings: Tensor, grads: Sequence[Tensor | None]
+) -> None:
     strides = (grad_output.stride(0), dense.stride(0), *embeddings.stride()[:2])
     aligned = _are_aligned(dense, embeddings)
     tensors = (grad_output, dense, embeddings, *grads)
-    candidates = configs_backward(needs, grad_output, dense, embeddings)
+    candidates = configs_backward((), grad_output, dense, embeddings)
     _launch("backward", tensors, embeddings, strides, grad_output.shape[1], aligned, candidates)
-    return grads
 
 
 def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:

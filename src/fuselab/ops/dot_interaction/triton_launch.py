@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fuselab.ops._shared.matrices import empty_gradients, row_readable
 from fuselab.ops.dot_interaction import triton_kernels
-from fuselab.ops.dot_interaction.layout import empty_output
+from fuselab.ops.dot_interaction.layout import backward_of, forward_of
 from fuselab.runtime import tuning
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
@@ -69,11 +68,8 @@ def _constants(embeddings: Tensor, config: Config) -> dict[str, Any]:
     }
 
 
-def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
-    output = empty_output(dense, embeddings, padding)
-    if output.numel() == 0:
-        return output
-    dense, embeddings = row_readable(dense), row_readable(embeddings)
+@forward_of
+def forward(dense: Tensor, embeddings: Tensor, padding: int, output: Tensor) -> None:
     batch, tables, width = embeddings.shape
     config = _chosen("triton", dense, embeddings)
     launch(
@@ -91,18 +87,12 @@ def forward(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
         **_constants(embeddings, config),
         EDGE=power_of_two(padding, 16) if padding else 0,
     )
-    return output
 
 
+@backward_of
 def backward(
-    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
-) -> tuple[Tensor | None, ...]:
-    grads = empty_gradients(needs, dense, embeddings)
-    if not any(grad is not None and grad.numel() for grad in grads):
-        return grads
-    grad_output, dense, embeddings = (
-        row_readable(tensor) for tensor in (grad_output, dense, embeddings)
-    )
+    grad_output: Tensor, dense: Tensor, embeddings: Tensor, grads: Sequence[Tensor | None]
+) -> None:
     batch, tables, width = embeddings.shape
     config = _chosen("triton_backward", dense, embeddings)
     launch(
@@ -120,7 +110,6 @@ def backward(
         *embeddings.stride()[:2],
         **_constants(embeddings, config),
     )
-    return grads
 
 
 def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:

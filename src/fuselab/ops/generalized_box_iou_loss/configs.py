@@ -3,12 +3,12 @@ how many blocks or programs per multiprocessor a reduction is spread over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fuselab.ops.generalized_box_iou_loss.layout import arithmetic
+from fuselab.ops.generalized_box_iou_loss.layout import Pairs, arithmetic
 from fuselab.runtime import tuning
 from fuselab.runtime.tuning import Config
 
@@ -87,16 +87,22 @@ def _first(default: Config, others: Sequence[Config]) -> tuple[Config, ...]:
     return default, *(config for config in others if config != default)
 
 
-def chosen(
-    implementation: str,
-    first: Tensor,
-    second: Tensor,
-    reduction: str,
-    candidates: Sequence[Config],
-) -> Config:
-    """The candidate to launch with; kept per dtypes, reduction and power of two of pairs."""
+CONFIGS: Mapping[str, Callable[..., Sequence[Config]]] = {
+    "cuda": cuda,
+    "cuda_backward": cuda_backward,
+    "triton": triton,
+    "triton_backward": triton_backward,
+}
+
+
+def chosen(implementation: str, where: Pairs, reduction: str) -> Config:
+    """Return the configuration to launch with; kept per dtypes, reduction and power of two of
+    pairs. ``implementation`` is a key of ``CONFIGS``."""
+    first, second = where.first, where.second
+    before = ((), first) if implementation.endswith("_backward") else ()
+    candidates = CONFIGS[implementation](*before, first, second, reduction)
     prefix = "padded_" if reduction == "padded" else ""
-    count = min((first.numel() // 4 - 1).bit_length(), 20)
+    count = min((where.count - 1).bit_length(), 20)
     key = (first.dtype, second.dtype, reduction, f"2^{count}")
     return tuning.chosen(
         f"fuselab::{prefix}generalized_box_iou_loss", implementation, key, candidates

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CPP_NAMES
 from fuselab.ops.generalized_box_iou_loss.layout import (
+    Epsilon,
     Pairs,
     arithmetic,
-    empty_gradients,
-    empty_loss,
-    pairs,
+    backward_of,
+    forward_of,
 )
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
 from fuselab.runtime.parameters import Scalar
@@ -23,38 +23,28 @@ CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 _REDUCTIONS = ("none", "sum", "mean", "padded")  # as cpu_kernels.cpp counts them
 
 
-def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) -> Tensor:
+@forward_of
+def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
     """The loss in one pass over the boxes."""
-    loss = empty_loss(first, second, reduction)
-    if first.numel() == 0:
-        return loss.zero_()
-    where = pairs(first, second)
     if reduction == "none":
         _launch("forward", where, (where.first, where.second, loss), eps)
     else:
         kind = i32(_REDUCTIONS.index(reduction))
         _launch("reduce", where, (where.first, where.second, loss, kind), eps)
-    return loss
 
 
+@backward_of
 def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    first: Tensor,
-    second: Tensor,
+    where: Pairs,
+    upstream: Tensor,
     reduction: str,
-    eps: float | Tensor,
-) -> tuple[Tensor | None, ...]:
+    eps: Epsilon,
+    grads: tuple[Tensor | None, ...],
+) -> None:
     """Both gradients in one pass over the boxes; "padded" counts them in one before."""
-    grads = empty_gradients(needs, first, second)
-    if first.numel() == 0 or not any(needs):
-        return grads
-    where = pairs(first, second, grad_output if reduction == "none" else None)
-    upstream = grad_output if where.grad is None else where.grad
     kind = i32(_REDUCTIONS.index(reduction))
     operands = (upstream, where.first, where.second, *grads, kind)
     _launch("backward", where, operands, eps, where.gradient_strides)
-    return grads
 
 
 def _launch(

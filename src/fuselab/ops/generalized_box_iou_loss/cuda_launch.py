@@ -12,11 +12,11 @@ from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops.generalized_box_iou_loss import configs
 from fuselab.ops.generalized_box_iou_loss.configs import SMALL_COUNT, chosen
 from fuselab.ops.generalized_box_iou_loss.layout import (
+    Epsilon,
     Pairs,
     arithmetic,
-    empty_gradients,
-    empty_loss,
-    pairs,
+    backward_of,
+    forward_of,
 )
 from fuselab.runtime.cuda_source import CudaSource, f32, f64, i64
 from fuselab.runtime.gpu_limits import multiprocessors
@@ -32,14 +32,11 @@ _ONE_BLOCK_THREADS = 1024  # of a reduction that one block makes alone
 _FINISH_THREADS = 1024
 
 
-def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) -> Tensor:
+@forward_of
+def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
     """The loss: one launch, or for a reduction of more than SMALL_COUNT pairs two, with a workspace
     of one float64 per block ("padded": two)."""
-    loss = empty_loss(first, second, reduction)
-    if first.numel() == 0:
-        return loss.zero_()
-    where = pairs(first, second)
-    config = chosen("cuda", first, second, reduction, configs.cuda(first, second, reduction))
+    config = chosen("cuda", where, reduction)
     boxes = config.boxes
     if reduction == "none":
         _launch(
@@ -50,16 +47,16 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
             where,
             (where.first, where.second, loss, _epsilon(eps, loss.dtype)),
         )
-        return loss
+        return
     threads = _ONE_BLOCK_THREADS if where.count <= SMALL_COUNT else _THREADS
     blocks = 1
     if where.count > SMALL_COUNT:
-        resident = multiprocessors(first.device) * config.blocks
+        resident = multiprocessors(where.first.device) * config.blocks
         blocks = min(ceil_div(where.count, threads * boxes), resident)
     partial = None
     if blocks > 1:
         sums = 2 if reduction == "padded" else 1
-        partial = first.new_empty(sums * blocks, dtype=torch.float64)
+        partial = where.first.new_empty(sums * blocks, dtype=torch.float64)
     arguments = (
         _epsilon_type(eps, loss.dtype),
         _REDUCTIONS[reduction],
@@ -81,29 +78,23 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
             (_FINISH_THREADS, 1, 1),
             (partial, loss, i64(blocks), i64(where.count)),
         )
-    return loss
 
 
+@backward_of
 def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    first: Tensor,
-    second: Tensor,
+    where: Pairs,
+    upstream: Tensor,
     reduction: str,
-    eps: float | Tensor,
-) -> tuple[Tensor | None, ...]:
+    eps: Epsilon,
+    grads: tuple[Tensor | None, ...],
+) -> None:
     """Both gradients in one launch; "padded" above SMALL_COUNT pairs counts the boxes first, in
     two more launches with a workspace of one int64."""
-    grads = empty_gradients(needs, first, second)
-    if first.numel() == 0 or not any(needs):
-        return grads
-    where = pairs(first, second, grad_output if reduction == "none" else None)
     valid = None
     if reduction == "padded" and where.count > SMALL_COUNT:
         valid = _count_valid(where)
-    candidates = configs.cuda_backward(needs, grad_output, first, second, reduction)
-    boxes = chosen("cuda_backward", first, second, reduction, candidates).boxes
-    dtype = arithmetic(first, second)
+    boxes = chosen("cuda_backward", where, reduction).boxes
+    dtype = arithmetic(where.first, where.second)
     _launch(
         "backward",
         (_epsilon_type(eps, dtype), _REDUCTIONS[reduction], *_spread(where, boxes)),
@@ -111,7 +102,7 @@ def backward(
         _THREADS,
         where,
         (
-            grad_output if where.grad is None else where.grad,
+            upstream,
             where.first,
             where.second,
             valid,
@@ -120,7 +111,6 @@ def backward(
         ),
         where.gradient_strides,
     )
-    return grads
 
 
 def _count_valid(where: Pairs) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from fuselab.errors import ShapeError
 from fuselab.ops._shared.dtypes import check_floating
 from fuselab.ops._shared.layout import nest
+from fuselab.ops._shared.matrices import empty_gradients
 
 MAX_RANK = 3
 
@@ -40,16 +42,6 @@ def empty_loss(first: Tensor, second: Tensor, reduction: str) -> Tensor:
     """Contiguous; 0-d but for "none"."""
     shape = first.shape[:-1] if reduction == "none" else ()
     return first.new_empty(shape, dtype=arithmetic(first, second))
-
-
-def empty_gradients(
-    needs: Sequence[bool], first: Tensor, second: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Contiguous, in the boxes' dtypes; None where not needed."""
-    return tuple(
-        boxes.new_empty(boxes.shape) if need else None
-        for need, boxes in zip(needs, (first, second), strict=True)
-    )
 
 
 @dataclass(frozen=True)
@@ -118,3 +110,48 @@ def pairs(first: Tensor, second: Tensor, grad: Tensor | None = None) -> Pairs:
         return pairs(*(operand.contiguous() for operand in operands))
     padded = loops.padded(MAX_RANK)
     return Pairs(first, second, grad, len(loops.sizes), padded.sizes, padded.strides)
+
+
+Epsilon = float | Tensor
+Forward = Callable[[Tensor, Tensor, str, Epsilon], Tensor]
+Backward = Callable[..., tuple[Tensor | None, ...]]
+
+
+def forward_of(run: Callable[[Pairs, str, Epsilon, Tensor], None]) -> Forward:
+    """Return the forward of an implementation whose ``run(where, reduction, eps, loss)`` writes the
+    loss of one pair or more."""
+
+    @functools.wraps(run)
+    def forward(first: Tensor, second: Tensor, reduction: str, eps: Epsilon) -> Tensor:
+        loss = empty_loss(first, second, reduction)
+        if first.numel() == 0:
+            return loss.zero_()
+        run(pairs(first, second), reduction, eps, loss)
+        return loss
+
+    return forward
+
+
+def backward_of(
+    run: Callable[[Pairs, Tensor, str, Epsilon, tuple[Tensor | None, ...]], None],
+) -> Backward:
+    """Return the backward of an implementation whose ``run(where, upstream, reduction, eps,
+    grads)`` writes the gradients that are needed of one pair or more."""
+
+    @functools.wraps(run)
+    def backward(
+        needs: Sequence[bool],
+        grad_output: Tensor,
+        first: Tensor,
+        second: Tensor,
+        reduction: str,
+        eps: Epsilon,
+    ) -> tuple[Tensor | None, ...]:
+        grads = empty_gradients(needs, first, second)
+        if first.numel() and any(needs):
+            where = pairs(first, second, grad_output if reduction == "none" else None)
+            upstream = grad_output if where.grad is None else where.grad
+            run(where, upstream, reduction, eps, grads)
+        return grads
+
+    return backward

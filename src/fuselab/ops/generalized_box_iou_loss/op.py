@@ -140,10 +140,5 @@ OP = FusedOp(
     peers={"clamped": reference.clamped},
     libraries={"torchvision": _torchvision},
     dtypes=FLOATING,
-    configs={
-        "cuda": configs.cuda,
-        "cuda_backward": configs.cuda_backward,
-        "triton": configs.triton,
-        "triton_backward": configs.triton_backward,
-    },
+    configs=configs.CONFIGS,
 )

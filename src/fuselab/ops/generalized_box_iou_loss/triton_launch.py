@@ -9,15 +9,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fuselab.ops.generalized_box_iou_loss import configs
 from fuselab.ops.generalized_box_iou_loss import triton_kernels as kernels
 from fuselab.ops.generalized_box_iou_loss.configs import chosen
 from fuselab.ops.generalized_box_iou_loss.layout import (
+    Epsilon,
     Pairs,
     arithmetic,
-    empty_gradients,
-    empty_loss,
-    pairs,
+    backward_of,
+    forward_of,
 )
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div
@@ -28,22 +27,19 @@ _FINISH_BLOCK = 1024
 _COUNT_BLOCK = 512
 
 
-def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) -> Tensor:
+@forward_of
+def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
     """The loss: one launch, or for a reduction two, with a workspace of one float64 per program
     ("padded": two)."""
-    loss = empty_loss(first, second, reduction)
-    if first.numel() == 0:
-        return loss.zero_()
-    where = pairs(first, second)
-    config = chosen("triton", first, second, reduction, configs.triton(first, second, reduction))
+    config = chosen("triton", where, reduction)
     programs = ceil_div(where.count, config.block)
     if reduction == "none":
         _launch(kernels.forward, programs, config, where, (where.first, where.second, loss), eps)
-        return loss
+        return
     padded = reduction == "padded"
-    resident = multiprocessors(first.device) * config.programs
+    resident = multiprocessors(where.first.device) * config.programs
     programs = min(programs, resident)
-    sums = first.new_empty(programs * (2 if padded else 1), dtype=torch.float64)
+    sums = where.first.new_empty(programs * (2 if padded else 1), dtype=torch.float64)
     operands = (where.first, where.second, sums)
     _launch(kernels.reduce, programs, config, where, operands, eps, PADDED=padded)
     launch(
@@ -57,33 +53,27 @@ def forward(first: Tensor, second: Tensor, reduction: str, eps: float | Tensor) 
         PADDED=padded,
         BLOCK=_FINISH_BLOCK,
     )
-    return loss
 
 
+@backward_of
 def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    first: Tensor,
-    second: Tensor,
+    where: Pairs,
+    upstream: Tensor,
     reduction: str,
-    eps: float | Tensor,
-) -> tuple[Tensor | None, ...]:
+    eps: Epsilon,
+    grads: tuple[Tensor | None, ...],
+) -> None:
     """Both gradients in one launch; "padded" counts the boxes first, in two more launches with a
     workspace of one int64."""
-    grads = empty_gradients(needs, first, second)
-    if first.numel() == 0 or not any(needs):
-        return grads
-    where = pairs(first, second, grad_output if reduction == "none" else None)
     valid = _count_valid(where) if reduction == "padded" else None
-    candidates = configs.triton_backward(needs, grad_output, first, second, reduction)
-    config = chosen("triton_backward", first, second, reduction, candidates)
+    config = chosen("triton_backward", where, reduction)
     _launch(
         kernels.backward,
         ceil_div(where.count, config.block),
         config,
         where,
         (
-            grad_output if where.grad is None else where.grad,
+            upstream,
             where.first,
             where.second,
             valid,
@@ -95,7 +85,6 @@ def backward(
         MEAN=reduction == "mean",
         PADDED=reduction == "padded",
     )
-    return grads
 
 
 def _count_valid(where: Pairs) -> Tensor:

@@ -106,10 +106,5 @@ OP = FusedOp(
     cpu_cases=cases.CPU_CASES,
     peers={"masked": reference.masked},
     dtypes=FLOATING,
-    configs={
-        "cuda": configs.cuda,
-        "cuda_backward": configs.cuda_backward,
-        "triton": configs.triton,
-        "triton_backward": configs.triton_backward,
-    },
+    configs=configs.CONFIGS,
 )
