@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,10 +10,8 @@ from torch import Tensor
 from fuselab.ops._shared.dtypes import cpp_types
 from fuselab.ops.linear_sigmoid.layout import (
     Rows,
-    empty_gradients,
-    empty_output,
-    row_vector,
-    rows_of,
+    backward_of,
+    forward_of,
 )
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i64
 from fuselab.runtime.grid import ceil_div
@@ -24,70 +21,49 @@ _PARALLEL_FROM = 1 << 16  # parallel_from of cpu_kernels.cpp
 _MOST_PARTS = 64  # of the rows: enough for 64 threads, and few sums to add up
 
 
-def _dense_rows(
-    input: Tensor, weight: Tensor, bias: Tensor | None, reduction: str | None
-) -> tuple[Rows, int, int]:
+def _dense_rows(of: Rows) -> tuple[Rows, int, int]:
     """Rows of stride 1, how many parts they are in, and how many a part has: a multiple of 16. What
     one thread does is one part, which needs no workspace for its sum."""
-    of = rows_of(input, weight, bias, reduction)
     rows = of.input if of.input.stride(1) == 1 or of.depth == 1 else of.input.contiguous()
-    of = Rows(rows, of.weight.contiguous(), bias, of.kind, of.mean)
+    of = Rows(rows, of.weight.contiguous(), of.bias, of.kind, of.mean)
     most = _MOST_PARTS if of.rows * of.depth >= _PARALLEL_FROM else 1
     per_part = ceil_div(ceil_div(of.rows, most), 16) * 16
     return of, ceil_div(of.rows, per_part), per_part
 
 
-def forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor | None = None,
-    reduction: str | None = None,
-) -> Tensor:
+@forward_of
+def forward(of: Rows, target: Tensor | None, output: Tensor) -> None:
     """One launch; an input whose rows are not dense is copied first."""
-    of, parts, per_part = _dense_rows(input, weight, bias, reduction)
-    output = empty_output(input, target, of.kind)
+    of, parts, per_part = _dense_rows(of)
     summed = of.kind == "loss" and parts > 1
-    sums = input.new_empty(parts, dtype=torch.float64) if summed else None
-    kept = None if target is None else row_vector(target, of.rows)
-    types = (input, input if kept is None else kept, output)
+    sums = of.input.new_empty(parts, dtype=torch.float64) if summed else None
+    types = (of.input, of.input if target is None else target, output)
     numbers = (of.rows, of.depth, per_part, of.input.stride(0))
     CPP.launch(
         f"forward<Kind::{of.kind}, {cpp_types(tensor.dtype for tensor in types)}>",
         (
-            *(of.input, of.weight, bias, kept, output, sums),
+            *(of.input, of.weight, of.bias, target, output, sums),
             *(i64(number) for number in numbers),
-            i64(0 if kept is None else kept.stride(0)),
+            i64(0 if target is None else target.stride(0)),
             f64(of.divisor),
         ),
     )
-    return output
 
 
-def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    saved: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    reduction: str | None = None,
-) -> tuple[Tensor | None, ...]:
+@backward_of
+def backward(of: Rows, upstream: Tensor, kept: Tensor, grads: tuple[Tensor | None, ...]) -> None:
     """One launch. The workspace is up to 64 rows of float32 and 64 float64."""
-    of, parts, per_part = _dense_rows(input, weight, bias, reduction)
-    grads = empty_gradients(needs, input)
-    upstream, kept = row_vector(grad_output, of.rows), row_vector(saved, of.rows)
-    weight_sums = input.new_empty((parts, ceil_div(of.depth, 16) * 16), dtype=torch.float32)
-    bias_sums = input.new_empty(parts, dtype=torch.float64)
+    of, parts, per_part = _dense_rows(of)
+    weight_sums = of.input.new_empty((parts, ceil_div(of.depth, 16) * 16), dtype=torch.float32)
+    bias_sums = of.input.new_empty(parts, dtype=torch.float64)
     kind = "sigmoid" if of.kind == "sigmoid" else "loss"
-    types = cpp_types(tensor.dtype for tensor in (input, kept, upstream))
+    types = cpp_types(tensor.dtype for tensor in (of.input, kept, upstream))
     numbers = (of.rows, of.depth, per_part, upstream.stride(0), kept.stride(0), of.input.stride(0))
     CPP.launch(
         f"backward<Kind::{kind}, {types}>",
         (
-            *(upstream, kept, of.input, of.weight, bias, *grads, weight_sums, bias_sums),
+            *(upstream, kept, of.input, of.weight, of.bias, *grads, weight_sums, bias_sums),
             *(i64(number) for number in numbers),
             f32(1 / of.divisor),
         ),
     )
-    return grads

@@ -11,11 +11,9 @@ from torch import Tensor
 from fuselab.ops._shared.dtypes import CUDA_NAMES, cuda_types
 from fuselab.ops.linear_sigmoid.layout import (
     Rows,
-    empty_gradients,
-    empty_output,
+    backward_of,
+    forward_of,
     refusal,
-    row_vector,
-    rows_of,
 )
 from fuselab.runtime.cuda_source import CudaSource, f32, f64, i64
 from fuselab.runtime.gpu_limits import multiprocessors
@@ -78,71 +76,52 @@ def _add_up(sums: Tensor, others: Tensor | None, last: Tensor | None) -> None:
     )
 
 
-def forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor | None = None,
-    reduction: str | None = None,
-) -> Tensor:
+@forward_of
+def forward(of: Rows, target: Tensor | None, output: Tensor) -> None:
     """One launch; of a reduced loss a second that adds up the blocks' sums."""
-    of = rows_of(input, weight, bias, reduction)
-    output = empty_output(input, target, of.kind)
     blocks = _blocks(of, _BLOCKS_PER_MULTIPROCESSOR)
-    sums = input.new_empty((blocks, 1), dtype=torch.float64) if of.kind == "loss" else None
+    sums = of.input.new_empty((blocks, 1), dtype=torch.float64) if of.kind == "loss" else None
     written = output if sums is None else sums
-    kept = None if target is None else row_vector(target, of.rows)
-    types = (input.dtype, input.dtype if kept is None else kept.dtype, written.dtype)
+    types = (of.input.dtype, of.input.dtype if target is None else target.dtype, written.dtype)
     numbers = (of.rows, of.depth, *of.input.stride(), of.weight.stride(0))
     CUDA.launch(
         _expression("forward", of.kind, types, *_part(of)),
         (blocks, 1, 1),
         (32 * _WARPS, 1, 1),
         (
-            *(of.input, of.weight, bias, kept, written),
+            *(of.input, of.weight, of.bias, target, written),
             *(i64(number) for number in numbers),
-            i64(0 if kept is None else kept.stride(0)),
+            i64(0 if target is None else target.stride(0)),
             f64(1 / of.divisor),
         ),
     )
     if sums is not None:
         _add_up(sums, None, output)
-    return output
 
 
-def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    saved: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    reduction: str | None = None,
-) -> tuple[Tensor | None, ...]:
+@backward_of
+def backward(of: Rows, upstream: Tensor, kept: Tensor, grads: tuple[Tensor | None, ...]) -> None:
     """As ``triton_launch.backward``; the workspace is float64 (blocks, depth + 1), 0.8 MB on 132
     multiprocessors at a depth of 256."""
-    of = rows_of(input, weight, bias, reduction)
-    grads = grad_input, grad_weight, grad_bias = empty_gradients(needs, input)
-    upstream, kept = row_vector(grad_output, of.rows), row_vector(saved, of.rows)
+    grad_input, grad_weight, grad_bias = grads
     blocks = _blocks(of, _resident_blocks(of))
-    sums = input.new_empty((blocks, of.depth + 1), dtype=torch.float64)
+    sums = of.input.new_empty((blocks, of.depth + 1), dtype=torch.float64)
     weight_sums = None if grad_weight is None else sums
     bias_sums = None if grad_bias is None else sums[:, of.depth :]
     numbers = (of.rows, of.depth, upstream.stride(0), kept.stride(0))
-    types = (input.dtype, kept.dtype, upstream.dtype)
+    types = (of.input.dtype, kept.dtype, upstream.dtype)
     kind = "sigmoid" if of.kind == "sigmoid" else "loss"
     CUDA.launch(
         _expression("backward", kind, types, *_part(of)),
         (blocks, 1, 1),
         (32 * _WARPS, 1, 1),
         (
-            *(upstream, kept, of.input, of.weight, bias, grad_input, weight_sums, bias_sums),
+            *(upstream, kept, of.input, of.weight, of.bias, grad_input, weight_sums, bias_sums),
             *(i64(number) for number in (*numbers, *of.input.stride(), of.weight.stride(0))),
             f32(1 / of.divisor),
         ),
     )
     _add_up(sums, grad_weight, grad_bias)
-    return grads
 
 
 def supports_backward(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +92,51 @@ def empty_gradients(needs: Sequence[bool], input: Tensor) -> tuple[Tensor | None
         input.new_empty((1, input.shape[-1])) if needs[1] else None,
         input.new_empty((1,)) if needs[2] else None,
     )
+
+
+def forward_of(run: Callable[[Rows, Tensor | None, Tensor], None]) -> Callable[..., Tensor]:
+    """Return the forward of an implementation whose ``run(of, target, output)`` writes sigmoid or,
+    with a target ``(rows,)``, the loss."""
+
+    @functools.wraps(run)
+    def forward(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor | None = None,
+        reduction: str | None = None,
+    ) -> Tensor:
+        of = rows_of(input, weight, bias, reduction)
+        output = empty_output(input, target, of.kind)
+        run(of, None if target is None else row_vector(target, of.rows), output)
+        return output
+
+    return forward
+
+
+def backward_of(
+    run: Callable[[Rows, Tensor, Tensor, tuple[Tensor | None, ...]], None],
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the backward of an implementation whose ``run(of, upstream, kept, grads)`` writes the
+    gradients of input, weight and bias that are needed; ``kept`` is the output of sigmoid or a
+    loss's target, as ``upstream`` ``(rows,)``."""
+
+    @functools.wraps(run)
+    def backward(
+        needs: Sequence[bool],
+        grad_output: Tensor,
+        saved: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        reduction: str | None = None,
+    ) -> tuple[Tensor | None, ...]:
+        of = rows_of(input, weight, bias, reduction)
+        grads = empty_gradients(needs, input)
+        run(of, row_vector(grad_output, of.rows), row_vector(saved, of.rows), grads)
+        return grads
+
+    return backward
 
 
 # The order on a GPU, of forward and backward. us of both at 65536x256 on an H200 (2026-11-22),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from fuselab.ops.linear_sigmoid.layout import (
     Rows,
-    empty_gradients,
-    empty_output,
-    row_vector,
-    rows_of,
+    backward_of,
+    forward_of,
 )
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -84,29 +80,14 @@ def _per_row(
         _add_up(sums, output)
 
 
-def forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor | None = None,
-    reduction: str | None = None,
-) -> Tensor:
+@forward_of
+def forward(of: Rows, target: Tensor | None, output: Tensor) -> None:
     """sigmoid, or with a target and a reduction the loss."""
-    of = rows_of(input, weight, bias, reduction)
-    output = empty_output(input, target, of.kind)
-    _per_row(of, None if target is None else row_vector(target, of.rows), None, output, of.kind)
-    return output
+    _per_row(of, target, None, output, of.kind)
 
 
-def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    saved: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    reduction: str | None = None,
-) -> tuple[Tensor | None, ...]:
+@backward_of
+def backward(of: Rows, upstream: Tensor, kept: Tensor, grads: tuple[Tensor | None, ...]) -> None:
     """Gradients of input, weight and bias; ``saved`` is the output of sigmoid or a loss's target.
 
     One launch over the input and one for each gradient that is a sum. The workspace is float32
@@ -115,27 +96,25 @@ def backward(
     """
     from fuselab.ops.linear_sigmoid import triton_kernels as kernels
 
-    of = rows_of(input, weight, bias, reduction)
-    grads = grad_input, grad_weight, grad_bias = empty_gradients(needs, input)
-    kind, upstream = of.kind, row_vector(grad_output, of.rows)
-    kept = row_vector(saved, of.rows)
+    grad_input, grad_weight, grad_bias = grads
+    kind = of.kind
     if kind != "sigmoid" and of.depth > WHOLE_DEPTH:
-        of_logit = input.new_empty(of.rows, dtype=torch.float32)
+        of_logit = of.input.new_empty(of.rows, dtype=torch.float32)
         _per_row(of, kept, upstream, of_logit, "gradient")
         kind, kept = "given", of_logit
     tile, along = _tile(of.depth)
     across = ceil_div(of.depth, along)
-    programs = max(1, _programs(input.device) // across)
+    programs = max(1, _programs(of.input.device) // across)
     workers, per_worker = _spread(of.rows, tile, programs)
     weight_sums = bias_sums = None
     if grad_weight is not None:
-        weight_sums = input.new_empty((workers, of.depth), dtype=torch.float32)
+        weight_sums = of.input.new_empty((workers, of.depth), dtype=torch.float32)
     if grad_bias is not None:
-        bias_sums = input.new_empty((workers, 1), dtype=torch.float64)
+        bias_sums = of.input.new_empty((workers, 1), dtype=torch.float64)
     launch(
         kernels.backward,
         (workers * across,),
-        *(None if kind == "given" else upstream, kept, of.input, of.weight, bias, grad_input),
+        *(None if kind == "given" else upstream, kept, of.input, of.weight, of.bias, grad_input),
         *(weight_sums, bias_sums, of.rows, of.divisor, of.depth, per_worker),
         *(upstream.stride(0), kept.stride(0), *of.input.stride(), of.weight.stride(0)),
         KIND={"losses": "loss"}.get(kind, kind),
@@ -145,4 +124,3 @@ def backward(
     for sums, result in ((weight_sums, grad_weight), (bias_sums, grad_bias)):
         if sums is not None and result is not None:
             _add_up(sums, result)
-    return grads
