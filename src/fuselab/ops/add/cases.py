@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, sized, sweep_tags
 
 _SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))
 
@@ -43,39 +43,28 @@ _LAYOUTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
-
-
+@made
 def _case(
+    random: Random,
     input_shape: Sequence[int],
     other_shape: Sequence[int],
     lay_out: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda *pair: pair,
-) -> Make:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        pair = (
-            torch.randn(tuple(shape), generator=generator).to(device, dtype)
-            for shape in (input_shape, other_shape)
-        )
-        return Inputs(lay_out(*pair))
-
-    return make
+) -> Inputs:
+    pair = (random.normal(*shape) for shape in (input_shape, other_shape))
+    return Inputs(lay_out(*pair))
 
 
 def _cases() -> Iterator[Case]:
     for shape in _SWEEP:
-        tags = {"bench", "sweep"}
-        tags |= {"tiny"} if shape == (4, 4) else {"huge"} if shape[0] == 262144 else set()
-        yield Case("x".join(map(str, shape)), _case(shape, shape), frozenset(tags))
+        tags = sweep_tags(tiny=shape == (4, 4), huge=shape[0] == 262144)
+        yield Case(sized(shape), _case(shape, shape), tags)
     rows = _case((65536, 512), (512,))
     yield Case("65536x512_one_row", rows, frozenset({"bench"}))
-    boundary = frozenset({"boundary"})
     for input_shape, other_shape in _BOUNDARY:
-        name = "_and_".join(
-            "x".join(map(str, shape)) or "0d" for shape in (input_shape, other_shape)
-        )
-        yield Case(f"boundary_{name}", _case(input_shape, other_shape), boundary)
+        name = f"boundary_{sized(input_shape, other_shape)}"
+        yield Case(name, _case(input_shape, other_shape), BOUNDARY)
     for name, lay_out in _LAYOUTS.items():
-        yield Case(f"layout_{name}", _case((72, 34), (72, 34), lay_out), boundary)
+        yield Case(f"layout_{name}", _case((72, 34), (72, 34), lay_out), BOUNDARY)
 
 
 def draw(source: Draw) -> Inputs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from fuselab.op import (
@@ -14,6 +13,7 @@ from fuselab.op import (
 )
 from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.cases import BOUNDARY, Make, Random, made, sweep_tags
 
 _SWEEP = (
     (4, 4),
@@ -44,57 +44,38 @@ _BOUNDARY = (
 )
 
 
-def _random(
-    shape: Sequence[int], device: torch.device, dtype: torch.dtype, generator: torch.Generator
-) -> Tensor:
-    return torch.randn(tuple(shape), generator=generator).to(device, dtype)
+@made
+def _matrix_case(random: Random, rows: int, columns: int, activation: str = "relu") -> Inputs:
+    input = random.normal(rows, columns)
+    update = random.normal(rows, columns)
+    bias = random.normal(columns)
+    return Inputs((input, update, bias, 0.5, activation))
 
 
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
-
-
-def _matrix_case(rows: int, columns: int, activation: str = "relu") -> Make:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        input = _random((rows, columns), device, dtype, generator)
-        update = _random((rows, columns), device, dtype, generator)
-        bias = _random((columns,), device, dtype, generator)
-        return Inputs((input, update, bias, 0.5, activation))
-
-    return make
-
-
+@made
 def _layout_case(
-    shape: Sequence[int], lay_out: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], bias: bool
-) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        input, update = lay_out(
-            _random(shape, device, dtype, generator), _random(shape, device, dtype, generator)
-        )
-        last = input.shape[-1:]
-        vector = _random(last, device, dtype, generator) if bias else None
-        return Inputs((input, update, vector, -1.5, "relu"))
-
-    return make
-
-
-def _sweep_tags(rows: int, columns: int) -> frozenset[str]:
-    tags = {"bench", "sweep"}
-    if rows * columns <= 64 * 64:
-        tags.add("tiny")
-    if rows * columns >= 2**27:
-        tags.add("huge")
-    return frozenset(tags)
+    random: Random,
+    shape: Sequence[int],
+    lay_out: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    bias: bool,
+) -> Inputs:
+    input, update = lay_out(random.normal(*shape), random.normal(*shape))
+    vector = random.normal(*input.shape[-1:]) if bias else None
+    return Inputs((input, update, vector, -1.5, "relu"))
 
 
 def _cases() -> Iterator[Case]:
     for rows, columns in _SWEEP:
         name = f"{rows}x{columns}"
-        yield Case(name, _matrix_case(rows, columns), _sweep_tags(rows, columns))
-    boundary = frozenset({"boundary"})
+        yield Case(
+            name,
+            _matrix_case(rows, columns),
+            sweep_tags(tiny=rows * columns <= 64 * 64, huge=rows * columns >= 2**27),
+        )
     for rows, columns in _BOUNDARY:
-        yield Case(f"boundary_{rows}x{columns}", _matrix_case(rows, columns), boundary)
+        yield Case(f"boundary_{rows}x{columns}", _matrix_case(rows, columns), BOUNDARY)
     for name in ACTIVATIONS:
-        yield Case(f"{name}_37x65", _matrix_case(37, 65, name), boundary)
+        yield Case(f"{name}_37x65", _matrix_case(37, 65, name), BOUNDARY)
     layouts: dict[str, tuple[Sequence[int], Callable[..., tuple[Tensor, Tensor]], bool]] = {
         "0d": ((), lambda input, update: (input, update), False),
         "1d": ((1000,), lambda input, update: (input, update), True),
@@ -128,7 +109,7 @@ def _cases() -> Iterator[Case]:
         ),
     }
     for name, (shape, lay_out, bias) in layouts.items():
-        yield Case(f"layout_{name}", _layout_case(shape, lay_out, bias), boundary)
+        yield Case(f"layout_{name}", _layout_case(shape, lay_out, bias), BOUNDARY)
 
 
 def _cpu_cases() -> Iterator[Case]:
@@ -145,20 +126,16 @@ def _cpu_cases() -> Iterator[Case]:
                 ("rows", lambda tensor: tensor[:, :-1]),
                 ("strided", lambda tensor: tensor.t()),
             ):
-                make = _laid_out(_matrix_case(rows, columns, name), lay_out)
+                make = _laid_out_case(_matrix_case(rows, columns, name), lay_out)
                 yield Case(f"{rows}x{columns} {name}, {how}", make, cpu_sizes.DTYPES)
 
 
-def _laid_out(make: Make, lay_out: Callable[[Tensor], Tensor]) -> Make:
-    """The same case with input and update laid out anew, and a bias for their last dimension."""
-
-    def made(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        input, update, _, scale, activation = make(device, dtype, generator).args
-        input, update = lay_out(input), lay_out(update)
-        bias = _random(input.shape[-1:], device, dtype, generator)
-        return Inputs((input, update, bias, scale, activation))
-
-    return made
+@made
+def _laid_out_case(random: Random, of: Make, lay_out: Callable[[Tensor], Tensor]) -> Inputs:
+    """The case ``of`` with input and update laid out anew, and a bias for their last dimension."""
+    input, update, _, scale, activation = of(random.device, random.dtype, random.generator).args
+    input, update = lay_out(input), lay_out(update)
+    return Inputs((input, update, random.normal(*input.shape[-1:]), scale, activation))
 
 
 def draw(source: Draw) -> Inputs:

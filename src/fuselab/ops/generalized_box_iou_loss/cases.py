@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
 from fuselab.ops.generalized_box_iou_loss import (
     reference,
 )
@@ -42,37 +43,34 @@ LAYOUTS: dict[str, tuple[Sequence[int], Callable[[Tensor], Tensor]]] = {
 }
 
 
+@made
 def _case(
+    random: Random,
     shape: Sequence[int],
     reduction: str,
     boxes: Boxes = random_boxes,
-    lay_out: Callable[[Tensor], Tensor] = lambda boxes: boxes,
-) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        first, second = (boxes(shape, generator).to(device, dtype) for _ in range(2))
-        return Inputs((lay_out(first), lay_out(second)), {"reduction": reduction})
-
-    return make
+    lay_out: Callable[[Tensor], Tensor] = unchanged,
+) -> Inputs:
+    first, second = (random.moved(boxes(shape, random.generator)) for _ in range(2))
+    return Inputs((lay_out(first), lay_out(second)), {"reduction": reduction})
 
 
 def _cases() -> Iterator[Case]:
     for batch in (32, 1024, 16384, 65536):
         for reduction in ("none", "mean"):
-            tags = {"bench", "sweep"} | ({"tiny"} if batch == 32 else set())
-            tags |= {"huge"} if batch == 65536 else set()
+            tags = sweep_tags(tiny=batch == 32, huge=batch == 65536)
             name = f"{batch}x256" + ("" if reduction == "none" else f" {reduction}")
-            yield Case(name, _case((batch, 256), reduction), frozenset(tags))
-    boundary = frozenset({"boundary"})
+            yield Case(name, _case((batch, 256), reduction), tags)
     for count in (0, 1, 2, 3, 255, 256, 257, 511, 512, 513, 1025):
         for reduction in reference.REDUCTIONS:
-            yield Case(f"{count} {reduction}", _case((count,), reduction), boundary)
+            yield Case(f"{count} {reduction}", _case((count,), reduction), BOUNDARY)
     # Either side of what one block of cuda_kernels.cu reduces.
     for count in (8192, 8193):
-        yield Case(f"{count} sum", _case((count,), "sum"), boundary)
+        yield Case(f"{count} sum", _case((count,), "sum"), BOUNDARY)
     for reduction in reference.REDUCTIONS:
-        yield Case(f"ties {reduction}", _case((300,), reduction, grid_boxes), boundary)
+        yield Case(f"ties {reduction}", _case((300,), reduction, grid_boxes), BOUNDARY)
     for name, (shape, lay_out) in LAYOUTS.items():
-        yield Case(f"layout {name}", _case(shape, "none", random_boxes, lay_out), boundary)
+        yield Case(f"layout {name}", _case(shape, "none", random_boxes, lay_out), BOUNDARY)
 
 
 # Pairs of boxes: 36 bytes each in float32.

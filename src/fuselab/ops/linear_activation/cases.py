@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
 
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
 
-
+@made
 def _case(
+    random: Random,
     shape: Sequence[int],
     columns: int,
     activation: str = "relu",
     bias: bool = True,
-    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-) -> Make:
+    lay_out: Callable[[Tensor], Tensor] = unchanged,
+) -> Inputs:
     """Standard normal input; weights scaled as nn.Linear starts them. ``lay_out`` is given the
     input and the weight."""
 
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        def random(*shape: int, scale: float = 1.0) -> Tensor:
-            return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
-
-        input = lay_out(random(*shape))
-        depth = shape[-1]
-        weight = lay_out(random(columns, depth, scale=max(depth, 1) ** -0.5))
-        return Inputs((input, weight, random(weight.shape[0]) if bias else None, activation))
-
-    return make
+    input = lay_out(random.normal(*shape))
+    depth = shape[-1]
+    weight = lay_out(random.normal(columns, depth, deviation=max(depth, 1) ** -0.5))
+    vector = random.normal(weight.shape[0]) if bias else None
+    return Inputs((input, weight, vector, activation))
 
 
 _BENCH = (
@@ -67,19 +62,18 @@ _BOUNDARY = (
 
 def _cases() -> Iterator[Case]:
     for rows, depth, columns in _BENCH:
-        tags = {"bench", "sweep"} | ({"tiny"} if rows == 16 else set())
+        tags = sweep_tags(tiny=rows == 16)
         name = f"{rows}x{depth}->{columns}"
-        yield Case(name, _case((rows, depth), columns), frozenset(tags))
-    boundary = frozenset({"boundary"})
+        yield Case(name, _case((rows, depth), columns), tags)
     for rows, depth, columns in _BOUNDARY:
         name = f"boundary_{rows}x{depth}->{columns}"
-        yield Case(name, _case((rows, depth), columns), boundary)
+        yield Case(name, _case((rows, depth), columns), BOUNDARY)
     for name in ACTIVATIONS:
-        yield Case(f"{name}_37x13->65", _case((37, 13), 65, name), boundary)
-        yield Case(f"{name}_37x40->65", _case((37, 40), 65, name), boundary)
-    yield Case("no_bias", _case((33, 40), 24, bias=False), boundary)
-    yield Case("1d", _case((40,), 24), boundary)
-    yield Case("4d", _case((2, 3, 5, 40), 24), boundary)
+        yield Case(f"{name}_37x13->65", _case((37, 13), 65, name), BOUNDARY)
+        yield Case(f"{name}_37x40->65", _case((37, 40), 65, name), BOUNDARY)
+    yield Case("no_bias", _case((33, 40), 24, bias=False), BOUNDARY)
+    yield Case("1d", _case((40,), 24), BOUNDARY)
+    yield Case("4d", _case((2, 3, 5, 40), 24), BOUNDARY)
     layouts: dict[str, Callable[[Tensor], Tensor]] = {
         "transposed": lambda tensor: tensor.t(),
         "every_other": lambda tensor: tensor[:, ::2],
@@ -88,7 +82,7 @@ def _cases() -> Iterator[Case]:
         "one_column": lambda tensor: tensor[:, :1].expand_as(tensor),
     }
     for name, lay_out in layouts.items():
-        yield Case(f"layout_{name}", _case((48, 48), 48, lay_out=lay_out), boundary)
+        yield Case(f"layout_{name}", _case((48, 48), 48, lay_out=lay_out), BOUNDARY)
 
 
 def draw(source: Draw) -> Inputs:

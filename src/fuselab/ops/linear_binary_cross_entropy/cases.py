@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import torch
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.cases import BOUNDARY, Random, made
 from fuselab.ops.linear_sigmoid import layout
 from fuselab.ops.linear_sigmoid.cases import (
     CPU_SHAPES,
@@ -18,18 +17,13 @@ from fuselab.ops.linear_sigmoid.cases import (
     linear_arguments,
 )
 
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
 
-
-def _case(shape: Sequence[int], reduction: str, **options: Any) -> Make:
+@made
+def _case(random: Random, shape: Sequence[int], reduction: str, **options: Any) -> Inputs:
     """Targets are clicks: 0 or 1, 1 for a quarter of the rows."""
-
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        operands = linear_arguments(shape, device, dtype, generator, **options)
-        clicks = torch.rand((*operands[0].shape[:-1], 1), generator=generator) < 0.25
-        return Inputs((*operands, clicks.to(device, dtype), reduction))
-
-    return make
+    operands = linear_arguments(random, shape, **options)
+    clicks = random.uniform(*operands[0].shape[:-1], 1) < 0.25
+    return Inputs((*operands, random.moved(clicks), reduction))
 
 
 def _cases() -> Iterator[Case]:
@@ -38,8 +32,8 @@ def _cases() -> Iterator[Case]:
             yield Case(name, _case(shape, "mean", **options), tags)
     for reduction in ("sum", "none"):
         make = _case((37, 65), reduction)
-        yield Case(f"{reduction}_37x65", make, frozenset({"boundary"}))
-        yield Case(f"{reduction}_0x5", _case((0, 5), reduction), frozenset({"boundary"}))
+        yield Case(f"{reduction}_37x65", make, BOUNDARY)
+        yield Case(f"{reduction}_0x5", _case((0, 5), reduction), BOUNDARY)
 
 
 def _cpu_cases() -> Iterator[Case]:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
-
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
-
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
 
 # Bench: DLRM's last layer at its batch sizes, and wider ones. Boundary: around packs of 4 and 8
 # elements, a warp's 32 of them, the tiles' 1024, the groups of 4 and 16 rows.
 BENCH = ((128, 256), (2048, 256), (65536, 256), (65536, 64), (65536, 1024), (16384, 4096))
 
 
-BOUNDARY = (
+_EDGES = (
     *((0, 8), (3, 0), (1, 1), (5, 1), (1, 3), (4, 7), (16, 8), (17, 9), (33, 31), (64, 33)),
     *((3, 255), (31, 256), (9, 257), (2, 1023), (5, 1024), (7, 1025), (1, 2100)),
 )
@@ -35,41 +32,35 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def linear_arguments(
+    random: Random,
     shape: Sequence[int],
-    device: torch.device,
-    dtype: torch.dtype,
-    generator: torch.Generator,
     bias: bool = True,
-    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    lay_out: Callable[[Tensor], Tensor] = unchanged,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Standard normal input, and a weight that gives logits of about 2."""
-    input = lay_out(torch.randn(tuple(shape), generator=generator).to(device, dtype))
+    """Return a standard normal input, a weight that gives logits of about 2, and a bias or none."""
+    input = lay_out(random.normal(*shape))
     depth = input.shape[-1]
-    weight = torch.randn((1, depth), generator=generator) * (2 * max(depth, 1) ** -0.5)
-    vector = torch.randn((1,), generator=generator).to(device, dtype) if bias else None
-    return input, weight.to(device, dtype), vector
+    weight = random.normal(1, depth, deviation=2 * max(depth, 1) ** -0.5)
+    return input, weight, random.normal(1) if bias else None
 
 
-def _case(shape: Sequence[int], **options: Any) -> Make:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        return Inputs(linear_arguments(shape, device, dtype, generator, **options))
-
-    return make
+@made
+def _case(random: Random, shape: Sequence[int], **options: Any) -> Inputs:
+    return Inputs(linear_arguments(random, shape, **options))
 
 
 def case_tags() -> Iterator[tuple[str, tuple[int, ...], dict[str, Any], frozenset[str]]]:
     """Name, shape, options of ``linear_arguments`` and tags of every case."""
     for rows, depth in BENCH:
-        tags = {"bench", "sweep"} | ({"tiny"} if rows == 128 else set())
-        yield f"{rows}x{depth}", (rows, depth), {}, frozenset(tags)
-    boundary = frozenset({"boundary"})
-    for rows, depth in BOUNDARY:
-        yield f"boundary_{rows}x{depth}", (rows, depth), {}, boundary
-    yield "no_bias", (33, 40), {"bias": False}, boundary
-    yield "1d", (40,), {}, boundary
-    yield "4d", (2, 3, 5, 40), {}, boundary
+        tags = sweep_tags(tiny=rows == 128)
+        yield f"{rows}x{depth}", (rows, depth), {}, tags
+    for rows, depth in _EDGES:
+        yield f"boundary_{rows}x{depth}", (rows, depth), {}, BOUNDARY
+    yield "no_bias", (33, 40), {"bias": False}, BOUNDARY
+    yield "1d", (40,), {}, BOUNDARY
+    yield "4d", (2, 3, 5, 40), {}, BOUNDARY
     for name, lay_out in LAYOUTS.items():
-        yield f"layout_{name}", (48, 48), {"lay_out": lay_out}, boundary
+        yield f"layout_{name}", (48, 48), {"lay_out": lay_out}, BOUNDARY
 
 
 # (rows, depth) of float32, 64 kB to 200 MB; those behind in every dtype.

@@ -9,40 +9,37 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, unchanged
 
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
 
-
+@made
 def _case(
+    random: Random,
     leading: Sequence[int],
     inner: int,
     columns: int,
     rank: int,
     activation: str = "relu",
     has_bias: bool = True,
-    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-) -> Make:
+    lay_out: Callable[[Tensor], Tensor] = unchanged,
+) -> Inputs:
     """Weights as a trained layer's: of order 1 / sqrt(K), with an update a quarter of its size."""
 
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        def normal(*shape: int, deviation: float = 1.0) -> Tensor:
-            values = torch.randn(shape, generator=generator) * deviation
-            return lay_out(values.to(device, dtype))
+    def normal(*shape: int, deviation: float = 1.0) -> Tensor:
+        return lay_out(random.normal(*shape, deviation=deviation))
 
-        deviation = max(inner, 1) ** -0.5
-        return Inputs(
-            (
-                normal(*leading, inner),
-                normal(columns, inner, deviation=deviation),
-                normal(columns) if has_bias else None,
-                normal(rank, inner, deviation=deviation),
-                normal(columns, rank, deviation=0.25 * rank**-0.5),
-                0.5,
-                activation,
-            )
+    deviation = max(inner, 1) ** -0.5
+    return Inputs(
+        (
+            normal(*leading, inner),
+            normal(columns, inner, deviation=deviation),
+            normal(columns) if has_bias else None,
+            normal(rank, inner, deviation=deviation),
+            normal(columns, rank, deviation=0.25 * rank**-0.5),
+            0.5,
+            activation,
         )
-
-    return make
+    )
 
 
 def _every_other(tensor: Tensor) -> Tensor:
@@ -69,18 +66,17 @@ def _cases() -> Iterator[Case]:
     for rows, inner, columns, rank in CASES_TO_BEAT:
         name = f"{rows}x{inner} -> {columns} r{rank}"
         yield Case(name, _case((rows,), inner, columns, rank), frozenset({"bench"}))
-    boundary = frozenset({"boundary"})
     for rank in (1, 2, 3, 8, 15, 16, 17, 33, 64, 65, 100):
-        yield Case(f"rank {rank}", _case((33,), 40, 48, rank), boundary)
+        yield Case(f"rank {rank}", _case((33,), 40, 48, rank), BOUNDARY)
     for rows, inner, columns in ((0, 8, 8), (3, 8, 0), (1, 1, 1), (2, 3, 5), (65, 129, 63)):
-        yield Case(f"{rows}x{inner} -> {columns}", _case((rows,), inner, columns, 4), boundary)
+        yield Case(f"{rows}x{inner} -> {columns}", _case((rows,), inner, columns, 4), BOUNDARY)
     for name in ACTIVATIONS:
-        yield Case(f"{name} 37x24 -> 40", _case((37,), 24, 40, 8, name), boundary)
-    yield Case("no bias", _case((17,), 32, 24, 8, has_bias=False), boundary)
-    yield Case("vector", _case((), 32, 24, 8), boundary)
-    yield Case("two leading dimensions", _case((3, 5), 32, 24, 8), boundary)
-    yield Case("every other", _case((9,), 32, 24, 8, lay_out=_every_other), boundary)
-    yield Case("transposed", _case((9,), 32, 24, 8, lay_out=_transposed), boundary)
+        yield Case(f"{name} 37x24 -> 40", _case((37,), 24, 40, 8, name), BOUNDARY)
+    yield Case("no bias", _case((17,), 32, 24, 8, has_bias=False), BOUNDARY)
+    yield Case("vector", _case((), 32, 24, 8), BOUNDARY)
+    yield Case("two leading dimensions", _case((3, 5), 32, 24, 8), BOUNDARY)
+    yield Case("every other", _case((9,), 32, 24, 8, lay_out=_every_other), BOUNDARY)
+    yield Case("transposed", _case((9,), 32, 24, 8, lay_out=_transposed), BOUNDARY)
 
 
 def _tame(tensor: Tensor) -> Tensor:

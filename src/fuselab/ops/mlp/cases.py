@@ -10,11 +10,12 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
 
-Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
 
-
+@made
 def _case(
+    random: Random,
     leading: Sequence[int],
     widths: Sequence[int],
     activation: str = "relu",
@@ -22,29 +23,23 @@ def _case(
     bias: bool = True,
     from_float32: bool = False,
     to_float32: bool = False,
-    lay_out: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-) -> Make:
+    lay_out: Callable[[Tensor], Tensor] = unchanged,
+) -> Inputs:
     """Standard normal input; weights that keep its size through a relu. ``lay_out`` is given the
     input and the weights. ``from_float32``, ``to_float32``: input and output in float32 where the
     weights are of 16 bits."""
 
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        def normal(*shape: int, scale: float = 1.0, to: torch.dtype = dtype) -> Tensor:
-            return (torch.randn(shape, generator=generator) * scale).to(device, to)
+    def mixed(asked: bool) -> torch.dtype:
+        return torch.float32 if asked and random.dtype.itemsize == 2 else random.dtype
 
-        def mixed(asked: bool) -> torch.dtype:
-            return torch.float32 if asked and dtype.itemsize == 2 else dtype
-
-        input = lay_out(normal(*leading, widths[0], to=mixed(from_float32)))
-        weights = [
-            lay_out(normal(columns, depth, scale=(2 / max(depth, 1)) ** 0.5))
-            for depth, columns in pairwise(widths)
-        ]
-        biases = [normal(columns) for columns in widths[1:]] if bias else []
-        output = mixed(to_float32) if to_float32 else None
-        return Inputs((input, weights, biases, activation, output_activation, output))
-
-    return make
+    input = lay_out(random.normal(*leading, widths[0], dtype=mixed(from_float32)))
+    weights = [
+        lay_out(random.normal(columns, depth, deviation=(2 / max(depth, 1)) ** 0.5))
+        for depth, columns in pairwise(widths)
+    ]
+    biases = [random.normal(columns) for columns in widths[1:]] if bias else []
+    output = mixed(to_float32) if to_float32 else None
+    return Inputs((input, weights, biases, activation, output_activation, output))
 
 
 BOTTOM, TOP = (13, 512, 256, 64, 16), (368, 512, 256, 1)  # DLRM's, of its published main size
@@ -52,12 +47,11 @@ BOTTOM, TOP = (13, 512, 256, 64, 16), (368, 512, 256, 1)  # DLRM's, of its publi
 
 def _cases() -> Iterator[Case]:
     for rows in (128, 2048, 65536):
-        tags = frozenset({"bench", "sweep"} | ({"tiny"} if rows == 128 else set()))
+        tags = sweep_tags(tiny=rows == 128)
         bottom = _case((rows,), BOTTOM, output_activation="relu", from_float32=True)
         yield Case(f"bottom {rows}", bottom, tags)
         top = _case((rows,), TOP, output_activation="sigmoid", to_float32=True)
         yield Case(f"top {rows}", top, tags)
-    boundary = frozenset({"boundary"})
     shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
         ((1,), (1, 1)),
         ((15,), (7, 1)),
@@ -80,13 +74,13 @@ def _cases() -> Iterator[Case]:
     )
     for leading, sizes in shapes:
         shape = "x".join(map(str, leading)) or "vector"
-        yield Case(f"{shape} {'-'.join(map(str, sizes))}", _case(leading, sizes), boundary)
+        yield Case(f"{shape} {'-'.join(map(str, sizes))}", _case(leading, sizes), BOUNDARY)
     for name in ACTIVATIONS:
-        yield Case(name, _case((37,), (24, 40, 16), name, name), boundary)
-    yield Case("no biases", _case((37,), (24, 40, 16), bias=False), boundary)
-    yield Case("from float32", _case((37,), (13, 40, 16), from_float32=True), boundary)
+        yield Case(name, _case((37,), (24, 40, 16), name, name), BOUNDARY)
+    yield Case("no biases", _case((37,), (24, 40, 16), bias=False), BOUNDARY)
+    yield Case("from float32", _case((37,), (13, 40, 16), from_float32=True), BOUNDARY)
     to_float32 = _case((37,), (24, 40, 1), output_activation="sigmoid", to_float32=True)
-    yield Case("to float32", to_float32, boundary)
+    yield Case("to float32", to_float32, BOUNDARY)
     layouts: dict[str, Callable[[Tensor], Tensor]] = {
         "transposed": lambda tensor: tensor.t().contiguous().t(),
         "padded rows": lambda tensor: torch.nn.functional.pad(tensor, (1, 2))[:, 1:-2],
@@ -94,7 +88,7 @@ def _cases() -> Iterator[Case]:
         "one row": lambda tensor: tensor[:1].expand_as(tensor),
     }
     for name, lay_out in layouts.items():
-        yield Case(name, _case((24,), (24, 40, 16), lay_out=lay_out), boundary)
+        yield Case(name, _case((24,), (24, 40, 16), lay_out=lay_out), BOUNDARY)
 
 
 def _tame(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.generalized_box_iou_loss.cases import CPU_PAIRS, LAYOUTS, random_boxes
 
@@ -19,37 +20,34 @@ def pad(target: Tensor, generator: torch.Generator, share: float = 0.4) -> Tenso
     return target * keep.unsqueeze(-1)
 
 
+@made
 def _case(
+    random: Random,
     shape: Sequence[int],
     share: float = 0.4,
-    lay_out: Callable[[Tensor], Tensor] = lambda boxes: boxes,
+    lay_out: Callable[[Tensor], Tensor] = unchanged,
     pred_dtype: torch.dtype | None = None,
-) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        pred = random_boxes(shape, generator).to(device, pred_dtype or dtype)
-        target = pad(random_boxes(shape, generator), generator, share).to(device, dtype)
-        return Inputs((lay_out(pred), lay_out(target)))
-
-    return make
+) -> Inputs:
+    pred = random_boxes(shape, random.generator).to(random.device, pred_dtype or random.dtype)
+    target = pad(random_boxes(shape, random.generator), random.generator, share)
+    return Inputs((lay_out(pred), lay_out(random.moved(target))))
 
 
 def _cases() -> Iterator[Case]:
     for batch in (32, 1024, 16384, 65536):
-        tags = {"bench", "sweep"} | ({"tiny"} if batch == 32 else set())
-        tags |= {"huge"} if batch == 65536 else set()
-        yield Case(f"{batch}x256", _case((batch, 256)), frozenset(tags))
-    boundary = frozenset({"boundary"})
+        tags = sweep_tags(tiny=batch == 32, huge=batch == 65536)
+        yield Case(f"{batch}x256", _case((batch, 256)), tags)
     for batch, count in ((0, 5), (1, 1), (1, 2), (1, 255), (1, 256), (1, 257), (3, 171), (32, 256)):
-        yield Case(f"{batch}x{count}", _case((batch, count)), boundary)
+        yield Case(f"{batch}x{count}", _case((batch, count)), BOUNDARY)
     # One more than every block of cuda_kernels.cu counts by itself.
-    yield Case("8193", _case((8193,)), boundary)
-    yield Case("all padding", _case((4, 9), share=1.0), boundary)
-    yield Case("no padding", _case((4, 9), share=0.0), boundary)
+    yield Case("8193", _case((8193,)), BOUNDARY)
+    yield Case("all padding", _case((4, 9), share=1.0), BOUNDARY)
+    yield Case("no padding", _case((4, 9), share=0.0), BOUNDARY)
     for dtype in FLOATING:
         name = f"pred {str(dtype).removeprefix('torch.')}"
-        yield Case(name, _case((5, 60), pred_dtype=dtype), boundary)
+        yield Case(name, _case((5, 60), pred_dtype=dtype), BOUNDARY)
     for name, (shape, lay_out) in LAYOUTS.items():
-        yield Case(f"layout {name}", _case(shape, 0.4, lay_out), boundary)
+        yield Case(f"layout {name}", _case(shape, 0.4, lay_out), BOUNDARY)
 
 
 def _cpu_cases() -> Iterator[Case]:

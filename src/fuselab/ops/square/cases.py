@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, sized, sweep_tags, unchanged
 
 _SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))
 
@@ -25,25 +25,21 @@ _LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@made
 def _case(
-    shape: Sequence[int], lay_out: Callable[[Tensor], Tensor] = lambda input: input
-) -> Callable[[torch.device, torch.dtype, torch.Generator], Inputs]:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        return Inputs((lay_out(torch.randn(tuple(shape), generator=generator).to(device, dtype)),))
-
-    return make
+    random: Random, shape: Sequence[int], lay_out: Callable[[Tensor], Tensor] = unchanged
+) -> Inputs:
+    return Inputs((lay_out(random.normal(*shape)),))
 
 
 def _cases() -> Iterator[Case]:
     for shape in _SWEEP:
-        tags = {"bench", "sweep"}
-        tags |= {"tiny"} if shape == (4, 4) else {"huge"} if shape[0] == 262144 else set()
-        yield Case("x".join(map(str, shape)), _case(shape), frozenset(tags))
-    boundary = frozenset({"boundary"})
+        tags = sweep_tags(tiny=shape == (4, 4), huge=shape[0] == 262144)
+        yield Case(sized(shape), _case(shape), tags)
     for edge in _BOUNDARY:
-        yield Case(f"boundary_{'x'.join(map(str, edge)) or '0d'}", _case(edge), boundary)
+        yield Case(f"boundary_{sized(edge)}", _case(edge), BOUNDARY)
     for name, lay_out in _LAYOUTS.items():
-        yield Case(f"layout_{name}", _case((72, 34), lay_out), boundary)
+        yield Case(f"layout_{name}", _case((72, 34), lay_out), BOUNDARY)
 
 
 def draw(source: Draw) -> Inputs:

@@ -1,0 +1,72 @@
+"""Cases: random operands, and the names and tags that many operators' cases have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Inputs
+
+Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
+Parameters = ParamSpec("Parameters")
+
+BOUNDARY = frozenset({"boundary"})
+
+
+@dataclass(frozen=True)
+class Random:
+    """The source of a case's operands: drawn on the CPU, so that every device gets the same."""
+
+    device: torch.device
+    dtype: torch.dtype
+    generator: torch.Generator
+
+    def normal(
+        self, *shape: int, deviation: float = 1.0, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return normal values around 0, in the case's dtype or ``dtype``."""
+        values = torch.randn(shape, generator=self.generator) * deviation
+        return values.to(self.device, dtype or self.dtype)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Return values from [0, 1) in float32, on the CPU still."""
+        return torch.rand(shape, generator=self.generator)
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """Return ``tensor`` on the case's device, in its dtype."""
+        return tensor.to(self.device, self.dtype)
+
+
+def made(
+    build: Callable[Concatenate[Random, Parameters], Inputs],
+) -> Callable[Parameters, Make]:
+    """Return what gives ``Case.make`` for the parameters of ``build`` behind the first."""
+
+    @functools.wraps(build)
+    def make_of(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Make:
+        def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+            return build(Random(device, dtype, generator), *args, **kwargs)
+
+        return make
+
+    return make_of
+
+
+def sized(*shapes: Sequence[int]) -> str:
+    """Return a case's name by its operands' shapes: ``33x31``, or ``0d`` without dimensions."""
+    return "_and_".join("x".join(map(str, shape)) or "0d" for shape in shapes)
+
+
+def sweep_tags(tiny: bool, huge: bool = False) -> frozenset[str]:
+    """Return the tags of a point of the sweep that ``fuselab bench`` times by default."""
+    return frozenset({"bench", "sweep"} | ({"tiny"} if tiny else {"huge"} if huge else set()))
+
+
+def unchanged(tensor: Tensor) -> Tensor:
+    """Return ``tensor``: the layout of a case that has none in particular."""
+    return tensor
