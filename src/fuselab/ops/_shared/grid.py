@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import cuda_types
-from fuselab.ops._shared.layout import Nest
+from fuselab.ops._shared.layout import MAX_RANK, Nest, nest
 from fuselab.ops._shared.packs import is_aligned, pack_width
 from fuselab.ops._shared.template_arguments import flags, index_type, numbers
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.parameters import i64
+from fuselab.runtime.triton_launch import launch
 
 THREADS = 256  # of a CUDA block, as cuda_nest.h says
 TRITON_BLOCK_BYTES = 4096  # of the output in a flat tile: two 16-byte stores of 4 warps' threads
@@ -51,6 +53,47 @@ def launch_by_packs(
         block=(THREADS, 1, 1),
         args=(*operands, output, i64(loops.numel), *numbers(padded.sizes, *padded.strides)),
     )
+
+
+def nest_of(output: Tensor, *operands: Tensor) -> tuple[Nest, tuple[Tensor, ...]]:
+    """Return the loop nest of operands broadcast to ``output``, and the operands; beyond rank 5
+    they are copies laid out as the output is."""
+    operands = tuple(operand.expand(output.shape) for operand in operands)
+    loops = nest(output, [operand.stride() for operand in operands])
+    if len(loops.sizes) > MAX_RANK:
+        operands = tuple(torch.empty_like(output, dtype=op.dtype).copy_(op) for op in operands)
+        loops = nest(output, [operand.stride() for operand in operands])
+    return loops, operands
+
+
+def launch_cuda(
+    source: CudaSource,
+    dtypes: Sequence[torch.dtype],
+    kernel: str,
+    output: Tensor,
+    *operands: Tensor,
+) -> None:
+    """Launch ``kernel`` of ``source``, whose template takes ``dtypes``, where the output is not
+    empty."""
+    if output.numel():
+        loops, operands = nest_of(output, *operands)
+        launch_by_packs(source, kernel, loops, dtypes, operands, output)
+
+
+def launch_triton(kernels: ModuleType, kernel: str, output: Tensor, *operands: Tensor) -> None:
+    """Launch ``kernel`` of ``kernels`` where all tensors are dense alike, else ``kernel_strided``;
+    nothing where the output is empty."""
+    if not output.numel():
+        return
+    loops, operands = nest_of(output, *operands)
+    compute = triton_arithmetic(output.dtype)
+    if loops.is_flat:
+        grid, tile = flat_tile(loops, output.dtype)
+        launched, sizes = getattr(kernels, kernel), [loops.numel]
+    else:
+        grid, tile = tile_of(loops)
+        launched, sizes = getattr(kernels, f"{kernel}_strided"), nest_numbers(loops)
+    launch(launched, grid, *operands, output, *sizes, COMPUTE=compute, **tile)
 
 
 def triton_arithmetic(dtype: torch.dtype) -> Any:

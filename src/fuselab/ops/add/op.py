@@ -15,17 +15,12 @@ from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
 from fuselab.ops._shared.grid import (
-    flat_tile,
-    launch_by_packs,
-    nest_numbers,
-    tile_of,
-    triton_arithmetic,
+    launch_cuda,
+    launch_triton,
 )
-from fuselab.ops._shared.layout import MAX_RANK, Nest, nest
-from fuselab.ops.add import broadcast_gradient, cases
+from fuselab.ops.add import broadcast_gradient, cases, triton_kernels
 from fuselab.ops.add.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource
-from fuselab.runtime.triton_launch import launch
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 # Every dtype; packed and not, 32-bit and 64-bit offsets, one loop and five.
@@ -64,43 +59,16 @@ def save(output: Tensor, input: Tensor, other: Tensor) -> tuple[Any, ...]:
     return tuple(input.shape), tuple(other.shape), input.dtype, other.dtype
 
 
-def _nest(output: Tensor, input: Tensor, other: Tensor) -> tuple[Nest, Tensor, Tensor]:
-    """The loop nest; beyond rank 5, over copies laid out as the output is."""
-    operands = [tensor.expand(output.shape) for tensor in (input, other)]
-    loops = nest(output, [operand.stride() for operand in operands])
-    if len(loops.sizes) > MAX_RANK:
-        operands = [torch.empty_like(output, dtype=op.dtype).copy_(op) for op in operands]
-        loops = nest(output, [operand.stride() for operand in operands])
-    return loops, operands[0], operands[1]
-
-
 def forward_triton(input: Tensor, other: Tensor) -> Tensor:
-    """One launch of ``add`` where all tensors are dense alike, else of ``add_strided``."""
-    from fuselab.ops.add import triton_kernels as kernels
-
     output = empty_output(input, other)
-    if output.numel() == 0:
-        return output
-    loops, input, other = _nest(output, input, other)
-    compute = triton_arithmetic(output.dtype)
-    if loops.is_flat:
-        grid, tile = flat_tile(loops, output.dtype)
-        kernel, numbers = kernels.add, [loops.numel]
-    else:
-        grid, tile = tile_of(loops)
-        kernel, numbers = kernels.add_strided, nest_numbers(loops)
-    launch(kernel, grid, input, other, output, *numbers, COMPUTE=compute, **tile)
+    launch_triton(triton_kernels, "add", output, input, other)
     return output
 
 
 def forward_cuda(input: Tensor, other: Tensor) -> Tensor:
-    """One launch of ``add`` in cuda_kernels.cu."""
     output = empty_output(input, other)
-    if output.numel() == 0:
-        return output
-    loops, input, other = _nest(output, input, other)
     dtypes = (output.dtype, input.dtype, other.dtype)
-    launch_by_packs(CUDA, "add", loops, dtypes, (input, other), output)
+    launch_cuda(CUDA, dtypes, "add", output, input, other)
     return output
 
 
@@ -133,18 +101,16 @@ OP = FusedOp(
     name="fuselab::add",
     reference=reference,
     implementations={
-        "triton": Implementation(
+        name: Implementation(
             "cuda",
-            forward_triton,
-            partial(broadcast_gradient.backward, broadcast_gradient.sums_triton),
+            forward,
+            partial(broadcast_gradient.backward, sums),
             supports_backward=broadcast_gradient.refusal,
-        ),
-        "cuda": Implementation(
-            "cuda",
-            forward_cuda,
-            partial(broadcast_gradient.backward, broadcast_gradient.sums_cuda),
-            supports_backward=broadcast_gradient.refusal,
-        ),
+        )
+        for name, forward, sums in (
+            ("triton", forward_triton, broadcast_gradient.sums_triton),
+            ("cuda", forward_cuda, broadcast_gradient.sums_cuda),
+        )
     },
     cost=cost,
     cost_backward=cost_backward,

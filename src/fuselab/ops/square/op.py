@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,12 @@ from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
 from fuselab.ops._shared.grid import (
-    flat_tile,
-    launch_by_packs,
-    nest_numbers,
-    tile_of,
-    triton_arithmetic,
+    launch_cuda,
+    launch_triton,
 )
-from fuselab.ops._shared.layout import MAX_RANK, Nest, nest
-from fuselab.ops.square import cases
+from fuselab.ops.square import cases, triton_kernels
 from fuselab.ops.square.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource
-from fuselab.runtime.triton_launch import launch
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 # Every dtype; packed and not, 32-bit and 64-bit offsets, one loop and five.
@@ -59,72 +55,28 @@ def fake_gradient(
     return (torch.empty_like(input) if needs[0] else None,)
 
 
-def _nest(output: Tensor, *operands: Tensor) -> tuple[Nest, tuple[Tensor, ...]]:
-    """The loop nest; beyond rank 5, over copies laid out as the output is."""
-    loops = nest(output, [operand.stride() for operand in operands])
-    if len(loops.sizes) > MAX_RANK:
-        operands = tuple(torch.empty_like(output).copy_(operand) for operand in operands)
-        loops = nest(output, [operand.stride() for operand in operands])
-    return loops, operands
-
-
 def _launch_cuda(kernel: str, output: Tensor, *operands: Tensor) -> None:
-    loops, operands = _nest(output, *operands)
-    dtypes = (output.dtype,)
-    launch_by_packs(CUDA, kernel, loops, dtypes, operands, output)
+    launch_cuda(CUDA, (output.dtype,), kernel, output, *operands)
 
 
-def _launch_triton(kernel: str, output: Tensor, *operands: Tensor) -> None:
-    """One launch of ``kernel`` where all tensors are dense alike, else of its strided form."""
-    from fuselab.ops.square import triton_kernels as kernels
-
-    loops, operands = _nest(output, *operands)
-    compute = triton_arithmetic(output.dtype)
-    if loops.is_flat:
-        grid, tile = flat_tile(loops, output.dtype)
-        launched, numbers = getattr(kernels, kernel), [loops.numel]
-    else:
-        grid, tile = tile_of(loops)
-        launched, numbers = getattr(kernels, f"{kernel}_strided"), nest_numbers(loops)
-    launch(launched, grid, *operands, output, *numbers, COMPUTE=compute, **tile)
-
-
-def _forward(run: Callable[..., None], input: Tensor) -> Tensor:
+def _forward(launch: Callable[..., None], input: Tensor) -> Tensor:
     output = torch.empty_like(input)
-    if input.numel():
-        run("square", output, input)
+    launch("square", output, input)
     return output
 
 
 def _backward(
-    run: Callable[..., None], needs: Sequence[bool], grad_output: Tensor, input: Tensor
+    launch: Callable[..., None], needs: Sequence[bool], grad_output: Tensor, input: Tensor
 ) -> tuple[Tensor | None]:
-    if not needs[0]:
-        return (None,)
-    grad_input = torch.empty_like(input)
-    if input.numel():
-        run("square_backward", grad_input, grad_output, input)
+    (grad_input,) = fake_gradient(needs, grad_output, input)
+    if grad_input is not None:
+        launch("square_backward", grad_input, grad_output, input)
     return (grad_input,)
 
 
-def forward_triton(input: Tensor) -> Tensor:
-    return _forward(_launch_triton, input)
-
-
-def backward_triton(
-    needs: Sequence[bool], grad_output: Tensor, input: Tensor
-) -> tuple[Tensor | None]:
-    return _backward(_launch_triton, needs, grad_output, input)
-
-
-def forward_cuda(input: Tensor) -> Tensor:
-    return _forward(_launch_cuda, input)
-
-
-def backward_cuda(
-    needs: Sequence[bool], grad_output: Tensor, input: Tensor
-) -> tuple[Tensor | None]:
-    return _backward(_launch_cuda, needs, grad_output, input)
+_launch_triton = partial(launch_triton, triton_kernels)
+forward_triton, backward_triton = (partial(run, _launch_triton) for run in (_forward, _backward))
+forward_cuda, backward_cuda = (partial(run, _launch_cuda) for run in (_forward, _backward))
 
 
 def cost(input: Tensor) -> Cost:
