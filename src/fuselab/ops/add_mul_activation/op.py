@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -123,22 +123,58 @@ def fake_gradient(
     return _saved(*saved).empty_gradients(needs, grad_output)
 
 
-def _backward_cpp(
-    needs: Sequence[bool], grad_output: Tensor, *saved: Any
+Forward = Callable[..., Tensor]
+Backward = Callable[[Sequence[bool], Tensor, layout.Saved], layout.Gradients]
+
+
+def _launchers(
+    cuda: CudaSource, cpp: CppSource
+) -> Iterator[tuple[str, Literal["cuda", "cpu"], Forward, Backward]]:
+    """Yield name, device, forward and backward of every implementation, by a package's kernels."""
+    yield "triton", "cuda", triton_launch.forward, triton_launch.backward
+    yield "cuda", "cuda", partial(cuda_launch.forward, cuda), partial(cuda_launch.backward, cuda)
+    yield "cpp", "cpu", partial(cpu_launch.forward, cpp), partial(cpu_launch.backward, cpp)
+
+
+def implementations(
+    cuda: CudaSource,
+    cpp: CppSource,
+    operands: Callable[..., tuple[Any, ...]],
+    backward_by: Callable[..., tuple[Tensor | None, ...]],
+) -> dict[str, Implementation]:
+    """Return the implementations of an operator whose arguments ``operands`` turns into those of
+    the launchers; ``backward_by(backward, needs, grad_output, *saved)`` calls a launcher's."""
+
+    def one(device: Literal["cuda", "cpu"], forward: Forward, backward: Backward) -> Implementation:
+        return Implementation(
+            device, lambda *args: forward(*operands(*args)), partial(backward_by, backward)
+        )
+
+    return {
+        name: one(device, forward, backward)
+        for name, device, forward, backward in _launchers(cuda, cpp)
+    }
+
+
+def implementations_in_place(
+    cuda: CudaSource, cpp: CppSource, operands: Callable[..., tuple[Any, ...]]
+) -> dict[str, Implementation]:
+    """Return those of the form that writes over its input."""
+
+    def one(device: Literal["cuda", "cpu"], forward: Forward) -> Implementation:
+        return Implementation(device, lambda *args: layout.overwrite(forward, *operands(*args)))
+
+    return {name: one(device, forward) for name, device, forward, _ in _launchers(cuda, cpp)}
+
+
+def _backward_by(
+    backward: Backward, needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return cpu_launch.backward(CPP, needs, grad_output, _saved(*saved))
+    return backward(needs, grad_output, _saved(*saved))
 
 
-def _backward_triton(
-    needs: Sequence[bool], grad_output: Tensor, *saved: Any
-) -> tuple[Tensor | None, ...]:
-    return triton_launch.backward(needs, grad_output, _saved(*saved))
-
-
-def _backward_cuda(
-    needs: Sequence[bool], grad_output: Tensor, *saved: Any
-) -> tuple[Tensor | None, ...]:
-    return cuda_launch.backward(CUDA, needs, grad_output, _saved(*saved))
+def _operands(*args: Any) -> tuple[Any, ...]:
+    return args
 
 
 def cost(
@@ -260,11 +296,7 @@ def _rewrites() -> Iterator[Rewrite]:
 OP = FusedOp(
     name="fuselab::add_mul_activation",
     reference=reference,
-    implementations={
-        "triton": Implementation("cuda", triton_launch.forward, _backward_triton),
-        "cuda": Implementation("cuda", partial(cuda_launch.forward, CUDA), _backward_cuda),
-        "cpp": Implementation("cpu", partial(cpu_launch.forward, CPP), _backward_cpp),
-    },
+    implementations=implementations(CUDA, CPP, _operands, _backward_by),
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
@@ -281,18 +313,6 @@ OP = FusedOp(
 )
 
 
-def _overwrite_triton(*args: Any) -> None:
-    layout.overwrite(triton_launch.forward, *args)
-
-
-def _overwrite_cuda(*args: Any) -> None:
-    layout.overwrite(partial(cuda_launch.forward, CUDA), *args)
-
-
-def _overwrite_cpp(*args: Any) -> None:
-    layout.overwrite(partial(cpu_launch.forward, CPP), *args)
-
-
 def prefer_in_place(input: Tensor, *others: Any) -> Sequence[str]:
     """As ``prefer``: the same kernels, whose output is the input."""
     alike = all(tensor.is_contiguous() for tensor in tensors_in((input, *others)))
@@ -302,11 +322,7 @@ def prefer_in_place(input: Tensor, *others: Any) -> Sequence[str]:
 IN_PLACE = FusedOp(
     name="fuselab::add_mul_activation_",
     reference=reference_in_place,
-    implementations={
-        "triton": Implementation("cuda", _overwrite_triton),
-        "cuda": Implementation("cuda", _overwrite_cuda),
-        "cpp": Implementation("cpu", _overwrite_cpp),
-    },
+    implementations=implementations_in_place(CUDA, CPP, _operands),
     cost=cost,
     cases=tuple(filter(cases.is_writable, cases.CASES)),
     draw=cases.draw,

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError
-from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.op import Cost, FusedOp, Gradient, Inputs, Rewrite
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.dtypes import FLOATING
-from fuselab.ops.add_mul_activation import cpu_launch, cuda_launch, layout, triton_launch
+from fuselab.ops.add_mul_activation import cuda_launch, layout
 from fuselab.ops.add_mul_activation import op as add_mul
 from fuselab.ops.add_mul_activation.cases import is_writable
 from fuselab.ops.bias_activation import cases
@@ -27,10 +27,10 @@ CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 CUDA_EXPRESSIONS = cuda_launch.cuda_expressions(has_update=False)
 
-Operands = tuple[Tensor, None, Tensor, float, str]
 
-
-def _operands(input: Tensor, bias: Tensor, activation: str) -> Operands:
+def _operands(
+    input: Tensor, bias: Tensor, activation: str
+) -> tuple[Tensor, None, Tensor, float, str]:
     """The arguments of ``add_mul_activation``."""
     return input, None, bias, 1.0, activation
 
@@ -63,11 +63,8 @@ def _saved(
     return layout.Saved(activation, 1.0, output, input, None, bias, input_dtype, None, bias_dtype)
 
 
-Backward = Callable[[Sequence[bool], Tensor, layout.Saved], layout.Gradients]
-
-
-def _without_update(
-    backward: Backward, needs: Sequence[bool], grad_output: Tensor, saved: Sequence[Any]
+def _backward_by(
+    backward: add_mul.Backward, needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
     needs_input, needs_bias = needs
     grads = backward((needs_input, False, needs_bias), grad_output, _saved(*saved))
@@ -80,37 +77,7 @@ def fake_gradient(
     def empty(needs: Sequence[bool], grad: Tensor, kept: layout.Saved) -> layout.Gradients:
         return kept.empty_gradients(needs, grad)
 
-    return _without_update(empty, needs, grad_output, saved)
-
-
-def _forward_triton(*args: Any) -> Tensor:
-    return triton_launch.forward(*_operands(*args))
-
-
-def _backward_triton(
-    needs: Sequence[bool], grad_output: Tensor, *saved: Any
-) -> tuple[Tensor | None, ...]:
-    return _without_update(triton_launch.backward, needs, grad_output, saved)
-
-
-def _forward_cuda(*args: Any) -> Tensor:
-    return cuda_launch.forward(CUDA, *_operands(*args))
-
-
-def _backward_cuda(
-    needs: Sequence[bool], grad_output: Tensor, *saved: Any
-) -> tuple[Tensor | None, ...]:
-    return _without_update(partial(cuda_launch.backward, CUDA), needs, grad_output, saved)
-
-
-def _forward_cpp(*args: Any) -> Tensor:
-    return cpu_launch.forward(CPP, *_operands(*args))
-
-
-def _backward_cpp(
-    needs: Sequence[bool], grad_output: Tensor, *saved: Any
-) -> tuple[Tensor | None, ...]:
-    return _without_update(partial(cpu_launch.backward, CPP), needs, grad_output, saved)
+    return _backward_by(empty, needs, grad_output, *saved)
 
 
 def cost(input: Tensor, bias: Tensor, activation: str) -> Cost:
@@ -159,11 +126,7 @@ def _rewrites() -> Iterator[Rewrite]:
 OP = FusedOp(
     name="fuselab::bias_activation",
     reference=reference,
-    implementations={
-        "triton": Implementation("cuda", _forward_triton, _backward_triton),
-        "cuda": Implementation("cuda", _forward_cuda, _backward_cuda),
-        "cpp": Implementation("cpu", _forward_cpp, _backward_cpp),
-    },
+    implementations=add_mul.implementations(CUDA, CPP, _operands, _backward_by),
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
@@ -179,26 +142,10 @@ OP = FusedOp(
 )
 
 
-def _overwrite_triton(*args: Any) -> None:
-    layout.overwrite(triton_launch.forward, *_operands(*args))
-
-
-def _overwrite_cuda(*args: Any) -> None:
-    layout.overwrite(partial(cuda_launch.forward, CUDA), *_operands(*args))
-
-
-def _overwrite_cpp(*args: Any) -> None:
-    layout.overwrite(partial(cpu_launch.forward, CPP), *_operands(*args))
-
-
 IN_PLACE = FusedOp(
     name="fuselab::bias_activation_",
     reference=reference_in_place,
-    implementations={
-        "triton": Implementation("cuda", _overwrite_triton),
-        "cuda": Implementation("cuda", _overwrite_cuda),
-        "cpp": Implementation("cpu", _overwrite_cpp),
-    },
+    implementations=add_mul.implementations_in_place(CUDA, CPP, _operands),
     cost=cost,
     cases=tuple(filter(is_writable, cases.CASES)),
     draw=cases.draw,

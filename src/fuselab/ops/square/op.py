@@ -75,8 +75,9 @@ def _backward(
 
 
 _launch_triton = partial(launch_triton, triton_kernels)
-forward_triton, backward_triton = (partial(run, _launch_triton) for run in (_forward, _backward))
-forward_cuda, backward_cuda = (partial(run, _launch_cuda) for run in (_forward, _backward))
+forward_triton, forward_cuda = partial(_forward, _launch_triton), partial(_forward, _launch_cuda)
+backward_triton = partial(_backward, _launch_triton)
+backward_cuda = partial(_backward, _launch_cuda)
 
 
 def cost(input: Tensor) -> Cost:
