@@ -8,7 +8,7 @@ import torch
 from fuselab.errors import ArgumentError, DtypeError, ShapeError, UnknownNameError
 from fuselab.ops import hash_indices
 from fuselab.ops.hash_indices.cases import CASES
-from fuselab.ops.hash_indices.op import OP, forward_cpp, forward_cuda, forward_triton
+from fuselab.ops.hash_indices.op import KERNELS, OP
 from fuselab.runtime import interpreter
 from fuselab.runtime.fallback import strict
 
@@ -30,8 +30,8 @@ def reference(*args):
     return hash_indices(*args, implementation="reference")
 
 
-on_cpu = pytest.mark.parametrize("forward", [reference, forward_cpp, forward_interpreted])
-on_gpu = pytest.mark.parametrize("forward", [forward_cuda, forward_triton])
+on_cpu = pytest.mark.parametrize("forward", [reference, KERNELS.forward_cpp, forward_interpreted])
+on_gpu = pytest.mark.parametrize("forward", [KERNELS.forward_cuda, KERNELS.forward_triton])
 
 
 def assert_python_modulus(forward, device="cpu"):
@@ -82,7 +82,7 @@ def test_layouts(forward):
     assert_layouts(forward)
 
 
-@pytest.mark.parametrize("forward", [reference, forward_cpp])
+@pytest.mark.parametrize("forward", [reference, KERNELS.forward_cpp])
 def test_cases(forward):
     assert_cases(forward)
 

@@ -9,7 +9,7 @@ from fuselab.errors import ArgumentError, DtypeError, ShapeError
 from fuselab.ops import vocabulary_indices
 from fuselab.ops.vocabulary_indices import vocabulary
 from fuselab.ops.vocabulary_indices.cases import CASES
-from fuselab.ops.vocabulary_indices.op import forward_cpp, forward_cuda, forward_triton
+from fuselab.ops.vocabulary_indices.op import KERNELS
 from fuselab.runtime import interpreter
 from fuselab.runtime.fallback import strict
 
@@ -28,8 +28,8 @@ def reference(*args):
     return vocabulary_indices(*args, implementation="reference")
 
 
-on_cpu = pytest.mark.parametrize("forward", [reference, forward_cpp, forward_interpreted])
-on_gpu = pytest.mark.parametrize("forward", [forward_cuda, forward_triton])
+on_cpu = pytest.mark.parametrize("forward", [reference, KERNELS.forward_cpp, forward_interpreted])
+on_gpu = pytest.mark.parametrize("forward", [KERNELS.forward_cuda, KERNELS.forward_triton])
 
 
 def assert_as_dictionaries(forward, columns, ids):
@@ -84,7 +84,9 @@ def test_cases():
     for case in CASES:
         if "bench" not in case.tags:
             inputs = case.make(torch.device("cpu"), torch.float32, torch.Generator().manual_seed(1))
-            assert torch.equal(forward_cpp(*inputs.args), reference(*inputs.args)), case.name
+            assert torch.equal(KERNELS.forward_cpp(*inputs.args), reference(*inputs.args)), (
+                case.name
+            )
 
 
 def test_refusals():

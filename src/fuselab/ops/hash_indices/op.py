@@ -9,22 +9,17 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError, UnknownNameError
-from fuselab.op import Cost, FusedOp, Implementation
-from fuselab.ops._shared.indices import CPP_IDS, check_integers, index_type
+from fuselab.op import Cost, FusedOp
+from fuselab.ops._shared.index_kernels import IndexKernels, cuda_expressions, empty_indices
+from fuselab.ops._shared.indices import check_integers
 from fuselab.ops.hash_indices import cases, reference, triton_kernels
 from fuselab.runtime.cpp_source import CppSource
-from fuselab.runtime.cuda_source import CudaSource, i64
-from fuselab.runtime.grid import ceil_div
-from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.cuda_source import CudaSource
 
 METHODS = ("modulus",)
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
-CUDA_EXPRESSIONS = tuple(
-    f"hash<{ids}, {index}>" for ids in CPP_IDS.values() for index in CPP_IDS.values()
-)
-_CUDA_BLOCK = 256, 4  # kThreads and kItems of cuda_kernels.cu
-_TRITON_BLOCK = 1024
+CUDA_EXPRESSIONS = cuda_expressions("hash")
 
 
 def validate(ids: Tensor, cardinalities: Tensor, method: str) -> None:
@@ -40,53 +35,19 @@ def validate(ids: Tensor, cardinalities: Tensor, method: str) -> None:
         raise UnknownNameError("method", method, METHODS)
 
 
-def fake(ids: Tensor, cardinalities: Tensor, method: str) -> Tensor:
-    return torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+def _operands(cardinalities: Tensor, method: str) -> tuple[Tensor, ...]:
+    return (cardinalities.long().contiguous(),)
 
 
-def _sizes(ids: Tensor) -> tuple[i64, i64, i64]:
-    return i64(ids.shape[1]), i64(ids.stride(0)), i64(ids.stride(1))
-
-
-def forward_cuda(ids: Tensor, cardinalities: Tensor, method: str) -> Tensor:
-    """One launch; cardinalities of another dtype or stride are copied first."""
-    output = fake(ids, cardinalities, method)
-    if output.numel():
-        threads, items = _CUDA_BLOCK
-        CUDA.launch(
-            f"hash<{CPP_IDS[ids.dtype]}, {index_type(ids.numel())}>",
-            (ceil_div(ids.numel(), threads * items), 1, 1),
-            (threads, 1, 1),
-            (ids, cardinalities.long().contiguous(), output, i64(ids.numel()), *_sizes(ids)),
-        )
-    return output
-
-
-def forward_triton(ids: Tensor, cardinalities: Tensor, method: str) -> Tensor:
-    output = fake(ids, cardinalities, method)
-    if output.numel():
-        launch(
-            triton_kernels.hash_ids,
-            (ceil_div(ids.numel(), _TRITON_BLOCK),),
-            ids,
-            cardinalities.long().contiguous(),
-            output,
-            ids.numel(),
-            ids.shape[1],
-            *ids.stride(),
-            BLOCK=_TRITON_BLOCK,
-        )
-    return output
-
-
-def forward_cpp(ids: Tensor, cardinalities: Tensor, method: str) -> Tensor:
-    output = fake(ids, cardinalities, method)
-    if output.numel():
-        CPP.launch(
-            f"hash<{CPP_IDS[ids.dtype]}>",
-            (ids, cardinalities.long().contiguous(), output, i64(ids.shape[0]), *_sizes(ids)),
-        )
-    return output
+KERNELS = IndexKernels(
+    "hash",
+    CUDA,
+    CPP,
+    triton_kernels.hash_ids,
+    triton_block=1024,
+    operands=_operands,
+)
+forward_triton = KERNELS.forward_triton
 
 
 def prefer(ids: Tensor, cardinalities: Tensor, method: str) -> Sequence[str]:
@@ -103,16 +64,12 @@ def cost(ids: Tensor, cardinalities: Tensor, method: str) -> Cost:
 OP = FusedOp(
     name="fuselab::hash_indices",
     reference=reference.hash_indices,
-    implementations={
-        "cuda": Implementation("cuda", forward_cuda),
-        "triton": Implementation("cuda", forward_triton),
-        "cpp": Implementation("cpu", forward_cpp),
-    },
+    implementations=KERNELS.implementations(),
     cost=cost,
     cases=cases.CASES,
     draw=cases.draw,
     validate=validate,
-    fake=fake,
+    fake=empty_indices,
     prefer=prefer,
     cpu_cases=cases.CPU_CASES,
     dtypes=(torch.float32,),  # of no argument: ids are integers

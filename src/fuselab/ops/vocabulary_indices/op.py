@@ -9,21 +9,16 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import DtypeError, ShapeError
-from fuselab.op import Cost, FusedOp, Implementation
-from fuselab.ops._shared.indices import CPP_IDS, check_integers, index_type
+from fuselab.op import Cost, FusedOp
+from fuselab.ops._shared.index_kernels import IndexKernels, cuda_expressions, empty_indices
+from fuselab.ops._shared.indices import check_integers
 from fuselab.ops.vocabulary_indices import cases, reference, triton_kernels
 from fuselab.runtime.cpp_source import CppSource
-from fuselab.runtime.cuda_source import CudaSource, i64
-from fuselab.runtime.grid import ceil_div
-from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.cuda_source import CudaSource
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
-CUDA_EXPRESSIONS = tuple(
-    f"look_up<{ids}, {index}>" for ids in CPP_IDS.values() for index in CPP_IDS.values()
-)
-_CUDA_BLOCK = 256, 4  # kThreads and kItems of cuda_kernels.cu
-_TRITON_BLOCK = 512
+CUDA_EXPRESSIONS = cuda_expressions("look_up")
 
 
 def validate(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> None:
@@ -46,66 +41,21 @@ def validate(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -
         )
 
 
-def fake(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
-    return torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+def _operands(sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    return sorted_keys.contiguous(), slots.contiguous(), offsets.contiguous()
 
 
-def _arguments(
-    ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor, output: Tensor
-) -> tuple[Tensor, ...]:
-    return ids, sorted_keys.contiguous(), slots.contiguous(), offsets.contiguous(), output
-
-
-def _sizes(ids: Tensor) -> tuple[i64, i64, i64]:
-    return i64(ids.shape[1]), i64(ids.stride(0)), i64(ids.stride(1))
-
-
-def forward_cuda(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
-    output = fake(ids, sorted_keys, slots, offsets)
-    if output.numel():
-        threads, items = _CUDA_BLOCK
-        CUDA.launch(
-            f"look_up<{CPP_IDS[ids.dtype]}, {index_type(ids.numel())}>",
-            (ceil_div(ids.numel(), threads * items), 1, 1),
-            (threads, 1, 1),
-            (
-                *_arguments(ids, sorted_keys, slots, offsets, output),
-                i64(ids.numel()),
-                *_sizes(ids),
-            ),
-        )
-    return output
-
-
-def forward_triton(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
-    output = fake(ids, sorted_keys, slots, offsets)
-    if output.numel():
-        launch(
-            triton_kernels.look_up,
-            (ceil_div(ids.numel(), _TRITON_BLOCK),),
-            *_arguments(ids, sorted_keys, slots, offsets, output),
-            ids.numel(),
-            ids.shape[1],
-            *ids.stride(),
-            STEPS=len(sorted_keys).bit_length(),
-            BLOCK=_TRITON_BLOCK,
-        )
-    return output
-
-
-def forward_cpp(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
-    output = fake(ids, sorted_keys, slots, offsets)
-    if output.numel():
-        CPP.launch(
-            f"look_up<{CPP_IDS[ids.dtype]}>",
-            (
-                *_arguments(ids, sorted_keys, slots, offsets, output),
-                i64(ids.shape[0]),
-                *_sizes(ids),
-                i64(sorted_keys.shape[0]),
-            ),
-        )
-    return output
+KERNELS = IndexKernels(
+    "look_up",
+    CUDA,
+    CPP,
+    triton_kernels.look_up,
+    triton_block=512,
+    operands=_operands,
+    cpp_numbers=lambda sorted_keys, *others: sorted_keys.shape,
+    triton_constants=lambda sorted_keys, *others: {"STEPS": len(sorted_keys).bit_length()},
+)
+forward_triton = KERNELS.forward_triton
 
 
 def prefer(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Sequence[str]:
@@ -126,16 +76,12 @@ def cost(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Co
 OP = FusedOp(
     name="fuselab::vocabulary_indices",
     reference=reference.vocabulary_indices,
-    implementations={
-        "cuda": Implementation("cuda", forward_cuda),
-        "triton": Implementation("cuda", forward_triton),
-        "cpp": Implementation("cpu", forward_cpp),
-    },
+    implementations=KERNELS.implementations(),
     cost=cost,
     cases=cases.CASES,
     draw=cases.draw,
     validate=validate,
-    fake=fake,
+    fake=empty_indices,
     prefer=prefer,
     cpu_cases=cases.CPU_CASES,
     dtypes=(torch.float32,),  # of no argument: ids are integers

@@ -1,0 +1,99 @@
+"""Kernels that give every id an index: one thread or lane per id, in every language alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Implementation
+from fuselab.ops._shared.indices import CPP_IDS, index_type
+from fuselab.runtime.cpp_source import CppSource
+from fuselab.runtime.cuda_source import CudaSource, i64
+from fuselab.runtime.grid import ceil_div
+from fuselab.runtime.triton_launch import launch
+
+_THREADS, _ITEMS = 256, 4  # kThreads and kItems of every cuda_kernels.cu
+
+
+def cuda_expressions(name: str) -> tuple[str, ...]:
+    """Return all instantiations of the CUDA kernel ``name``, by types of ids and of indices."""
+    types = CPP_IDS.values()
+    return tuple(f"{name}<{ids}, {index}>" for ids in types for index in types)
+
+
+def empty_indices(ids: Tensor, *others: Any) -> Tensor:
+    """Return the output, not yet written: int64, contiguous, of the shape of ``ids``."""
+    return torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+
+
+@dataclass(frozen=True)
+class IndexKernels:
+    """The kernels of an operator on ids ``(samples, columns)`` and on ``others``, its other
+    arguments.
+
+    ``operands(*others)`` returns the tensors that the kernels read beside the ids. ``cuda`` and
+    ``cpp`` have a kernel ``name``; C++ gets the values of ``cpp_numbers(*others)`` behind the
+    sizes, and Triton those of ``triton_constants(*others)`` by name.
+    """
+
+    name: str
+    cuda: CudaSource
+    cpp: CppSource
+    triton: Any
+    triton_block: int
+    operands: Callable[..., tuple[Tensor, ...]]
+    cpp_numbers: Callable[..., Sequence[int]] = lambda *others: ()
+    triton_constants: Callable[..., Mapping[str, int]] = lambda *others: {}
+
+    def forward_cuda(self, ids: Tensor, *others: Any) -> Tensor:
+        """Return the indices by one launch; operands of another dtype or stride are copied."""
+        output = empty_indices(ids)
+        if output.numel():
+            self.cuda.launch(
+                f"{self.name}<{CPP_IDS[ids.dtype]}, {index_type(ids.numel())}>",
+                (ceil_div(ids.numel(), _THREADS * _ITEMS), 1, 1),
+                (_THREADS, 1, 1),
+                (ids, *self.operands(*others), output, i64(ids.numel()), *_sizes(ids)),
+            )
+        return output
+
+    def forward_triton(self, ids: Tensor, *others: Any) -> Tensor:
+        """Return the same by Triton's kernel."""
+        output = empty_indices(ids)
+        if output.numel():
+            launch(
+                self.triton,
+                (ceil_div(ids.numel(), self.triton_block),),
+                *(ids, *self.operands(*others), output),
+                *(ids.numel(), ids.shape[1], *ids.stride()),
+                **self.triton_constants(*others),
+                BLOCK=self.triton_block,
+            )
+        return output
+
+    def forward_cpp(self, ids: Tensor, *others: Any) -> Tensor:
+        """Return the same on a CPU."""
+        output = empty_indices(ids)
+        if output.numel():
+            numbers = map(i64, self.cpp_numbers(*others))
+            self.cpp.launch(
+                f"{self.name}<{CPP_IDS[ids.dtype]}>",
+                (ids, *self.operands(*others), output, i64(len(ids)), *_sizes(ids), *numbers),
+            )
+        return output
+
+    def implementations(self) -> dict[str, Implementation]:
+        """Return the three, for ``FusedOp.implementations``."""
+        return {
+            "cuda": Implementation("cuda", self.forward_cuda),
+            "triton": Implementation("cuda", self.forward_triton),
+            "cpp": Implementation("cpu", self.forward_cpp),
+        }
+
+
+def _sizes(ids: Tensor) -> tuple[i64, i64, i64]:
+    return i64(ids.shape[1]), i64(ids.stride(0)), i64(ids.stride(1))
