@@ -14,10 +14,7 @@ from fuselab.errors import ShapeError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
-from fuselab.ops._shared.grid import (
-    launch_cuda,
-    launch_triton,
-)
+from fuselab.ops._shared.grid import launch_cuda, launch_triton
 from fuselab.ops.add import broadcast_gradient, cases, triton_kernels
 from fuselab.ops.add.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource

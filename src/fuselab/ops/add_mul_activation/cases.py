@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from fuselab.op import (
-    Case,
-    Draw,
-    Inputs,
-)
+from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.cases import BOUNDARY, Make, Random, made, sweep_tags

@@ -11,15 +11,7 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError
-from fuselab.op import (
-    Cost,
-    FusedOp,
-    Gradient,
-    Implementation,
-    Inputs,
-    Rewrite,
-    tensors_in,
-)
+from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite, tensors_in
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of

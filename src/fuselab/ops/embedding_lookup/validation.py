@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.errors import (
-    DtypeError,
-    IndexRangeError,
-    OperandError,
-    ShapeError,
-    UnknownNameError,
-)
+from fuselab.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnknownNameError
 from fuselab.ops._shared.dtypes import check_floating
 from fuselab.ops._shared.indices import check_integers, is_readable
 

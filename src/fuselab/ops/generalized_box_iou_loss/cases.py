@@ -10,9 +10,7 @@ from torch import Tensor
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
-from fuselab.ops.generalized_box_iou_loss import (
-    reference,
-)
+from fuselab.ops.generalized_box_iou_loss import reference
 
 
 def random_boxes(shape: Sequence[int], generator: torch.Generator) -> Tensor:

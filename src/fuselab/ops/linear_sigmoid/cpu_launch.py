@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import cpp_types
-from fuselab.ops.linear_sigmoid.layout import (
-    Rows,
-    backward_of,
-    forward_of,
-)
+from fuselab.ops.linear_sigmoid.layout import Rows, backward_of, forward_of
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i64
 from fuselab.runtime.grid import ceil_div
 

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CUDA_NAMES, cuda_types
-from fuselab.ops.linear_sigmoid.layout import (
-    Rows,
-    backward_of,
-    forward_of,
-    refusal,
-)
+from fuselab.ops.linear_sigmoid.layout import Rows, backward_of, forward_of, refusal
 from fuselab.runtime.cuda_source import CudaSource, f32, f64, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two

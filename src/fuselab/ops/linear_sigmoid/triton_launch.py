@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuselab.ops.linear_sigmoid.layout import (
-    Rows,
-    backward_of,
-    forward_of,
-)
+from fuselab.ops.linear_sigmoid.layout import Rows, backward_of, forward_of
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch

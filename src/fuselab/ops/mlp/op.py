@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import (
-    DtypeError,
-    OperandError,
-    ShapeError,
-)
+from fuselab.errors import DtypeError, OperandError, ShapeError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, product_unit

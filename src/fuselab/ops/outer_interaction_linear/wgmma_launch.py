@@ -10,12 +10,7 @@ from torch import Tensor
 from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
 from fuselab.ops._shared.hopper import is_hopper
 from fuselab.ops.outer_interaction_linear import products
-from fuselab.ops.outer_interaction_linear.folding import (
-    BLOCK,
-    folded_pieces,
-    pieces,
-    square_count,
-)
+from fuselab.ops.outer_interaction_linear.folding import BLOCK, folded_pieces, pieces, square_count
 from fuselab.ops.outer_interaction_linear.triton_launch import transposed
 from fuselab.runtime.cuda_source import CudaSource, i32
 from fuselab.runtime.gpu_limits import multiprocessors

@@ -7,12 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fuselab.ops.softmax.layout import (
-    Form,
-    Rows,
-    neighbours,
-    positive,
-)
+from fuselab.ops.softmax.layout import Form, Rows, neighbours, positive
 from fuselab.runtime import tuning
 from fuselab.runtime.grid import power_of_two
 from fuselab.runtime.tuning import Config

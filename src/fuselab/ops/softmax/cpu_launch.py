@@ -7,12 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CPP_NAMES
-from fuselab.ops.softmax.layout import (
-    FORMS,
-    Form,
-    Rows,
-    rows_in_place_or_copied,
-)
+from fuselab.ops.softmax.layout import FORMS, Form, Rows, rows_in_place_or_copied
 from fuselab.ops.softmax.operands import Launcher
 from fuselab.runtime.cpp_source import CppSource, i64
 

@@ -13,10 +13,7 @@ from torch import Tensor
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
-from fuselab.ops._shared.grid import (
-    launch_cuda,
-    launch_triton,
-)
+from fuselab.ops._shared.grid import launch_cuda, launch_triton
 from fuselab.ops.square import cases, triton_kernels
 from fuselab.ops.square.reference import gradient, reference
 from fuselab.runtime.cuda_source import CudaSource
