@@ -8,7 +8,7 @@ gradient) and the other ways people write it, which ``fuselab.fuse`` recognises.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -238,3 +238,10 @@ ACTIVATIONS: dict[str, Activation] = {
         ),
     )
 }
+
+
+def spellings() -> Iterator[tuple[Callable[[Tensor], Tensor], str]]:
+    """Yield every spelling of every activation with the activation's name, but not identity."""
+    for entry in ACTIVATIONS.values():
+        if entry.name != "identity":
+            yield from ((spelling, entry.name) for spelling in entry.spellings)

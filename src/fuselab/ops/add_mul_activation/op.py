@@ -63,9 +63,7 @@ def _validate(
     check_operands(op_name, input, update, bias, activation)
 
 
-def fake(
-    input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str
-) -> Tensor:
+def fake(input: Tensor, update: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     return layout.empty_output(input, update, bias)
 
 
@@ -199,9 +197,7 @@ def cost_backward(
     return Cost(read, written, input.numel() * flops, arithmetic_unit(dtype))
 
 
-def prefer(
-    input: Tensor, update: Tensor, bias: Tensor | None, scale: float, activation: str
-) -> Sequence[str]:
+def prefer(input: Tensor, update: Tensor, *rest: Any) -> Sequence[str]:
     """CUDA C++ where all tensors are dense alike; else Triton, whose strided kernel works in square
     tiles and so reads a transposed operand line by line."""
     alike = input.stride() == update.stride() and input.is_contiguous()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fuselab.errors import ShapeError
 from fuselab.op import Cost, FusedOp, Gradient, Inputs, Rewrite
-from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.activations import spellings
 from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.add_mul_activation import cuda_launch, layout
 from fuselab.ops.add_mul_activation import op as add_mul
@@ -117,10 +117,8 @@ def _rewrites() -> Iterator[Rewrite]:
         yield Rewrite(lambda input, bias: act(bias + input), call)
         yield Rewrite(lambda input, bias: act(torch.add(input, bias)), call)
 
-    for entry in ACTIVATIONS.values():
-        if entry.name != "identity":
-            for spelling in entry.spellings:
-                yield from spelt(spelling, entry.name)
+    for spelling, name in spellings():
+        yield from spelt(spelling, name)
 
 
 OP = FusedOp(

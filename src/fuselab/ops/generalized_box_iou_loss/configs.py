@@ -4,6 +4,7 @@ how many blocks or programs per multiprocessor a reduction is spread over."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,12 +35,7 @@ def cuda(
 
 
 def cuda_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    first: Tensor,
-    second: Tensor,
-    reduction: str = "padded",
-    eps: float = 0.0,
+    needs: Sequence[bool], grad_output: Tensor, first: Tensor, second: Tensor, *rest: Any
 ) -> tuple[Config, ...]:
     """``boxes``: pairs per thread."""
     return _first(Config(boxes=_boxes(first, second)), [Config(boxes=other) for other in (1, 2, 4)])
@@ -58,14 +54,7 @@ def triton(
     )
 
 
-def triton_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    first: Tensor,
-    second: Tensor,
-    reduction: str = "padded",
-    eps: float = 0.0,
-) -> tuple[Config, ...]:
+def triton_backward(*rest: Any) -> tuple[Config, ...]:
     """``block``: pairs per program of ``warps``."""
     return _TRITON
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -50,12 +51,7 @@ def save(
 
 
 def fake_gradient(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    boxes1: Tensor,
-    boxes2: Tensor,
-    reduction: str,
-    eps: float,
+    needs: Sequence[bool], grad_output: Tensor, boxes1: Tensor, boxes2: Tensor, *rest: Any
 ) -> tuple[Tensor | None, ...]:
     return empty_gradients(needs, boxes1, boxes2)
 
@@ -71,12 +67,7 @@ def prefer(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Sequen
 
 
 def prefer_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    boxes1: Tensor,
-    boxes2: Tensor,
-    reduction: str,
-    eps: float,
+    needs: Sequence[bool], grad_output: Tensor, boxes1: Tensor, *rest: Any
 ) -> Sequence[str]:
     return order(boxes1)
 

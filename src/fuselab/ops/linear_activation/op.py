@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError, ShapeError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
-from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.activations import spellings
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating, check_same_dtype
 from fuselab.ops._shared.matrices import empty_output
@@ -84,8 +84,7 @@ def fake_gradient(
     output: Tensor | None,
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
+    *rest: Any,
 ) -> tuple[Tensor | None, ...]:
     return (
         input.new_empty(input.shape) if needs[0] else None,
@@ -212,10 +211,8 @@ def _rewrites() -> Iterator[Rewrite]:
         yield Rewrite(lambda input, weight, bias: act(F.linear(input, weight, bias)), with_bias)
         yield Rewrite(lambda input, weight: act(F.linear(input, weight)), without_bias)
 
-    for entry in ACTIVATIONS.values():
-        if entry.name != "identity":
-            for spelling in entry.spellings:
-                yield from spelt(spelling, entry.name)
+    for spelling, name in spellings():
+        yield from spelt(spelling, name)
 
 
 OP = FusedOp(

@@ -65,25 +65,17 @@ def fake_gradient(
 
 
 def supports(
-    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any
 ) -> str | None:
     return layout.refusal(input, target)
 
 
-def supports_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    reduction: str,
-) -> str | None:
-    return layout.refusal(input, target)
+def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> str | None:
+    return supports(*saved)
 
 
 def supports_cuda(
-    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any
 ) -> str | None:
     return cuda_launch.supports(input, weight, target)
 
@@ -139,9 +131,7 @@ def cost_backward(
     )
 
 
-def prefer(
-    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
-) -> Sequence[str]:
+def prefer(*rest: Any) -> Sequence[str]:
     return layout.ON_GPU
 
 

@@ -45,14 +45,14 @@ def fake_gradient(
     return layout.empty_gradients(needs, input)
 
 
-def supports(input: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+def supports(input: Tensor, *rest: Any) -> str | None:
     return layout.refusal(input)
 
 
 def supports_backward(
-    needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor, *saved: Any
 ) -> str | None:
-    return layout.refusal(input)
+    return supports(*saved)
 
 
 def cost(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
@@ -82,9 +82,7 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None) -> Sequence[str]:
     return layout.ON_GPU
 
 
-def prefer_backward(
-    needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
-) -> Sequence[str]:
+def prefer_backward(*rest: Any) -> Sequence[str]:
     return layout.IN_BACKWARD
 
 

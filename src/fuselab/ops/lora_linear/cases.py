@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops._shared.cases import BOUNDARY, Random, made, unchanged
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, tame, unchanged
 
 
 @made
@@ -79,24 +78,14 @@ def _cases() -> Iterator[Case]:
     yield Case("transposed", _case((9,), 32, 24, 8, lay_out=_transposed), BOUNDARY)
 
 
-def _tame(tensor: Tensor) -> Tensor:
-    """Finite values no larger than the fourth root of the dtype's largest, in the same layout. A
-    sum of sums that overflow is infinite or NaN by the order of additions; any order is right."""
-    limit = torch.finfo(tensor.dtype).max ** 0.25
-    memory = tensor.untyped_storage().nbytes() // tensor.element_size()
-    elements = tensor.as_strided((memory,), (1,), 0)
-    elements.copy_(torch.where(elements.isfinite(), elements.clamp(-limit, limit), elements))
-    return tensor
-
-
 def draw(source: Draw) -> Inputs:
     """Any shape and layout, any rank and activation, a bias or none, any scale."""
     leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2)))]
     inner, columns = source.size(1, 3, 64, 128), source.size(1, 3, 64, 128)
     rank = max(1, source.size(1, 3, 8, 16, 17, 64, 100))
-    input, weight = _tame(source.tensor(*leading, inner)), source.tensor(columns, inner)
+    input, weight = tame(source.tensor(*leading, inner), 4), source.tensor(columns, inner)
     bias = source.tensor(columns) if source.choice((True, False)) else None
-    lora_a, lora_b = source.tensor(rank, inner), _tame(source.tensor(columns, rank))
+    lora_a, lora_b = source.tensor(rank, inner), tame(source.tensor(columns, rank), 4)
     scale = source.choice((1.0, 0.5, 0.0, source.uniform(-2.0, 2.0)))
     activation = source.choice(tuple(ACTIVATIONS))
     return Inputs((input, weight, bias, lora_a, lora_b, scale, activation))

@@ -13,7 +13,7 @@ from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
-from fuselab.ops._shared.matrices import empty_output
+from fuselab.ops._shared.matrices import empty_gradients, empty_output
 from fuselab.ops.lora_linear import cases, configs, cuda_launch, triton_launch, wgmma_launch
 from fuselab.ops.lora_linear.operands import Layer
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
@@ -91,18 +91,10 @@ def save(
 
 
 def fake_gradient(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    input: Tensor,
-    *arguments: Any,
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, input: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    layer = Layer(*arguments)
-    tensors = (input, None, None, layer.lora_a, layer.lora_b)
-    return tuple(
-        tensor.new_empty(tensor.shape) if need and tensor is not None else None
-        for need, tensor in zip(needs, tensors, strict=True)
-    )
+    layer = Layer(*saved)
+    return empty_gradients(needs, input, None, None, layer.lora_a, layer.lora_b)
 
 
 def supports(input: Tensor, *rest: Any) -> str | None:

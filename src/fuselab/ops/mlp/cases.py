@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
+from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, tame, unchanged
 
 
 @made
@@ -91,27 +91,16 @@ def _cases() -> Iterator[Case]:
         yield Case(name, _case((24,), (24, 40, 16), lay_out=lay_out), BOUNDARY)
 
 
-def _tame(tensor: Tensor) -> Tensor:
-    """Finite values no larger than the eighth root of the dtype's largest, in the same layout: a
-    hidden sum that overflows is infinite or NaN by the order of additions, and any order is right.
-    """
-    limit = torch.finfo(tensor.dtype).max ** 0.125
-    memory = tensor.untyped_storage().nbytes() // tensor.element_size()
-    elements = tensor.as_strided((memory,), (1,), 0)
-    elements.copy_(torch.where(elements.isfinite(), elements.clamp(-limit, limit), elements))
-    return tensor
-
-
 def draw(source: Draw) -> Inputs:
     """Any shapes and layouts, any activations, biases or none."""
     leading = [source.size(1, 16, 33) for _ in range(source.choice((1, 0, 2)))]
     count = source.choice((1, 2, 3))
     widths = [source.size(1, 13, 16, 17, 32, 33, 64) for _ in range(count + 1)]
-    input = _tame(source.tensor(*leading, widths[0]))
-    weights = [_tame(source.tensor(columns, depth)) for depth, columns in pairwise(widths)]
+    input = tame(source.tensor(*leading, widths[0]), 8)
+    weights = [tame(source.tensor(columns, depth), 8) for depth, columns in pairwise(widths)]
     biases: list[Tensor] = []
     if source.choice((True, False)):
-        biases = [_tame(source.tensor(columns)) for columns in widths[1:]]
+        biases = [tame(source.tensor(columns), 8) for columns in widths[1:]]
     names = source.choice(tuple(ACTIVATIONS)), source.choice(tuple(ACTIVATIONS))
     to = source.choice((None, torch.float32 if source.dtype.itemsize == 2 else source.dtype))
     return Inputs((input, weights, biases, *names, to))

@@ -13,6 +13,7 @@ from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
+from fuselab.ops._shared.matrices import empty_gradients
 from fuselab.ops.mlp import cases, cuda_launch, layers_launch
 from fuselab.ops.mlp.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.mlp.reference import gradient, names_of, reference
@@ -125,10 +126,7 @@ def fake_gradient(
     biases: Sequence[Tensor],
     *rest: Any,
 ) -> tuple[Tensor | None, ...]:
-    return tuple(
-        value.new_empty(value.shape) if need else None
-        for need, value in zip(needs, (input, *weights, *biases), strict=True)
-    )
+    return empty_gradients(needs, input, *weights, *biases)
 
 
 # DLRM's bottom and top layers in bfloat16 (H200, 2026-11-21), us of one launch and of the chain:

@@ -44,9 +44,7 @@ def validate(
     check_same_dtype("outer_interaction_linear", **operands)
 
 
-def fake(
-    dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
-) -> Tensor:
+def fake(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return empty_output(dense, weight)
 
 
@@ -91,9 +89,7 @@ def fake_gradient(
     return empty_gradients(needs, dense, embeddings, weight, bias)
 
 
-def prefer(
-    dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
-) -> Sequence[str]:
+def prefer(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Sequence[str]:
     """us of 2048 x 26 x 16 -> 512, relu, on an H200 (torch 2.11, 2026-11-21). bfloat16, wgmma /
     triton / the reference: forward 462 / 476 / 1469, backward 931 / 1227 / 3555, both 1394 / 1707 /
     5054 (torch.compile of the reference 824 forward). float32 in TF32, cublas / triton / the

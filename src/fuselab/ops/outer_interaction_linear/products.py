@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,13 +93,7 @@ class Products:
         return grad_dense, grad_embeddings, grad_weight, grad_bias
 
 
-def supports(
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> str | None:
+def supports(dense: Tensor, embeddings: Tensor, *rest: Any) -> str | None:
     """A sample has some elements, and their pairs are counted in 32 bits."""
     if dense.dtype == torch.float64:
         return "it has no float64 kernels"
