@@ -120,7 +120,7 @@ def test_in_a_graph(dtype, form):
 def test_nothing_spills(form):
     """Of the tables' kernels for whole rows per cluster; float16's log_softmax spills 14 words."""
     device = torch.device("cuda", torch.cuda.current_device())
-    if not cuda_launch._has_clusters(device):
+    if not cuda_launch.has_clusters(device):
         pytest.skip("needs compute capability 9.0")
     for step, vector, name, width in (
         ("forward", 8, "__nv_bfloat16", 65_536),

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuselab.runtime.parameters import Scalar, i64
+import torch
+from torch import Tensor
+
+from fuselab.ops._shared.dtypes import CUDA_NAMES
+from fuselab.runtime.parameters import Scalar, f32, f64, i64
 
 
 def numbers(*groups: Sequence[int]) -> list[Scalar]:
@@ -20,3 +24,25 @@ def flags(*values: bool) -> str:
 def index_type(is_wide: bool) -> str:
     """Return the C++ type of offsets: 64-bit where ``is_wide``."""
     return "int64_t" if is_wide else "int32_t"
+
+
+# A float argument of an operator is a number or, under torch.compile, a tensor of one element.
+
+
+def cpp_float(value: float | Tensor, arithmetic: torch.dtype) -> Scalar:
+    """Return a float argument of a C++ kernel that computes in ``arithmetic``."""
+    number = value.item() if isinstance(value, Tensor) else value
+    return f64(number) if arithmetic == torch.float64 else f32(number)
+
+
+def cuda_float(value: float | Tensor, arithmetic: torch.dtype) -> tuple[str, Tensor | Scalar]:
+    """Return the type that a CUDA kernel is told of a float argument, and the argument: a pointer
+    where ``value`` is a tensor."""
+    if isinstance(value, Tensor):
+        return f"const {CUDA_NAMES[value.dtype]}*", value
+    return ("double", f64(value)) if arithmetic == torch.float64 else ("float", f32(value))
+
+
+def triton_float(value: float | Tensor) -> tuple[Tensor | None, float]:
+    """Return the pair of a Triton kernel's arguments, a pointer or None and a number."""
+    return (value, 0.0) if isinstance(value, Tensor) else (None, value)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import cpp_types
 from fuselab.ops._shared.layout import Nest
-from fuselab.ops._shared.template_arguments import numbers
+from fuselab.ops._shared.template_arguments import cpp_float, numbers
 from fuselab.ops.add_mul_activation.layout import (
     Gradients,
     Matrices,
@@ -27,12 +26,6 @@ from fuselab.ops.add_mul_activation.layout import (
     run_backward,
 )
 from fuselab.runtime.cpp_source import CppSource
-from fuselab.runtime.parameters import Scalar, f32, f64
-
-
-def _scale(scale: float | Tensor, output_dtype: torch.dtype) -> Scalar:
-    value = scale.item() if isinstance(scale, Tensor) else scale
-    return f64(value) if output_dtype == torch.float64 else f32(value)
 
 
 def forward(
@@ -58,7 +51,7 @@ def forward(
             update,
             bias,
             output,
-            _scale(scale, output.dtype),
+            cpp_float(scale, output.dtype),
             *numbers(loops.sizes, *loops.strides),
         ),
     )
@@ -75,7 +68,7 @@ def backward(
     copied once more, and an operand whose rows have no common stride is copied first.
     """
     kind = f"{backward_kind(saved)}, {cpp_types(backward_dtypes(grad_output, saved))}"
-    scale = _scale(saved.scale, grad_output.dtype)
+    scale = cpp_float(saved.scale, grad_output.dtype)
 
     def elementwise(loops: Nest, operands: Operands, grads: Gradients) -> None:
         loops = loops.padded()

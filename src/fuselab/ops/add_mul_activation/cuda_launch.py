@@ -15,7 +15,7 @@ from fuselab.ops._shared.dtypes import CUDA_NAMES, cuda_types
 from fuselab.ops._shared.grid import THREADS
 from fuselab.ops._shared.layout import Nest
 from fuselab.ops._shared.packs import is_aligned, pack_width
-from fuselab.ops._shared.template_arguments import flags, index_type, numbers
+from fuselab.ops._shared.template_arguments import cuda_float, flags, index_type, numbers
 from fuselab.ops.add_mul_activation import configs
 from fuselab.ops.add_mul_activation.layout import (
     Gradients,
@@ -34,15 +34,8 @@ from fuselab.ops.add_mul_activation.layout import (
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
-from fuselab.runtime.parameters import Scalar, f32, f64, i64
+from fuselab.runtime.parameters import Scalar, i64
 from fuselab.runtime.tuning import Config
-
-
-def _scale(scale: float | Tensor, output_dtype: torch.dtype) -> tuple[str, Tensor | Scalar]:
-    """The type that the kernel is told, and the argument."""
-    if isinstance(scale, Tensor):
-        return f"const {CUDA_NAMES[scale.dtype]}*", scale
-    return ("double", f64(scale)) if output_dtype == torch.float64 else ("float", f32(scale))
 
 
 def _launch(
@@ -91,7 +84,7 @@ def forward(
     if output.numel() == 0:
         return output
     loops, input, update = forward_nest(output, input, update, bias)
-    scale_type, scale_argument = _scale(scale, output.dtype)
+    scale_type, scale_argument = cuda_float(scale, output.dtype)
     dtypes = forward_dtypes(output, input, update, bias)
     kind = kind_of(activation, update is not None, bias is not None)
     _launch(
@@ -122,7 +115,7 @@ def backward(
     """
     dtypes = backward_dtypes(grad_output, saved)
     types = f"{backward_kind(saved)}, {cuda_types(dtypes)}"
-    scale_type, scale = _scale(saved.scale, grad_output.dtype)
+    scale_type, scale = cuda_float(saved.scale, grad_output.dtype)
     width = pack_width(*dtypes[:4])
 
     def elementwise(loops: Nest, operands: Operands, grads: Gradients) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fuselab.ops._shared.grid import flat_tile, nest_numbers, tile_of, triton_arithmetic
 from fuselab.ops._shared.layout import Nest
+from fuselab.ops._shared.template_arguments import triton_float
 from fuselab.ops.add_mul_activation import configs
 from fuselab.ops.add_mul_activation.layout import (
     Gradients,
@@ -25,10 +26,6 @@ from fuselab.ops.add_mul_activation.layout import (
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
-
-
-def _scale(scale: float | Tensor) -> tuple[Tensor | None, float]:
-    return (scale, 0.0) if isinstance(scale, Tensor) else (None, scale)
 
 
 def _walk(
@@ -69,7 +66,7 @@ def forward(
         getattr(kernels, f"forward{suffix}"),
         grid,
         *(input, update, bias, output),
-        *_scale(scale),
+        *triton_float(scale),
         *shape,
         ACTIVATION=activation,
         COMPUTE=triton_arithmetic(output.dtype),
@@ -89,7 +86,7 @@ def backward(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradie
     """
     from fuselab.ops.add_mul_activation import triton_kernels as kernels
 
-    scale = _scale(saved.scale)
+    scale = triton_float(saved.scale)
     constants = {
         "ACTIVATION": saved.activation,
         "COMPUTE": triton_arithmetic(grad_output.dtype),

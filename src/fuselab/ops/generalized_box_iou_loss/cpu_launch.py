@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CPP_NAMES
+from fuselab.ops._shared.template_arguments import cpp_float
 from fuselab.ops.generalized_box_iou_loss.layout import (
     Epsilon,
     Pairs,
@@ -16,7 +17,7 @@ from fuselab.ops.generalized_box_iou_loss.layout import (
     backward_of,
     forward_of,
 )
-from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
+from fuselab.runtime.cpp_source import CppSource, i32, i64
 from fuselab.runtime.parameters import Scalar
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
@@ -54,13 +55,12 @@ def _launch(
     eps: float | Tensor,
     gradient_strides: Sequence[int] = (),
 ) -> None:
-    double = arithmetic(where.first, where.second) == torch.float64
-    value = eps.item() if isinstance(eps, Tensor) else eps
+    epsilon = cpp_float(eps, arithmetic(where.first, where.second))
     first, second = where.strides[:2]
     numbers = (where.count, *where.sizes[1:], *gradient_strides)
     numbers += (*first, where.steps[0], *second, where.steps[1])
     types = f"{CPP_NAMES[where.first.dtype]}, {CPP_NAMES[where.second.dtype]}"
     CPP.launch(
         f"{kernel}<{types}>",
-        (*operands, f64(value) if double else f32(value), *map(i64, numbers)),
+        (*operands, epsilon, *map(i64, numbers)),
     )

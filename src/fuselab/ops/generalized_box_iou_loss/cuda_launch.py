@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CUDA_NAMES
+from fuselab.ops._shared.template_arguments import cuda_float
 from fuselab.ops.generalized_box_iou_loss import configs
 from fuselab.ops.generalized_box_iou_loss.configs import SMALL_COUNT, chosen
 from fuselab.ops.generalized_box_iou_loss.layout import (
@@ -18,7 +19,7 @@ from fuselab.ops.generalized_box_iou_loss.layout import (
     backward_of,
     forward_of,
 )
-from fuselab.runtime.cuda_source import CudaSource, f32, f64, i64
+from fuselab.runtime.cuda_source import CudaSource, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.parameters import Scalar
@@ -36,16 +37,17 @@ _FINISH_THREADS = 1024
 def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
     """The loss: one launch, or for a reduction of more than SMALL_COUNT pairs two, with a workspace
     of one float64 per block ("padded": two)."""
+    epsilon_type, epsilon = cuda_float(eps, loss.dtype)
     config = chosen("cuda", where, reduction)
     boxes = config.boxes
     if reduction == "none":
         _launch(
             "forward",
-            (_epsilon_type(eps, loss.dtype), *_spread(where, boxes)),
+            (epsilon_type, *_spread(where, boxes)),
             ceil_div(where.count, _THREADS * boxes),
             _THREADS,
             where,
-            (where.first, where.second, loss, _epsilon(eps, loss.dtype)),
+            (where.first, where.second, loss, epsilon),
         )
         return
     threads = _ONE_BLOCK_THREADS if where.count <= SMALL_COUNT else _THREADS
@@ -58,7 +60,7 @@ def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
         sums = 2 if reduction == "padded" else 1
         partial = where.first.new_empty(sums * blocks, dtype=torch.float64)
     arguments = (
-        _epsilon_type(eps, loss.dtype),
+        epsilon_type,
         _REDUCTIONS[reduction],
         *_spread(where, boxes, threads * blocks * boxes),
         threads,
@@ -69,7 +71,7 @@ def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
         blocks,
         threads,
         where,
-        (where.first, where.second, loss, partial, _epsilon(eps, loss.dtype)),
+        (where.first, where.second, loss, partial, epsilon),
     )
     if partial is not None:
         CUDA.launch(
@@ -94,10 +96,10 @@ def backward(
     if reduction == "padded" and where.count > SMALL_COUNT:
         valid = _count_valid(where)
     boxes = chosen("cuda_backward", where, reduction).boxes
-    dtype = arithmetic(where.first, where.second)
+    epsilon_type, epsilon = cuda_float(eps, arithmetic(where.first, where.second))
     _launch(
         "backward",
-        (_epsilon_type(eps, dtype), _REDUCTIONS[reduction], *_spread(where, boxes)),
+        (epsilon_type, _REDUCTIONS[reduction], *_spread(where, boxes)),
         ceil_div(where.count, _THREADS * boxes),
         _THREADS,
         where,
@@ -107,7 +109,7 @@ def backward(
             where.second,
             valid,
             *grads,
-            _epsilon(eps, dtype),
+            epsilon,
         ),
         where.gradient_strides,
     )
@@ -160,16 +162,6 @@ def _spread(where: Pairs, boxes: int, margin: int = 4 * _THREADS) -> tuple[str, 
     """Index type, rank, alignment and pairs per thread, as template arguments."""
     index = "int64_t" if where.needs_64_bit_offsets(margin) else "int32_t"
     return index, where.rank, str(where.is_aligned).lower(), boxes
-
-
-def _epsilon_type(eps: float | Tensor, dtype: torch.dtype) -> str:
-    return f"const {CUDA_NAMES[eps.dtype]}*" if isinstance(eps, Tensor) else CUDA_NAMES[dtype]
-
-
-def _epsilon(eps: float | Tensor, dtype: torch.dtype) -> Tensor | Scalar:
-    if isinstance(eps, Tensor):
-        return eps
-    return f64(eps) if dtype == torch.float64 else f32(eps)
 
 
 def _numbers(*values: int) -> tuple[Scalar, ...]:

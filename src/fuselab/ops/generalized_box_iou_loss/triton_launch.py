@@ -9,6 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from fuselab.ops._shared.template_arguments import triton_float
 from fuselab.ops.generalized_box_iou_loss import triton_kernels as kernels
 from fuselab.ops.generalized_box_iou_loss.configs import chosen
 from fuselab.ops.generalized_box_iou_loss.layout import (
@@ -117,13 +118,11 @@ def _launch(
     **constants: bool,
 ) -> None:
     first, second = where.strides[:2]
-    by_pointer = isinstance(eps, Tensor)
     launch(
         kernel,
         (programs,),
         *operands,
-        eps if by_pointer else None,
-        0.0 if by_pointer else eps,
+        *triton_float(eps),
         where.count,
         *where.sizes[1:],
         *gradient_strides,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import as_rows, empty_output
+from fuselab.ops._shared.template_arguments import triton_float
 from fuselab.ops.lora_linear import configs
 from fuselab.ops.lora_linear.operands import Layer
 from fuselab.runtime.gpu_limits import multiprocessors
@@ -21,10 +22,6 @@ from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
 Gradients = tuple[Tensor | None, ...]
-
-
-def _scale_arguments(scale: float | Tensor) -> tuple[Tensor | None, float]:
-    return (scale, 0.0) if isinstance(scale, Tensor) else (None, scale)
 
 
 def _map_layout(matrix: Tensor) -> str:
@@ -75,7 +72,7 @@ def product(
         kernels.combine,
         (ceil_div(rows, config.rows) * ceil_div(columns, config.columns),),
         *operands,
-        *(bias, projection, up, output, *_scale_arguments(scale)),
+        *(bias, projection, up, output, *triton_float(scale)),
         *(rows, columns, inner, rank, *input.stride(), *weight.stride()),
         *(0 if bias is None else bias.stride(0), *projection.stride(), *up.stride()),
         ACTIVATION=activation,
@@ -108,7 +105,7 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
         launch(
             kernels.project,
             (ceil_div(rows, block_rows), ceil_div(rank, block_rank)),
-            *(input, factor, output, *_scale_arguments(scale)),
+            *(input, factor, output, *triton_float(scale)),
             *(rows, inner, rank, *input.stride(), *factor.stride()),
             PRECISION=input_precision(input.dtype),
             BLOCK_ROWS=block_rows,
@@ -204,7 +201,7 @@ def _sum(parts: Tensor, output: Tensor, scale: float | Tensor = 1.0) -> Tensor:
         launch(
             kernels.sum_parts,
             (ceil_div(output.numel(), block),),
-            *(parts, output, *_scale_arguments(scale)),
+            *(parts, output, *triton_float(scale)),
             *(parts.shape[0], output.numel(), output.shape[1], *output.stride()),
             PARTS=together,
             BLOCK=block,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.dtypes import cuda_types
+from fuselab.ops._shared.hopper import has_clusters
 from fuselab.ops._shared.matrices import as_rows
 from fuselab.runtime.cuda_source import CudaSource, i64
 from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
@@ -77,18 +78,13 @@ def candidates(
     return tuple(sorted(found, key=order))
 
 
-@cache
-def _has_clusters(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def _candidates(input: Tensor, weights: Sequence[Tensor]) -> Sequence[Config]:
     return candidates(
         input.shape[:-1].numel(),
         (weights[0].shape[1], *(weight.shape[0] for weight in weights)),
         multiprocessors(input.device),
         shared_bytes(input.device),
-        _has_clusters(input.device),
+        input.is_cuda and has_clusters(input.device),
     )
 
 

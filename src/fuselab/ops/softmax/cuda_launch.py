@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CUDA_NAMES
+from fuselab.ops._shared.hopper import has_clusters
 from fuselab.ops.softmax.configs import backward_configs, chosen, forward_configs
 from fuselab.ops.softmax.layout import FORMS, Form, Rows, vector_length
 from fuselab.ops.softmax.operands import Launcher
@@ -179,11 +180,6 @@ _ASKS_FOR_16 = 65536  # rows as wide make do with clusters of 8
 
 
 @functools.cache
-def _has_clusters(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@functools.cache
 def _has_clusters_of_16(device: torch.device) -> bool:
     """Whether a GPC of the device has room for 16 of the largest blocks that any kernel here has,
     of 1024 threads."""
@@ -195,7 +191,7 @@ def _has_clusters_of_16(device: torch.device) -> bool:
 
 def _largest_cluster(width: int, device: torch.device) -> int:
     """In blocks. The question about 16 compiles a kernel: rows that need fewer do not ask."""
-    if not _has_clusters(device):
+    if not has_clusters(device):
         return 1
     return 16 if width > _ASKS_FOR_16 and _has_clusters_of_16(device) else 8
 
