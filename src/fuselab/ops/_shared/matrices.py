@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fuselab.errors import ShapeError
+
 
 def as_rows(tensor: Tensor) -> Tensor:
     """Return ``(..., K)`` as a matrix ``(rows, K)``: a view where strides allow, else a copy."""
@@ -38,3 +40,19 @@ def empty_gradients(needs: Sequence[bool], *operands: Tensor | None) -> tuple[Te
         operand.new_empty(operand.shape) if need and operand is not None else None
         for need, operand in zip(needs, operands, strict=True)
     )
+
+
+def check_linear_shapes(operator: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise ShapeError unless the shapes are (..., K), (N, K) and (N,); ``bias`` may be None."""
+    if input.dim() == 0:
+        raise ShapeError(f"{operator}: 'input' has no dimension; expected (..., K).")
+    if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
+        raise ShapeError(
+            f"{operator}: 'weight' has shape {tuple(weight.shape)}; expected (N, "
+            f"{input.shape[-1]}), the last dimension of 'input' {tuple(input.shape)}."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"{operator}: 'bias' has shape {tuple(bias.shape)}; expected ({weight.shape[0]},), "
+            f"the first dimension of 'weight' {tuple(weight.shape)}."
+        )

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, ShapeError
+from fuselab.errors import ArgumentError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.activations import spellings
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating, check_same_dtype
-from fuselab.ops._shared.matrices import empty_output
+from fuselab.ops._shared.matrices import check_linear_shapes, empty_output
 from fuselab.ops.linear_activation import (
     cases,
     cublaslt_launch,
@@ -35,18 +35,7 @@ def validate(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     activation_named(activation)
     check_floating("linear_activation", input=input)
     check_same_dtype("linear_activation", input=input, weight=weight, bias=bias)
-    if input.dim() == 0:
-        raise ShapeError("linear_activation: 'input' has no dimension; expected (..., K).")
-    if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
-        raise ShapeError(
-            f"linear_activation: 'weight' has shape {tuple(weight.shape)}; expected "
-            f"(N, {input.shape[-1]}), the last dimension of 'input' {tuple(input.shape)}."
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError(
-            f"linear_activation: 'bias' has shape {tuple(bias.shape)}; expected "
-            f"({weight.shape[0]},), the first dimension of 'weight' {tuple(weight.shape)}."
-        )
+    check_linear_shapes("linear_activation", input, weight, bias)
 
 
 def fake(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -13,7 +13,7 @@ from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
-from fuselab.ops._shared.matrices import empty_gradients, empty_output
+from fuselab.ops._shared.matrices import check_linear_shapes, empty_gradients, empty_output
 from fuselab.ops.lora_linear import cases, configs, cuda_launch, triton_launch, wgmma_launch
 from fuselab.ops.lora_linear.operands import Layer
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
@@ -35,19 +35,8 @@ def validate(
     check_same_dtype(
         "lora_linear", input=input, weight=weight, bias=bias, lora_a=lora_a, lora_b=lora_b
     )
-    if input.dim() == 0:
-        raise ShapeError("lora_linear: 'input' has no dimension; expected (..., K).")
-    if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
-        raise ShapeError(
-            f"lora_linear: 'weight' has shape {tuple(weight.shape)}; expected (N, "
-            f"{input.shape[-1]}) for an 'input' of shape {tuple(input.shape)}."
-        )
+    check_linear_shapes("lora_linear", input, weight, bias)
     columns, inner = weight.shape
-    if bias is not None and bias.shape != (columns,):
-        raise ShapeError(
-            f"lora_linear: 'bias' has shape {tuple(bias.shape)}; expected ({columns},) for a "
-            f"'weight' of shape {tuple(weight.shape)}."
-        )
     if lora_a.dim() != 2 or lora_a.shape[1] != inner or lora_a.shape[0] < 1:
         raise ShapeError(
             f"lora_linear: 'lora_a' has shape {tuple(lora_a.shape)}; expected (r, {inner}) with a "
