@@ -22,7 +22,6 @@ def _case(
 ) -> Inputs:
     """Standard normal input; weights scaled as nn.Linear starts them. ``lay_out`` is given the
     input and the weight."""
-
     input = lay_out(random.normal(*shape))
     depth = shape[-1]
     weight = lay_out(random.normal(columns, depth, deviation=max(depth, 1) ** -0.5))
