@@ -15,7 +15,7 @@ from fuselab.prove import accuracy
 from fuselab.prove import check as checking
 from fuselab.prove.check import check
 from fuselab.prove.result import CheckReport
-from fuselab.runtime import dispatch
+from fuselab.runtime.dispatch import public, raw_operator, registration
 
 EXHIBITS = wrong.EXHIBITS + wrong_arguments.EXHIBITS
 OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
@@ -101,12 +101,15 @@ def test_honest_operators_of_other_arguments_pass(
 
 @pytest.mark.parametrize(
     ("guard", "caught_by"),
-    [("_bump_versions", "version counters"), ("refuse_overlap", "shared memory")],
+    [("bump_versions", "version counters"), ("refuse_overlap", "shared memory")],
 )
 def test_what_dispatch_guards_is_checked(
     guard: str, caught_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    op = in_place.make_op(f"without{guard}")
-    monkeypatch.setattr(dispatch, guard, lambda *args: None)
+    op = in_place.make_op(f"without_{guard}")
+    users = [user for user in (public, raw_operator, registration) if hasattr(user, guard)]
+    assert len(users) == 2
+    for user in users:
+        monkeypatch.setattr(user, guard, lambda *args: None)
     report = check(op, dtype=torch.float32, quick=True, device="cpu")
     assert caught_by in report.failed_checks()

@@ -1,0 +1,24 @@
+"""Autocast around a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fuselab.op import tensors_in
+
+
+def has_autocast(device: str) -> bool:
+    """Whether autocast is on for this type of device; meta has none, and asking raises."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def without_autocast(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Return ``function(*arguments)``, called with autocast off on the arguments' device."""
+    device = tensors_in(arguments)[0].device.type
+    if has_autocast(device):
+        with torch.autocast(device, enabled=False):
+            return function(*arguments)
+    return function(*arguments)

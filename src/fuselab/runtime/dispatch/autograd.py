@@ -1,0 +1,186 @@
+"""The autograd.Function of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.runtime import launcher, rehearsal
+from fuselab.runtime.dispatch.registration import REGISTERED, Registration, has_scalar_tensor
+from fuselab.runtime.dispatch.sequences import flat_of, nested
+
+
+def autograd_function(registration: Registration) -> type[torch.autograd.Function]:
+    """The autograd.Function of an operator: raw forward, raw backward, and a second derivative.
+
+    Its methods close over the operator's name and look the rest up in ``REGISTERED``: Dynamo can
+    trace a global dictionary, but no closure over an object of ours.
+    """
+    op_name = registration.op.name
+
+    def raw_backward(
+        name: str, needs: Sequence[bool], grad: Tensor, saved: Sequence[Any], fresh: bool = False
+    ) -> Any:
+        """The gradients, ``fresh`` if none may be a view of the upstream one."""
+        registration = REGISTERED[op_name]
+        if not torch.compiler.is_compiling():
+            arguments = (tuple(needs), grad, *saved)
+            held = launcher.lookup(registration.backward_id, name, arguments, True, fresh)
+            if held is None and not fresh:
+                held = registration.gradient_by_reference(name, arguments)
+            if held is not None:
+                return held
+        asked = tuple(needs) if fresh else registration.changed(needs, (grad, *saved))
+        if asked != tuple(needs):
+            grads = raw_backward(name, asked, grad, saved) if any(asked) else (None,) * len(asked)
+            return tuple(
+                grad if need and not ask else found
+                for need, ask, found in zip(needs, asked, grads, strict=True)
+            )
+        scalar_tensors = has_scalar_tensor(registration.schema[1][2:], saved)
+        grads = registration.raw_backward(scalar_tensors, list(needs), grad, *saved, name)
+        grads = (grads,) if isinstance(grads, Tensor) else grads
+        return tuple(grad if need else None for grad, need in zip(grads, needs, strict=True))
+
+    class Backward(torch.autograd.Function):
+        """The backward as a differentiable step: its own derivative is gradient.reference's."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(
+            name: str,
+            needs: tuple[bool, ...],
+            lengths: tuple[int | None, ...] | None,
+            grad: Tensor,
+            *saved: Any,
+        ) -> Any:
+            grads = raw_backward(name, needs, grad, nested(saved, lengths), fresh=True)
+            return tuple(grad.new_empty(0) if value is None else value for value in grads)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            _, ctx.needs, ctx.lengths, *values = inputs
+            _save(ctx, values)
+
+        @staticmethod
+        def backward(ctx: Any, *grad_grads: Tensor) -> Any:
+            values = _saved(ctx)
+            gradient = REGISTERED[op_name].op.gradient
+            assert gradient is not None
+            places = [
+                place
+                for place, value in enumerate(values)
+                if isinstance(value, Tensor) and value.is_floating_point()
+            ]
+
+            def formula(*tensors: Tensor) -> tuple[Tensor, ...]:
+                filled = list(values)
+                for place, tensor in zip(places, tensors, strict=True):
+                    filled[place] = tensor
+                grad, *saved = filled
+                grads = gradient.reference(ctx.needs, grad, *nested(saved, ctx.lengths))
+                return tuple(grad for grad in grads if grad is not None)
+
+            pullback = torch.func.vjp(formula, *(values[place] for place in places))[1]
+            wanted = tuple(grad for grad, need in zip(grad_grads, ctx.needs, strict=True) if need)
+            result: list[Tensor | None] = [None] * (3 + len(values))
+            for place, grad in zip(places, pullback(wanted), strict=True):
+                result[3 + place] = grad
+            return tuple(result)
+
+    class Forward(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            *flat, lengths, name = args
+            arguments = nested(flat, lengths)
+            registration = REGISTERED[op_name]
+            scalar_tensors = has_scalar_tensor(registration.schema[0], arguments)
+            if torch.compiler.is_compiling():
+                return registration.raw_forward(scalar_tensors, *arguments, name)
+            # Detached: autograd gives this output its gradient.
+            held = launcher.lookup(registration.forward_id, name, tuple(arguments), True, True)
+            if held is not None:
+                return held
+            with rehearsal.expecting_backward():
+                return registration.raw_forward(scalar_tensors, *arguments, name)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+            *flat, ctx.lengths, ctx.implementation = inputs
+            registration = REGISTERED[op_name]
+            gradient = registration.op.gradient
+            assert gradient is not None
+            saved = gradient.save(output, *nested(flat, ctx.lengths))
+            values, ctx.saved_lengths = flat_of(saved, registration.saved_sequences)
+            _save(ctx, values)
+
+        @staticmethod
+        def past_plan(name: str, arguments: tuple[Any, ...]) -> Any:
+            """The gradients where the backward has no plan, or is itself differentiated."""
+            needs, grad, *saved = arguments
+            if torch.is_grad_enabled():
+                return Backward.apply(name, needs, None, grad, *saved)
+            return raw_backward(name, needs, grad, saved)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            saved = _saved(ctx)
+            places = _flat_places(REGISTERED[op_name], ctx.lengths)
+            needs = tuple(ctx.needs_input_grad[place] for place in places)
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                grads = Backward.apply(ctx.implementation, needs, ctx.saved_lengths, grad, *saved)
+            else:
+                grads = raw_backward(
+                    ctx.implementation, needs, grad, nested(saved, ctx.saved_lengths)
+                )
+            result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+            for place, need, value in zip(places, needs, grads, strict=True):
+                result[place] = value if need else None
+            return tuple(result)
+
+    Forward.__name__ = Forward.__qualname__ = f"{registration.op.short_name}_autograd"
+    Backward.__name__ = Backward.__qualname__ = f"{registration.op.short_name}_backward_autograd"
+    return Forward
+
+
+def _flat_places(registration: Registration, lengths: tuple[int | None, ...] | None) -> list[int]:
+    """Where the tensors of the tensor parameters lie once laid out flat."""
+    if lengths is None:
+        return list(registration.tensor_positions)
+    found: list[int] = []
+    begin = 0
+    for is_tensor, length in zip(registration.is_tensor, lengths, strict=True):
+        count = 1 if length is None else length
+        if is_tensor:
+            found.extend(range(begin, begin + count))
+        begin += count
+    return found
+
+
+class _Saved:
+    """Stands, itself, for a tensor that lies in ``ctx.saved_tensors``."""
+
+
+def _save(ctx: Any, values: Sequence[Any]) -> None:
+    """Tensors through ``save_for_backward``, which sees in-place changes, the rest beside them."""
+    tensors: list[Tensor] = []
+    plain: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            plain.append(_Saved)
+        else:
+            plain.append(value)
+    ctx.save_for_backward(*tensors)
+    ctx.plain = plain
+
+
+def _saved(ctx: Any) -> list[Any]:
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if value is _Saved else value for value in ctx.plain]

@@ -1,0 +1,42 @@
+"""Registers operators: from a FusedOp to its public function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fuselab.op import FusedOp
+from fuselab.runtime.dispatch.autograd import autograd_function
+from fuselab.runtime.dispatch.public import public_function
+from fuselab.runtime.dispatch.registration import REGISTERED, Registration
+
+
+def registered() -> dict[str, FusedOp]:
+    """Every operator registered in this process, by full name."""
+    return {name: registration.op for name, registration in REGISTERED.items()}
+
+
+def operator(op: FusedOp) -> Callable[..., Tensor]:
+    """Register ``op`` and return its public function.
+
+    The function takes the reference's parameters and ``implementation="auto"`` (keyword only):
+    ``"auto"``, ``"reference"`` or a key of ``op.implementations``. Registering the same operator
+    again returns the same function; another operator of the same name and signature replaces the
+    first one, and of another signature is refused.
+
+    Raises:
+        ContractError: the declaration cannot be registered; names what to change.
+    """
+    known = REGISTERED.get(op.name)
+    if known is None:
+        known = REGISTERED[op.name] = Registration(op)
+        if op.gradient is not None:
+            known.differentiate_by(autograd_function(known))
+        known.public = public_function(known)
+        # As namedtuple does: pickle finds a function by the module that binds it to its name.
+        known.public.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)
+    elif known.op is not op:
+        known.replace(op)
+    return known.public

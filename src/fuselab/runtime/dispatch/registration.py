@@ -1,0 +1,318 @@
+"""What exists once per operator name: its raw operators and what their kernels do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import BuildError, ContractError, DifferentiationError, UnsupportedError
+from fuselab.op import FusedOp, tensors_in
+from fuselab.runtime import autograd_node, cpu_choice, fallback, launcher, process_choice, rehearsal
+from fuselab.runtime.dispatch.autocast import without_autocast
+from fuselab.runtime.dispatch.choice import choose, why_not
+from fuselab.runtime.dispatch.overlap import not_aliased, refuse_overlap, unshared
+from fuselab.runtime.dispatch.raw_operator import RawOperator
+from fuselab.runtime.dispatch.schema import VALUE_TYPES, is_scalar_tensor, schema_of
+from fuselab.runtime.dispatch.sequences import flat_of, with_tuples
+
+REGISTERED: dict[str, Registration] = {}
+
+
+class Registration:
+    """Everything that exists once per operator name: raw operators, autograd, public function."""
+
+    def __init__(self, op: FusedOp) -> None:
+        self.op = op
+        self.schema = schema_of(op)
+        forward_parameters, backward_parameters = self.schema
+        self.forward_id = launcher.register(op.name)
+        self.tensor_positions = tuple(
+            index
+            for index, name in enumerate(op.signature.parameters)
+            if name in op.tensor_parameters
+        )
+        self.is_tensor = tuple(name in op.tensor_parameters for name in op.signature.parameters)
+        self.is_sequence = tuple(kind == "Tensor[]" for _, kind in forward_parameters)
+        self.sequence_positions = tuple(
+            index for index, (_, kind) in enumerate(forward_parameters) if kind == "Tensor[]"
+        )
+        self.saved_sequences = tuple(
+            index for index, (_, kind) in enumerate(backward_parameters[2:]) if kind == "Tensor[]"
+        )
+        self.float_positions = tuple(
+            index
+            for index, name in enumerate(op.signature.parameters)
+            if name in op.float_parameters
+        )
+        self.accepted = tuple(
+            (name, *VALUE_TYPES[parameter.annotation])
+            for name, parameter in op.signature.parameters.items()
+        )
+        self.raw_forward = RawOperator(
+            op.name,
+            forward_parameters,
+            "()" if op.mutates else "Tensor",
+            self._forward,
+            self._fake_forward,
+            None if op.gradient is None else self.differentiable,
+            op.mutates,
+        )
+        if backward_parameters:
+            self.backward_id = launcher.register(f"{op.name}_backward")
+            self.raw_backward = RawOperator(
+                f"{op.name}_backward",
+                backward_parameters,
+                "Tensor[]"
+                if self.sequence_positions
+                else "Tensor"
+                if len(self.tensor_positions) == 1
+                else f"({', '.join(['Tensor'] * len(self.tensor_positions))})",
+                self._backward,
+                self._fake_backward,
+            )
+            self.rules: dict[str, tuple[Any, ...]] = {}  # of autograd_node, by implementation
+        self.public: Callable[..., Tensor]  # given by `operator`
+
+    def differentiate_by(self, function: Any) -> None:
+        """Take the operator's autograd.Function."""
+        self.function = function
+        # Past Function.apply, which asks for forward's signature in every call (13 us of host time
+        # on a CPU of 2.6 GHz); torch.compile and torch.func need that one.
+        plain: Any = super(torch.autograd.Function, function)
+        self.apply_plainly = plain.apply
+
+    def differentiable(self, *args: Any) -> Tensor:
+        """The operator as a step that autograd knows; ``args`` end with the implementation."""
+        *values, implementation = args
+        self.refuse_frozen(values)
+        # From bools: ints that an object holds are dynamic to Dynamo, and equal to no constant.
+        sequences = [place for place, is_sequence in enumerate(self.is_sequence) if is_sequence]
+        flat, lengths = flat_of(values, sequences)
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return self.function.apply(*flat, lengths, implementation)
+        return self.apply_plainly(*flat, lengths, implementation)
+
+    def from_plan(self, args: tuple[Any, ...], implementation: str) -> Tensor | None:
+        """The operator as a step that autograd knows, from a plan; None where there is none, or
+        where no call of the kind has needed a gradient yet."""
+        if not torch.is_grad_enabled() or any(
+            isinstance(args[place], Tensor) for place in self.float_positions
+        ):
+            return None  # a float given as a tensor may need a gradient, which is refused
+        # The node sees tensors only where they are values themselves.
+        sequences = self.sequence_positions or self.saved_sequences
+        attach = None if sequences else autograd_node.attach()
+        if attach is None:
+            is_planned = launcher.planned(self.forward_id, implementation, args)
+            return self.differentiable(*args, implementation) if is_planned else None
+        output = launcher.lookup(self.forward_id, implementation, args, True, True)
+        if output is None:
+            return None
+        self.refuse_frozen(args)
+        torch._C._set_grad_enabled(False)  # as a Function has it; torch.no_grad() takes 1 us
+        try:
+            saved = self.op.gradient.save(output, *args)  # type: ignore[union-attr]
+        finally:
+            torch._C._set_grad_enabled(True)
+        rule = self.rules.get(implementation)
+        if rule is None:
+            name = self.function.__name__
+            step = (launcher.lookup, self.backward_id, implementation, self.function.past_plan)
+            rule = self.rules[implementation] = (name, *step)
+        return attach(output, [args[place] for place in self.tensor_positions], saved, rule)
+
+    def refuse_frozen(self, values: Sequence[Any]) -> None:
+        """Raise DifferentiationError where the gradient of a frozen argument is asked for."""
+        frozen = self.op.gradient.frozen if self.op.gradient is not None else {}
+        for name in frozen:
+            value = values[list(self.op.signature.parameters).index(name)]
+            if any(tensor.requires_grad for tensor in tensors_in((value,))):
+                raise DifferentiationError(
+                    f"{self.op.short_name}: '{name}' has no gradient; {frozen[name]}."
+                )
+
+    def replace(self, op: FusedOp) -> None:
+        """Take ``op`` in place of the operator registered under the same name."""
+        if schema_of(op) != self.schema:
+            raise ContractError(
+                f"{op.name} is registered with another signature in this process; choose another "
+                "name, or start a new process."
+            )
+        self.op = op
+        launcher.forget(self.forward_id)
+        if op.gradient is not None:
+            launcher.forget(self.backward_id)
+
+    # The forward, from the raw operator's kernel down.
+
+    def _forward(self, *args: Any) -> Tensor | None:
+        *arguments, name = args
+        arguments = with_tuples(arguments, self.sequence_positions)
+        op = self.op
+        if op.mutates:
+            self._write_over(arguments, name)
+            return None
+        held = launcher.lookup(self.forward_id, name, tuple(arguments), False)
+        if held is not None:
+            return held
+        # Choosing and validating are recorded too: where they look at a float, so does the plan.
+        with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+            chosen = self._resolve(name, recording.args)
+            op.validate(*recording.args)
+            if chosen != "reference":
+                try:
+                    with rehearsal.Forward(op, chosen, arguments):
+                        output = op.implementations[chosen].forward(*recording.args)
+                    recording.finish(output)
+                    return output
+                except BuildError as error:
+                    fallback.note_failed_build(op.name, chosen, error)
+        return not_aliased(without_autocast(op.reference, arguments), arguments)
+
+    def _write_over(self, arguments: list[Any], name: str) -> None:
+        op = self.op
+        refuse_overlap(op, arguments)
+        if launcher.lookup(self.forward_id, name, tuple(arguments), False) is not None:
+            return
+        # A choice on a CPU looks at no values, so it need not be recorded, and the reference, which
+        # has no plan, is not watched: that takes 100 us.
+        on_cpu = tensors_in(arguments)[0].is_cpu
+        chosen = self._resolve(name, arguments) if on_cpu or name == "reference" else None
+        if chosen == "reference":
+            op.validate(*arguments)
+        else:
+            with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+                chosen = chosen or self._resolve(name, recording.args)
+                op.validate(*recording.args)
+                if chosen != "reference":
+                    try:
+                        with rehearsal.Forward(op, chosen, arguments):
+                            op.implementations[chosen].forward(*recording.args)
+                        recording.finish(())
+                        return
+                    except BuildError as error:
+                        fallback.note_failed_build(op.name, chosen, error)
+        values = without_autocast(op.reference, arguments)
+        for tensor, value in zip(op.mutated(arguments), tensors_in((values,)), strict=True):
+            tensor.copy_(value)
+
+    def _resolve(self, name: str, arguments: Sequence[Any]) -> str:
+        op = self.op
+        if name == "auto":
+            return choose(op, arguments)
+        reason = why_not(op, name, arguments)
+        if reason is not None:
+            op.validate(*arguments)  # what is wrong goes before what one kernel cannot do
+            raise UnsupportedError(
+                f"{op.short_name}: implementation '{name}' cannot run these inputs: {reason}; "
+                "use implementation='auto'."
+            )
+        if fallback.is_broken(op.name, name):
+            return "reference"
+        return name
+
+    def _fake_forward(self, *args: Any) -> Tensor | None:
+        *arguments, _ = args
+        arguments = with_tuples(arguments, self.sequence_positions)
+        self.op.validate(*arguments)
+        if self.op.mutates:
+            return None
+        if self.op.fake is not None:
+            return self.op.fake(*arguments)
+        return not_aliased(self.op.reference(*arguments), arguments)
+
+    # The backward likewise; gradients that are not needed leave the raw operator as empty tensors.
+
+    def _backward(self, *args: Any) -> Any:
+        needs, grad_output, *saved_and_name = args
+        *saved, name = saved_and_name
+        arguments = (tuple(needs), grad_output, *with_tuples(saved, self.saved_sequences))
+        grads = launcher.lookup(self.backward_id, name, arguments, False)
+        if grads is None:
+            grads = self._run_backward(name, arguments)
+        return self._filled(grads, grad_output)
+
+    def _filled(self, grads: Sequence[Tensor | None], like: Tensor) -> Any:
+        """One tensor per gradient, an empty one for None, as the raw operator's schema wants it."""
+        filled = [like.new_empty(0) if grad is None else grad for grad in grads]
+        if self.sequence_positions:
+            return filled
+        return filled[0] if len(filled) == 1 else tuple(filled)
+
+    def _run_backward(self, name: str, arguments: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+        op = self.op
+        assert op.gradient is not None
+        for candidate in self._with_backward(name, arguments):
+            implementation = op.implementations[candidate]
+            assert implementation.backward is not None
+            if (
+                fallback.is_broken(op.name, candidate)
+                or implementation.supports_backward(*arguments) is not None
+            ):
+                continue
+            try:
+                with (
+                    launcher.recording(self.backward_id, name, arguments) as recording,
+                    rehearsal.Backward(op, candidate, arguments),
+                ):
+                    grads = implementation.backward(*recording.args)
+                    recording.finish(grads)
+                return grads
+            except BuildError as error:
+                fallback.note_failed_build(op.name, candidate, error)
+        return unshared(without_autocast(op.gradient.reference, arguments), arguments)
+
+    def _with_backward(self, name: str, arguments: tuple[Any, ...]) -> list[str]:
+        """The implementations to ask for a backward, in order; none where it is the reference's."""
+        op, device = self.op, arguments[1].device.type
+        assert op.gradient is not None
+        if name == "auto" and not cpu_choice.is_forced():
+            name = process_choice.named(op) or name
+        # Without the forward's, where another operator has taken the name since, the reference's.
+        names = [known for known in op.implementations if name in ("auto", known)]
+        if name == "auto" and op.gradient.prefer is not None:
+            names = list(op.gradient.prefer(*arguments))
+        if "reference" in names:
+            names = names[: names.index("reference")]
+        known = ((candidate, op.implementations[candidate]) for candidate in names)
+        return [name for name, one in known if one.backward is not None and one.device == device]
+
+    def gradient_by_reference(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """The gradients by the contract's formula where no implementation is to be asked, else
+        None. They may be views of the upstream gradient, which autograd allows (a sum's are that
+        gradient: copied, a backward of 262144 x 1024 took twice as long on an H200)."""
+        needs, *rest = arguments
+        with launcher.Choice() as choice:
+            if any(self.changed(needs, rest)) and self._with_backward(name, arguments):
+                return None
+        reference = self.op.gradient.reference  # type: ignore[union-attr]
+        if choice.is_final:
+            launcher.keep_reference(self.backward_id, name, arguments, reference)
+        return without_autocast(reference, arguments)
+
+    def changed(self, needs: Sequence[bool], arguments: Sequence[Any]) -> tuple[bool, ...]:
+        """``needs`` without the gradients that are the upstream one itself."""
+        unchanged = self.op.gradient.unchanged  # type: ignore[union-attr]
+        if unchanged is None:
+            return tuple(needs)
+        pairs = zip(needs, unchanged(*arguments), strict=True)
+        return tuple(need and not is_unchanged for need, is_unchanged in pairs)
+
+    def _fake_backward(self, *args: Any) -> Any:
+        needs, grad_output, *saved_and_name = args
+        saved = with_tuples(saved_and_name[:-1], self.saved_sequences)
+        gradient = self.op.gradient
+        assert gradient is not None
+        grads = (gradient.fake or gradient.reference)(needs, grad_output, *saved)
+        return self._filled(unshared(grads, (grad_output, *saved)), grad_output)
+
+
+def has_scalar_tensor(parameters: Sequence[tuple[str, str]], values: Sequence[Any]) -> bool:
+    """Whether a value of a float parameter is a 0-d tensor, as it is inside torch.compile."""
+    return any(
+        is_scalar_tensor(kind) and isinstance(value, Tensor)
+        for (_, kind), value in zip(parameters, values, strict=False)
+    )

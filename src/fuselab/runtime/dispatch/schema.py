@@ -1,0 +1,88 @@
+"""Schemas of raw operators, from the annotations of a reference, and what an argument may be."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ContractError
+from fuselab.op import FusedOp
+
+_SCHEMA_TYPES: dict[Any, str] = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    Sequence[Tensor]: "Tensor[]",
+    float: "float",
+    int: "SymInt",
+    int | None: "SymInt?",
+    bool: "bool",
+    str: "str",
+    str | None: "str?",
+    torch.dtype: "ScalarType",
+    torch.dtype | None: "ScalarType?",
+    Sequence[bool]: "bool[]",
+    Sequence[int]: "SymInt[]",
+}
+
+# What a value of a parameter may be, and how an error says it.
+VALUE_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    Tensor: ((Tensor,), "a Tensor"),
+    Sequence[Tensor]: ((list, tuple), "a list of Tensors"),
+    float: ((float, numbers.Real, Tensor, torch.SymFloat, torch.SymInt), "a number"),
+    int: ((int, numbers.Integral, torch.SymInt), "an int"),
+    bool: ((bool, torch.SymBool), "a bool"),
+    str: ((str,), "a str"),
+    torch.dtype: ((torch.dtype,), "a torch.dtype"),
+    Sequence[bool]: ((list, tuple), "a list of bools"),
+    Sequence[int]: ((list, tuple), "a list of ints"),
+}
+
+for _annotation in (Tensor, int, str, torch.dtype):
+    _types, _words = VALUE_TYPES[_annotation]
+    VALUE_TYPES[_annotation | None] = (*_types, type(None)), f"{_words} or None"
+
+
+def schema_type(op_name: str, parameter: inspect.Parameter) -> str:
+    """Return the schema's type of a parameter, by its annotation. Raises ContractError."""
+    try:
+        return _SCHEMA_TYPES[parameter.annotation]
+    except (KeyError, TypeError):
+        raise ContractError(
+            f"{op_name}: parameter '{parameter.name}' is annotated {parameter.annotation!r}; use "
+            "Tensor, Tensor | None, Sequence[Tensor], float, int, int | None, bool, str, "
+            "str | None, torch.dtype, torch.dtype | None, Sequence[int] or Sequence[bool]."
+        ) from None
+
+
+def is_scalar_tensor(schema_type: str) -> bool:
+    """Return whether the overload ``.scalar_tensor`` takes a 0-d tensor for such a parameter."""
+    return schema_type == "float"
+
+
+def schema_of(op: FusedOp) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return names and schema types of the parameters of the forward and of the backward, which has
+    none where the operator has no gradient. Raises ContractError."""
+    forward = [
+        (name, schema_type(op.name, parameter))
+        for name, parameter in op.signature.parameters.items()
+    ]
+    if not op.tensor_parameters:
+        raise ContractError(f"{op.name}: the reference has no parameter annotated Tensor.")
+    if op.gradient is None:
+        return forward, []
+    signature = inspect.signature(op.gradient.reference, eval_str=True)
+    backward = [
+        (name, schema_type(f"{op.name} (gradient.reference)", parameter))
+        for name, parameter in signature.parameters.items()
+    ]
+    if [kind for _, kind in backward[:2]] != ["bool[]", "Tensor"]:
+        raise ContractError(
+            f"{op.name}: gradient.reference must begin with (needs: Sequence[bool], "
+            "grad_output: Tensor, ...)."
+        )
+    return forward, backward
