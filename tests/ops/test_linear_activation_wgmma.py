@@ -86,11 +86,11 @@ def test_what_ships_for_the_h200_is_a_candidate(rows, columns, depth, cluster):
 @pytest.mark.parametrize("dtype", (*HALF, torch.float32, torch.float64))
 def test_cublaslts_epilogue_serves_16_bits_alone(dtype, monkeypatch):
     called = []
-    library, ours = torch._addmm_activation, cublaslt_launch.forward_cuda
+    library, ours = torch._addmm_activation, cublaslt_launch.activate
     monkeypatch.setattr(
         torch, "_addmm_activation", lambda *args, **how: called.append(library) or library(*args)
     )
-    monkeypatch.setattr(cublaslt_launch, "forward_cuda", lambda *args, **how: called.append(ours))
+    monkeypatch.setattr(cublaslt_launch, "activate", lambda *args, **how: called.append(ours))
     for activation in ("relu", "gelu_tanh"):
         cublaslt_launch.forward(*operands(3, 8, 8, dtype), activation)
     assert called == [library if dtype in HALF else ours] * 2
