@@ -1,4 +1,4 @@
-"""What several kernel packages share; no operator's own. Each module's first line says what it has.
+"""The code that several kernel packages share. Each module's first line says what it has.
 
 A package imports from here, and from another package only to run that package's kernels.
 """

@@ -1,4 +1,4 @@
-"""What reading and writing operands costs at least, for ``FusedOp.cost``."""
+"""The bytes and the arithmetic that operands need at least, for ``FusedOp.cost``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operators on ids share: which ids they take, and Python's modulus in every language."""
+"""The ids that operators take: their dtypes, their checks, and the type of their indices."""
 
 from __future__ import annotations
 

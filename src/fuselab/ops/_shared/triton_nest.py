@@ -1,4 +1,4 @@
-"""Where the elements of a strided operand lie, for the pointwise Triton kernels."""
+"""The offsets of a strided operand's elements, for the pointwise Triton kernels."""
 
 # mypy: disable-error-code="no-untyped-def"
 

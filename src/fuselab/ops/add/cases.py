@@ -1,4 +1,4 @@
-"""What ``add`` is tried and timed on."""
+"""The cases and draws of ``add``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``add_mul_activation`` is tried and timed on."""
+"""The cases and draws of ``add_mul_activation``."""
 
 from __future__ import annotations
 

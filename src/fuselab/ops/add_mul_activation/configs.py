@@ -49,7 +49,7 @@ def configs(needs: Sequence[bool], *saved: Any) -> Sequence[Config]:
 
 
 def tuned(grad_output: Tensor) -> Config:
-    """What tuning chose for add_mul_activation: all others that run its kernels take that too."""
+    """Return what tuning chose for add_mul_activation: all that run its kernels take that too."""
     key = (grad_output.dtype, power_of_two(grad_output.numel()))
     return chosen("fuselab::add_mul_activation", "cuda_backward", key, CUDA)
 
@@ -60,7 +60,8 @@ def rows_in_flight(config: Any, width: int) -> int:
 
 
 def row_blocks(rows: int, tile_rows: int, most_blocks: int) -> tuple[int, int]:
-    """As many blocks of rows as may be, with equally many tiles but for the last; and how many."""
+    """Return the number of blocks of rows, at most ``most_blocks``, and the tiles of each: equally
+    many but for the last."""
     tiles = ceil_div(rows, tile_rows)
     tiles_per_block = ceil_div(tiles, max(1, most_blocks))
     return ceil_div(tiles, tiles_per_block), tiles_per_block

@@ -27,7 +27,7 @@ def empty_output(input: Tensor, update: Tensor | None, bias: Tensor | None) -> T
 
 @dataclass(frozen=True)
 class Saved:
-    """What the forward left for the backward: the output, or what the pre-activation is made of."""
+    """The tensors saved for the backward: the output, or the terms of the pre-activation."""
 
     activation: str
     scale: float | Tensor
@@ -164,12 +164,12 @@ def backward_kind(saved: Saved) -> str:
 
 
 def forward_dtypes(output: Tensor, input: Tensor, *terms: Tensor | None) -> list[torch.dtype]:
-    """Of output, input, update, bias; one that is not there has the input's."""
+    """Return those of output, input, update and bias; a term that is not there has the input's."""
     return [output.dtype, input.dtype, *((input if t is None else t).dtype for t in terms)]
 
 
 def backward_dtypes(grad_output: Tensor, saved: Saved) -> list[torch.dtype]:
-    """Of output, first, input, update, bias."""
+    """Return those of output, ``saved.first``, input, update and bias."""
     return [
         grad_output.dtype,
         saved.first.dtype if saved.first is not None else grad_output.dtype,
@@ -222,7 +222,7 @@ class Matrices:
         return max(*furthest, self.rows + 2**24) > 2**31 - 1
 
     def empty_sums(self, blocks: int) -> Tensor:
-        """Where the blocks' column sums go: the bias's gradient itself if there is one block."""
+        """Return a tensor for the blocks' column sums: the bias's gradient itself for one block."""
         if blocks == 1:
             return self.grad_bias
         return self.grad_bias.new_empty((blocks, self.columns), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What ``bias_activation`` is tried and timed on."""
+"""The cases and draws of ``bias_activation``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``cat_interaction`` is tried and timed on."""
+"""The cases and draws of ``cat_interaction``."""
 
 from __future__ import annotations
 

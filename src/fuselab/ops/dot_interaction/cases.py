@@ -1,4 +1,4 @@
-"""What ``dot_interaction`` is tried and timed on."""
+"""The cases and draws of ``dot_interaction``."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Spread:
     def of_change(
         cls, how: RowUpdate, tables: Sequence[Tensor | None], grad_output: Tensor
     ) -> Spread:
-        """Of the rows of ``tables`` and of their gradient (samples, tables, D) alike, by the larger
-        of their elements."""
+        """Return one spread for the rows of ``tables`` and of their gradient (samples, tables, D),
+        by the larger of their elements."""
         grad_itemsize, itemsize = grad_output.element_size(), how.dtype.itemsize
         sample_stride, table_stride, width = *grad_output.stride()[:2], grad_output.shape[2]
         grad_bits = grad_output.data_ptr() | grad_itemsize * (width | sample_stride | table_stride)

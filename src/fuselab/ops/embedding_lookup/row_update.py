@@ -1,4 +1,4 @@
-"""What a gradient does to the rows of the tables."""
+"""The change that a gradient makes to the rows of the tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuselab.runtime.parameters import Scalar, f32, f64
 
 @dataclass(frozen=True)
 class RowUpdate:
-    """What a gradient does to its row: ``gradient`` (is stored), ``sgd`` or ``rowwise_adagrad``."""
+    """A gradient's change to its row: ``gradient`` (stored), ``sgd`` or ``rowwise_adagrad``."""
 
     update: str
     dtype: torch.dtype  # of the tables
@@ -28,7 +28,7 @@ class RowUpdate:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """What sums are kept in, whatever the gradient has."""
+        """The dtype of sums, whatever the gradient has."""
         return compute_dtype(self.dtype)
 
     def numbers(self) -> tuple[Tensor | Scalar | None, ...]:

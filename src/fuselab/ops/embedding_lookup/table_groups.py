@@ -38,7 +38,7 @@ class Group:
 
     @property
     def capacity(self) -> int:
-        """Of the struct: the tables that ``description`` has room for."""
+        """The number of tables that the struct of ``description`` has room for."""
         return next(size for size in CAPACITIES if size >= len(self.tables))
 
     @property

@@ -1,4 +1,4 @@
-"""What an id that is no row of its table means, and what the embedding operators refuse."""
+"""The meaning of an id that is no row of its table, and the arguments that are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rule(out_of_range: str, hash: str | None) -> str:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums, and row-wise Adagrad's state, are kept in."""
+    """Return the dtype of sums and of row-wise Adagrad's state."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

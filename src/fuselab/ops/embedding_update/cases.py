@@ -1,4 +1,4 @@
-"""What the updates of embedding tables are tried and timed on."""
+"""The cases and draws of the updates of embedding tables."""
 
 from __future__ import annotations
 

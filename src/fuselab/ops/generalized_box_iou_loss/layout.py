@@ -1,4 +1,4 @@
-"""What every implementation needs of two box tensors: dtypes, fresh tensors, where pairs lie."""
+"""Two box tensors for every implementation: their dtypes, new outputs, and where pairs lie."""
 
 from __future__ import annotations
 

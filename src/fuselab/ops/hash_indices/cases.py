@@ -1,4 +1,4 @@
-"""What ``hash_indices`` is tried and timed on."""
+"""The cases and draws of ``hash_indices``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``linear_activation`` is tried and timed on."""
+"""The cases and draws of ``linear_activation``."""
 
 from __future__ import annotations
 

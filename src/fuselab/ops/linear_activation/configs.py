@@ -97,12 +97,12 @@ def forward_tiles(x: Tensor, weight: Tensor) -> Sequence[Config]:
 
 
 def backward_tiles(rows: int, columns: int) -> Sequence[Config]:
-    """Of the shallow backward."""
+    """Return the tiles of the shallow backward, the default first."""
     return _clipped(_SHALLOW_BACKWARD, rows, columns)
 
 
 def key(x: Tensor, weight: Tensor) -> tuple[object, ...]:
-    """What the best tile depends on."""
+    """Return the key of the best tile: the arithmetic and the sizes."""
     return "tf32" if x.dtype == torch.float32 and allows_tf32() else x.dtype, *sizes(x, weight)
 
 

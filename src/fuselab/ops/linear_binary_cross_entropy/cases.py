@@ -1,4 +1,4 @@
-"""What ``linear_binary_cross_entropy`` is tried and timed on."""
+"""The cases and draws of ``linear_binary_cross_entropy``."""
 
 from __future__ import annotations
 

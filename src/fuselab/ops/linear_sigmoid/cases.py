@@ -1,4 +1,4 @@
-"""What ``linear_sigmoid`` is tried and timed on."""
+"""The cases and draws of ``linear_sigmoid``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Rows:
 
     @property
     def divisor(self) -> int:
-        """What a sum of losses is divided by."""
+        """The number that a sum of losses is divided by."""
         return self.rows if self.mean else 1
 
 

@@ -1,4 +1,4 @@
-"""What ``lora_linear`` is tried and timed on."""
+"""The cases and draws of ``lora_linear``."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def _is_aligned(matrix: Tensor) -> bool:
 
 
 def product_tile(input: Tensor, weight: Tensor, rank: int) -> Config:
-    """Of ``combine``: the largest tile that fits shared memory and gives every multiprocessor one,
-    no wider than the output."""
+    """Return the tile of ``combine``: the largest that fits shared memory and gives every
+    multiprocessor one, no wider than the output."""
     return _product_tile(
         (*input.shape, weight.shape[0]),
         power_of_two(rank, 16, RANK_BLOCK),
@@ -133,7 +133,7 @@ def _product_tile(
 
 
 def reduction(upstream: Tensor, activation: str) -> Config:
-    """Of ``pull_back_and_reduce``: as many bytes whatever the dtype."""
+    """Return the tile of ``pull_back_and_reduce``: as many bytes whatever the dtype."""
     from_preactivation = activation_named(activation).derivative_of == "preactivation"
     default = _REDUCE_NARROW if from_preactivation or not _is_aligned(upstream) else _REDUCE
     return Config(**{**default, "columns": default.columns * 2 // upstream.element_size()})

@@ -119,8 +119,8 @@ def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tenso
 
 @dataclass(frozen=True, slots=True)
 class _Reduced:
-    """What ``pull_back_and_reduce`` leaves: the pulled back gradient (or the upstream one), and the
-    float32 parts of its products, None where not asked for."""
+    """The results of ``pull_back_and_reduce``: the pulled back gradient (or the upstream one), and
+    the float32 parts of its products, None where not asked for."""
 
     grad: Tensor
     row_parts: Tensor | None

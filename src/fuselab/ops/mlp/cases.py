@@ -1,4 +1,4 @@
-"""What ``mlp`` is tried and timed on."""
+"""The cases and draws of ``mlp``."""
 
 from __future__ import annotations
 

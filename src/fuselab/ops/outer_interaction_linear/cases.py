@@ -1,4 +1,4 @@
-"""What ``outer_interaction_linear`` is tried and timed on."""
+"""The cases and draws of ``outer_interaction_linear``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``padded_generalized_box_iou_loss`` is tried and timed on."""
+"""The cases and draws of ``padded_generalized_box_iou_loss``."""
 
 from __future__ import annotations
 

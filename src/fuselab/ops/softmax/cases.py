@@ -1,4 +1,4 @@
-"""What softmax and log_softmax are tried and timed on."""
+"""The cases and draws of ``softmax`` and ``log_softmax``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tuning may choose from for the rows of a GPU's kernels, and what it chose."""
+"""The configurations of a GPU's kernels for rows, and the one that tuning chose."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def autocast(
 def save(
     output: Tensor, input: Tensor, dim: int, dtype: torch.dtype | None
 ) -> tuple[Tensor, int, torch.dtype]:
-    """Of the input only its dtype: the gradient is a function of the output."""
+    """Keep of the input only its dtype: the gradient is a function of the output."""
     return output, dim, input.dtype
 
 

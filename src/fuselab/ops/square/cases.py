@@ -1,4 +1,4 @@
-"""What ``square`` is tried and timed on."""
+"""The cases and draws of ``square``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``vocabulary_indices`` is tried and timed on."""
+"""The cases and draws of ``vocabulary_indices``."""
 
 from __future__ import annotations
 
