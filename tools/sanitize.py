@@ -44,7 +44,7 @@ from fuselab.prove.arguments import at, mapped
 from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import as_leaves, with_gradients
-from fuselab.runtime import fallback, launcher
+from fuselab.runtime import fallback, kernel_launch, launch_recording
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation")
 MOST_ELEMENTS = 1 << 18  # elements of a tensor; the sanitizers slow a kernel down a hundred times
@@ -81,7 +81,7 @@ class Launches:
     def __init__(self) -> None:
         self.kernels: set[int] = set()
         self.opaque = 0
-        launch, note = launcher.launch_cuda, launcher.note_opaque_launch
+        launch, note = kernel_launch.launch_cuda, launch_recording.note_opaque_launch
 
         def launch_cuda(function: int, *others: Any) -> None:
             self.kernels.add(function)
@@ -91,8 +91,8 @@ class Launches:
             self.opaque += 1
             note(what)
 
-        launcher.launch_cuda = launch_cuda  # type: ignore[assignment]
-        launcher.note_opaque_launch = note_opaque_launch
+        kernel_launch.launch_cuda = launch_cuda  # type: ignore[assignment]
+        launch_recording.note_opaque_launch = note_opaque_launch
 
     def __len__(self) -> int:
         return len(self.kernels) + self.opaque

@@ -20,10 +20,10 @@ from fuselab.device.ceiling import Ceilings
 from fuselab.errors import BuildError, MissingDependencyError
 from fuselab.ops.hash_indices import op as hash_indices
 from fuselab.prove import cpu_builds, cpu_times
-from fuselab.runtime import autograd_node, cpp_source, cpu_choice, cuda_source, launcher
+from fuselab.runtime import autograd_node, cpp_source, cpu_choice, cuda_source, launch_plans
 from fuselab.runtime.cpp_source import CppSource
 
-EXTENSIONS = (autograd_node.EXTENSION, launcher.EXTENSION)
+EXTENSIONS = (autograd_node.EXTENSION, launch_plans.EXTENSION)
 
 CEILINGS = Ceilings(
     device="a device",
@@ -179,7 +179,7 @@ def test_a_launcher_that_does_not_build_is_no_failure(monkeypatch: pytest.Monkey
     def refuse() -> None:
         raise BuildError("launcher.cpp does not compile: error: x.")
 
-    monkeypatch.setattr(launcher.EXTENSION, "library", refuse)
+    monkeypatch.setattr(launch_plans.EXTENSION, "library", refuse)
     check = doctor._launcher()
     assert check.status == "absent"
     assert check.detail == "small tensors take longer: launcher.cpp does not compile: error: x"

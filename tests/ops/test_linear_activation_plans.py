@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fuselab.measure.cuda_graph import captured
 from fuselab.ops import linear_activation
-from fuselab.runtime import launcher
+from fuselab.runtime import kernel_launch, launch_plans
 
 pytestmark = pytest.mark.gpu
 
@@ -91,12 +91,12 @@ def test_gradients_are_those_of_the_path_without_plans(
     plain = []
     for precision, needs, tensors in calls:
         torch.set_float32_matmul_precision(precision)
-        launcher.forget_all()
+        launch_plans.forget_all()
         plain.append(step(tensors, needs, activation, implementation))
     for is_planned in (False, True):
         with monkeypatch.context() as patch:
             if is_planned:
-                patch.setattr(launcher, "launch_cuda", no_launch)
+                patch.setattr(kernel_launch, "launch_cuda", no_launch)
                 patch.setattr(torch, "mm", no_launch)
             for (precision, needs, tensors), theirs in zip(calls, plain, strict=True):
                 torch.set_float32_matmul_precision(precision)

@@ -17,7 +17,7 @@ from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops.linear_activation import cublaslt_launch, wgmma_launch
 from fuselab.ops.linear_activation.op import OP
 from fuselab.ops.linear_activation.reference import reference
-from fuselab.runtime import cuda_driver, launcher, tuning
+from fuselab.runtime import cuda_driver, launch_plans, tuning
 from fuselab.runtime.fallback import strict
 from fuselab.runtime.parameters import encode
 from fuselab.runtime.tensor_map import tensor_map, why_not
@@ -387,7 +387,9 @@ def test_every_call_reads_its_own_tensors(hopper, implementation):
 @pytest.mark.gpu
 def test_a_plan_makes_its_maps_for_the_tensors_of_the_call(hopper):
     """Both stores, with and without a bias; other addresses, another stream, a graph."""
-    (op_id,) = (place for place, name in enumerate(launcher._names) if name == wgmma_launch.NAME)
+    (op_id,) = (
+        place for place, name in enumerate(launch_plans._names) if name == wgmma_launch.NAME
+    )
     for columns in (128, 130):
         for bias in (True, False):
             keep = operands(640, 136, columns, torch.bfloat16, "cuda", bias=bias)
@@ -397,7 +399,7 @@ def test_a_plan_makes_its_maps_for_the_tensors_of_the_call(hopper):
                 args = operands(640, 136, columns, torch.bfloat16, "cuda", bias=bias)
                 args = (args[0].roll(seed), args[1].roll(seed), args[2], "relu")
                 others.append(args)
-                assert launcher.planned(op_id, "wgmma", args)
+                assert launch_plans.planned(op_id, "wgmma", args)
                 ours = linear_activation(*args, implementation="wgmma")
                 assert torch.equal(ours, wgmma_launch.forward(*args))
             torch.cuda.synchronize()

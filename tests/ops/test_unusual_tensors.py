@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import fuselab
-from fuselab.runtime import launcher
+from fuselab.runtime import launch_plans
 from fuselab.runtime.dispatch import registered
 
 CALLS = (1, 2, 3)
@@ -229,8 +229,8 @@ def same(found: list[Any], expected: list[Any], what: str) -> None:
 @pytest.fixture(autouse=True)
 def no_plans_yet() -> None:
     """The first call of each test is one without a plan."""
-    assert launcher.start()
-    launcher.forget_all()
+    assert launch_plans.start()
+    launch_plans.forget_all()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fuselab.runtime import launcher
+from fuselab.runtime import launch_plans, launch_recording
 
 
 class Planned:
@@ -13,19 +13,19 @@ class Planned:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.op_id = launcher.register(f"test::{function.__name__}")
+        self.op_id = launch_plans.register(f"test::{function.__name__}")
         self.runs = 0
 
     def __call__(self, *args: Any) -> Any:
-        held = launcher.lookup(self.op_id, "cpp", args)
+        held = launch_plans.lookup(self.op_id, "cpp", args)
         if held is not None:
             return held
         self.runs += 1
-        with launcher.recording(self.op_id, "cpp", args) as recording:
+        with launch_recording.record(self.op_id, "cpp", args) as recording:
             outputs = self.function(*recording.args)
             recording.finish(outputs)
         return outputs
 
     def hits(self, *args: Any) -> bool:
         """Whether these arguments have a plan now."""
-        return launcher.lookup(self.op_id, "cpp", args) is not None
+        return launch_plans.lookup(self.op_id, "cpp", args) is not None

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuselab.errors import DifferentiationError, LaunchError
 from fuselab.op import Gradient, Implementation
-from fuselab.runtime import autograd_node, launcher
+from fuselab.runtime import autograd_node, launch_plans
 from fuselab.runtime.cpp_source import f32, i64
 from fuselab.runtime.dispatch import operator
 
@@ -25,7 +25,7 @@ Function = Callable[..., Tensor]
 
 @pytest.fixture(autouse=True, scope="module")
 def started() -> None:
-    assert launcher.start()
+    assert launch_plans.start()
     assert autograd_node.attach() is not None
 
 
@@ -115,8 +115,8 @@ def test_a_call_that_needs_no_gradient_gets_no_node(
         looks.append(True)
         return None if len(looks) == 1 else lookup(*args)
 
-    lookup = launcher.lookup
-    monkeypatch.setattr(launcher, "lookup", late)
+    lookup = launch_plans.lookup
+    monkeypatch.setattr(launch_plans, "lookup", late)
     output = function(torch.tensor([1.0, 2.0, 3.0]), 2.0)
     assert len(looks) == 2
     assert output.tolist() == [2.0, 4.0, 6.0]

@@ -122,11 +122,11 @@ _SCRIPT = r"""
 import sys, torch
 torch._C._cuda_getCurrentRawStream = lambda index: 40 + index
 from fuselab.errors import LaunchError
-from fuselab.runtime import cuda_driver, launcher
+from fuselab.runtime import cuda_driver, kernel_launch, launch_plans, launch_recording
 from fuselab.runtime.parameters import encode, f32, f64, i32, i64
-assert launcher.start()
+assert launch_plans.start()
 if sys.argv[1] == "ctypes":
-    launcher._native = None
+    launch_plans.native = None
 tensor = torch.empty(4)
 print(f"{tensor.data_ptr():#x}")
 packed = encode((tensor, i64(2**40 + 1), f32(0.5), i32(-3), f64(0.1), None))
@@ -136,13 +136,13 @@ try:
     cuda_driver.allow_shared_bytes(function, 300_000, 1)
 except LaunchError as error:
     print(error)
-launcher.launch_cuda(function, 1, (5, 6, 7), (32, 2, 1), 100_000, *packed)
+kernel_launch.launch_cuda(function, 1, (5, 6, 7), (32, 2, 1), 100_000, *packed)
 try:
-    launcher.launch_cuda(function, 1, (5, 6, 7), (999, 1, 1), 0, *packed)
+    kernel_launch.launch_cuda(function, 1, (5, 6, 7), (999, 1, 1), 0, *packed)
 except LaunchError as error:
     print(error)
-if launcher._native is not None:
-    op = launcher.register("test::plan")
+if launch_plans.native is not None:
+    op = launch_plans.register("test::plan")
     for threads in (64, 999):
         launch = (True, function, 1, (2, 1, 1), (threads, 1, 1), 128)
         parameters = [("t", 1, 0, -1), ("l", 0, 0, -7), ("f", 1, 1, -1), ("i", 0, 0, 2**31 - 1)]
@@ -152,11 +152,11 @@ if launcher._native is not None:
         steps = [1, (launch, parameters, 0), (wider, second, 0)]
         memory = [tensor, torch.empty(6)]
         args = (tensor, 0.5, threads)
-        launcher._native.keep(op, "cuda", args, steps, memory, 1, True, False)
-    (output,) = launcher.lookup(op, "cuda", (tensor, 0.1, 64))
+        launch_plans.native.keep(op, "cuda", args, steps, memory, 1, True, False)
+    (output,) = launch_plans.lookup(op, "cuda", (tensor, 0.1, 64))
     print(f"output {output.data_ptr():#x}")
     try:
-        launcher.lookup(op, "cuda", (tensor, 0.1, 999))
+        launch_plans.lookup(op, "cuda", (tensor, 0.1, 999))
     except LaunchError as error:
         print("plan:", error)
 """
@@ -168,12 +168,12 @@ _MAPS_SCRIPT = r"""
 import sys, torch
 torch._C._cuda_getCurrentRawStream = lambda index: 40 + index
 from fuselab.errors import LaunchError
-from fuselab.runtime import launcher
+from fuselab.runtime import kernel_launch, launch_plans, launch_recording
 from fuselab.runtime.parameters import Struct, encode
 from fuselab.runtime.tensor_map import tensor_map
-assert launcher.start()
+assert launch_plans.start()
 if sys.argv[1] == "ctypes":
-    launcher._native = None
+    launch_plans.native = None
 matrix, output = torch.zeros(2, 100, 72).bfloat16()[0, :, :60], torch.zeros(8, 64).half()
 described = 9, 1, (5, 1, 1), (384, 1, 1), 1024
 bias = torch.ones(3)
@@ -183,25 +183,25 @@ def parameters(matrix, bias, output):
 def say(matrix, bias, output):
     print(f"{matrix.data_ptr():#x} {bias.data_ptr():#x} {output[4:].data_ptr():#x}")
 say(matrix, bias, output)
-launcher.launch_cuda(*described, *parameters(matrix, bias, output))
+kernel_launch.launch_cuda(*described, *parameters(matrix, bias, output))
 try:
-    launcher.launch_cuda(*described, *encode([tensor_map(matrix[1:], 64, 64)]))
+    kernel_launch.launch_cuda(*described, *encode([tensor_map(matrix[1:], 64, 64)]))
 except LaunchError as error:
     print(error)
-if launcher._native is not None:
-    op = launcher.register("test::maps")
+if launch_plans.native is not None:
+    op = launch_plans.register("test::maps")
     def kept(input, biases):
-        with launcher.recording(op, "cuda", (input, biases)) as recording:
+        with launch_recording.record(op, "cuda", (input, biases)) as recording:
             recording._device_index, recording._stream = 1, 41
             output = torch.empty(8, 64, dtype=torch.float16)
-            launcher.launch_cuda(*described, *parameters(input, biases[1], output))
+            kernel_launch.launch_cuda(*described, *parameters(input, biases[1], output))
             print(recording.why_not())
             recording.finish(output)
     kept(matrix, [torch.ones(2), bias])
     moved, biases = torch.zeros(3, 100, 72).bfloat16()[1, :, :60], [torch.ones(2), torch.ones(3)]
-    say(moved, biases[1], launcher.lookup(op, "cuda", (moved, biases)))
+    say(moved, biases[1], launch_plans.lookup(op, "cuda", (moved, biases)))
     beside = torch.zeros(100 * 72 + 1).bfloat16()[1:].view(100, 72)[:, :60]
-    print(launcher.lookup(op, "cuda", (beside, biases)))
+    print(launch_plans.lookup(op, "cuda", (beside, biases)))
 """
 
 

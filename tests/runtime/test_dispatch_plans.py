@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fuselab.errors import ArgumentError, BuildError, DifferentiationError
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
-from fuselab.runtime import fallback, launcher
+from fuselab.runtime import fallback, launch_plans
 from fuselab.runtime.cpp_source import CppSource, f32, i64
 from fuselab.runtime.dispatch import operator
 from fuselab.runtime.matmul_precision import allows_tf32
@@ -63,7 +63,7 @@ def make(**changes: object) -> tuple[FusedOp, Counted]:
 
 @pytest.fixture(autouse=True, scope="module")
 def started() -> None:
-    assert launcher.start()
+    assert launch_plans.start()
 
 
 def test_python_runs_once_for_all_floats_and_spellings() -> None:
@@ -316,7 +316,7 @@ def test_a_choice_that_asks_for_the_precision_is_made_once_for_each() -> None:
 def test_a_known_reference_is_dropped_with_its_operator(chosen: CountedReference) -> None:
     value = torch.ones(2)
     chosen.function(value, 2.0)
-    launcher.forget_all()
+    launch_plans.forget_all()
     chosen.function(value, 2.0)
     assert chosen.choices == 2
     other = replace(chosen.op, reference=reference_times_ten)

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fuselab.ops
 from fuselab.errors import LaunchError
 from fuselab.measure.cuda_graph import captured
-from fuselab.runtime import launcher
+from fuselab.runtime import kernel_launch, launch_plans, launch_recording
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
 from fuselab.runtime.cuda_source import CudaSource
 
@@ -53,7 +53,7 @@ def mul_backward(
 
 @pytest.fixture(autouse=True, scope="module")
 def started() -> None:
-    assert launcher.start()
+    assert launch_plans.start()
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def test_plain_values_are_compared_by_type_and_value(kept: Any, asked: Any) -> N
 
 def test_implementations_have_plans_of_their_own(op: Planned) -> None:
     op(torch.ones(3), 1.0)
-    assert launcher.lookup(op.op_id, "cpp", (torch.ones(3), 1.0)) is not None
-    assert launcher.lookup(op.op_id, "auto", (torch.ones(3), 1.0)) is None
+    assert launch_plans.lookup(op.op_id, "cpp", (torch.ones(3), 1.0)) is not None
+    assert launch_plans.lookup(op.op_id, "auto", (torch.ones(3), 1.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_one_plan_for_all_values_of_a_float_handed_straight_on(op: Planned) -> N
         assert torch.equal(op(value, scale).nan_to_num(7), torch.relu(value * scale).nan_to_num(7))
     assert bool(op(value, math.nan)[0] == 0) == bool(scaled_relu(value, math.nan)[0] == 0)
     assert op.runs == 1
-    assert launcher.plans(op.op_id) == 1
+    assert launch_plans.count_plans(op.op_id) == 1
 
 
 def test_an_int_for_a_float_argument_takes_the_same_plan(op: Planned) -> None:
     op(torch.ones(3), 1.5)
-    assert launcher.lookup(op.op_id, "cpp", (torch.ones(3), 2)).tolist() == [2.0] * 3
+    assert launch_plans.lookup(op.op_id, "cpp", (torch.ones(3), 2)).tolist() == [2.0] * 3
     assert not op.hits(torch.ones(3), True)
 
 
@@ -206,7 +206,7 @@ def test_ever_new_values_stop_being_recorded() -> None:
     for step in range(80):
         assert op(torch.ones(1), float(step)).item() == step
     assert isinstance(
-        launcher.recording(op.op_id, "cpp", (torch.ones(1), 99.0)), launcher.Unrecorded
+        launch_recording.record(op.op_id, "cpp", (torch.ones(1), 99.0)), launch_recording.Unrecorded
     )
 
 
@@ -317,7 +317,7 @@ def returns_twice(value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def launches_opaquely(value: Tensor) -> Tensor:
-    launcher.note_opaque_launch("a test")
+    launch_recording.note_opaque_launch("a test")
     return scaled_relu(value, 1.0)
 
 
@@ -352,8 +352,8 @@ def test_an_implementation_that_does_more_has_no_plan(function: Any) -> None:
             result, expected = result[0], expected[0]
         assert torch.equal(result, expected)
     assert op.runs == 3
-    with launcher.recording(op.op_id, "cpp", (torch.ones(4),)) as recording:
-        assert isinstance(recording, launcher.Unrecorded)  # known by now: not watched again
+    with launch_recording.record(op.op_id, "cpp", (torch.ones(4),)) as recording:
+        assert isinstance(recording, launch_recording.Unrecorded)  # known by now: not watched again
 
 
 # Several launches, and workspaces between them.
@@ -403,7 +403,7 @@ def test_two_launches_with_a_workspace_are_one_plan_for_all_values() -> None:
             value = torch.linspace(-1, 1, 2 * width).view(2, width)
             assert torch.equal(op(value, scale), 2 * torch.relu(value * scale))
     assert op.runs == 2
-    assert launcher.plans(op.op_id) == 2
+    assert launch_plans.count_plans(op.op_id) == 2
 
 
 def test_a_workspace_is_not_kept_and_not_shared() -> None:
@@ -510,8 +510,8 @@ def test_an_exception_keeps_no_plan_and_ends_the_recording() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no"):
             op(torch.ones(3))
-    assert launcher.plans(op.op_id) == 0
-    assert launcher._thread.recording is None
+    assert launch_plans.count_plans(op.op_id) == 0
+    assert launch_recording.thread.recording is None
     assert torch._C._len_torch_dispatch_stack() == 0  # torch's own flag is not a thread's
 
 
@@ -527,11 +527,11 @@ def test_a_kernel_that_throws_in_a_plan_is_a_launch_error() -> None:
     described = (False, SOURCE._entries["throws"][0], 0, (1, 1, 1), (1, 1, 1), 0)
     parameters = [("t", 2, 0, 0), ("i", 0, 0, 0)]
     args = (torch.ones(1), 0)
-    assert launcher._native is not None
+    assert launch_plans.native is not None
     steps = [(described, parameters, 4)]
-    launcher._native.keep(op.op_id, "cpp", args, steps, [torch.ones(1)], 1, False, False)
+    launch_plans.native.keep(op.op_id, "cpp", args, steps, [torch.ones(1)], 1, False, False)
     with pytest.raises(LaunchError, match="the kernel's own words"):
-        launcher.lookup(op.op_id, "cpp", args)
+        launch_plans.lookup(op.op_id, "cpp", args)
 
 
 # Arguments that share memory, and backwards.
@@ -671,9 +671,9 @@ def test_tensors_that_need_a_gradient_have_no_plan_unless_gradients_are_off(op: 
 def test_inference_tensors_have_plans_and_give_inference_tensors(op: Planned) -> None:
     op(torch.ones(3), 1.0)
     with torch.inference_mode():
-        held = launcher.lookup(op.op_id, "cpp", (torch.ones(3), 1.0))
+        held = launch_plans.lookup(op.op_id, "cpp", (torch.ones(3), 1.0))
         assert held.is_inference()
-    assert not launcher.lookup(op.op_id, "cpp", (torch.ones(3), 1.0)).is_inference()
+    assert not launch_plans.lookup(op.op_id, "cpp", (torch.ones(3), 1.0)).is_inference()
 
 
 class Subclass(Tensor):
@@ -698,7 +698,7 @@ def test_other_tensors_have_no_plan(op: Planned, make: Any) -> None:
         warnings.simplefilter("ignore")
         tensor = make()
     assert not op.hits(tensor, 1.0)
-    assert not launcher._native.wanted(op.op_id, "cpp", (tensor, 1.0))  # type: ignore[union-attr]
+    assert not launch_plans.native.wanted(op.op_id, "cpp", (tensor, 1.0))  # type: ignore[union-attr]
 
 
 def test_two_devices_have_no_plan() -> None:
@@ -740,25 +740,25 @@ def test_the_profiler_sees_the_operator_and_its_shapes(op: Planned) -> None:
     assert [event.input_shapes[0] for event in events] == [[3, 5]]
     assert op.runs == 1
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        launcher.lookup(op.op_id, "cpp", (value, 2.0), False)
+        launch_plans.lookup(op.op_id, "cpp", (value, 2.0), False)
     assert "test::scaled_relu" not in [event.name for event in seen.events()]
 
 
 def test_forget_drops_the_plans(op: Planned) -> None:
     op(torch.ones(3), 1.0)
-    launcher.forget(op.op_id)
+    launch_plans.forget(op.op_id)
     assert not op.hits(torch.ones(3), 1.0)
-    assert launcher.plans(op.op_id) == 0
+    assert launch_plans.count_plans(op.op_id) == 0
 
 
 def test_plans_are_bounded() -> None:
     op = Planned(lambda value, plain: scaled_relu(value, 1.0))
     value = torch.ones(1)
-    launcher.recording(op.op_id, "cpp", (value, 0))
+    launch_recording.record(op.op_id, "cpp", (value, 0))
     for number in range(4100):
-        launcher._native.reject(op.op_id, "cpp", (value, number))  # type: ignore[union-attr]
-        assert launcher.plans(op.op_id) <= 4096
-    assert launcher.plans(op.op_id) == 4
+        launch_plans.native.reject(op.op_id, "cpp", (value, number))  # type: ignore[union-attr]
+        assert launch_plans.count_plans(op.op_id) <= 4096
+    assert launch_plans.count_plans(op.op_id) == 4
 
 
 def test_threads_share_plans_and_record_apart(op: Planned) -> None:
@@ -777,18 +777,18 @@ def test_threads_share_plans_and_record_apart(op: Planned) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert launcher.plans(op.op_id) >= 2
+    assert launch_plans.count_plans(op.op_id) >= 2
 
 
 @pytest.mark.parametrize("args", [(10**6, "cpp", ()), ("x", "cpp", ()), (0, "cpp", [])])
 def test_a_wrong_call_is_a_type_error(args: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        launcher.lookup(*args)
+        launch_plans.lookup(*args)
 
 
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(launcher, "_native", None)
+    monkeypatch.setattr(launch_plans, "native", None)
     yield
 
 
@@ -797,7 +797,7 @@ def test_without_the_extension_launches_go_through_ctypes(without_native: None) 
     assert scaled_relu(value, 0.5).tolist() == [0.0, 1.0]
     with pytest.raises(LaunchError, match="own words"):
         SOURCE.launch("throws", (value, i32(0)))
-    with launcher.recording(0, "cpp", (value,)) as recording:
+    with launch_recording.record(0, "cpp", (value,)) as recording:
         recording.finish(value)
         assert recording.args == (value,)
 
@@ -805,14 +805,15 @@ def test_without_the_extension_launches_go_through_ctypes(without_native: None) 
 def test_without_a_compiler_one_warning_and_no_plans(tmp_path: Path) -> None:
     script = (
         "import torch, warnings\n"
-        "from fuselab.runtime import launcher\n"
-        "op = launcher.register('a::b')\n"
+        "from fuselab.runtime import launch_plans, launch_recording\n"
+        "op = launch_plans.register('a::b')\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    for _ in range(3):\n"
         "        args = (torch.ones(2),)\n"
-        "        assert launcher.lookup(op, 'cpp', args) is None\n"
-        "        with launcher.recording(op, 'cpp', args) as recording: recording.finish(args[0])\n"
+        "        assert launch_plans.lookup(op, 'cpp', args) is None\n"
+        "        with launch_recording.record(op, 'cpp', args) as recording:\n"
+        "            recording.finish(args[0])\n"
         "print([str(warning.message) for warning in caught])\n"
     )
     environment = {
@@ -1008,7 +1009,7 @@ def test_gradients_of_several_launches_come_from_plans(
             inputs = [drawn(*shape) for shape in shapes]
             with monkeypatch.context() as patch:
                 if is_planned:
-                    patch.setattr(launcher, "launch_cuda", no_launch)
+                    patch.setattr(kernel_launch, "launch_cuda", no_launch)
                 output = operator(*inputs, *rest, implementation=implementation)
                 upstream = torch.rand(output.shape, generator=generator).cuda() * 1000
                 ours = torch.autograd.grad(output, inputs, upstream)
@@ -1088,7 +1089,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(implementation: str) -> None
         with pytest.raises(ZeroDivisionError), torch.cuda.graph(torch.cuda.CUDAGraph()):
             step(value, bias)
             raise ZeroDivisionError
-        assert launcher._thread.recording is None
+        assert launch_recording.thread.recording is None
         assert torch.is_grad_enabled()
     expected = torch.nn.functional.silu(value + bias)
     gradients = torch.autograd.grad(expected.sum(), (value, bias))
@@ -1114,7 +1115,7 @@ def test_an_implementation_that_fails_midway_leaves_no_recording() -> None:
     for _ in range(2):
         with pytest.raises(LaunchError, match="midway"):
             op(value, 2.0)
-        assert launcher._thread.recording is None
+        assert launch_recording.thread.recording is None
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
     for _ in range(2):
         assert op(value, 1.0).tolist() == [1.0] * 3

@@ -13,7 +13,7 @@ from planned_operator import Planned
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from fuselab.runtime import launcher
+from fuselab.runtime import launch_plans
 from fuselab.runtime.cpp_source import CppSource, f32, i64
 
 SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
@@ -54,7 +54,7 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.fixture(autouse=True, scope="module")
 def started() -> None:
-    assert launcher.start()
+    assert launch_plans.start()
 
 
 def test_products_of_the_present_call_and_for_each_set_of_needs() -> None:
@@ -186,8 +186,8 @@ def test_operands_that_need_gradients_get_none_from_a_detached_plan() -> None:
     op((True, True), grad, input, weight)
     leaf = weight.clone().requires_grad_()
     args = ((True, True), grad, input, leaf)
-    launcher.keep_differentiable(op.op_id, "cpp", args)
-    found = launcher.lookup(op.op_id, "cpp", args, True, True)
+    launch_plans.keep_differentiable(op.op_id, "cpp", args)
+    found = launch_plans.lookup(op.op_id, "cpp", args, True, True)
     for one, own in zip(found, exact((True, True), grad, input, weight), strict=True):
         assert torch.equal(one, own) and not one.requires_grad and one._version == 0
     assert leaf._version == 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from fuselab import ops
-from fuselab.runtime import launcher
+from fuselab.runtime import kernel_launch, launch_plans
 from fuselab.runtime.cpp_source import CppSource, i64
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.parameters import Struct
@@ -43,7 +43,7 @@ def weighted_sum(terms: Sequence[Tensor], weights: Sequence[int]) -> Tensor:
 
 @pytest.fixture(autouse=True, scope="module")
 def started() -> None:
-    assert launcher.start()
+    assert launch_plans.start()
 
 
 @pytest.fixture
@@ -268,8 +268,8 @@ def test_operators_of_sequences_come_from_plans(
         torch.manual_seed(seed)
         with monkeypatch.context() as patch:
             if seed > 0:
-                patch.setattr(launcher, "launch_cuda", no_launch)
-                patch.setattr(launcher, "launch_cpu", no_launch)
+                patch.setattr(kernel_launch, "launch_cuda", no_launch)
+                patch.setattr(kernel_launch, "launch_cpu", no_launch)
             ours = call(device, "auto")
         held.append(ours)
         torch.manual_seed(seed)

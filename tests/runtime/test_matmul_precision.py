@@ -11,7 +11,7 @@ from planned_operator import Planned
 from torch import Tensor
 
 from fuselab.runtime.cpp_source import CppSource, f32, i64
-from fuselab.runtime.launcher import start
+from fuselab.runtime.launch_plans import start
 from fuselab.runtime.matmul_precision import allows_tf32
 
 SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))

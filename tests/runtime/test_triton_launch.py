@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fuselab.errors import BuildError, DeviceError
-from fuselab.runtime import launcher, triton_launch
+from fuselab.runtime import launch_recording, triton_launch
 from fuselab.runtime.triton_launch import launch
 
 HERE = Path(__file__).parent
@@ -65,7 +65,7 @@ result["seen"] = sorted(traced.seen)
 
 # The whole of launch, up to the driver: what a second call hands on, without compiling again.
 import contextlib
-from fuselab.runtime import launcher, triton_launch
+from fuselab.runtime import kernel_launch, launch_recording, triton_launch
 
 launches, builds = [], []
 layout = triton_launch.parameter_layout
@@ -77,7 +77,7 @@ triton_launch._built = lambda kernel, step, *args, **keywords: (
     if getattr(step, "__name__", "") == "_init_handles"
     else step(*args, **keywords)
 )
-launcher.launch_cuda = lambda *args: launches.append(args)
+kernel_launch.launch_cuda = lambda *args: launches.append(args)
 for numel, scale in ((7, 2.0), (9, 3.0), (16, 3.0), (1, 3.0), (7, traced)):
     triton_launch.launch(
         triton_kernels.scaled, (2,), tensor, tensor, numel, scale, BLOCK=64, num_warps=2
@@ -252,7 +252,7 @@ def test_a_launch_by_triton_itself_keeps_no_plan() -> None:
     for _ in range(2):
         assert op(torch.ones(8, device="cuda")).tolist() == [2.0] * 8
     assert op.runs == 2
-    assert launcher._triton_watchers == 0
+    assert launch_recording._triton_watchers == 0
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError, ContractError, DataError, OutputError
 from fuselab.op import Case, Cost, FusedOp, Implementation, Inputs
-from fuselab.runtime import dispatch, launcher, tuning
+from fuselab.runtime import dispatch, launch_plans, tuning
 from fuselab.runtime.tuning import Choice, Config, chosen, forced
 
 A, B, C = (Config(tile=tile, path="plain") for tile in (8, 16, 32))
@@ -179,9 +179,9 @@ def test_forced_holds_in_its_thread_and_block_and_tells_the_keys(op: FusedOp) ->
 
 def test_a_new_choice_drops_launch_plans(op: FusedOp, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all operators: one may launch by another's choices, as in-place forms do."""
-    ids = [launcher.register(name) for name in ("tuning::one", "tuning::two")]
+    ids = [launch_plans.register(name) for name in ("tuning::one", "tuning::two")]
     dropped: list[int] = []
-    monkeypatch.setattr(launcher, "forget", dropped.append)
+    monkeypatch.setattr(launch_plans, "forget", dropped.append)
     tuning.save(op, DEVICE, {("plain", "k"): choice(B)}, tuning.user_file(DEVICE))
     assert set(ids) <= set(dropped)
 

@@ -217,9 +217,9 @@ def _inductor_path() -> Check:
 
 def _launcher() -> Check:
     """Build the launcher on the first call; later ones find it in the cache."""
-    from fuselab.runtime import launcher
+    from fuselab.runtime import launch_plans
 
-    failed = _why_not(launcher.EXTENSION.library)
+    failed = _why_not(launch_plans.EXTENSION.library)
     if failed is not None:
         return Check("C++ launcher", "absent", f"small tensors take longer: {failed}")
     return Check("C++ launcher", "works", "launches small tensors without Python's overhead")

@@ -16,7 +16,7 @@ from fuselab import ops
 from fuselab.errors import FuselabError
 from fuselab.op import Case, FusedOp
 from fuselab.prove.cpu_points import CPU, Point, points_of, timed_operators
-from fuselab.runtime import autograd_node, cache, cpu_choice, fallback, launcher
+from fuselab.runtime import autograd_node, cache, cpu_choice, fallback, launch_plans
 
 TRAINING, INFERENCE = "training", "inference"
 
@@ -72,7 +72,7 @@ def build_all(progress: Callable[[str], None]) -> Built:
     begin, before = monotonic(), _libraries()
     jobs: list[tuple[str, Callable[[], object]]] = [
         (extension.source.name, extension.library)
-        for extension in (launcher.EXTENSION, autograd_node.EXTENSION)
+        for extension in (launch_plans.EXTENSION, autograd_node.EXTENSION)
     ]
     operators = []
     for name in timed_operators():

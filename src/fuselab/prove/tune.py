@@ -36,7 +36,7 @@ from fuselab.prove.bench import (
 )
 from fuselab.prove.bench_run import Run
 from fuselab.prove.bench_work import Calls, Made, Work
-from fuselab.runtime import cuda_driver, dispatch, fallback, launcher, tuning
+from fuselab.runtime import cuda_driver, dispatch, fallback, launch_recording, tuning
 from fuselab.runtime.tuning import Choice, Config
 
 SCHEMA = 1
@@ -348,7 +348,7 @@ def _said(error: Exception) -> str:
 
 def _resources(calls: Calls) -> tuple[int | None, int | None, int | None]:
     """Return the most registers, local bytes and shared bytes among a call's launches."""
-    with launcher.Launches() as launches:
+    with launch_recording.LaunchWatch() as launches:
         calls.timed()
     found = [
         (registers, local_bytes, static_bytes + dynamic_bytes)

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fuselab.errors import BuildError, DeviceError
-from fuselab.runtime import builds, cache, launcher, rehearsal
+from fuselab.runtime import builds, cache, kernel_launch, rehearsal
 from fuselab.runtime.compiler import compiler, compiler_version, run_compiler
 from fuselab.runtime.instruction_set import compiler_options
 from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
@@ -167,7 +167,7 @@ class CppSource:
         for value in values:
             if isinstance(value, Tensor) and value.device.type != "cpu":
                 raise DeviceError(f"{expression} runs on the CPU, a tensor is on {value.device}.")
-        launcher.launch_cpu(entry[0], codes, values)
+        kernel_launch.launch_cpu(entry[0], codes, values)
 
     def is_built(self, expression: str) -> bool:
         """Return whether ``load`` would find the instantiation compiled. Raises BuildError without

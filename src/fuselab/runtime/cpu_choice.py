@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fuselab.op import FusedOp, tensors_in
-from fuselab.runtime import cache, launcher
+from fuselab.runtime import cache, launch_plans
 from fuselab.runtime.instruction_set import instruction_set
 
 SCHEMA = 1
@@ -76,12 +76,12 @@ def forced(implementation: str | None) -> Iterator[None]:
     supports the arguments; None leaves the choice as it is. Launch plans are dropped on both sides.
     """
     before, _thread.forced = _thread.forced, implementation
-    launcher.forget_all()
+    launch_plans.forget_all()
     try:
         yield
     finally:
         _thread.forced = before
-        launcher.forget_all()
+        launch_plans.forget_all()
 
 
 def is_forced() -> bool:
@@ -191,4 +191,4 @@ def own_file() -> Path:
 def forget() -> None:
     """Read the tables anew, and drop what was chosen by the old ones."""
     _tables.cache_clear()
-    launcher.forget_all()
+    launch_plans.forget_all()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import BuildError, DeviceError, LaunchError
-from fuselab.runtime import builds, cache, cuda_driver, launcher
+from fuselab.runtime import builds, cache, cuda_driver, kernel_launch
 from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class CudaSource:
         device_index = _device_index(values)
         _check_shape(expression, grid, block)
         function = self._ready(expression, device_index, shared_bytes)
-        launcher.launch_cuda(function, device_index, grid, block, shared_bytes, codes, values)
+        kernel_launch.launch_cuda(function, device_index, grid, block, shared_bytes, codes, values)
 
     def active_clusters(
         self, expression: str, device_index: int, threads: int, shared_bytes: int, cluster: int

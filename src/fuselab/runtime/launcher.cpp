@@ -1,8 +1,8 @@
-// The C++ half of launcher.py: launch plans, found by an exact key and run in about a microsecond,
-// calls known to be the reference's, and the direct launch that every first call makes.
+// The C++ half of launch_plans.py: launch plans, found by an exact key and run in about a
+// microsecond, calls known to be the reference's, and the direct launch that every first call makes.
 //
 // Plain CPython and ATen, no CUDA headers: the few driver symbols come from libcuda.so.1 by dlsym,
-// the current stream from torch's own C function. Built once by g++ (launcher.py says how).
+// the current stream from torch's own C function. Built once by g++ (extension.py says how).
 
 #include <Python.h>
 #include <dlfcn.h>
@@ -36,7 +36,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 // As torch/csrc/autograd/python_variable.h has them in torch 2.11 to 2.13. That header itself brings
-// pybind11 and 8 s of build; launcher.py compares what `probe` reads with what Python sees.
+// pybind11 and 8 s of build; launch_plans.py compares what `probe` reads with what Python sees.
 struct THPVariable {
   PyObject_HEAD
   at::Tensor cdata;

@@ -21,8 +21,8 @@ class TracedFloat(float):
     An implementation that hands it straight to a launch (``f32(scale)``) gets one plan for all
     values. Whatever looks at the value (arithmetic, comparison, bool, str, hash, ``float()``) is
     noticed in ``seen``, and the plan then holds for this value alone. Functions of ``math`` read
-    the bits of a float behind Python's back; ``launcher`` covers them by distrusting every plan
-    with an untraced float parameter.
+    the bits of a float behind Python's back; ``launch_recording`` covers them by distrusting
+    every plan with an untraced float parameter.
     """
 
     __slots__ = ("index", "seen")

@@ -1,8 +1,8 @@
 """Launching Triton kernels: compiled by Triton once per specialisation, launched by us.
 
 Triton's own launch takes 8 to 10 us of host time, most of it finding the compiled kernel again.
-Here the compiled kernel is held under a shorter key, and its CUfunction goes through ``launcher``,
-which also keeps it as a launch plan.
+Here the compiled kernel is held under a shorter key, and its CUfunction goes through
+``kernel_launch``, which also keeps it as a launch plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import BuildError, DeviceError
-from fuselab.runtime import launcher
+from fuselab.runtime import kernel_launch, launch_recording
 from fuselab.runtime.parameters import plain
 
 _CODES = {
@@ -62,7 +62,7 @@ def launch(
     if num_stages is not None:
         options["num_stages"] = num_stages
     if not _is_jit_function(kernel):  # the interpreter's, or one under a decorator of Triton's
-        launcher.note_opaque_launch("a launch that Triton makes itself")
+        launch_recording.note_opaque_launch("a launch that Triton makes itself")
         _built(kernel, kernel[grid], *map(plain, args), **options, **constexprs)
         return
     device = _device(kernel, args)
@@ -83,14 +83,14 @@ def launch(
     except TypeError:  # an argument that cannot be hashed: a tensor descriptor
         held = None
     if held is None or _someone_hooks_launches():
-        launcher.note_opaque_launch("a launch that Triton makes itself")
+        launch_recording.note_opaque_launch("a launch that Triton makes itself")
         with torch.cuda.device(device):
             _built(kernel, kernel[grid], *map(plain, args), **options, **constexprs)
         return
     values = [args[place] if isinstance(place, int) else constexprs[place] for place in held.places]
     values += (None, None)  # the two scratch pointers at the end of every Triton kernel
     x, y, z, *_ = (*grid, 1, 1)
-    launcher.launch_cuda(
+    kernel_launch.launch_cuda(
         held.function, device.index, (x, y, z), held.block, held.shared_bytes, held.codes, values
     )
 
@@ -131,7 +131,9 @@ def _someone_hooks_launches() -> bool:
     from triton import knobs
 
     hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
-    return any(call is not launcher.on_triton_launch for hook in hooks for call in hook.calls)
+    return any(
+        call is not launch_recording.on_triton_launch for hook in hooks for call in hook.calls
+    )
 
 
 def _hold(

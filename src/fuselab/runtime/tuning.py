@@ -26,7 +26,7 @@ import torch
 
 from fuselab.errors import ArgumentError, ContractError, DataError, OutputError
 from fuselab.op import FusedOp
-from fuselab.runtime import cache, dispatch, launcher
+from fuselab.runtime import cache, dispatch, launch_plans
 
 SCHEMA = 1
 
@@ -321,4 +321,4 @@ def forget(op_name: str) -> None:
     for held in (_saved, _kinds):
         for place in [place for place in held if place[0] == op_name]:
             del held[place]
-    launcher.forget_all()
+    launch_plans.forget_all()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.runtime import launcher, rehearsal
+from fuselab.runtime import launch_plans, rehearsal
 from fuselab.runtime.dispatch.registration import REGISTERED, Registration, has_scalar_tensor
 from fuselab.runtime.dispatch.sequences import flat_of, nested
 
@@ -28,7 +28,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
         registration = REGISTERED[op_name]
         if not torch.compiler.is_compiling():
             arguments = (tuple(needs), grad, *saved)
-            held = launcher.lookup(registration.backward_id, name, arguments, True, fresh)
+            held = launch_plans.lookup(registration.backward_id, name, arguments, True, fresh)
             if held is None and not fresh:
                 held = registration.gradient_by_reference(name, arguments)
             if held is not None:
@@ -104,7 +104,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             if torch.compiler.is_compiling():
                 return registration.raw_forward(scalar_tensors, *arguments, name)
             # Detached: autograd gives this output its gradient.
-            held = launcher.lookup(registration.forward_id, name, tuple(arguments), True, True)
+            held = launch_plans.lookup(registration.forward_id, name, tuple(arguments), True, True)
             if held is not None:
                 return held
             with rehearsal.expecting_backward():

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from fuselab.errors import ArgumentError, ArgumentTypeError, DifferentiationError, UnknownNameError
 from fuselab.op import tensors_in
-from fuselab.runtime import fallback, launcher
+from fuselab.runtime import fallback, launch_plans, launch_recording
 from fuselab.runtime.dispatch.arguments import check_types, with_host_floats, with_scalar_tensors
 from fuselab.runtime.dispatch.autocast import has_autocast, without_autocast
 from fuselab.runtime.dispatch.choice import choose_on, device_of
@@ -52,7 +52,7 @@ def public_function(registration: Registration) -> Callable[..., Tensor]:
         if kwargs or len(args) != arity:
             args = bind(args, kwargs)
         if not torch.compiler.is_compiling():
-            held = launcher.lookup(forward_id, implementation, args)
+            held = launch_plans.lookup(forward_id, implementation, args)
             if held is not None:
                 return held
         return _call(registration, args, implementation)
@@ -72,7 +72,7 @@ def public_function(registration: Registration) -> Callable[..., Tensor]:
                 except (ArgumentError, RuntimeError):
                     if all(map(lies_in_memory, tensors_in(args))):
                         raise
-            if launcher.lookup(forward_id, implementation, args) is not None:
+            if launch_plans.lookup(forward_id, implementation, args) is not None:
                 bump_versions(tensors_in([args[place] for place in written]))
                 return args[first_written]
         _call(registration, args, implementation)
@@ -117,7 +117,7 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
     if op.autocast is not None and not op.mutates and has_autocast(device.type):
         args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))
     if not (compiling or op.mutates):
-        with launcher.Choice() as choice:
+        with launch_recording.ChoiceWatch() as choice:
             by_reference = (
                 implementation == "reference"
                 # Forward-mode differentiation goes through the reference: it has every derivative.
@@ -136,7 +136,9 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
                 and forward_ad._current_level < 0
                 and not any(fallback.is_broken(op.name, name) for name in op.implementations)
             ):
-                launcher.keep_reference(registration.forward_id, implementation, args, op.reference)
+                launch_plans.keep_reference(
+                    registration.forward_id, implementation, args, op.reference
+                )
             return without_autocast(op.reference, args)
     if not compiling and device.type != "cpu":
         args = with_host_floats(registration, args)
@@ -155,7 +157,7 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
                 "torch.no_grad()."
             )
         if not compiling and choice.is_final:
-            launcher.keep_differentiable(registration.forward_id, implementation, args)
+            launch_plans.keep_differentiable(registration.forward_id, implementation, args)
         return registration.differentiable(*args, implementation)
     if not compiling and op.gradient is not None and torch._C._are_functorch_transforms_active():
         # A tensor of torch.func.vmap does not say that one of torch.func.grad lies within it, and

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from fuselab.errors import BuildError, ContractError, DifferentiationError, UnsupportedError
 from fuselab.op import FusedOp, tensors_in
-from fuselab.runtime import autograd_node, cpu_choice, fallback, launcher, process_choice, rehearsal
+from fuselab.runtime import (
+    autograd_node,
+    cpu_choice,
+    fallback,
+    launch_plans,
+    launch_recording,
+    process_choice,
+    rehearsal,
+)
 from fuselab.runtime.dispatch.autocast import without_autocast
 from fuselab.runtime.dispatch.choice import choose, why_not
 from fuselab.runtime.dispatch.overlap import not_aliased, refuse_overlap, unshared
@@ -28,7 +36,7 @@ class Registration:
         self.op = op
         self.schema = schema_of(op)
         forward_parameters, backward_parameters = self.schema
-        self.forward_id = launcher.register(op.name)
+        self.forward_id = launch_plans.register(op.name)
         self.tensor_positions = tuple(
             index
             for index, name in enumerate(op.signature.parameters)
@@ -61,7 +69,7 @@ class Registration:
             op.mutates,
         )
         if backward_parameters:
-            self.backward_id = launcher.register(f"{op.name}_backward")
+            self.backward_id = launch_plans.register(f"{op.name}_backward")
             self.raw_backward = RawOperator(
                 f"{op.name}_backward",
                 backward_parameters,
@@ -106,9 +114,9 @@ class Registration:
         sequences = self.sequence_positions or self.saved_sequences
         attach = None if sequences else autograd_node.attach()
         if attach is None:
-            is_planned = launcher.planned(self.forward_id, implementation, args)
+            is_planned = launch_plans.planned(self.forward_id, implementation, args)
             return self.differentiable(*args, implementation) if is_planned else None
-        output = launcher.lookup(self.forward_id, implementation, args, True, True)
+        output = launch_plans.lookup(self.forward_id, implementation, args, True, True)
         if output is None:
             return None
         self.refuse_frozen(args)
@@ -120,7 +128,7 @@ class Registration:
         rule = self.rules.get(implementation)
         if rule is None:
             name = self.function.__name__
-            step = (launcher.lookup, self.backward_id, implementation, self.function.past_plan)
+            step = (launch_plans.lookup, self.backward_id, implementation, self.function.past_plan)
             rule = self.rules[implementation] = (name, *step)
         return attach(output, [args[place] for place in self.tensor_positions], saved, rule)
 
@@ -142,9 +150,9 @@ class Registration:
                 "name, or start a new process."
             )
         self.op = op
-        launcher.forget(self.forward_id)
+        launch_plans.forget(self.forward_id)
         if op.gradient is not None:
-            launcher.forget(self.backward_id)
+            launch_plans.forget(self.backward_id)
 
     # The forward, from the raw operator's kernel down.
 
@@ -155,11 +163,11 @@ class Registration:
         if op.mutates:
             self._write_over(arguments, name)
             return None
-        held = launcher.lookup(self.forward_id, name, tuple(arguments), False)
+        held = launch_plans.lookup(self.forward_id, name, tuple(arguments), False)
         if held is not None:
             return held
         # Choosing and validating are recorded too: where they look at a float, so does the plan.
-        with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+        with launch_recording.record(self.forward_id, name, tuple(arguments)) as recording:
             chosen = self._resolve(name, recording.args)
             op.validate(*recording.args)
             if chosen != "reference":
@@ -175,7 +183,7 @@ class Registration:
     def _write_over(self, arguments: list[Any], name: str) -> None:
         op = self.op
         refuse_overlap(op, arguments)
-        if launcher.lookup(self.forward_id, name, tuple(arguments), False) is not None:
+        if launch_plans.lookup(self.forward_id, name, tuple(arguments), False) is not None:
             return
         # A choice on a CPU looks at no values, so it need not be recorded, and the reference, which
         # has no plan, is not watched: that takes 100 us.
@@ -184,7 +192,7 @@ class Registration:
         if chosen == "reference":
             op.validate(*arguments)
         else:
-            with launcher.recording(self.forward_id, name, tuple(arguments)) as recording:
+            with launch_recording.record(self.forward_id, name, tuple(arguments)) as recording:
                 chosen = chosen or self._resolve(name, recording.args)
                 op.validate(*recording.args)
                 if chosen != "reference":
@@ -230,7 +238,7 @@ class Registration:
         needs, grad_output, *saved_and_name = args
         *saved, name = saved_and_name
         arguments = (tuple(needs), grad_output, *with_tuples(saved, self.saved_sequences))
-        grads = launcher.lookup(self.backward_id, name, arguments, False)
+        grads = launch_plans.lookup(self.backward_id, name, arguments, False)
         if grads is None:
             grads = self._run_backward(name, arguments)
         return self._filled(grads, grad_output)
@@ -255,7 +263,7 @@ class Registration:
                 continue
             try:
                 with (
-                    launcher.recording(self.backward_id, name, arguments) as recording,
+                    launch_recording.record(self.backward_id, name, arguments) as recording,
                     rehearsal.Backward(op, candidate, arguments),
                 ):
                     grads = implementation.backward(*recording.args)
@@ -285,12 +293,12 @@ class Registration:
         None. They may be views of the upstream gradient, which autograd allows (a sum's are that
         gradient: copied, a backward of 262144 x 1024 took twice as long on an H200)."""
         needs, *rest = arguments
-        with launcher.Choice() as choice:
+        with launch_recording.ChoiceWatch() as choice:
             if any(self.changed(needs, rest)) and self._with_backward(name, arguments):
                 return None
         reference = self.op.gradient.reference  # type: ignore[union-attr]
         if choice.is_final:
-            launcher.keep_reference(self.backward_id, name, arguments, reference)
+            launch_plans.keep_reference(self.backward_id, name, arguments, reference)
         return without_autocast(reference, arguments)
 
     def changed(self, needs: Sequence[bool], arguments: Sequence[Any]) -> tuple[bool, ...]:

@@ -1,34 +1,23 @@
-"""The one host path to a kernel: every launch goes through here, and launch plans skip Python.
+"""What a call launches, watched while it runs and kept as a plan, or only counted.
 
-A call of an operator on a small tensor is mostly host time: choosing, checking, allocating and
-packing arguments in Python takes 20 us and more. All of that depends on shapes, dtypes and plain
-arguments alone, so it is done once: ``recording`` watches an implementation run, and when all that
-it did was to launch kernels on its arguments and on fresh memory (outputs and workspaces,
-uninitialised or filled with zeros), and to multiply matrices by PyTorch's library between them, all
-that is kept as a plan. ``lookup`` finds the plan of a later call by an exact key and runs it in C++
-(``launcher.cpp``), 1 to 3 us and what the products take (linear_activation of 65536x512->256,
-forward and backward, beside an H200 on a busy host, 2026-11-22: 242 us, eager 457).
+``record`` watches an implementation. When all that it did was to launch kernels on its arguments
+and on fresh memory (outputs and workspaces, uninitialised or filled with zeros), and to multiply
+matrices by PyTorch's library between them, all that is kept as a plan.
 
 What makes a plan right: while an implementation is watched, every PyTorch operator it calls is
 seen. Anything but an allocation, a view, a product into fresh memory or the zeroing of such (a
 copy, a fill, ``.item()``) means that this is not all that happens, and there is no plan for those
-arguments. A plan allocates its workspaces anew in every call, from torch's allocator and on the
-current stream, so that calls share none and a CUDA graph can hold them.
-
-Until that C++ is compiled, and where there is no compiler, everything still works, through ctypes
-and without plans; where it cannot be compiled a warning says so.
+arguments.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -36,97 +25,25 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuselab.errors import BuildError, IndexRangeError, LaunchError, OperandError
-from fuselab.runtime import cuda_driver
-from fuselab.runtime.extension import NativeExtension
+from fuselab.runtime import launch_plans
 from fuselab.runtime.parameters import TracedFloat
-
-_names: list[str] = []
-_names_lock = threading.Lock()
-_native: ModuleType | None = None
 
 
 class _Thread(threading.local):
-    recording: Recording | Launches | Choice | None = None
+    recording: Recording | LaunchWatch | ChoiceWatch | None = None
 
 
-_thread = _Thread()
+thread = _Thread()
 
 
-def register(name: str) -> int:
-    """An id for the operator ``name``, for ``lookup`` and ``recording``."""
-    with _names_lock:
-        _names.append(name)
-        if _native is not None:
-            _native.add_operator(name)
-        return len(_names) - 1
-
-
-def lookup(
-    op_id: int,
-    implementation: str,
-    args: tuple[Any, ...],
-    named: bool = True,
-    detached: bool = False,
-) -> Any:
-    """The operator's output from a kept plan, or from the reference where ``keep_reference`` was
-    told that this is what such a call runs; else None.
-
-    The profiler sees the operator's name unless ``named`` is False: inside a raw operator the
-    dispatcher has told it. ``detached`` says that the caller gives the output its gradient. Both
-    are by position only, and neither gets the reference's output, which can be a view of an
-    argument and has its own gradient.
-
-    None whenever somebody wants to see the call (a gradient is needed, a dispatch or function mode,
-    functorch, autocast, tracing), a tensor is not plain and strided, or tensors are on several
-    devices. Raises LaunchError. Replaced by the C++ function once that is loaded.
-    """
-    return None if _native is None else _native.lookup(op_id, implementation, args, named, detached)
-
-
-def planned(op_id: int, implementation: str, args: tuple[Any, ...]) -> bool:
-    """Whether a detached ``lookup`` would find a plan for these arguments: then they have been
-    checked, and an implementation chosen."""
-    return _native is not None and bool(_native.planned(op_id, implementation, args))
-
-
-def keep_reference(
-    op_id: int, implementation: str, args: tuple[Any, ...], reference: Callable[..., Any]
-) -> None:
-    """Remember that such calls have been checked and run ``reference``: ``lookup`` then does, where
-    shapes, dtypes, the floats' values and the tensors that need a gradient are the same."""
-    if EXTENSION.ready():
-        _native.keep_reference(op_id, implementation, args, reference)  # type: ignore[union-attr]
-
-
-def keep_differentiable(op_id: int, implementation: str, args: tuple[Any, ...]) -> None:
-    """Remember that such calls, which need a gradient, may take the plan of one that needs none:
-    the choice is another one at times (linear_activation's, with gelu)."""
-    if _native is not None:
-        _native.keep_differentiable(op_id, implementation, args)
-
-
-def forget(op_id: int) -> None:
-    """Drop all that is known of an operator's calls: its implementations have changed."""
-    if _native is not None:
-        _native.forget(op_id)
-
-
-def forget_all() -> None:
-    """Drop every plan: another launch configuration was chosen, and operators share launchers."""
-    for op_id in range(len(_names)):
-        forget(op_id)
-
-
-def plans(op_id: int) -> int:
-    """How many keys of an operator have a plan, or are known to have none."""
-    return 0 if _native is None else int(_native.count(op_id))
-
-
-def recording(op_id: int, implementation: str, args: tuple[Any, ...]) -> Recording | Unrecorded:
+def record(op_id: int, implementation: str, args: tuple[Any, ...]) -> Recording | Unrecorded:
     """A context in which an implementation runs with ``.args``; ``.finish(outputs)`` keeps the plan
     of its launches, if one can be. ``outputs`` is a tensor, or a tuple of tensors and None."""
-    if not EXTENSION.ready() or _native is None or not _native.wanted(op_id, implementation, args):
+    if (
+        not launch_plans.EXTENSION.ready()
+        or launch_plans.native is None
+        or not launch_plans.native.wanted(op_id, implementation, args)
+    ):
         return Unrecorded(args)
     return Recording(op_id, implementation, args)
 
@@ -264,19 +181,19 @@ class _Watch(TorchDispatchMode):
         return result
 
 
-class Choice:
+class ChoiceWatch:
     """A context in which an implementation is chosen; ``is_final`` tells whether the next call of
     the kind gets the same one, as far as its key says."""
 
     def __init__(self) -> None:
         self.is_final = True
 
-    def __enter__(self) -> Choice:
-        self._outer, _thread.recording = _thread.recording, self
+    def __enter__(self) -> ChoiceWatch:
+        self._outer, thread.recording = thread.recording, self
         return self
 
     def __exit__(self, *_: object) -> None:
-        _thread.recording = self._outer
+        thread.recording = self._outer
 
     def validate(self, validate: Callable[..., None], args: Sequence[Any]) -> None:
         """``validate(*args)``. Where that computes, it looks at values: each call has its own."""
@@ -296,19 +213,19 @@ class Choice:
             self._outer.note_opaque(what)
 
 
-class Launches:
+class LaunchWatch:
     """A context that hears of every launch this thread makes, in ``made``: whether on CUDA, the
     function, the device's index, grid, block, dynamic shared bytes."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []
 
-    def __enter__(self) -> Launches:
-        self._outer, _thread.recording = _thread.recording, self
+    def __enter__(self) -> LaunchWatch:
+        self._outer, thread.recording = thread.recording, self
         return self
 
     def __exit__(self, *_: object) -> None:
-        _thread.recording = self._outer
+        thread.recording = self._outer
 
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
         """One launch, as it is about to happen."""
@@ -328,11 +245,11 @@ class Recording:
             TracedFloat(arg, index, self._seen) if isinstance(arg, float) else arg
             for index, arg in enumerate(args)
         )
-        # Launches, and between them products and tensors that were filled with zeros.
+        # LaunchWatch, and between them products and tensors that were filled with zeros.
         self._steps: list[tuple[tuple[Any, ...], str, list[Any]] | _Product | Tensor] = []
         self._opaque: str | None = None
         self._watch = _Watch(self._note_step)
-        self._outer = _thread.recording
+        self._outer = thread.recording
         # (argument, item of it, tensor); item -1 for an argument that is a tensor itself.
         self._tensors = [
             (index, item, value)
@@ -342,10 +259,10 @@ class Recording:
         ]
         self._device = self._tensors[0][2].device
         self._device_index = self._device.index if self._device.type == "cuda" else None
-        self._stream = _raw_stream(self._device_index)
+        self._stream = raw_stream(self._device_index)
 
     def __enter__(self) -> Recording:
-        _thread.recording = self
+        thread.recording = self
         _watch_triton(True)
         self._watch.__enter__()
         return self
@@ -358,7 +275,7 @@ class Recording:
     ) -> None:
         self._watch.__exit__(kind, error, traceback)
         _watch_triton(False)
-        _thread.recording = self._outer
+        thread.recording = self._outer
 
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
         """One launch, as it is about to happen."""
@@ -373,7 +290,7 @@ class Recording:
             self._check_stream(written.get_device())
 
     def _check_stream(self, device_index: int) -> None:
-        if device_index != self._device_index or _raw_stream(device_index) != self._stream:
+        if device_index != self._device_index or raw_stream(device_index) != self._stream:
             self.note_opaque("a launch on another device or stream")
 
     def note_opaque(self, what: str) -> None:
@@ -383,10 +300,10 @@ class Recording:
     def finish(self, outputs: Any) -> None:
         """The implementation returned ``outputs``: keep its launches as a plan, or remember that
         there is none for such arguments."""
-        assert _native is not None
+        assert launch_plans.native is not None
         plan = self._plan(outputs)
-        if plan is None or not _native.keep(*self._of, *plan):
-            _native.reject(*self._of)
+        if plan is None or not launch_plans.native.keep(*self._of, *plan):
+            launch_plans.native.reject(*self._of)
 
     def why_not(self) -> str | None:
         """Why the calls seen so far cannot be a plan, or None."""
@@ -446,7 +363,7 @@ class Recording:
                     computed_float |= code in "fd"
             touched = sum(value.nbytes for value in values if isinstance(value, Tensor))
             steps.append((described, parameters, touched))
-        if not memory.wrote_all_outputs():
+        if not memory.used_all_memory():
             return None
         floats = {index for index, arg in enumerate(self._of[2]) if isinstance(arg, float)}
         by_value = bool(floats) and (computed_float or bool(self._seen) or floats != traced)
@@ -508,7 +425,7 @@ class _Memory:
             self._used.add(place)
         return place
 
-    def wrote_all_outputs(self) -> bool:
+    def used_all_memory(self) -> bool:
         """Whether every memory has been asked for."""
         return self._used == set(self._places.values())
 
@@ -543,8 +460,8 @@ def _fills_its_storage(tensor: Tensor) -> bool:
 
 def note_opaque_launch(what: str) -> None:
     """A launch that did not go through ``launch_cuda`` or ``launch_cpu`` is about to happen."""
-    if _thread.recording is not None:
-        _thread.recording.note_opaque(what)
+    if thread.recording is not None:
+        thread.recording.note_opaque(what)
 
 
 _triton_lock = threading.Lock()
@@ -571,105 +488,5 @@ def on_triton_launch(metadata: Any) -> None:
     note_opaque_launch("a launch that Triton makes itself")
 
 
-def launch_cuda(
-    function: int,
-    device_index: int,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    shared_bytes: int,
-    codes: str,
-    values: list[Any],
-) -> None:
-    """Launch a CUfunction on the device's current stream. ``codes`` and ``values`` as
-    ``parameters.encode`` returns them. Raises LaunchError."""
-    described = (True, function, device_index, grid, block, shared_bytes)
-    if _thread.recording is not None:
-        _thread.recording.note(described, codes, values)
-    if _native is not None:
-        _native.launch(described, codes, values)
-        return
-    stream = _raw_stream(device_index)
-    cuda_driver.launch(function, device_index, stream, grid, block, shared_bytes, codes, values)
-
-
-def launch_cpu(entry: int, codes: str, values: list[Any]) -> None:
-    """Call ``const char* entry(void** arguments)``. Raises LaunchError with the kernel's text."""
-    described = (False, entry, 0, (1, 1, 1), (1, 1, 1), 0)
-    if _thread.recording is not None:
-        _thread.recording.note(described, codes, values)
-    if _native is not None:
-        _native.launch(described, codes, values)
-        return
-    torch.get_num_threads()  # sets OpenMP's thread count in a thread that has not used torch yet
-    held, pointers = cuda_driver.packed(codes, values)
-    kernel = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(entry)
-    message = kernel(pointers)
-    del held
-    if message:
-        _raise_kernel_error(message.decode())
-
-
-def _raw_stream(device_index: int | None) -> int:
+def raw_stream(device_index: int | None) -> int:
     return 0 if device_index is None else int(torch._C._cuda_getCurrentRawStream(device_index))
-
-
-def _raise_launch_error(
-    status: int, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int
-) -> None:
-    raise cuda_driver.launch_error(status, grid, block, shared_bytes)
-
-
-def _raise_map_error(status: int, layout: tuple[int, ...]) -> None:
-    raise cuda_driver.map_error(status, layout)
-
-
-def _raise_kernel_error(message: str) -> None:
-    """The two first words are cpp_source's for the exceptions of the user's making."""
-    kind, _, text = message.partition(": ")
-    if kind == "out of range":
-        raise IndexRangeError(text)
-    if kind == "invalid argument":
-        raise OperandError(text)
-    raise LaunchError(f"a CPU kernel failed: {message}.")
-
-
-def _install(native: ModuleType) -> None:
-    """Put the loaded C++ half to use. Raises BuildError where it does not fit this torch."""
-    global _native, lookup
-    tensor = torch.empty(3)
-    if native.probe(tensor) != (tensor.data_ptr(), 3):
-        raise BuildError(f"launcher.cpp does not fit torch {torch.__version__}")
-    native.start(
-        _raise_launch_error,
-        _raise_kernel_error,
-        _raise_map_error,
-        getattr(torch._C, "_cuda_getCurrentRawStream", None),
-        torch.dtype,
-        torch.OutOfMemoryError,
-    )
-    with _names_lock:
-        for name in _names:
-            native.add_operator(name)
-        _native, lookup = native, native.lookup
-
-
-EXTENSION = NativeExtension(
-    Path(__file__).with_name("launcher.cpp"),
-    "fuselab_launcher",
-    _install,
-    "the C++ launcher cannot be used, small tensors take longer",
-)
-
-
-def start() -> bool:
-    """Load the C++ launcher, building it first where needed. Return False, with one warning, where
-    it cannot be built."""
-    return EXTENSION.start()
-
-
-def is_started() -> bool:
-    """Whether the C++ launcher is loaded: without it there are no plans."""
-    return _native is not None
-
-
-EXTENSION.start_if_built()  # now, so that callers hold the C++ lookup itself
