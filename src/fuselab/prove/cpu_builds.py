@@ -23,8 +23,8 @@ TRAINING, INFERENCE = "training", "inference"
 
 @dataclass(frozen=True)
 class Built:
-    """What ``build_all`` has done: ``libraries`` compiled, of ``operators``, in ``seconds``;
-    ``failed`` says of each kind of call that could not be built why."""
+    """The result of ``build_all``: how many libraries were compiled in how many seconds, for which
+    operators, and for each kind of call that could not be built the reason."""
 
     libraries: int
     operators: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a call launches, watched while it runs and kept as a plan, or only counted.
+"""Watching the launches of a call, to keep them as a plan or to count them.
 
 ``record`` watches an implementation. When all that it did was to launch kernels on its arguments
 and on fresh memory (outputs and workspaces, uninitialised or filled with zeros), and to multiply
@@ -158,7 +158,7 @@ class _Watch(TorchDispatchMode):
             method(step)
 
     def allocation_of(self, tensor: Tensor) -> Tensor | None:
-        """What was allocated here with the storage that ``tensor`` lies in."""
+        """Return the recorded allocation that has the storage of ``tensor``, or None."""
         storage = tensor.untyped_storage()._cdata
         return next(
             (found for found in self.allocated if found.untyped_storage()._cdata == storage), None
@@ -236,7 +236,7 @@ class LaunchWatch:
 
 
 class Recording:
-    """What an implementation launches for one set of arguments."""
+    """A recording of what an implementation launches for one set of arguments."""
 
     def __init__(self, op_id: int, implementation: str, args: tuple[Any, ...]) -> None:
         self._of = op_id, implementation, args
@@ -370,8 +370,8 @@ class Recording:
         return steps, memory.tensors, len(results), is_tuple, by_value
 
     def _source(self, value: Tensor, memory: _Memory) -> tuple[int, int, int] | None:
-        """Where a tensor comes from: (1, argument, item of it or -1) or (2, memory, bytes into
-        it)."""
+        """Return the source of a tensor: (1, argument, item of it or -1) or (2, memory, byte offset
+        in it)."""
         pointer = value.data_ptr()
         if pointer == 0:
             return None
@@ -398,7 +398,7 @@ class Recording:
 
 
 class _Memory:
-    """What a plan allocates: the outputs (None for one that is not needed), then the workspaces."""
+    """The memory that a plan allocates: the outputs (None if not needed), then the workspaces."""
 
     def __init__(self, watch: _Watch, device: torch.device) -> None:
         self.tensors: list[Tensor | None] = []
@@ -415,8 +415,8 @@ class _Memory:
         return True
 
     def place(self, value: Tensor) -> int | None:
-        """Where the memory of ``value`` is in ``tensors``, put there if need be; None where it was
-        not allocated while the plan was recorded."""
+        """Return the index in ``tensors`` of the memory of ``value``, appending it if it is new; None
+        if that memory was not allocated during the recording."""
         place = self._places.get(value.untyped_storage()._cdata)
         if place is None:
             allocated = self._watch.allocation_of(value)

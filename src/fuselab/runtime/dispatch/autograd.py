@@ -150,7 +150,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
 
 
 def _flat_places(registration: Registration, lengths: tuple[int | None, ...] | None) -> list[int]:
-    """Where the tensors of the tensor parameters lie once laid out flat."""
+    """Return the places of the tensor parameters' tensors in the flat list of arguments."""
     if lengths is None:
         return list(registration.tensor_positions)
     found: list[int] = []

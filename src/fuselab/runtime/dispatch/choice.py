@@ -14,7 +14,8 @@ from fuselab.runtime import cpu_choice, fallback, process_choice
 
 
 def choose(op: FusedOp, args: Sequence[Any]) -> str:
-    """What ``implementation="auto"`` takes for these arguments: a key, or ``"reference"``."""
+    """Return what ``implementation="auto"`` takes for these arguments: an implementation's name, or
+    ``"reference"``."""
     return choose_on(op, args, device_of(op, args))
 
 
@@ -27,8 +28,11 @@ def choose_on(op: FusedOp, args: Sequence[Any], device: torch.device) -> str:
 
 
 def _of_arguments(op: FusedOp, args: Sequence[Any], error: Exception) -> Exception:
-    """What to raise where a choice tripped over arguments that have not been validated yet (2 us
-    less for those that are right): what is wrong with them, else ``error`` itself."""
+    """Return the error to raise after a choice failed with ``error``.
+
+    Arguments are validated only then, which saves 2 us for valid ones: the error is that of
+    validation if it refuses them, otherwise ``error`` itself.
+    """
     try:
         op.validate(*args)
     except Exception as refusal:

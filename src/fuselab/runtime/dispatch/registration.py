@@ -1,4 +1,4 @@
-"""What exists once per operator name: its raw operators and what their kernels do."""
+"""The registration of an operator: one per name, with its raw operators and their kernels."""
 
 from __future__ import annotations
 

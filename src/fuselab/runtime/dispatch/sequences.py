@@ -26,7 +26,7 @@ def flat_of(
 
 
 def nested(flat: Sequence[Any], lengths: tuple[int | None, ...] | None) -> list[Any]:
-    """What ``flat_of`` laid out."""
+    """Return the arguments that ``flat_of`` laid out flat, their sequences as lists again."""
     if lengths is None:
         return list(flat)
     values: list[Any] = []
