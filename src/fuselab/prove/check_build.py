@@ -100,11 +100,12 @@ def _declared(
 def _functions(launcher: Any) -> Iterator[FunctionType]:
     """Yield the plain functions behind a launcher.
 
-    A partial yields its function and any functions among its arguments; a bound method yields its
+    A decorated function yields the decorator's and its own (``functools.wraps``). A partial yields its function and any functions among its arguments; a bound method yields its
     function and any functions among its object's attributes.
     """
     if isinstance(launcher, FunctionType):
         yield launcher
+        yield from _functions(getattr(launcher, "__wrapped__", None))
     elif isinstance(launcher, MethodType):
         for part in (launcher.__func__, *getattr(launcher.__self__, "__dict__", {}).values()):
             yield from _functions(part)

@@ -415,7 +415,7 @@ class _Memory:
         return True
 
     def place(self, value: Tensor) -> int | None:
-        """Return the index in ``tensors`` of the memory of ``value``, appending it if it is new; None
+        """Return the index in ``tensors`` of the memory of ``value``, appended if it is new; None
         if that memory was not allocated during the recording."""
         place = self._places.get(value.untyped_storage()._cdata)
         if place is None:
