@@ -79,7 +79,19 @@ def _sources(op: FusedOp, implementation: str) -> list[tuple[CudaSource, Sequenc
     own = [names for function in functions for names in _namespaces(function.__globals__, True)]
     # An operator without its own kernels launches another package's (embedding_sgd_).
     others = (names for function in functions for names in _namespaces(function.__globals__, False))
-    return list(_declared(own)) or list(_declared(others))
+    found = list(_declared(own)) or list(_declared(others))
+    # A launcher that several packages share is given the source of one of them.
+    given = {*map(id, _given(declared.forward)), *map(id, _given(declared.backward))}
+    return [each for each in found if id(each[0]) in given] or found
+
+
+def _given(launcher: Any) -> Iterator[CudaSource]:
+    """Yield the sources among the arguments of a partial, and of partials among those."""
+    if isinstance(launcher, functools.partial):
+        for part in (launcher.func, *launcher.args, *launcher.keywords.values()):
+            if isinstance(part, CudaSource):
+                yield part
+            yield from _given(part)
 
 
 def _declared(
@@ -100,8 +112,9 @@ def _declared(
 def _functions(launcher: Any) -> Iterator[FunctionType]:
     """Yield the plain functions behind a launcher.
 
-    A decorated function yields the decorator's and its own (``functools.wraps``). A partial yields its function and any functions among its arguments; a bound method yields its
-    function and any functions among its object's attributes.
+    A decorated function yields the decorator's and its own (``functools.wraps``). A partial yields
+    its function and any functions among its arguments; a bound method yields its function and any
+    functions among its object's attributes.
     """
     if isinstance(launcher, FunctionType):
         yield launcher

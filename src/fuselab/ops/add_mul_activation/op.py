@@ -134,14 +134,10 @@ def implementations(
 ) -> dict[str, Implementation]:
     """Return the implementations of an operator whose arguments ``operands`` turns into those of
     the launchers; ``backward_by(backward, needs, grad_output, *saved)`` calls a launcher's."""
-
-    def one(device: Literal["cuda", "cpu"], forward: Forward, backward: Backward) -> Implementation:
-        return Implementation(
-            device, lambda *args: forward(*operands(*args)), partial(backward_by, backward)
-        )
-
     return {
-        name: one(device, forward, backward)
+        name: Implementation(
+            device, partial(_forward_by, forward, operands), partial(backward_by, backward)
+        )
         for name, device, forward, backward in _launchers(cuda, cpp)
     }
 
@@ -149,12 +145,19 @@ def implementations(
 def implementations_in_place(
     cuda: CudaSource, cpp: CppSource, operands: Callable[..., tuple[Any, ...]]
 ) -> dict[str, Implementation]:
-    """Return those of the form that writes over its input."""
+    """Return the implementations of the form that writes over its input."""
+    return {
+        name: Implementation(device, partial(_overwrite_by, forward, operands))
+        for name, device, forward, _ in _launchers(cuda, cpp)
+    }
 
-    def one(device: Literal["cuda", "cpu"], forward: Forward) -> Implementation:
-        return Implementation(device, lambda *args: layout.overwrite(forward, *operands(*args)))
 
-    return {name: one(device, forward) for name, device, forward, _ in _launchers(cuda, cpp)}
+def _forward_by(forward: Forward, operands: Callable[..., tuple[Any, ...]], *args: Any) -> Tensor:
+    return forward(*operands(*args))
+
+
+def _overwrite_by(forward: Forward, operands: Callable[..., tuple[Any, ...]], *args: Any) -> None:
+    layout.overwrite(forward, *operands(*args))
 
 
 def _backward_by(
