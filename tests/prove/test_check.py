@@ -13,7 +13,6 @@ from gallery import honest, wrong
 from torch import Tensor
 
 from fuselab import ops
-from fuselab.cli.check import notes
 from fuselab.cli.main import run
 from fuselab.errors import UnknownNameError
 from fuselab.op import Case, FusedOp, Gradient, Inputs
@@ -22,6 +21,7 @@ from fuselab.prove import check_build, check_device, check_gradients
 from fuselab.prove.check import check
 from fuselab.prove.result import Verdict, group_facts, group_from_facts
 from fuselab.prove.subject import Subject
+from fuselab.report.check_text import notes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK = {"cases", "shapes", "values", "layouts", "gradients"}

@@ -35,6 +35,7 @@ from fuselab.fusion.trace import (
     trace_forward,
 )
 from fuselab.measure.verdict import Outcome, Verdict
+from fuselab.notebook import ShownInNotebooks
 from fuselab.op import FusedOp, Inputs
 from fuselab.runtime.dispatch import check_types, choose, registered
 
@@ -81,7 +82,7 @@ class LeftAlone:
 
 
 @dataclass(frozen=True)
-class FuseResult:
+class FuseResult(ShownInNotebooks):
     """The result of ``fuse``. ``model`` is the fused model; times are of the whole model, in us.
 
     ``training`` says whether forward and backward were timed, or only the forward. ``proof`` is the

@@ -38,12 +38,13 @@ from fuselab.inspect.profile_tables import Tables, tabulate
 from fuselab.inspect.step_split import Split, split_step
 from fuselab.inspect.user_code import describe_error, plain
 from fuselab.measure.statistics import significant
+from fuselab.notebook import ShownInNotebooks
 
 Schedule = tuple[int, int, int, int]
 
 
 @dataclass
-class Profile:
+class Profile(ShownInNotebooks):
     """A recorded profile: microseconds per step, on average over ``steps`` recorded steps."""
 
     name: str

@@ -17,6 +17,7 @@ from fuselab.measure.cpu_timer import without_garbage_collection
 from fuselab.measure.host import host_latency_samples_us
 from fuselab.measure.statistics import median_interval, quantiles
 from fuselab.measure.timer import timer
+from fuselab.notebook import ShownInNotebooks
 
 FEWEST_SAMPLES = 6  # the fewest whose range covers the median with 95 % confidence
 MOST_SAMPLES = 2000
@@ -24,7 +25,7 @@ MODES = ("device", "host")
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(ShownInNotebooks):
     """The time of a call, in microseconds.
 
     The interval ``low_us`` to ``high_us`` contains the true median with 95 % confidence;

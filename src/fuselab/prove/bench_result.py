@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fuselab.notebook import ShownInNotebooks
+
 SCHEMA = 1
 OURS = ("implementation", "auto")
 
@@ -110,7 +112,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(ShownInNotebooks):
     """A whole benchmark: where it ran, what was skipped and why, and one group per case, dtype and
     phase."""
 
@@ -121,6 +123,14 @@ class Bench:
     groups: Sequence[Group]
     skipped: Sequence[str]
     notes: Sequence[str]
+
+    def screen(self) -> str:
+        """Return what ``fuselab bench`` prints, in 80 columns; without rich, ``str`` of it."""
+        try:
+            from fuselab.report import tables
+        except ImportError:
+            return str(self)
+        return tables.as_text(lambda screen: screen.print(tables.bench_table(self)))
 
     @property
     def failures(self) -> list[str]:

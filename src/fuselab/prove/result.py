@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fuselab.notebook import ShownInNotebooks
+
 
 class Verdict(enum.StrEnum):
     """The four possible verdicts of a check; only FAIL makes the exit status 1."""
@@ -116,7 +118,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(ShownInNotebooks):
     """The report of ``fuselab.check``; it is true if nothing failed."""
 
     op: str
@@ -124,6 +126,14 @@ class CheckReport:
     quick: bool
     device: str
     groups: tuple[Group, ...]
+
+    def screen(self) -> str:
+        """Return what ``fuselab check`` prints, in 80 columns; without rich, ``str`` of it."""
+        try:
+            from fuselab.report import check_text, tables
+        except ImportError:
+            return str(self)
+        return tables.as_text(lambda screen: check_text.show(self, screen))
 
     @property
     def passed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 from rich.console import Console, RenderableType
@@ -23,6 +24,13 @@ STYLES = {Outcome.FASTER: "green", Outcome.SLOWER: "red", Outcome.UNCLEAR: "yell
 def console(color: bool | None = None) -> Console:
     """Return a console of 80 columns on stdout; colours only on a terminal."""
     return Console(width=WIDTH, highlight=False, no_color=color is False, soft_wrap=False)
+
+
+def as_text(show: Callable[[Console], object]) -> str:
+    """Return what ``show`` prints on a console of 80 columns, without colours."""
+    printed = io.StringIO()
+    show(Console(file=printed, width=WIDTH, highlight=False, no_color=True))
+    return printed.getvalue().rstrip("\n")
 
 
 def bench_table(bench: Bench) -> RenderableType:

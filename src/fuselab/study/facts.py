@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fuselab.notebook import ShownInNotebooks
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -193,7 +195,7 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(ShownInNotebooks):
     """All facts of a study. ``profile`` is a part of ``fuselab profile --json`` of the eager
     target."""
 
@@ -211,6 +213,12 @@ class Study:
     benches: tuple[Bench, ...]
     seconds: float
     headline: Headline = field(default=Headline("", "", "", "", ""))
+
+    def __str__(self) -> str:
+        """Return the screen of ``fuselab study``."""
+        from fuselab.report.study_text import study_text
+
+        return study_text(self.describe())
 
     def describe(self) -> dict[str, Any]:
         """Return the facts as plain values; ``report.result`` adds schema and verb."""
