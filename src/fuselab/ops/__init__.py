@@ -1,11 +1,11 @@
-"""The library: one kernel package per operator, found by looking, loaded on first use.
+"""The library: one kernel package per operator, found in its folder and loaded on first use.
 
-``fuselab.ops.softmax`` is the public function of the package ``fuselab/ops/softmax/``, always:
+``fuselab.ops.softmax`` is always the public function of the package ``fuselab/ops/softmax/``.
 Python binds a subpackage's module to its parent when the subpackage is first imported, so this
-module is of a class that binds the function instead. The package's own files are reached as
-``from fuselab.ops.softmax.op import OP``. An ``op.py`` may declare several operators: that of its
-package's name, the form in place, whose name ends in an underscore (``fuselab.ops.softmax_``), and
-those of ``_ELSEWHERE``.
+module has a class of its own, which binds the function instead. The package's own files are
+imported as ``from fuselab.ops.softmax.op import OP``. An ``op.py`` may declare several operators:
+the one with its package's name, the in-place form, whose name ends in an underscore
+(``fuselab.ops.softmax_``), and those of ``_ELSEWHERE``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from fuselab.ops.vocabulary_indices import vocabulary_indices as vocabulary_indices
 
 
-# Operators that stand in the package of another, whose kernels they share.
+# Operators that are declared in the package of another operator, whose kernels they share.
 _ELSEWHERE = {
     "embedding_adagrad_": "embedding_update",
     "embedding_sgd_": "embedding_update",
@@ -65,28 +65,30 @@ _ELSEWHERE = {
 
 
 def packages() -> tuple[str, ...]:
-    """Names of the library's kernel packages (folders with an ``op.py``), sorted; imports none."""
+    """Return the sorted names of the library's kernel packages (folders with an ``op.py``),
+    without importing them."""
     folders = (folder for root in __path__ for folder in Path(root).iterdir())
     return tuple(sorted(folder.name for folder in folders if (folder / "op.py").is_file()))
 
 
 def has(name: str) -> bool:
-    """Whether the library has the operator ``name``."""
+    """Return whether the library has the operator ``name``."""
     alone = name in packages() and name not in _ELSEWHERE.values()
     return alone or _declared(name) is not None
 
 
 def operators() -> tuple[str, ...]:
-    """Names of the library's operators, in-place forms too, sorted; imports every package."""
+    """Return the sorted names of the library's operators, in-place forms included. This imports
+    every package."""
     names = {name for known in (*packages(), *_ELSEWHERE) for name in (known, f"{known}_")}
     return tuple(sorted(name for name in names if _declared(name) is not None))
 
 
 def contract(name: str) -> FusedOp:
-    """The operator ``name``: the ``FusedOp`` of that name in its package's ``op.py``.
+    """Return the operator ``name``: the ``FusedOp`` of that name in its package's ``op.py``.
 
     Raises:
-        ContractError: there is none.
+        ContractError: the package declares no operator of that name.
     """
     op = _declared(name)
     if op is None:
@@ -98,12 +100,12 @@ def contract(name: str) -> FusedOp:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The public function of the operator ``name``: the one its package's ``__init__`` names so."""
+    """Return the public function of the operator ``name``, from its package's ``__init__``."""
     return getattr(importlib.import_module(f"{__name__}.{_package_of(name)}"), name)
 
 
 def _package_of(name: str) -> str:
-    """The package that would declare ``name``."""
+    """Return the package that would declare ``name``."""
     stem = name.removesuffix("_")
     if name in packages():
         return name
@@ -122,7 +124,7 @@ def _declared(name: str) -> FusedOp | None:
 
 
 class _Library(ModuleType):
-    """This module's class: a kernel package is bound as its public function."""
+    """The class of this module, which binds the public function in place of a kernel package."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}":
@@ -136,7 +138,7 @@ class _Library(ModuleType):
                 f"{', '.join(sorted({*packages(), *_ELSEWHERE}))}"
             )
         found = function(name)
-        super().__setattr__(name, found)  # an in-place form is looked for once: 0.4 ms
+        super().__setattr__(name, found)  # found once only: finding an in-place form takes 0.4 ms
         return found
 
     def __dir__(self) -> list[str]:

@@ -1,12 +1,11 @@
 """A gradient that comes from a launch plan, as a node of autograd's graph in C++.
 
-``torch.autograd.Function`` costs 30 us of a tiny forward and backward's host time, most of it
-Python around two plans that take 3. Once an operator has a plan for a call, its output therefore
-gets a node of ours (``autograd_node.cpp``): the engine goes from there to
-``launch_plans.lookup``. The first call of a kind, torch.compile, torch.func and operators with
-sequences of tensors keep the Function, as does everything where the node cannot be built.
-
-Compiled autograd takes the node into its graph as a call of the raw backward operator.
+``torch.autograd.Function`` costs 30 us of host time in a tiny forward and backward, most of it
+Python around two plans that take 3 us. Once an operator has a plan for a call, its output therefore
+gets a C++ node (``autograd_node.cpp``), from which autograd's engine calls ``launch_plans.lookup``.
+The Function stays for the first call of a kind, torch.compile, torch.func, operators with sequences
+of tensors, and wherever the node cannot be built. Compiled autograd takes the node into its graph
+as a call of the raw backward operator.
 """
 
 from __future__ import annotations
@@ -21,18 +20,21 @@ from torch import Tensor
 from fuselab.runtime import launch_plans
 from fuselab.runtime.extension import NativeExtension
 
-# (output, inputs, saved, rule) -> the output as a function of the inputs, a list of tensors and
-# None. ``saved`` is what the backward needs after (needs, grad_output). A rule is (name,
-# launch_plans.lookup, id of the backward, implementation, function of (implementation, arguments)
-# for where there is no plan, or where the gradient is differentiated again).
+# A function of (output, inputs, saved, rule) that returns the output as a differentiable function
+# of the inputs, which are tensors and None. ``saved`` are the backward's arguments after (needs,
+# grad_output). A rule is (name, launch_plans.lookup, id of the backward, implementation, function);
+# the function takes (implementation, arguments) and computes the gradient if there is no plan, or
+# if the gradient is differentiated again.
 Attach = Callable[[Tensor, list[Tensor | None], tuple[Any, ...], tuple[Any, ...]], Tensor]
 
 _attach: Attach | None = None
 
 
 def attach() -> Attach | None:
-    """Return the function that puts a node behind an output; None where there are no plans, until
-    the node is compiled (which the first call begins), and, with one warning, where it cannot be.
+    """Return the function that attaches a node to an output, or None if it cannot be used.
+
+    It is None without launch plans, until the node is compiled (the first call starts that), and,
+    with one warning, if it cannot be compiled.
     """
     if _attach is None and launch_plans.is_started():
         EXTENSION.ready()
@@ -40,8 +42,8 @@ def attach() -> Attach | None:
 
 
 def start() -> bool:
-    """Load the launcher and the node, built first where needed: what is timed must not depend on
-    when a compiler in the background ends. Return False, with one warning, where that fails."""
+    """Load the launcher and the node, and build them first if needed: timings must not depend on
+    when a compiler in the background ends. Return False, with one warning, if that fails."""
     return launch_plans.start() and EXTENSION.start()
 
 

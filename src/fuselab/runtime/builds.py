@@ -1,4 +1,4 @@
-"""How compilers run: side by side in threads, and announced once per process."""
+"""Runs of compilers: side by side in threads, and announced once per process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TypeVar
 from fuselab.runtime import cache
 
 QUIET = "FUSELAB_QUIET"
-# How far a build that no call waits for steps back (in steps of ``nice``) behind one that a call
-# waits for.
+# The niceness that a build gets if no call waits for it, so that builds that a call waits for run
+# first.
 BACKGROUND_NICENESS = 10
 
 Built = TypeVar("Built")
@@ -23,7 +23,7 @@ _announced = False
 
 
 def announce(what: str) -> None:
-    """Print one line to stderr, once per process: ``what`` is compiled, and where it is kept.
+    """Print one line to stderr, once per process, that ``what`` is compiled and where it is kept.
 
     ``FUSELAB_QUIET=1`` in the environment silences it.
     """
@@ -45,8 +45,8 @@ def in_background(
 ) -> Future[Built]:
     """Run ``build`` in a thread of its own and return its future result.
 
-    The compiler that the thread starts inherits its ``niceness``. The process may end before a
-    ``daemon`` thread does, and waits for another.
+    The compiler that the thread starts inherits its ``niceness``. The process waits for the thread
+    before it ends, unless it is a ``daemon`` thread.
     """
     result: Future[Built] = Future()
 

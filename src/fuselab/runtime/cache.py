@@ -1,4 +1,4 @@
-"""The disk cache of compiled kernels: one file per key, published whole, compiled once.
+"""The disk cache of compiled kernels: one file per key, written atomically, compiled once.
 
 The folder is ``$FUSELAB_CACHE``, else ``$XDG_CACHE_HOME/fuselab``, else ``~/.cache/fuselab``. It
 may be deleted at any time.
@@ -24,8 +24,8 @@ _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILIN
 
 
 def folder() -> Path:
-    """The cache folder, made if need be; a temporary one, with one warning, if it cannot be
-    written."""
+    """Return the cache folder, which is created if needed; a temporary folder, with one warning, if
+    it cannot be written."""
     return _writable(_chosen())
 
 
@@ -52,7 +52,7 @@ def _writable(path: Path) -> Path:
 
 
 def key(*parts: object) -> str:
-    """sha256 of the parts, each with its length, so that no two lists of parts run together."""
+    """Return the sha256 of the parts, each with its length, so that different lists differ."""
     digest = hashlib.sha256()
     for part in parts:
         encoded = part if isinstance(part, bytes) else str(part).encode()
@@ -62,11 +62,11 @@ def key(*parts: object) -> str:
 
 
 def source_text(path: Path) -> str:
-    """Return the file's text followed by that of every header of ours it includes, at any depth:
-    all of the source that a compiled kernel depends on, in a fixed order.
+    """Return the file's text, followed by that of every header of ours that it includes, at any
+    depth. That is all source that a compiled kernel depends on, in a fixed order.
 
-    A header lies beside the file that includes it, else beside the first one, as for a compiler
-    that is given the first one's folder.
+    A header is beside the file that includes it, else beside the first file: the folder that the
+    compiler is given for includes.
     """
     seen: dict[Path, str] = {}
     root = path.resolve().parent
@@ -91,14 +91,14 @@ def _entry(folder: Path, key: str, suffix: str) -> Path:
 
 
 def holds(key: str, suffix: str) -> bool:
-    """Whether ``fetch`` would find the file of ``key``; makes no folder."""
+    """Return whether ``fetch`` would find the file of ``key``, without creating a folder."""
     return _entry(_chosen(), key, suffix).exists()
 
 
 def fetch(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
-    """The file of ``key``; on a miss ``build(path)`` writes it, under a lock that other processes
-    wait for, and it appears in one step. Raises BuildError where it cannot be written, and what
-    ``build`` raises."""
+    """Return the file of ``key``. If it is missing, ``build(path)`` writes it, under a lock that
+    other processes wait for, and the file appears atomically. Raises BuildError if it cannot be
+    written, and whatever ``build`` raises."""
 
     def publish(new: Path, file: Path, lock: int) -> None:
         build(new)
@@ -115,13 +115,13 @@ def fetch_by_command(
 ) -> Path:
     """Return the file of ``key``; on a miss ``command(path)``, run as a process, writes it.
 
-    The command goes on, keeps the lock and publishes the file though this process ends meanwhile.
-    ``check`` raises for a command that has failed. Raises as ``fetch`` does.
+    If this process ends meanwhile, the command continues, keeps the lock and publishes the file.
+    ``check`` raises for a command that has failed. Raises the errors of ``fetch``.
     """
 
     def publish(new: Path, file: Path, lock: int) -> None:
         shell = ["sh", "-c", _PUBLISH, "sh", str(new), str(file), *command(new)]
-        # Not to a pipe: its reader waits for every process that was forked meanwhile.
+        # A file, not a pipe: a pipe's reader waits for every process that was forked meanwhile.
         with tempfile.TemporaryFile("w+") as log:
             status = subprocess.run(
                 shell,
@@ -144,10 +144,10 @@ if "$@"; then mv -f "$new" "$file"; else status=$?; rm -f "$new"; exit $status; 
 
 
 def _fetch(key: str, suffix: str, publish: Callable[[Path, Path, int], None]) -> Path:
-    """``publish(new, file, lock)`` writes a new file and moves it to its place, under the lock of
-    that file handle."""
+    """Return the file of ``key``. If it is missing, ``publish(new, file, lock)`` writes a new file
+    and moves it to its place, while the lock with that file handle is held."""
     file = _entry(_chosen(), key, suffix)
-    if file.exists():  # also in a folder that can only be read
+    if file.exists():  # this works in a read-only folder too
         return file
     file = _entry(folder(), key, suffix)
     try:
@@ -171,12 +171,12 @@ def _fetch(key: str, suffix: str, publish: Callable[[Path, Path, int], None]) ->
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold an exclusive lock between processes (and between threads), and give its file handle: a
-    process that inherits it shares the lock. The file goes afterwards."""
+    """Hold an exclusive lock between processes (and between threads), and yield its file handle. A
+    process that inherits the handle shares the lock. The file is removed afterwards."""
     while True:
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        # The holder before us removes the file: a lock on the removed one excludes nobody.
+        # The previous holder removes the file, and a lock on a removed file excludes nobody.
         try:
             if os.fstat(handle).st_ino == os.stat(path).st_ino:
                 break
@@ -187,6 +187,6 @@ def locked(path: Path) -> Iterator[int]:
         yield handle
     finally:
         os.unlink(path)
-        # Closing alone does not unlock: a process forked meanwhile holds the same open file.
+        # Closing alone does not unlock, because a process forked meanwhile has the same open file.
         fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)

@@ -13,7 +13,7 @@ from fuselab.errors import BuildError
 
 @functools.cache
 def compiler() -> str:
-    """``$CXX``, else g++, else c++ or clang++. Raises BuildError naming what to install."""
+    """Return ``$CXX``, else g++, else c++ or clang++. BuildError says what to install."""
     for name in filter(None, (os.environ.get("CXX"), "g++", "c++", "clang++")):
         if found := shutil.which(name):
             return found
@@ -22,13 +22,13 @@ def compiler() -> str:
 
 @functools.cache
 def compiler_version() -> str:
-    """The compiler's own version line."""
+    """Return the compiler's own version line."""
     result = subprocess.run([compiler(), "--version"], capture_output=True, text=True)
     return result.stdout.splitlines()[0] if result.stdout else compiler()
 
 
 def run_compiler(arguments: Sequence[str], what: str) -> None:
-    """Run the compiler. Raises BuildError with its log; ``what`` begins the sentence."""
+    """Run the compiler. BuildError has its log; ``what`` begins the error's sentence."""
     check(subprocess.run([compiler(), *arguments], capture_output=True, text=True), what)
 
 

@@ -35,9 +35,9 @@ OPTIONS = (
     "-fvisibility=hidden",
 )
 
-# Unpacks untyped arguments by the kernel's own parameter types. An exception of the kernel comes
-# back as its text: it must not cross the C boundary. What std::out_of_range and
-# std::invalid_argument say reaches the user as IndexRangeError and ArgumentError.
+# Unpacks untyped arguments by the kernel's own parameter types. An exception of the kernel is
+# returned as its text, because it must not cross the C boundary. The texts of std::out_of_range and
+# std::invalid_argument reach the user as IndexRangeError and OperandError.
 _ENTRY = """
 #include <cstddef>
 #include <exception>
@@ -108,7 +108,7 @@ def options() -> tuple[str, ...]:
 
 @functools.cache
 def _cpu() -> str:
-    """Return what the options mean here: a library built on another CPU must not be taken."""
+    """Return what the options mean on this CPU, so that a library built for another is not used."""
     command = [compiler(), *compiler_options(), "-E", "-dM", "-x", "c++", "/dev/null"]
     return subprocess.run(command, capture_output=True, text=True).stdout
 
@@ -124,8 +124,8 @@ def compile_library(source: str, library: Path, options: Sequence[str], what: st
 
 @functools.cache
 def _openmp() -> tuple[str, ...]:
-    """Link options: none where torch's OpenMP runtime offers the symbols to the whole process.
-    clang calls other symbols, which only its own runtime has."""
+    """Return the link options: none if torch's OpenMP runtime exports the symbols to the whole
+    process. clang uses other symbols, which only its own runtime has."""
     shared = hasattr(ctypes.CDLL(None), "GOMP_parallel") and "clang" not in compiler_version()
     return () if shared else ("-fopenmp",)
 
@@ -147,9 +147,12 @@ class CppSource:
         return f"CppSource({self.path.name})"
 
     def launch(self, expression: str, args: Sequence[Tensor | Scalar | None]) -> None:
-        """Call the instantiation; returns when it is done. ``args`` are CPU tensors (their data
-        pointer), None (a null pointer) and numbers as i32, i64, f32 or f64, of the widths that the
-        function declares. Raises BuildError, DeviceError, LaunchError."""
+        """Call the instantiation and return when it is done.
+
+        ``args`` are CPU tensors (passed as their data pointer), None (a null pointer) and numbers
+        as i32, i64, f32 or f64, of the widths that the function declares. Raises BuildError,
+        DeviceError or LaunchError.
+        """
         if rehearsal.is_noted(self, expression):
             return
         entry = self._entries.get(expression)
@@ -170,12 +173,12 @@ class CppSource:
         kernel_launch.launch_cpu(entry[0], codes, values)
 
     def is_built(self, expression: str) -> bool:
-        """Return whether ``load`` would find the instantiation compiled. Raises BuildError without
-        a compiler."""
+        """Return whether ``load`` would find the instantiation compiled. Raises BuildError if there
+        is no compiler."""
         return expression in self._entries or cache.holds(self._key((expression,)), ".so")
 
     def load(self, expression: str) -> None:
-        """Load the instantiation, compiled now if need be. Raises BuildError."""
+        """Load the instantiation, after compiling it if needed. Raises BuildError."""
         self.prebuild((expression,))
 
     def prebuild(self, expressions: Sequence[str]) -> Path:

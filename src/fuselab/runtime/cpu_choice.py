@@ -1,10 +1,10 @@
 """The choice of ``implementation="auto"`` on a CPU: what was measured faster, else the reference.
 
-A table holds measured times per operator, use (``inference``, or ``training``: forward and
+A table has measured times per operator, use (``inference``, or ``training``: forward and
 backward), dtype, regime (``FusedOp.regime``) and size. The package ships one per instruction set
-(``measured/cpu-avx2.json``); ``fuselab doctor --measure`` makes the machine's own, which goes
-before it, operator by operator. Where a table has no times that apply, ``auto`` takes the
-reference. Operators of other namespaces have no table: their own order counts.
+(``measured/cpu-avx2.json``); ``fuselab doctor --measure`` writes one for this machine, which takes
+precedence, operator by operator. If no table has times that apply, ``auto`` takes the reference.
+Operators of other namespaces have no table; their ``prefer`` decides.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fuselab.runtime.instruction_set import instruction_set
 
 SCHEMA = 1
 NAMESPACE = "fuselab"
-# An implementation is taken where it needs at most this share of the reference's time: two runs of
-# one call differ by about as much.
+# An implementation is used if it takes at most this share of the reference's time. Two runs of one
+# call differ by about as much.
 MARGIN = 0.97
 
 # Times in microseconds by provider ("reference" and implementations), by bytes moved, ascending.
@@ -51,14 +51,14 @@ def order(op: FusedOp, args: Sequence[Any]) -> Sequence[str]:
     moved = op.cost(*args).bytes_moved
     faster = _faster(_points(op, use, dtype, regime), moved)
     if use == "training" and faster:
-        # The forward inside the differentiable call is chosen as one that needs no gradient.
+        # The forward inside the differentiable call must be one that is also chosen for inference.
         alone = _faster(_points(op, "inference", dtype, regime), moved)
         faster = [name for name in faster if name in alone]
     return (*faster, "reference")
 
 
 def can_take(op: FusedOp, use: str, dtype: str, regime: str) -> set[str]:
-    """Return the implementations that ``auto`` takes for such calls at some size measured."""
+    """Return the implementations that ``auto`` takes for such calls at any measured size."""
     points = _points(op, use, dtype, regime)
     return {name for moved, _ in points for name in _faster(points, moved)}
 
@@ -72,7 +72,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def forced(implementation: str | None) -> Iterator[None]:
-    """Within this context, in this thread, ``auto`` takes ``implementation`` on a CPU where that
+    """Make ``auto`` take ``implementation`` on a CPU, within this context and thread, wherever that
     supports the arguments; None leaves the choice as it is. Launch plans are dropped on both sides.
     """
     before, _thread.forced = _thread.forced, implementation
@@ -90,7 +90,7 @@ def is_forced() -> bool:
 
 
 def use_of(op: FusedOp, args: Sequence[Any]) -> str:
-    """Return the use that a call is measured under."""
+    """Return the use that a call is measured under: training if it needs a gradient."""
     differentiated = (
         op.gradient is not None
         and torch.is_grad_enabled()
@@ -110,8 +110,8 @@ def regime_of(op: FusedOp, args: Sequence[Any]) -> str:
 
 
 def _faster(points: Points, moved: int) -> list[str]:
-    """Return what is faster than the reference at the sizes measured beside ``moved`` bytes, the
-    fastest first. Past either end of the table its last size counts."""
+    """Return the implementations that are faster than the reference at the measured sizes next to
+    ``moved`` bytes, the fastest first. Beyond either end of the table its last size counts."""
     if not points:
         return []
     place = bisect.bisect_left([size for size, _ in points], moved)
@@ -141,7 +141,7 @@ def _tables() -> tuple[Mapping[str, Any], ...]:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """Return a file's operators; a file that cannot be read costs speed, never a result."""
+    """Return a file's operators, or none if it cannot be read: that costs speed, not results."""
     try:
         payload = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -160,8 +160,8 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def summary(file: Path) -> dict[str, tuple[int, int]]:
-    """Return by operator how many of a table's points an implementation wins, and how many there
-    are."""
+    """Return, per operator, the number of a table's points that an implementation wins, and the
+    number of all points."""
     counts = {}
     for name, uses in _read(file).items():
         points = [
@@ -181,7 +181,7 @@ def shipped_file() -> Path:
 
 
 def own_file() -> Path:
-    """Return where this machine's own table lies, once ``fuselab doctor --measure`` made it."""
+    """Return the path of this machine's own table, which ``fuselab doctor --measure`` writes."""
     from fuselab.device.environment import cpu_model  # imports fuselab's own version
 
     model = re.sub(r"[^a-z0-9]+", "-", cpu_model().lower()).strip("-")
@@ -189,6 +189,6 @@ def own_file() -> Path:
 
 
 def forget() -> None:
-    """Read the tables anew, and drop what was chosen by the old ones."""
+    """Read the tables again at the next call, and drop what was chosen by the old ones."""
     _tables.cache_clear()
     launch_plans.forget_all()

@@ -1,6 +1,6 @@
-"""The CUDA driver by its C symbols: contexts, loading a kernel, launching it, its errors by name.
+"""The CUDA driver through its C symbols: contexts, loading and launching kernels, error names.
 
-No CUDA headers and no toolkit: ``libcuda.so.1`` comes with every NVIDIA driver.
+It needs no CUDA headers and no toolkit: ``libcuda.so.1`` comes with every NVIDIA driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCALARS = {
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The driver's library, initialised. Raises DeviceError without an NVIDIA driver."""
+    """Return the driver's library, initialised. Raises DeviceError without an NVIDIA driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -42,7 +42,7 @@ def library() -> ctypes.CDLL:
 
 
 def error_name(status: int, driver: ctypes.CDLL | None = None) -> str:
-    """The driver's name and sentence for a CUresult."""
+    """Return the driver's name and description of a CUresult."""
     driver = driver or library()
     name, text = ctypes.c_char_p(), ctypes.c_char_p()
     driver.cuGetErrorName(status, ctypes.byref(name))
@@ -52,7 +52,7 @@ def error_name(status: int, driver: ctypes.CDLL | None = None) -> str:
 
 @functools.cache
 def primary_context(device_index: int) -> int:
-    """The context that torch uses on that device."""
+    """Return the context that torch uses on that device."""
     driver = library()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     status = driver.cuDeviceGet(ctypes.byref(device), device_index)
@@ -64,7 +64,7 @@ def primary_context(device_index: int) -> int:
 
 @contextmanager
 def on_device(device_index: int) -> Iterator[ctypes.CDLL]:
-    """The driver, with that device's primary context current in this thread."""
+    """Make that device's primary context current in this thread, and yield the driver."""
     driver = library()
     driver.cuCtxPushCurrent_v2(ctypes.c_void_p(primary_context(device_index)))
     try:
@@ -74,7 +74,7 @@ def on_device(device_index: int) -> Iterator[ctypes.CDLL]:
 
 
 def load_function(image: bytes, name: str, device_index: int) -> int:
-    """The CUfunction called ``name`` of a cubin or PTX, on that device. Raises BuildError."""
+    """Return the CUfunction ``name`` of a cubin or PTX on that device. Raises BuildError."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
     with on_device(device_index) as driver:
@@ -85,7 +85,7 @@ def load_function(image: bytes, name: str, device_index: int) -> int:
             status = status or driver.cuModuleGetFunction(
                 ctypes.byref(function), module, name.encode()
             )
-            if not status:  # clusters of 16 blocks; a GPU without clusters refuses, and needs none
+            if not status:  # allow clusters of 16 blocks; GPUs without clusters refuse, harmlessly
                 driver.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         finally:
             driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -111,8 +111,8 @@ def allow_shared_bytes(function: int, shared_bytes: int, device_index: int) -> N
 
 
 def function_resources(function: int, device_index: int) -> tuple[int, int, int]:
-    """Registers per thread, local memory per thread in bytes (spills and arrays), and static shared
-    bytes per block. Raises LaunchError."""
+    """Return the registers per thread, the local memory per thread in bytes (spills and arrays) and
+    the static shared bytes per block. Raises LaunchError."""
     value, found = ctypes.c_int(), []
     with on_device(device_index) as driver:
         for attribute in (_NUM_REGS, _LOCAL_SIZE_BYTES, _SHARED_SIZE_BYTES):
@@ -127,7 +127,7 @@ def function_resources(function: int, device_index: int) -> tuple[int, int, int]
 
 
 class _LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute: its value is a union of 64 bytes, here a cluster's x, y and z."""
+    """CUlaunchAttribute. Its value is a union of 64 bytes, here a cluster's x, y and z."""
 
     _fields_ = (
         ("id", ctypes.c_int),
@@ -137,7 +137,7 @@ class _LaunchAttribute(ctypes.Structure):
 
 
 class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The C struct CUlaunchConfig."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -152,8 +152,8 @@ class _LaunchConfig(ctypes.Structure):
 def active_clusters(
     function: int, device_index: int, threads: int, shared_bytes: int, cluster: int
 ) -> int:
-    """How many clusters of ``cluster`` blocks of ``threads`` threads the device runs at a time; 0
-    where not one finds room. ``shared_bytes`` are those allowed by ``allow_shared_bytes``."""
+    """Return how many clusters of ``cluster`` blocks of ``threads`` threads the device runs at a
+    time, 0 if none fits. ``shared_bytes`` have been allowed by ``allow_shared_bytes``."""
     value = (ctypes.c_uint * 16)(cluster, 1, 1)
     attribute = _LaunchAttribute(_CLUSTER_DIMENSION, b"", value)
     config = _LaunchConfig(
@@ -182,7 +182,7 @@ def launch(
     codes: str,
     values: Sequence[Any],
 ) -> None:
-    """Launch through ctypes: the way without the C++ launcher. Raises LaunchError."""
+    """Launch a kernel through ctypes, without the C++ launcher. Raises LaunchError."""
     held, pointers = packed(codes, values)
     with on_device(device_index) as driver:
         status = driver.cuLaunchKernel(
@@ -197,19 +197,19 @@ def launch(
         raise launch_error(status, grid, block, shared_bytes)
 
 
-# What every tensor map of ours has: no interleaving, a swizzle of 128 bytes, promotion to 256 bytes
+# The modes of all our tensor maps: no interleaving, a swizzle of 128 bytes, promotion to 256 bytes
 # in L2, zeros beyond the edges.
 _MAP_MODES = (0, 3, 3, 0)
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 
 def tensor_map(address: int, layout: Sequence[int]) -> Any:
-    """A CUtensorMap, 128 bytes at a multiple of 64, for a ``layout`` as tensor_map.py has it: 8 us
-    (launcher.cpp does the same for plans). Raises BuildError, LaunchError."""
+    """Return a CUtensorMap, 128 bytes at a multiple of 64, for a ``layout`` of tensor_map.py. It
+    takes 8 us; launcher.cpp does the same for plans. Raises BuildError or LaunchError."""
     dtype, rows, columns, pitch, box_rows, box_columns = layout
     memory = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGNMENT))()
     place = -ctypes.addressof(memory) % _MAP_ALIGNMENT
-    aligned = (ctypes.c_char * _MAP_BYTES).from_buffer(memory, place)  # holds memory
+    aligned = (ctypes.c_char * _MAP_BYTES).from_buffer(memory, place)  # keeps memory alive
     encode = getattr(library(), "cuTensorMapEncodeTiled", None)
     if encode is None:
         raise map_error(-1, layout)
@@ -230,7 +230,7 @@ def tensor_map(address: int, layout: Sequence[int]) -> Any:
 
 
 def map_error(status: int, layout: Sequence[int]) -> BuildError | LaunchError:
-    """The error for a tensor map that the driver refused, or (-1) knows nothing of."""
+    """Return the error for a tensor map that the driver refused, or (-1) does not know."""
     if status == -1:
         return BuildError("the NVIDIA driver has no tensor maps; update it to 12.0 or newer.")
     _, rows, columns, pitch, *_ = layout
@@ -241,7 +241,7 @@ def map_error(status: int, layout: Sequence[int]) -> BuildError | LaunchError:
 
 
 def packed(codes: str, values: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The values as C objects, to be kept until the launch, and the array of their addresses."""
+    """Return the values as C objects, to be kept until the launch, and an array of addresses."""
     held: list[Any] = []
     for code, value in zip(codes, values, strict=True):
         if code == "t":
@@ -264,7 +264,7 @@ def packed(codes: str, values: Sequence[Any]) -> tuple[list[Any], Any]:
 def launch_error(
     status: int, grid: Sequence[int], block: Sequence[int], shared_bytes: int
 ) -> LaunchError:
-    """The error for a launch that the driver refused."""
+    """Return the error for a launch that the driver refused."""
     return LaunchError(
         f"a kernel did not launch ({error_name(status)}); grid {tuple(grid)}, block "
         f"{tuple(block)}, {shared_bytes} bytes of shared memory. An error of an earlier kernel can "

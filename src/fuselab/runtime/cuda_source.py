@@ -1,6 +1,7 @@
 """CUDA C++ from a framework-free ``.cu`` file: compiled by NVRTC, kept on disk, launched.
 
-No nvcc and no toolkit: NVRTC and CUDA's headers come as pip packages. Compiling needs no GPU.
+It needs no nvcc and no toolkit: NVRTC and CUDA's headers come as pip packages. Compiling needs no
+GPU.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ __all__ = ["CudaSource", "f32", "f64", "header_folders", "i32", "i64"]
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK_THREADS = 1024
 
-# NVRTC brings no host C++ library: <cstdint> and <stdint.h> are CUDA's own, or, where only
-# Triton's copy of the CUDA headers is there, these few names.
+# NVRTC brings no host C++ library. <cstdint> and <stdint.h> are therefore CUDA's own or, if only
+# Triton's copy of the CUDA headers is installed, these few names.
 _CSTDINT = b"""#pragma once
 #if __has_include(<cuda/std/cstdint>)
 #include <cuda/std/cstdint>
@@ -72,11 +73,11 @@ def _check(nvrtc: ModuleType, status: object) -> None:
 
 @functools.cache
 def header_folders() -> tuple[Path, ...]:
-    """Folders with CUDA's headers: of the pip packages, else of Triton's wheel, else CUDA_HOME's
-    (/usr/local/cuda).
+    """Return the folders of CUDA's headers: those of the pip packages, else of Triton's wheel, else
+    of CUDA_HOME (/usr/local/cuda).
 
-    The first that carries ``cuda_fp16.h``, then the first that carries ``cuda/std`` and
-    ``nv/target``, which ``cuda_fp16.h`` includes. Raises BuildError.
+    The first is the first folder that contains ``cuda_fp16.h``. Those that contain ``nv/target``
+    and ``cuda/std``, which ``cuda_fp16.h`` includes, follow. Raises BuildError.
     """
     candidates: list[Path] = []
     for package in ("nvidia.cu13", "nvidia", "triton.backends.nvidia"):
@@ -103,7 +104,7 @@ def header_folders() -> tuple[Path, ...]:
 
 @functools.cache
 def _toolchain() -> str:
-    """Version of NVRTC and of the headers: a part of every cache key."""
+    """Return the versions of NVRTC and of the headers, which are a part of every cache key."""
     _, major, minor = _nvrtc().nvrtcVersion()
     headers = []
     for folder in header_folders():
@@ -116,8 +117,8 @@ def _toolchain() -> str:
 
 @functools.cache
 def _target(arch: str) -> str:
-    """NVRTC's ``-arch`` value: ``sm_90`` itself where NVRTC knows it (a cubin), else the newest
-    virtual architecture it knows below (PTX, which the driver finishes)."""
+    """Return NVRTC's ``-arch`` value: ``sm_90`` itself if NVRTC knows it (which gives a cubin),
+    else the newest older virtual architecture (which gives PTX, for the driver to compile)."""
     match = re.fullmatch(r"sm_(\d+)([af]?)", arch)
     if match is None:
         raise BuildError(f"'{arch}' is no GPU architecture; write it as sm_90 or sm_90a.")
@@ -132,7 +133,7 @@ def _target(arch: str) -> str:
 
 @functools.cache
 def device_arch(device_index: int) -> str:
-    """``sm_90`` for a device of compute capability 9.0."""
+    """Return ``sm_90`` for a device of compute capability 9.0."""
     major, minor = torch.cuda.get_device_capability(device_index)
     return f"sm_{major}{minor}"
 
@@ -141,9 +142,9 @@ class CudaSource:
     """A ``.cu`` file of ordinary ``__global__`` templates with typed parameters.
 
     An ``expression`` names one instantiation as C++ spells it, for example
-    ``"forward<float, Relu, 4>"``. ``options`` are further NVRTC options. Compiled for C++17.
-    ``architectures`` are the only ones it compiles for, where it uses what one chip alone has
-    (``("sm_90a",)``); by default any.
+    ``"forward<float, Relu, 4>"``. ``options`` are further NVRTC options. The language is C++17.
+    ``architectures`` are the only ones that the file compiles for, if it uses features of one chip
+    (``("sm_90a",)``); by default it compiles for any.
     """
 
     def __init__(
@@ -162,21 +163,21 @@ class CudaSource:
         return f"CudaSource({self.path.name})"
 
     def arch_for(self, arch: str) -> str:
-        """What to compile for on a device of ``arch``: ``sm_90a`` on an ``sm_90`` where
-        ``architectures`` has that, else ``arch``."""
+        """Return the architecture to compile for on a device of ``arch``: ``sm_90a`` on an
+        ``sm_90`` if ``architectures`` has it, else ``arch``."""
         return next((own for own in self.architectures if own.rstrip("af") == arch), arch)
 
     def compile(self, expression: str, arch: str) -> bytes:
-        """The cubin of one instantiation for ``arch`` (``sm_90``, ``sm_90a``, ...); PTX where NVRTC
-        is older than the architecture. Raises BuildError with the compiler's log."""
+        """Return the cubin of one instantiation for ``arch`` (``sm_90``, ``sm_90a``, ...), or PTX
+        if NVRTC is older than the architecture. BuildError has the compiler's log."""
         return self.compile_many((expression,), arch)
 
     def compile_many(self, expressions: Sequence[str], arch: str) -> bytes:
-        """One cubin with all of these instantiations."""
+        """Return one cubin with all these instantiations."""
         return self._image(tuple(expressions), arch)[1]
 
     def kernel_name(self, expression: str, arch: str) -> str:
-        """The name that the instantiation has inside its cubin."""
+        """Return the name that the instantiation has inside its cubin."""
         return self._image((expression,), arch)[0][expression]
 
     def launch(
@@ -189,9 +190,10 @@ class CudaSource:
     ) -> None:
         """Launch on the current stream of the tensors' device.
 
-        ``args`` are tensors (their data pointer), None (a null pointer) and numbers as i32, i64,
-        f32 or f64. More than 48 KB of dynamic shared memory is asked for by itself. Raises
-        BuildError, LaunchError, DeviceError for tensors that are not all on one CUDA device.
+        ``args`` are tensors (passed as their data pointer), None (a null pointer) and numbers as
+        i32, i64, f32 or f64. More than 48 KB of dynamic shared memory is requested automatically.
+        Raises BuildError, LaunchError, or DeviceError for tensors that are not all on one CUDA
+        device.
         """
         codes, values = encode(args)
         device_index = _device_index(values)
@@ -202,13 +204,13 @@ class CudaSource:
     def active_clusters(
         self, expression: str, device_index: int, threads: int, shared_bytes: int, cluster: int
     ) -> int:
-        """How many clusters of ``cluster`` blocks of a kernel declared so run at a time; 0 where
-        the device has no room for one. Raises BuildError, LaunchError."""
+        """Return how many clusters of ``cluster`` blocks of a kernel with clusters run at a time, 0
+        if none fits the device. Raises BuildError or LaunchError."""
         function = self._ready(expression, device_index, shared_bytes)
         return cuda_driver.active_clusters(function, device_index, threads, shared_bytes, cluster)
 
     def _ready(self, expression: str, device_index: int, shared_bytes: int) -> int:
-        """The loaded kernel, with that much dynamic shared memory allowed."""
+        """Return the loaded kernel, with that much dynamic shared memory allowed."""
         function = self._functions.get((expression, device_index))
         if function is None:
             function = self._load(expression, device_index)
@@ -224,7 +226,7 @@ class CudaSource:
         return self._functions.setdefault((expression, device_index), function)
 
     def _image(self, expressions: tuple[str, ...], arch: str) -> tuple[dict[str, str], bytes]:
-        """Lowered names and cubin: one JSON line, then the image, in one file of the cache."""
+        """Return lowered names and cubin. The cached file is a line of JSON, then the image."""
         text = cache.source_text(self.path)
         key = cache.key(
             "cuda", text, _CSTDINT, expressions, _target(arch), self.options, _toolchain()

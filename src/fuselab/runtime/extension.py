@@ -1,10 +1,9 @@
 """C++ extension modules of fuselab's own: compiled against torch, kept on disk, loaded once.
 
 Compiling one takes several seconds. A call that could use one asks ``ready``, which starts the
-compiler in the background, and takes the path without the module until the module is there. The
-compiler goes on though the process ends, so that short processes get the module too. Where
-results must not depend on when a compiler ends (``fallback.strict``: check, bench, study, tests),
-``ready`` waits.
+compiler in the background, and the call runs without the module until it is there. The compiler
+continues if the process ends, so that short processes get the module too. Where results must not
+depend on when a compiler ends (``fallback.strict``: check, bench, study, tests), ``ready`` waits.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 class NativeExtension:
     """One extension module: ``source`` (a ``.cpp`` file) defines the Python module ``name``.
 
-    ``install`` receives the loaded module and puts it to use. ``loss`` begins the warning that is
-    given once where the module cannot be built or loaded: it says what is lost without it.
+    ``install`` receives the loaded module. ``loss`` begins the warning that is given once if the
+    module cannot be built or loaded: it says what is lost without it.
     """
 
     def __init__(
@@ -57,12 +56,12 @@ class NativeExtension:
         return False
 
     def start(self) -> bool:
-        """Load the module, waiting until it is compiled where needed. Return False, with one
-        warning in this process, where it cannot be built or loaded."""
+        """Load the module, waiting until it is compiled if needed. Return False, with one warning
+        in this process, if it cannot be built or loaded."""
         if self._is_tried:
             return self._is_loaded
         building = self._begin()
-        wait((building,))  # not under the lock, which `ready` takes
+        wait((building,))  # without the lock, which `ready` takes
         with self._lock:
             if not self._is_tried:
                 try:
@@ -81,12 +80,12 @@ class NativeExtension:
                 self.start()
 
     def is_built(self) -> bool:
-        """Return whether ``library`` has the file without compiling. Raises BuildError without a
-        compiler."""
+        """Return whether ``library`` has the file without compiling. Raises BuildError if there is
+        no compiler."""
         return cache.holds(self.key(), ".so")
 
     def library(self) -> Path:
-        """Return the compiled file, compiled now if need be. Raises BuildError."""
+        """Return the compiled file, after compiling it if needed. Raises BuildError."""
         return cache.fetch_by_command(
             self.key(), ".so", self._command, lambda result: check(result, self.source.name)
         )
@@ -106,7 +105,7 @@ class NativeExtension:
         )
 
     def _begin(self, niceness: int = 0) -> Future[Path]:
-        """Return the one build of this process, begun if it was not."""
+        """Return this process's build, which is started if it was not."""
         with self._lock:
             if self._building is None:
                 self._building = self._begun(niceness)
@@ -131,12 +130,12 @@ class NativeExtension:
         builds.announce(f"{self.source.parent.name}/{self.source.name}")
         options = [*_OPTIONS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
         options += [f"-isystem{folder}" for folder in includes]
-        # Found at load by the names under which `import torch` has already loaded them.
+        # They are found at load time under the names by which `import torch` loaded them.
         libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
         return [compiler(), *options, str(self.source), "-o", str(new), *libraries]
 
     def _forget_thread(self) -> None:
-        """Begin anew in a forked child: threads, and locks that they hold, stay in the parent."""
+        """Start over in a forked child, where the parent's threads and their locks are missing."""
         self._lock = threading.Lock()
         if not self._is_tried:
             self._building = None

@@ -1,4 +1,4 @@
-"""When a kernel does not build: the reference with one warning, or a failure where it counts."""
+"""The fallback of a kernel that does not build: the reference with one warning, or an error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fuselab.errors import BuildError
 
 
 class FallbackWarning(UserWarning):
-    """A kernel did not build, and the reference runs in its place."""
+    """The warning that a kernel did not build and the reference runs in its place."""
 
 
 class _State:
-    # Of the whole process: on CUDA, autograd runs backwards in threads of its own.
+    # Process-wide, because autograd on CUDA runs backwards in its own threads.
     strict: bool = False
 
 
@@ -26,9 +26,9 @@ _broken: dict[tuple[str, str], BuildError] = {}
 
 @contextlib.contextmanager
 def strict() -> Iterator[None]:
-    """Within this context a kernel that does not build raises ``BuildError``; nothing falls back.
+    """Let a kernel that does not build raise ``BuildError`` within this context, without fallback.
 
-    ``check``, ``bench``, ``study`` and the tests run in it: there a fallback is a failure.
+    ``check``, ``bench``, ``study`` and the tests use it, because there a fallback is a failure.
     """
     before, _state.strict = _state.strict, True
     try:
@@ -38,18 +38,18 @@ def strict() -> Iterator[None]:
 
 
 def is_strict() -> bool:
-    """Whether a failed build raises here instead of falling back."""
+    """Return whether a failed build raises here instead of falling back."""
     return _state.strict
 
 
 def is_broken(op_name: str, implementation: str) -> bool:
-    """Whether this implementation failed to build before in this process."""
+    """Return whether this implementation failed to build before in this process."""
     return (op_name, implementation) in _broken
 
 
 def note_failed_build(op_name: str, implementation: str, error: BuildError) -> None:
-    """Raise ``error`` where strict; else warn once per operator and implementation. While a CUDA
-    graph is captured it is not remembered: what does not load then can load later."""
+    """Raise ``error`` if strict, else warn once per operator and implementation. A failure while a
+    CUDA graph is captured is not remembered, because the same kernel may load later."""
     if _state.strict:
         raise error
     if not is_broken(op_name, implementation):

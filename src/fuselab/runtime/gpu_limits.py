@@ -1,4 +1,4 @@
-"""What a GPU has of each: the two limits that launches are sized by."""
+"""The two limits of a GPU that launches depend on: multiprocessors and shared memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of ``device``; 1 off a GPU: the Triton interpreter's programs run in turn."""
+    """Return the multiprocessors of ``device``; 1 if it is no GPU, as under the Triton interpreter,
+    which runs programs in turn."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -17,7 +18,8 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory that one block of ``device`` may have; 2^30, no limit, off a GPU."""
+    """Return the bytes of shared memory that one block of ``device`` may have; 2^30, which is no
+    limit, if it is no GPU."""
     if device.type != "cuda":
         return 2**30
     properties = torch.cuda.get_device_properties(device)

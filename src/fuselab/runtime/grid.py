@@ -1,4 +1,4 @@
-"""Arithmetic of launches: how many blocks cover a length, and powers of two for block sizes."""
+"""Arithmetic for launches: the blocks that cover a length, and powers of two for block sizes."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def power_of_two(number: int, low: int = 1, high: int = 2**62) -> int:
-    """The least power of two that is at least ``number``, within ``low`` and ``high``."""
+    """Return the least power of two from ``number`` on, clamped to ``low`` and ``high``."""
     return min(max(1 << max(number - 1, 0).bit_length(), low), high)

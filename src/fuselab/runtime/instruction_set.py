@@ -2,8 +2,8 @@
 
 PyTorch chooses its own CPU kernels by class when it starts: ``default``, ``avx2`` or ``avx512``
 (``ATEN_CPU_CAPABILITY`` lowers it). Ours follow PyTorch's choice, so that both run at the same
-width; ``FUSELAB_CPU_CAPABILITY`` chooses another class, or ``native``, the machine's best. A class
-is also what the measured times of ``fuselab.runtime.cpu_choice`` are kept by.
+width; ``FUSELAB_CPU_CAPABILITY`` chooses another class, or ``native``, the machine's best. The
+measured times of ``fuselab.runtime.cpu_choice`` are kept per class, too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from fuselab.errors import UnknownNameError, UnsupportedError
 
 VARIABLE = "FUSELAB_CPU_CAPABILITY"
-# What a CPU must have (as Linux names it) for a class of x86-64, lowest class first.
+# The features that a CPU needs for a class of x86-64, as Linux names them, lowest class first.
 _NEEDED = {
     "default": frozenset[str](),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
     "avx512": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
 }
-# Beside -march=native, what takes a better machine down to the class.
+# Options after -march=native that restrict a better machine to the class.
 _LOWERED = {"default": ("-mno-avx",), "avx2": ("-mno-avx512f",), "avx512": ()}
 
 
@@ -32,8 +32,8 @@ _LOWERED = {"default": ("-mno-avx",), "avx2": ("-mno-avx512f",), "avx512": ()}
 def instruction_set() -> str:
     """Return the class that C++ kernels are built for in this process.
 
-    It is ``default``, ``avx2`` or ``avx512`` on x86-64, else the machine's architecture
-    (``aarch64``), of which there is one class.
+    It is ``default``, ``avx2`` or ``avx512`` on x86-64. Other machines have a single class, their
+    architecture's name (``aarch64``).
 
     Raises:
         UnknownNameError: the environment variable names no class.
@@ -71,7 +71,7 @@ def held() -> list[str]:
 def compiler_options() -> tuple[str, ...]:
     """Return the compiler options that build for ``instruction_set()`` on this machine.
 
-    ``default`` keeps what the machine has below AVX, so it stands for a CPU without AVX2.
+    ``default`` keeps the machine's features below AVX, so it stands for a CPU without AVX2.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("-mcpu=native",)

@@ -1,7 +1,8 @@
 """The Triton interpreter, in a child process: kernels run on the CPU, line by line, as Python.
 
-``TRITON_INTERPRET=1`` decides when a kernel is decorated and holds for a whole process, so nothing
-but this file sets it, and only for a child. One child serves many calls: its start takes 2 s.
+``TRITON_INTERPRET=1`` takes effect when a kernel is decorated and holds for a whole process, so
+nothing but this file sets it, and only for a child. One child serves many calls, because its start
+takes 2 s.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def run(function: str, *args: Any, timeout_s: float = 120.0, **kwargs: Any) -> A
     """Call ``function`` in the interpreter's process and return what it returns.
 
     ``function`` is ``package.module:name`` or ``path/file.py:name``; the name may have dots.
-    Arguments and result travel by pickle: tensors (strides and shared storage kept), plain values,
-    containers; a function returns what it computed, for changes to its arguments stay in the child.
-    One process serves all calls of this process, one at a time.
+    Arguments and result are pickled: tensors (strides and shared storage are kept), plain values
+    and containers. The function must return its results, for changes to its arguments stay in the
+    child. One process serves all calls of this process, one at a time.
 
     Raises:
-        FuselabError: as the function raised it.
-        TargetError: the function raised something else, took longer than ``timeout_s`` seconds, or
+        FuselabError: the function raised it.
+        TargetError: the function raised another error, took longer than ``timeout_s`` seconds, or
             its process died.
     """
     return _shared().call(function, *args, timeout_s=timeout_s, **kwargs)
@@ -65,7 +66,7 @@ class Interpreter:
         self.close()
 
     def call(self, function: str, *args: Any, timeout_s: float = 120.0, **kwargs: Any) -> Any:
-        """As ``run``, in this child."""
+        """Call a function as ``run`` does, in this child."""
         payload = _packed((function, args, kwargs))
         with self._lock:
             try:
@@ -89,7 +90,7 @@ class Interpreter:
         raise TargetError(f"{function} raised in the Triton interpreter: {value}") from error
 
     def close(self) -> int | None:
-        """End the child; its exit status (negative: the signal that ended it)."""
+        """End the child and return its exit status (negative: the signal that ended it)."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -115,7 +116,7 @@ class Interpreter:
         return self._read(length, deadline)
 
     def _start(self) -> None:
-        # Replies have a pipe of their own: a kernel's print() must not end up between them.
+        # Replies have a pipe of their own, because a kernel's print() must not mix with them.
         receiving, sending = os.pipe()
         environment = {
             **os.environ,
@@ -173,7 +174,7 @@ def _unpacked(payload: bytes) -> Any:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """The function that ``run`` was asked for. Raises TargetError."""
+    """Return the function that ``run`` was asked for. Raises TargetError."""
     where, separator, attribute = name.rpartition(":")
     if not separator:
         raise TargetError(f"'{name}' names no function; write module:function or file.py:function.")
@@ -189,8 +190,8 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """A user's file as a module; as part of its package where its folder is one. Loaded anew when
-    the file has changed."""
+    """Return a user's file as a module, as part of its package if its folder is one. It is loaded
+    again if the file has changed."""
     path = path.resolve()
     changed = path.stat().st_mtime_ns
     package = (path.parent / "__init__.py").exists()
@@ -215,7 +216,7 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _reply(payload: bytes) -> bytes:
-    """(error or None, result or the error's text) of one call."""
+    """Return (error or None, result or the error's text) of one call."""
     try:
         name, args, kwargs = _unpacked(payload)
         return _packed((None, _function(name)(*args, **kwargs)))
@@ -223,7 +224,7 @@ def _reply(payload: bytes) -> bytes:
         text = f"{type(error).__name__}: {error}"
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # an exception that does not travel
+        except Exception:  # the exception cannot be pickled
             error = RuntimeError(text)
         error.__cause__ = RuntimeError(traceback.format_exc())
         return _packed((error, text))

@@ -19,8 +19,8 @@ def launch_cuda(
     codes: str,
     values: list[Any],
 ) -> None:
-    """Launch a CUfunction on the device's current stream. ``codes`` and ``values`` as
-    ``parameters.encode`` returns them. Raises LaunchError."""
+    """Launch a CUfunction on the device's current stream. ``codes`` and ``values`` are those of
+    ``parameters.encode``. Raises LaunchError."""
     described = (True, function, device_index, grid, block, shared_bytes)
     if launch_recording.thread.recording is not None:
         launch_recording.thread.recording.note(described, codes, values)

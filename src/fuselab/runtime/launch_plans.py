@@ -1,17 +1,16 @@
-"""Launch plans: what a call of an operator launches, kept by an exact key and run in C++.
+"""Launch plans: the launches of an operator's call, kept under an exact key and run in C++.
 
 A call of an operator on a small tensor is mostly host time: choosing, checking, allocating and
-packing arguments in Python takes 20 us and more. All of that depends on shapes, dtypes and plain
-arguments alone, so it is done once: ``launch_recording`` makes a plan of what an implementation
-launches, and ``lookup`` finds the plan of a later call and runs it in C++ (``launcher.cpp``), 1 to
-3 us and what the products take (linear_activation of 65536x512->256, forward and backward, beside
-an H200 on a busy host, 2026-11-22: 242 us, eager 457).
+packing arguments in Python takes 20 us and more. All of that depends only on shapes, dtypes and
+plain arguments, so it is done once. ``launch_recording`` makes a plan of what an implementation
+launches; ``lookup`` finds the plan of a later call and runs it in C++ (``launcher.cpp``), which
+takes 1 to 3 us and the time of the library's products.
 
-A plan allocates its workspaces anew in every call, from torch's allocator and on the current
-stream, so that calls share none and a CUDA graph can hold them.
+A plan allocates its workspaces in every call, from torch's allocator and on the current stream, so
+that calls share none and a CUDA graph can hold them.
 
-Until that C++ is compiled, and where there is no compiler, everything still works, through ctypes
-and without plans; where it cannot be compiled a warning says so.
+Until that C++ is compiled, and if there is no compiler, launches go through ctypes and without
+plans; a warning says if it cannot be compiled.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ native: ModuleType | None = None
 
 
 def register(name: str) -> int:
-    """An id for the operator ``name``, for ``lookup`` and ``launch_recording.record``."""
+    """Return an id for the operator ``name``, for ``lookup`` and ``launch_recording.record``."""
     with _names_lock:
         _names.append(name)
         if native is not None:
@@ -49,57 +48,59 @@ def lookup(
     named: bool = True,
     detached: bool = False,
 ) -> Any:
-    """The operator's output from a kept plan, or from the reference where ``keep_reference`` was
-    told that this is what such a call runs; else None.
+    """Return the operator's output from a plan, or from the reference if ``keep_reference`` was
+    told that such a call runs it; else None.
 
     The profiler sees the operator's name unless ``named`` is False: inside a raw operator the
-    dispatcher has told it. ``detached`` says that the caller gives the output its gradient. Both
-    are by position only, and neither gets the reference's output, which can be a view of an
-    argument and has its own gradient.
+    dispatcher has told it already. ``detached`` says that the caller attaches the gradient to the
+    output. Both are positional only. With either, the reference's output is not used, because it
+    can be a view of an argument and has its own gradient.
 
-    None whenever somebody wants to see the call (a gradient is needed, a dispatch or function mode,
-    functorch, autocast, tracing), a tensor is not plain and strided, or tensors are on several
-    devices. Raises LaunchError. Replaced by the C++ function once that is loaded.
+    The result is None whenever the call must be visible (a gradient is needed, a dispatch or
+    function mode, functorch, autocast, tracing), if a tensor is not plain and strided, and if
+    tensors are on several devices. Raises LaunchError. The C++ function replaces this one once it
+    is loaded.
     """
     return None if native is None else native.lookup(op_id, implementation, args, named, detached)
 
 
 def planned(op_id: int, implementation: str, args: tuple[Any, ...]) -> bool:
-    """Whether a detached ``lookup`` would find a plan for these arguments: then they have been
-    checked, and an implementation chosen."""
+    """Return whether a detached ``lookup`` would find a plan for these arguments. Then they have
+    been checked, and an implementation was chosen."""
     return native is not None and bool(native.planned(op_id, implementation, args))
 
 
 def keep_reference(
     op_id: int, implementation: str, args: tuple[Any, ...], reference: Callable[..., Any]
 ) -> None:
-    """Remember that such calls have been checked and run ``reference``: ``lookup`` then does, where
+    """Remember that such calls have been checked and run ``reference``. ``lookup`` then runs it if
     shapes, dtypes, the floats' values and the tensors that need a gradient are the same."""
     if EXTENSION.ready():
         native.keep_reference(op_id, implementation, args, reference)  # type: ignore[union-attr]
 
 
 def keep_differentiable(op_id: int, implementation: str, args: tuple[Any, ...]) -> None:
-    """Remember that such calls, which need a gradient, may take the plan of one that needs none:
-    the choice is another one at times (linear_activation's, with gelu)."""
+    """Remember that such calls, which need a gradient, may use the plan of a call that needs none.
+    The choice can differ between the two (linear_activation with gelu)."""
     if native is not None:
         native.keep_differentiable(op_id, implementation, args)
 
 
 def forget(op_id: int) -> None:
-    """Drop all that is known of an operator's calls: its implementations have changed."""
+    """Drop everything known of an operator's calls, because its implementations have changed."""
     if native is not None:
         native.forget(op_id)
 
 
 def forget_all() -> None:
-    """Drop every plan: another launch configuration was chosen, and operators share launchers."""
+    """Drop every plan, because another launch configuration was chosen and operators share
+    launchers."""
     for op_id in range(len(_names)):
         forget(op_id)
 
 
 def count_plans(op_id: int) -> int:
-    """How many keys of an operator have a plan, or are known to have none."""
+    """Return how many keys of an operator have a plan, or are known to have none."""
     return 0 if native is None else int(native.count(op_id))
 
 
@@ -114,7 +115,8 @@ def _raise_map_error(status: int, layout: tuple[int, ...]) -> None:
 
 
 def raise_kernel_error(message: str) -> None:
-    """The two first words are cpp_source's for the exceptions of the user's making."""
+    """Raise the error of a CPU kernel's message. cpp_source puts "out of range" or "invalid
+    argument" before the messages of exceptions that the user can cause."""
     kind, _, text = message.partition(": ")
     if kind == "out of range":
         raise IndexRangeError(text)
@@ -124,7 +126,7 @@ def raise_kernel_error(message: str) -> None:
 
 
 def _install(loaded: ModuleType) -> None:
-    """Put the loaded C++ half to use. Raises BuildError where it does not fit this torch."""
+    """Use the loaded C++ half. Raises BuildError if it does not fit this torch."""
     global native, lookup
     tensor = torch.empty(3)
     if loaded.probe(tensor) != (tensor.data_ptr(), 3):
@@ -152,14 +154,14 @@ EXTENSION = NativeExtension(
 
 
 def start() -> bool:
-    """Load the C++ launcher, building it first where needed. Return False, with one warning, where
-    it cannot be built."""
+    """Load the C++ launcher, after building it if needed. Return False, with one warning, if it
+    cannot be built."""
     return EXTENSION.start()
 
 
 def is_started() -> bool:
-    """Whether the C++ launcher is loaded: without it there are no plans."""
+    """Return whether the C++ launcher is loaded; without it there are no plans."""
     return native is not None
 
 
-EXTENSION.start_if_built()  # now, so that callers hold the C++ lookup itself
+EXTENSION.start_if_built()  # at import, so that callers bind the C++ lookup itself

@@ -1,13 +1,13 @@
 """Watching the launches of a call, to keep them as a plan or to count them.
 
-``record`` watches an implementation. When all that it did was to launch kernels on its arguments
-and on fresh memory (outputs and workspaces, uninitialised or filled with zeros), and to multiply
-matrices by PyTorch's library between them, all that is kept as a plan.
+``record`` watches an implementation. If it only launches kernels on its arguments and on new memory
+(outputs and workspaces, uninitialised or filled with zeros), and multiplies matrices by PyTorch's
+library between launches, all of that is kept as a plan.
 
-What makes a plan right: while an implementation is watched, every PyTorch operator it calls is
-seen. Anything but an allocation, a view, a product into fresh memory or the zeroing of such (a
-copy, a fill, ``.item()``) means that this is not all that happens, and there is no plan for those
-arguments.
+A plan is right because every PyTorch operator that the implementation calls is seen while it is
+watched. If it calls anything but an allocation, a view, a product into new memory or the zeroing of
+new memory (a copy, a fill, ``.item()``), the launches are not all that happens, and there is no
+plan for those arguments.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ thread = _Thread()
 
 
 def record(op_id: int, implementation: str, args: tuple[Any, ...]) -> Recording | Unrecorded:
-    """A context in which an implementation runs with ``.args``; ``.finish(outputs)`` keeps the plan
-    of its launches, if one can be. ``outputs`` is a tensor, or a tuple of tensors and None."""
+    """Return a context in which an implementation runs with ``.args``; ``.finish(outputs)`` keeps
+    the plan of its launches if there can be one. ``outputs`` is a tensor, or a tuple of tensors and
+    None."""
     if (
         not launch_plans.EXTENSION.ready()
         or launch_plans.native is None
@@ -49,7 +50,7 @@ def record(op_id: int, implementation: str, args: tuple[Any, ...]) -> Recording 
 
 
 class Unrecorded:
-    """Stands in for a Recording where no plan is possible, or it is known that there is none."""
+    """A stand-in for a Recording if no plan is possible, or if there is known to be none."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args
@@ -61,7 +62,7 @@ class Unrecorded:
         return None
 
     def finish(self, outputs: Any) -> None:
-        """Nothing to keep."""
+        """Do nothing, for there is nothing to keep."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,16 @@ class _Product:
     """A matrix product of PyTorch's library; ``kind`` is ``Product::Kind`` of launcher.cpp."""
 
     kind: int
-    tensors: tuple[Tensor, ...]  # the result, then what the library took
+    tensors: tuple[Tensor, ...]  # the result, then the library's operands
 
     @staticmethod
     def of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """The product that a PyTorch operator has made, or None."""
+        """Return the product that a PyTorch operator has computed, or None."""
         aten = torch.ops.aten
         kinds = {aten.mm.default: 1, aten.addmm.default: 2, aten._addmm_activation.default: 3}
         kind = kinds.get(func)
-        # The schema's defaults are left out: what is here is a factor, or another dtype.
+        # PyTorch omits arguments equal to their default, so any keyword here is a non-default
+        # alpha, beta or output dtype, which a plan cannot replay.
         if kind is None or not all(isinstance(arg, Tensor) for arg in args):
             return None
         if kwargs and (kind != 3 or kwargs.keys() != {"use_gelu"}):
@@ -86,7 +88,7 @@ class _Product:
 
 
 class _HostReads(TorchFunctionMode):
-    """Notes the first read of a CPU tensor's memory that is no PyTorch operator."""
+    """A mode that notes the first read of a CPU tensor's memory outside PyTorch's operators."""
 
     READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 
@@ -101,11 +103,11 @@ class _HostReads(TorchFunctionMode):
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every PyTorch operator: keeps what was allocated, tells ``note`` what was filled with
-    zeros and what products were made, notes the first operator that computes (without ``note`` a
-    product does)."""
+    """A mode that sees every PyTorch operator. It keeps what was allocated, tells ``note`` what was
+    filled with zeros and which products were computed, and notes the first operator that computes.
+    Without ``note``, a product computes."""
 
-    # Questions about dtypes and shapes, which a plan's key holds.
+    # Questions about dtypes and shapes, which are a part of a plan's key.
     QUESTIONS = frozenset(
         {"aten::promote_types", "aten::result_type", "aten::can_cast", "aten::is_same_size"}
         | {"aten::is_floating_point", "aten::is_complex", "aten::is_signed"}
@@ -132,9 +134,9 @@ class _Watch(TorchDispatchMode):
         self.allocated: list[Tensor] = []
         self._computes: str | None = None
         self._reads = _HostReads()
-        # Weak: in a cycle with its method's object the outputs, and the autograd graph behind them,
-        # would live until Python collects it. A CUDA graph captured meanwhile meets accumulators of
-        # gradients that belong to another stream, and breaks.
+        # A weak reference, because in a cycle with its method's object the outputs, and the
+        # autograd graph behind them, would live until Python collects the cycle. A CUDA graph
+        # captured meanwhile would meet gradient accumulators of another stream, and break.
         self._method = None if note is None else weakref.WeakMethod(note)
 
     def __enter__(self) -> _Watch:
@@ -148,7 +150,7 @@ class _Watch(TorchDispatchMode):
 
     @property
     def computes(self) -> str | None:
-        """The first thing done with values, or None."""
+        """The first operation that uses tensors' values, or None."""
         return self._computes or self._reads.read
 
     def _note(self, step: Tensor | _Product) -> None:
@@ -182,8 +184,8 @@ class _Watch(TorchDispatchMode):
 
 
 class ChoiceWatch:
-    """A context in which an implementation is chosen; ``is_final`` tells whether the next call of
-    the kind gets the same one, as far as its key says."""
+    """A context in which an implementation is chosen. ``is_final`` tells whether every later call
+    with the same key gets the same choice."""
 
     def __init__(self) -> None:
         self.is_final = True
@@ -196,26 +198,27 @@ class ChoiceWatch:
         thread.recording = self._outer
 
     def validate(self, validate: Callable[..., None], args: Sequence[Any]) -> None:
-        """``validate(*args)``. Where that computes, it looks at values: each call has its own."""
+        """Call ``validate(*args)``. If it computes, it looks at values, so each call needs its
+        own."""
         with _Watch() as watch:
             validate(*args)
         if watch.computes is not None:
             self.note_opaque(f"the validation calls {watch.computes}")
 
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
-        """A launch, which no choice should make."""
+        """Note a launch, which no choice should make."""
         self.note_opaque("a launch")
 
     def note_opaque(self, what: str) -> None:
-        """The choice looks at what no key holds."""
+        """Note that the choice looks at something that is not in a plan's key."""
         self.is_final = False
         if self._outer is not None:
             self._outer.note_opaque(what)
 
 
 class LaunchWatch:
-    """A context that hears of every launch this thread makes, in ``made``: whether on CUDA, the
-    function, the device's index, grid, block, dynamic shared bytes."""
+    """A context that records every launch of this thread in ``made``: whether it is on CUDA, the
+    function, the device's index, grid, block and dynamic shared bytes."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -228,11 +231,11 @@ class LaunchWatch:
         thread.recording = self._outer
 
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
-        """One launch, as it is about to happen."""
+        """Record a launch that is about to happen."""
         self.made.append(described)
 
     def note_opaque(self, what: str) -> None:
-        """One that nothing is known of."""
+        """Ignore a launch of which nothing is known."""
 
 
 class Recording:
@@ -245,12 +248,12 @@ class Recording:
             TracedFloat(arg, index, self._seen) if isinstance(arg, float) else arg
             for index, arg in enumerate(args)
         )
-        # LaunchWatch, and between them products and tensors that were filled with zeros.
+        # Launches, and between them products and tensors that were filled with zeros.
         self._steps: list[tuple[tuple[Any, ...], str, list[Any]] | _Product | Tensor] = []
         self._opaque: str | None = None
         self._watch = _Watch(self._note_step)
         self._outer = thread.recording
-        # (argument, item of it, tensor); item -1 for an argument that is a tensor itself.
+        # (argument, item of it, tensor); the item is -1 for an argument that is a tensor itself.
         self._tensors = [
             (index, item, value)
             for index, arg in enumerate(args)
@@ -278,7 +281,7 @@ class Recording:
         thread.recording = self._outer
 
     def note(self, described: tuple[Any, ...], codes: str, values: Sequence[Any]) -> None:
-        """One launch, as it is about to happen."""
+        """Record a launch that is about to happen."""
         self._steps.append((described, codes, list(values)))
         if described[0]:
             self._check_stream(described[2])
@@ -294,19 +297,19 @@ class Recording:
             self.note_opaque("a launch on another device or stream")
 
     def note_opaque(self, what: str) -> None:
-        """Something happened that a plan cannot repeat."""
+        """Note that something happened that a plan cannot repeat."""
         self._opaque = self._opaque or what
 
     def finish(self, outputs: Any) -> None:
-        """The implementation returned ``outputs``: keep its launches as a plan, or remember that
-        there is none for such arguments."""
+        """Keep the launches as a plan after the implementation returned ``outputs``, or remember
+        that there is none for such arguments."""
         assert launch_plans.native is not None
         plan = self._plan(outputs)
         if plan is None or not launch_plans.native.keep(*self._of, *plan):
             launch_plans.native.reject(*self._of)
 
     def why_not(self) -> str | None:
-        """Why the calls seen so far cannot be a plan, or None."""
+        """Return the reason why the calls seen so far cannot be a plan, or None."""
         if self._opaque is not None:
             return self._opaque
         if self._watch.computes is not None:
@@ -316,7 +319,7 @@ class Recording:
         return None
 
     def _plan(self, outputs: Any) -> tuple[Any, ...] | None:
-        """The arguments of ``keep`` in launcher.cpp."""
+        """Return the arguments of ``keep`` in launcher.cpp, or None if there can be no plan."""
         is_tuple = isinstance(outputs, tuple | list)
         results = list(outputs) if is_tuple else [outputs]
         if self.why_not() is not None:
@@ -376,14 +379,14 @@ class Recording:
         if pointer == 0:
             return None
         for index, item, tensor in self._tensors:
-            # The first of several with this address: which of them share one is a part of the key.
+            # The first of several with this address: the key says which of them share one.
             if tensor.data_ptr() == pointer:
                 return 1, index, item
         place = memory.place(value)
         return None if place is None else (2, place, pointer - value.untyped_storage().data_ptr())
 
     def _operand(self, value: Tensor, memory: _Memory) -> tuple[Any, ...] | None:
-        """A tensor of a product: where it comes from, its sizes, its strides."""
+        """Return a tensor of a product as its source, sizes and strides, or None."""
         source = self._source(value, memory)
         if source is None:
             return None
@@ -391,7 +394,7 @@ class Recording:
         base: Any = memory.tensors[index] if where == 2 else self._of[2][index]
         if where == 1 and item >= 0:
             base = base[item]
-        # A plan makes its views by strides alone.
+        # A plan makes its views by strides only.
         if base.dtype != value.dtype or value.is_conj() or value.is_neg():
             return None
         return source, tuple(value.shape), value.stride()
@@ -407,7 +410,7 @@ class _Memory:
         self._used: set[int] = set()
 
     def add_output(self, result: Any) -> bool:
-        """Whether a result can be had again by allocating the like."""
+        """Return whether a result can be reproduced by allocating one like it."""
         if result is not None and (type(result) is not Tensor or self._place_new(result) is None):
             return False
         if result is None:
@@ -426,12 +429,13 @@ class _Memory:
         return place
 
     def used_all_memory(self) -> bool:
-        """Whether every memory has been asked for."""
+        """Return whether every memory has been used."""
         return self._used == set(self._places.values())
 
     def _place_new(self, tensor: Tensor) -> int | None:
-        """``tensor``'s place, if ``empty_strided`` gives the like: the whole of a storage that was
-        allocated here, on the arguments' device, and that has no place yet."""
+        """Return a new index for ``tensor`` if ``empty_strided`` can reproduce it, else None. It
+        must be the whole of a storage that was allocated here, on the arguments' device, and that
+        has no index yet."""
         storage = tensor.untyped_storage()
         if (
             tensor.device != self._device
@@ -459,7 +463,7 @@ def _fills_its_storage(tensor: Tensor) -> bool:
 
 
 def note_opaque_launch(what: str) -> None:
-    """A launch that did not go through ``launch_cuda`` or ``launch_cpu`` is about to happen."""
+    """Note a launch that does not go through ``launch_cuda`` or ``launch_cpu``."""
     if thread.recording is not None:
         thread.recording.note_opaque(what)
 
@@ -469,8 +473,8 @@ _triton_watchers = 0
 
 
 def _watch_triton(begins: bool) -> None:
-    """While anything is recorded, hear of kernels that an implementation launches by Triton's own
-    ``kernel[grid](...)``."""
+    """Register or remove the hook that hears of kernels that an implementation launches by Triton's
+    own ``kernel[grid](...)``. It is registered while anything is recorded."""
     global _triton_watchers
     knobs = sys.modules.get("triton.knobs")
     if knobs is None:
@@ -484,7 +488,7 @@ def _watch_triton(begins: bool) -> None:
 
 
 def on_triton_launch(metadata: Any) -> None:
-    """Triton is about to launch a kernel itself."""
+    """Note a launch that Triton is about to make itself."""
     note_opaque_launch("a launch that Triton makes itself")
 
 

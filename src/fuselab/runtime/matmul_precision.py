@@ -1,4 +1,4 @@
-"""Whether float32 matrix products may round their inputs to TF32, as PyTorch's own ask."""
+"""The arithmetic of float32 matrix products: whether TF32 is allowed, by PyTorch's settings."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import torch
 
 
 def allows_tf32() -> bool:
-    """What ``torch.backends.cuda.matmul`` allows, however the program has set it.
+    """Return whether ``torch.backends.cuda.matmul`` allows TF32, however the program has set it.
 
-    ``allow_tf32`` raises where a program has used both the old and the new setting;
-    ``fp32_precision`` follows both. The key of a launch plan has it, so whoever asks may leave one.
+    ``allow_tf32`` raises if a program has used both the old and the new setting;
+    ``fp32_precision`` follows both. It is a part of a launch plan's key, so implementations may
+    depend on it.
     """
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def input_precision(dtype: torch.dtype) -> str:
-    """``tl.dot``'s ``input_precision`` for operands of a dtype; only float32 has two ways."""
+    """Return ``input_precision`` of ``tl.dot`` for a dtype; only for float32 there are two."""
     return "tf32" if dtype == torch.float32 and allows_tf32() else "ieee"

@@ -1,7 +1,7 @@
-"""Kernel parameters: the typed values that a launch hands to a kernel.
+"""Kernel parameters: the typed values that a launch passes to a kernel.
 
-A CUDA C++ or C++ kernel has typed parameters, a Python number has no width: ``i32``, ``i64``,
-``f32`` and ``f64`` give it one. Tensors go as their data pointer, None as a null pointer.
+A CUDA C++ or C++ kernel has typed parameters, but a Python number has no width: ``i32``, ``i64``,
+``f32`` and ``f64`` give it one. A tensor is passed as its data pointer, None as a null pointer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fuselab.errors import ArgumentError
 class TracedFloat(float):
     """A float argument of an operator that remembers which one it is, while a plan is recorded.
 
-    An implementation that hands it straight to a launch (``f32(scale)``) gets one plan for all
-    values. Whatever looks at the value (arithmetic, comparison, bool, str, hash, ``float()``) is
-    noticed in ``seen``, and the plan then holds for this value alone. Functions of ``math`` read
-    the bits of a float behind Python's back; ``launch_recording`` covers them by distrusting
-    every plan with an untraced float parameter.
+    If an implementation passes it straight to a launch (``f32(scale)``), one plan serves all
+    values. Any use of the value (arithmetic, comparison, bool, str, hash, ``float()``) is noted in
+    ``seen``, and the plan then holds for this value only. Functions of ``math`` read a float's bits
+    without a call that could be noted; ``launch_recording`` therefore ties every plan with an
+    untraced float parameter to the floats' values.
     """
 
     __slots__ = ("index", "seen")
@@ -58,12 +58,12 @@ for _read in (*(f"__{name}__" for name in _READS), "as_integer_ratio", "hex", "i
 
 
 def plain(value: Any) -> Any:
-    """``value``; a TracedFloat as the float it is, without counting as a look at it."""
+    """Return ``value``, or a TracedFloat's plain float, which does not count as a use of it."""
     return float.__float__(value) if type(value) is TracedFloat else value
 
 
 class Scalar:
-    """A number with the width the kernel declares for it; ``code`` names that width."""
+    """A number with the width that the kernel declares; ``code`` is that width's letter."""
 
     __slots__ = ("value",)
     code = ""
@@ -113,8 +113,8 @@ class f64(Scalar):  # noqa: N801
 
 class Struct(Scalar):
     """A struct by value: its bytes, laid out as the kernel declares it, and the tensors whose
-    addresses go into them, each with the place of its 8 bytes. An address comes from a tensor
-    alone: the launcher puts it in at every launch, a plan's too."""
+    addresses go into it, each with the offset of its 8 bytes. Addresses come only from tensors,
+    because the launcher writes them at every launch, also of a plan."""
 
     __slots__ = ()
     code = "s"
@@ -124,8 +124,8 @@ class Struct(Scalar):
 
     @classmethod
     def of_arrays(cls, capacity: int, arrays: Sequence[Sequence[Tensor | int | None]]) -> Struct:
-        """Arrays of ``capacity`` 64-bit integers, zeros past their end; tensors stand for their
-        addresses, None for a null pointer."""
+        """Return a struct of arrays of ``capacity`` 64-bit integers, padded with zeros. Tensors
+        stand for their addresses, None for a null pointer."""
         words = [word for array in arrays for word in (*array, *[0] * (capacity - len(array)))]
         tensors = [(8 * at, word) for at, word in enumerate(words) if isinstance(word, Tensor)]
         numbers = [word if isinstance(word, int) else 0 for word in words]
@@ -136,8 +136,8 @@ class Struct(Scalar):
 
 
 class TensorMap(Scalar):
-    """A CUtensorMap by value, of a (matrix, layout) as tensor_map.py has them; made for the
-    matrix's address at every launch."""
+    """A CUtensorMap by value, from a (matrix, layout) of tensor_map.py; it is made for the matrix's
+    address at every launch."""
 
     __slots__ = ()
     code = "m"
@@ -147,8 +147,8 @@ class TensorMap(Scalar):
 
 
 def encode(args: Sequence[Tensor | Scalar | None]) -> tuple[str, list[Any]]:
-    """One code letter per parameter (``t`` tensor, ``n`` null, ``s`` struct, ``m`` tensor map,
-    ``i``, ``l``, ``f``, ``d``) and the values. Raises ArgumentError for anything else."""
+    """Return one code letter per parameter (``t`` tensor, ``n`` null, ``s`` struct, ``m`` tensor
+    map, ``i``, ``l``, ``f``, ``d``) and the values. Raises ArgumentError for anything else."""
     codes = []
     values: list[Any] = []
     for arg in args:

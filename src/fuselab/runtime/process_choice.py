@@ -1,4 +1,4 @@
-"""One implementation for a whole process: what the variable FUSELAB_IMPLEMENTATION names."""
+"""One implementation for a whole process, by the environment variable FUSELAB_IMPLEMENTATION."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIABLE = "FUSELAB_IMPLEMENTATION"
 
 
 def named(op: FusedOp) -> str | None:
-    """Return the implementation that ``auto`` takes in this process, None where it may choose.
+    """Return the implementation that ``auto`` takes in this process, or None if it may choose.
 
     The result is ``"reference"`` or an implementation's name, which ``op`` need not have. The
     variable is read once per process, because launch plans are kept under ``"auto"``.
@@ -34,8 +34,9 @@ def _value() -> str | None:
 
 @functools.cache
 def _check_known(name: str) -> None:
-    """Look ``name`` up among all operators of the library and all registered ones: importing the
-    library's packages takes a moment, once, and only where the operator called lacks the name."""
+    """Raise UnknownNameError unless some operator, of the library or registered, has ``name``.
+    Importing the library's packages takes a moment; it happens once, and only if the operator that
+    is called lacks the name."""
     from fuselab import ops
     from fuselab.runtime.dispatch import registered
 

@@ -1,11 +1,10 @@
-"""Which C++ kernels a call will launch, known before the first is compiled, so that compilers run
-side by side.
+"""Prediction of the C++ kernels that a call will launch, so that compilers run side by side.
 
 An implementation names a kernel only when it launches it, and a backward only when autograd asks
 for it: compiled in that order, the second kernel waits for the first. A rehearsal runs the
-implementation on meta tensors (shapes, strides and dtypes without memory) in a thread of its own,
-where a launch is noted in place of made. It happens only where a kernel of the call is not on disk,
-so once per kernel and machine. It is a hint: what it misses is compiled when it is launched.
+implementation on meta tensors (shapes, strides and dtypes without memory) in a separate thread,
+where launches are noted instead of made. It happens only if a kernel of the call is not on disk, so
+once per kernel and machine. It is only a hint: a kernel that it misses is compiled at its launch.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ Rehearsal = Callable[[], None]
 
 
 class Source(Protocol):
-    """A file of kernels, as ``CppSource`` is one."""
+    """A file of kernels, such as a ``CppSource``."""
 
     def is_built(self, expression: str) -> bool:
-        """Whether the kernel is on disk or loaded."""
+        """Return whether the kernel is on disk or loaded."""
 
     def load(self, expression: str) -> None:
-        """Load the kernel, compiled now if need be. Raises BuildError."""
+        """Load the kernel, after compiling it if needed. Raises BuildError."""
 
 
 class _Thread(threading.local):
     call: Rehearsal | None = None  # rehearses the call that this thread makes
     expects_backward = False
-    noted: list[tuple[Source, str]] | None = None  # of the rehearsal that this thread is
+    noted: list[tuple[Source, str]] | None = None  # the launches noted, if this thread rehearses
 
 
 _thread = _Thread()
@@ -46,7 +45,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def expecting_backward() -> Iterator[None]:
-    """Within this context, in this thread, a forward is followed by its backward."""
+    """Declare that, in this context and thread, a backward follows the forward."""
     outer, _thread.expects_backward = _thread.expects_backward, True
     try:
         yield
@@ -55,7 +54,7 @@ def expecting_backward() -> Iterator[None]:
 
 
 class _Call:
-    """A context in which an implementation runs, and can be rehearsed if a kernel is missing."""
+    """A context in which an implementation runs; it can be rehearsed if a kernel is missing."""
 
     def __init__(self, op: FusedOp, implementation: str, args: Sequence[Any]) -> None:
         self._op, self._implementation, self._args = op, op.implementations[implementation], args
@@ -67,7 +66,7 @@ class _Call:
         _thread.call = self._outer
 
     def rehearse(self) -> None:
-        """Run on meta tensors."""
+        """Run the implementation on meta tensors."""
         raise NotImplementedError
 
 
@@ -79,7 +78,7 @@ class Forward(_Call):
         self._expects_backward = _thread.expects_backward
 
     def rehearse(self) -> None:
-        """Run the forward on meta tensors, and the backward where one will follow."""
+        """Run the forward on meta tensors, and the backward if one will follow."""
         op, args = self._op, on_meta(self._args)
         self._implementation.forward(*args)
         if not self._expects_backward or self._implementation.backward is None:
@@ -117,7 +116,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def is_noted(source: Source, expression: str) -> bool:
-    """Return whether the thread rehearses: then the launch is noted, and must not be made."""
+    """Note the launch and return True if the thread rehearses; then it must not be made."""
     if _thread.noted is None:
         return False
     _thread.noted.append((source, expression))
@@ -125,8 +124,8 @@ def is_noted(source: Source, expression: str) -> bool:
 
 
 def build_the_others(source: Source, expression: str) -> None:
-    """Compile, in the background, what this thread's call will launch beside ``expression`` of
-    ``source``, which the caller compiles itself."""
+    """Compile, in the background, the other kernels that this thread's call will launch; the caller
+    compiles ``expression`` of ``source`` itself."""
     call, _thread.call = _thread.call, None  # once per call
     if call is not None:
         builds.in_background(partial(_rehearse, call, source, expression))
@@ -134,7 +133,7 @@ def build_the_others(source: Source, expression: str) -> None:
 
 def _rehearse(call: Rehearsal, source: Source, expression: str) -> None:
     _thread.noted = []
-    # Any error: an implementation may read values, which a meta tensor has not got.
+    # Any error may occur: an implementation may read values, which a meta tensor does not have.
     with contextlib.suppress(Exception):
         call()
     for other, kernel in dict.fromkeys(_thread.noted):

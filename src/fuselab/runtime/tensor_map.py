@@ -1,8 +1,8 @@
-"""Tensor maps: what tells Hopper's copy engine where a matrix lies and how to cut it into boxes.
+"""Tensor maps: descriptions of a matrix for Hopper's copy engine (TMA), which copies it in boxes.
 
 A kernel takes one by value, as ``const __grid_constant__`` of a struct of 128 bytes aligned to 64.
-It holds the matrix's address: the launcher makes it anew at every launch, and a launch plan keeps
-its layout alone. What a map asks of an address, a multiple of 16, is in every plan's key.
+It contains the matrix's address, so the launcher makes it at every launch, and a launch plan keeps
+only its layout. It needs an address that is a multiple of 16, which is in every plan's key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VECTOR_BYTES = 16
 
 
 def why_not(matrix: Tensor) -> str | None:
-    """Why the copy engine cannot read this matrix of two dimensions, or None."""
+    """Return the reason why TMA cannot read this matrix of two dimensions, or None."""
     rows, columns = matrix.shape
     if matrix.dtype not in _DTYPES:
         return "it takes float16 and bfloat16"
@@ -39,14 +39,14 @@ def why_not(matrix: Tensor) -> str | None:
 
 
 def tensor_map(matrix: Tensor, box_rows: int, box_columns: int) -> TensorMap:
-    """The map of a CUDA matrix that ``why_not`` has nothing against, for boxes of at most 256 rows
-    and 128 bytes of columns, swizzled by 128 bytes in shared memory; zeros beyond the edges.
+    """Return the map of a CUDA matrix that passes ``why_not``, for boxes of at most 256 rows and
+    128 bytes of columns, swizzled by 128 bytes in shared memory; elements beyond the edges are 0.
 
-    The launch raises BuildError where the driver is older than tensor maps (12.0), LaunchError
-    where it refuses the matrix.
+    The launch raises BuildError if the driver is older than tensor maps (12.0), LaunchError if it
+    refuses the matrix.
     """
     (rows, columns), size = matrix.shape, matrix.element_size()
-    # A single row has any stride; the map's must be a multiple of 16 bytes and cover the row.
+    # A single row may have any stride; the map's must be a multiple of 16 bytes and cover the row.
     pitch = matrix.stride(0) * size if rows > 1 else ceil_div(columns * size, 16) * 16
     layout: Layout = (_DTYPES[matrix.dtype], rows, columns, pitch, box_rows, box_columns)
     return TensorMap((matrix, layout))

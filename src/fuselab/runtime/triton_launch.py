@@ -1,8 +1,8 @@
-"""Launching Triton kernels: compiled by Triton once per specialisation, launched by us.
+"""Launches of Triton kernels: compiled by Triton once per specialisation, launched by us.
 
-Triton's own launch takes 8 to 10 us of host time, most of it finding the compiled kernel again.
-Here the compiled kernel is held under a shorter key, and its CUfunction goes through
-``kernel_launch``, which also keeps it as a launch plan.
+Triton's own launch takes 8 to 10 us of host time, most of it for finding the compiled kernel again.
+Here the compiled kernel is kept under a shorter key, and its CUfunction is launched through
+``kernel_launch``, which can also record it in a launch plan.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CODES = {
 
 @dataclass(frozen=True)
 class _Held:
-    """A compiled kernel: where its parameters come from, and how it is launched."""
+    """A compiled kernel: the sources of its parameters, and how it is launched."""
 
     function: int
     block: tuple[int, int, int]
     shared_bytes: int
     codes: str
-    places: tuple[int | str, ...]  # of each parameter: position, or name of the keyword
+    places: tuple[int | str, ...]  # of each parameter: its position, or its keyword's name
 
 
 _held: dict[Any, _Held | None] = {}
@@ -55,13 +55,13 @@ def launch(
 
     A Python float is a 32-bit parameter, as always in Triton; a kernel that needs all 53 bits
     annotates the parameter (``scale: tl.float64``). An empty grid launches nothing. Under the
-    Triton interpreter tensors are on the CPU, and a float stays a Python float inside the kernel.
-    Raises BuildError with the compiler's words, LaunchError, DeviceError.
+    Triton interpreter, tensors are on the CPU and a float stays a Python float inside the kernel.
+    Raises BuildError with the compiler's message, LaunchError or DeviceError.
     """
     options: dict[str, Any] = {"num_warps": num_warps}
     if num_stages is not None:
         options["num_stages"] = num_stages
-    if not _is_jit_function(kernel):  # the interpreter's, or one under a decorator of Triton's
+    if not _is_jit_function(kernel):  # an interpreted kernel, or one under a Triton decorator
         launch_recording.note_opaque_launch("a launch that Triton makes itself")
         _built(kernel, kernel[grid], *map(plain, args), **options, **constexprs)
         return
@@ -112,7 +112,7 @@ def _device(kernel: Any, args: tuple[Any, ...]) -> torch.device:
 
 
 def _specialization(kernel: Any, place: int, arg: Any) -> Any:
-    """What of an argument Triton compiles into the kernel, or finer."""
+    """Return the property of an argument that Triton compiles into the kernel, or a finer one."""
     if isinstance(arg, Tensor):
         return arg.dtype, arg.data_ptr() % 16 == 0
     if kernel.params[place].is_constexpr:
@@ -123,11 +123,11 @@ def _specialization(kernel: Any, place: int, arg: Any) -> Any:
         return float if isinstance(arg, float) else bool
     if isinstance(arg, tuple):
         return tuple(_specialization(kernel, place, item) for item in arg)
-    return type(arg), arg  # None, or what Triton takes by value: a dtype, another kernel
+    return type(arg), arg  # None, or an argument that Triton takes by value: a dtype, a kernel
 
 
 def _someone_hooks_launches() -> bool:
-    """Whether a profiler of Triton's wants to see launches."""
+    """Return whether a Triton profiler listens to launches."""
     from triton import knobs
 
     hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
@@ -143,7 +143,7 @@ def _hold(
     options: Mapping[str, Any],
     constexprs: Mapping[str, Any],
 ) -> _Held | None:
-    """Compile and load; None for a kernel that only Triton's own launcher can launch."""
+    """Compile and load the kernel; return None if only Triton's own launcher can launch it."""
     with torch.cuda.device(device):
         compiled = compile_for(kernel, args, {**options, **constexprs})
         layout = parameter_layout(kernel, compiled, len(args))
@@ -157,10 +157,11 @@ def _hold(
 
 
 class _LateLauncher:
-    """Triton's own launcher of a kernel, built when Triton launches the kernel itself.
+    """Triton's own launcher of a kernel, built only when Triton launches the kernel itself.
 
-    Triton writes one in C for every signature and calls the C compiler for it as it loads a kernel:
-    0.27 s each, a sixth of the time of a first check on an H200. We launch without it.
+    Triton writes one in C for every signature and calls the C compiler for it when it loads a
+    kernel. That takes 0.27 s each, a sixth of the time of a first check on an H200, and we launch
+    without it.
     """
 
     def __init__(self, build: Callable[..., Any], *args: Any, **keywords: Any) -> None:
@@ -178,7 +179,7 @@ _loading = threading.Lock()
 
 @contextlib.contextmanager
 def _late_launchers() -> Iterator[None]:
-    """Let the kernels that load inside have a ``_LateLauncher``."""
+    """Give the kernels that are loaded in this context a ``_LateLauncher``."""
     from triton.runtime import driver
 
     with _loading:
@@ -195,20 +196,21 @@ def _late_launchers() -> Iterator[None]:
 
 
 def compile_for(kernel: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Triton's CompiledKernel for such arguments, on the current device. Raises BuildError."""
+    """Return Triton's CompiledKernel for such arguments on the current device. Raises
+    BuildError."""
     warm = {"grid": (1,), "warmup": True}
     compiled = _built(kernel, kernel.run, *map(plain, args), **warm, **keywords)
-    return compiled.result() if hasattr(compiled, "result") else compiled  # compiling beside us
+    return compiled.result() if hasattr(compiled, "result") else compiled  # an asynchronous compile
 
 
 def parameter_layout(
     kernel: Any, compiled: Any, positional: int
 ) -> tuple[str, tuple[int | str, ...]] | None:
-    """The code letter and the place of every parameter of the compiled kernel, in its order.
+    """Return the code letters and the sources of the compiled kernel's parameters, in order.
 
-    Triton drops constexprs, None and integers that are 1: its signature calls them all constexpr.
-    None where a parameter or the launch is of a kind that only Triton launches (tuples, tensor
-    descriptors, clusters, cooperative grids, scratch memory).
+    Triton drops constexprs, None and integers that are 1, which its signature all calls constexpr.
+    The result is None if a parameter or the launch is of a kind that only Triton launches (tuples,
+    tensor descriptors, clusters, cooperative grids, scratch memory).
     """
     metadata = compiled.metadata
     if (
@@ -236,8 +238,8 @@ def parameter_layout(
 
 
 def _built(kernel: Any, step: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """``step``, whose failures are BuildErrors; a wrong call (TypeError, KeyError) and what a
-    kernel raises under the interpreter stay what they are."""
+    """Call ``step`` and turn its failures into BuildError. Errors of a wrong call (TypeError,
+    KeyError), and those of a kernel under the interpreter, are passed on."""
     try:
         return step(*args, **keywords)
     except (TypeError, KeyError):

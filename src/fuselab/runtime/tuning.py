@@ -1,9 +1,9 @@
 """Tuned configurations: what a launcher may choose from, what was chosen, and where that is kept.
 
-A launcher asks ``chosen`` how to launch, with the candidates for its arguments. ``fuselab bench OP
---tune`` times them, each within ``forced``, and saves the fastest under the launcher's key, per
-device: in the user's cache folder, or beside the operator (``tuned/nvidia-h200.json``), from where
-it ships. The user's choice goes before the shipped one, and the default rule is what is left.
+A launcher calls ``chosen`` with the candidates for its arguments. ``fuselab bench OP --tune`` times
+the candidates, each within ``forced``, and saves the fastest under the launcher's key, per device:
+in the user's cache folder, or beside the operator (``tuned/nvidia-h200.json``), from where it
+ships. The user's choice precedes the shipped one; without either, the default rule applies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SCHEMA = 1
 
 
 class Config(Mapping[str, int | str]):
-    """One way to launch a kernel: ``Config(threads=256, blocks=2)``. Never changes; its text is
-    ``threads=256 blocks=2``. Values are read as ``config["threads"]`` or ``config.threads``.
+    """One way to launch a kernel: ``Config(threads=256, blocks=2)``. It is immutable, and its text
+    is ``threads=256 blocks=2``. Values are read as ``config["threads"]`` or ``config.threads``.
 
     Raises ArgumentError for a value that is neither an int nor a str.
     """
@@ -94,10 +94,11 @@ def _config_of(values: Mapping[str, int | str]) -> Config:
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration that was found fastest for a key: what a file holds.
+    """A configuration that was found fastest for a key, as a file stores it.
 
-    ``us`` is its median in the last of ``cases``, ``default_us`` the default rule's in the same
-    rounds. ``versions`` are those of torch, Triton and the driver, ``command`` what was run.
+    ``us`` is its median in the last of ``cases``, ``default_us`` that of the default rule in the
+    same rounds. ``versions`` are those of torch, Triton and the driver, ``command`` is the command
+    that was run.
     """
 
     config: Config
@@ -111,7 +112,7 @@ class Choice:
 
 @dataclass
 class Forced:
-    """What ``forced`` hands to its block: the ``keys`` asked for within it."""
+    """The object that ``forced`` yields: the ``keys`` that were asked for within it."""
 
     of: tuple[str, str]
     config: Config
@@ -129,17 +130,18 @@ _saved: dict[tuple[str, str], dict[tuple[str, str], Config]] = {}
 def chosen(
     op_name: str, implementation: str, key: str | Sequence[Any], candidates: Sequence[Config]
 ) -> Config:
-    """How to launch: the choice saved for this device and ``key``, else ``candidates[0]``, the
-    default rule's. A saved choice that is no candidate (any more) is passed over.
+    """Return how to launch: the choice saved for this device and ``key``, else ``candidates[0]``,
+    the default. A saved choice that is no candidate any more is ignored.
 
     Args:
         op_name: ``FusedOp.name``.
-        implementation: its key; of the backward, with ``_backward`` behind it.
-        key: what the best configuration depends on, coarsely: a text, or values that become one
-            (``("float32", 4096)``).
+        implementation: its key in ``FusedOp.configs``; for the backward it ends in ``_backward``.
+        key: the values that the best configuration depends on, coarsely, as a text or as values
+            that become one (``("float32", 4096)``).
         candidates: ``FusedOp.configs[implementation](...)`` for these arguments.
 
-    Raises ContractError where there is no candidate, or where the one that is being tried is none.
+    Raises ContractError if there is no candidate, or if the configuration that is being tried is no
+    candidate.
     """
     if not candidates:
         raise ContractError(f"{op_name}: {implementation} gives no candidate configuration.")
@@ -161,7 +163,7 @@ def chosen(
 
 
 def key_text(key: str | Sequence[Any]) -> str:
-    """A key as files hold it: its values with spaces between, dtypes by their short names."""
+    """Return a key as files store it: its values separated by spaces, dtypes by short names."""
     if isinstance(key, str):
         return key
     return " ".join(str(part).removeprefix("torch.") for part in key)
@@ -169,9 +171,9 @@ def key_text(key: str | Sequence[Any]) -> str:
 
 @contextlib.contextmanager
 def forced(op_name: str, implementation: str, config: Config) -> Iterator[Forced]:
-    """Within this context, in this thread, ``chosen`` gives ``config`` for that implementation.
+    """Make ``chosen`` return ``config`` for that implementation, within this context and thread.
 
-    Call the implementation itself, not the public function: that one may hold a launch plan.
+    Call the implementation itself, not the public function, which may use a launch plan.
     """
     before = _thread.forced
     _thread.forced = Forced((op_name, implementation), config)
@@ -182,8 +184,8 @@ def forced(op_name: str, implementation: str, config: Config) -> Iterator[Forced
 
 
 def device_name(op_name: str, implementation: str) -> str | None:
-    """The device that the implementation of a registered operator runs on; None where there is
-    none, as under the Triton interpreter."""
+    """Return the name of the device that the implementation of a registered operator runs on; None
+    if there is none, as under the Triton interpreter."""
     kind = _kinds.get((op_name, implementation))
     if kind is None:
         op = dispatch.registered().get(op_name)
@@ -212,7 +214,7 @@ def _cuda_name(index: int) -> str:
 
 
 def _choices(op_name: str, device: str) -> dict[tuple[str, str], Config]:
-    """Choices by implementation and key: the shipped ones, and over them the user's."""
+    """Return choices by implementation and key: the user's, else the shipped ones."""
     found = _saved.get((op_name, device))
     if found is None:
         found = {}
@@ -232,7 +234,7 @@ def _entries(file: Path, op_name: str) -> Iterator[tuple[tuple[str, str], Mappin
 
 @contextlib.contextmanager
 def _warned_of_bad_files() -> Iterator[None]:
-    """A file that cannot be read costs speed, never a result."""
+    """Warn of a file that cannot be read, and go on: that costs speed, never a result."""
     try:
         yield
     except (DataError, AttributeError, KeyError, TypeError, ArgumentError) as error:
@@ -240,12 +242,12 @@ def _warned_of_bad_files() -> Iterator[None]:
 
 
 def user_file(device: str) -> Path:
-    """Where the user's choices for a device lie."""
+    """Return the path of the user's choices for a device."""
     return cache.folder() / "tuned" / f"{_slug(device)}.json"
 
 
 def shipped_file(op: FusedOp, device: str) -> Path:
-    """Where the choices lie that come with the operator: beside the file of its reference."""
+    """Return the path of the choices that ship with the operator: beside its reference's file."""
     reference: Any = op.reference
     while isinstance(reference, functools.partial):
         reference = reference.func
@@ -259,7 +261,7 @@ def _slug(device: str) -> str:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The whole of a file of choices; an empty one where there is none. Raises DataError."""
+    """Return the content of a file of choices, an empty one if there is none. Raises DataError."""
     try:
         payload = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -277,15 +279,15 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def _is_nested(value: Any, depth: int) -> bool:
-    """Whether ``value`` is dicts in dicts, that deep."""
+    """Return whether ``value`` is dicts in dicts to that depth."""
     return depth == 0 or (
         isinstance(value, dict) and all(_is_nested(item, depth - 1) for item in value.values())
     )
 
 
 def save(op: FusedOp, device: str, choices: Mapping[tuple[str, str], Choice], file: Path) -> None:
-    """Put choices, by implementation and key, into ``file``, beside what it holds; they count at
-    once: launch plans made before are dropped. Raises DataError, OutputError."""
+    """Add choices, by implementation and key, to ``file``. They take effect at once, because launch
+    plans are dropped. Raises DataError or OutputError."""
     operators = read(file)["operators"]
     for (implementation, key), choice in choices.items():
         entry = asdict(choice) | {"config": dict(choice.config)}
@@ -316,7 +318,8 @@ def _write(file: Path, text: str) -> None:
 
 
 def forget(op_name: str) -> None:
-    """Read an operator's choices anew, and drop launch plans: they were made with the old ones."""
+    """Read an operator's choices again at the next call, and drop all launch plans, which were made
+    with the old ones."""
     held: dict[tuple[str, str], Any]
     for held in (_saved, _kinds):
         for place in [place for place in held if place[0] == op_name]:

@@ -30,10 +30,11 @@ class Activation:
     """One activation function.
 
     ``function`` maps a pre-activation to the output. ``pullback(grad, saved)`` is the gradient of
-    the pre-activation, where ``saved`` is what ``derivative_of`` names: the ``"output"``, the
-    ``"preactivation"``, or nothing at all. ``functor`` is its name in ``activations.h``. ``flops``
-    counts the arithmetic of one element, a transcendental function as one. ``spellings`` are
-    equivalent PyTorch expressions, the usual one first.
+    ``function`` maps a pre-activation to the output. ``pullback(grad, saved)`` returns the gradient
+    of the pre-activation; ``derivative_of`` says what ``saved`` is: the ``"output"``, the
+    ``"preactivation"`` or ``"nothing"``. ``functor`` is the activation's name in ``activations.h``.
+    ``flops`` is the arithmetic per element, in which a transcendental function counts as one.
+    ``spellings`` are equivalent PyTorch expressions, the most common one first.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Activation:
 
 
 def activation(name: str) -> Activation:
-    """The activation called ``name``. Raises UnknownNameError, which lists the known names."""
+    """Return the activation called ``name``; UnknownNameError lists the known names."""
     try:
         return ACTIVATIONS[name]
     except (KeyError, TypeError):
@@ -58,10 +59,11 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
-# In float64, where an activation serves as the truth, F.gelu is not accurate enough: 1 + erf and
-# 1 + tanh cancel, and gelu(-9) comes out as 0. erfc and sigmoid keep every digit. The truth of a
-# second derivative is autograd's of these lines, so the sigmoid is exp(-softplus): autograd's of
-# torch.sigmoid is y (1 - y), which at x = 6 has lost half of its digits, times x slope^2 = 500.
+# F.gelu is not accurate enough for a float64 reference: 1 + erf and 1 + tanh cancel for negative x,
+# and gelu(-9) becomes 0. erfc and the sigmoid keep full relative precision. Second derivatives are
+# checked against autograd of these lines, so the sigmoid of gelu_tanh is written as
+# exp(-softplus): autograd differentiates torch.sigmoid as y (1 - y), which loses half of its digits
+# at x = 6 and is then multiplied by about 500 (x times the squared slope).
 def _gelu(x: Tensor) -> Tensor:
     if x.dtype != torch.float64:
         return F.gelu(x)
@@ -76,13 +78,13 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return x * torch.exp(-F.softplus(-inner, threshold=40.0))
 
 
-# Selections, not products: eager's gradient of relu is 0 where the output is 0 even for an infinite
-# upstream gradient, and passes the upstream gradient through where the output is NaN.
+# A selection, not a product, to agree with eager: where the output is 0, relu's gradient is 0 even
+# for an infinite upstream gradient; where the output is NaN, the upstream gradient passes through.
 def _relu_pullback(grad: Tensor, output: Tensor) -> Tensor:
     return torch.where(output <= 0, torch.zeros_like(grad), grad)
 
 
-# The slope is positive, so output > 0 exactly where the pre-activation is.
+# The slope is positive, so the output and the pre-activation have the same sign.
 def _leaky_relu_pullback(grad: Tensor, output: Tensor) -> Tensor:
     return torch.where(output > 0, grad, grad * LEAKY_RELU_SLOPE)
 

@@ -1,4 +1,4 @@
-"""Cases: random operands, and the names and tags that many operators' cases have."""
+"""Helpers for cases: random operands, and the names and tags that many operators share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUNDARY = frozenset({"boundary"})
 
 @dataclass(frozen=True)
 class Random:
-    """The source of a case's operands: drawn on the CPU, so that every device gets the same."""
+    """The source of a case's operands. Values are drawn on the CPU, so all devices get the same."""
 
     device: torch.device
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class Random:
         return values.to(self.device, dtype or self.dtype)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Return values from [0, 1) in float32, on the CPU still."""
+        """Return float32 values drawn uniformly from [0, 1), on the CPU."""
         return torch.rand(shape, generator=self.generator)
 
     def moved(self, tensor: Tensor) -> Tensor:
@@ -45,7 +45,8 @@ class Random:
 def made(
     build: Callable[Concatenate[Random, Parameters], Inputs],
 ) -> Callable[Parameters, Make]:
-    """Return what gives ``Case.make`` for the parameters of ``build`` behind the first."""
+    """Turn ``build(random, *parameters)`` into a function of the parameters alone that returns
+    ``Case.make``."""
 
     @functools.wraps(build)
     def make_of(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Make:
@@ -68,14 +69,14 @@ def sweep_tags(tiny: bool, huge: bool = False) -> frozenset[str]:
 
 
 def unchanged(tensor: Tensor) -> Tensor:
-    """Return ``tensor``: the layout of a case that has none in particular."""
+    """Return ``tensor`` itself: the default ``lay_out`` of a case."""
     return tensor
 
 
 def tame(tensor: Tensor, root: int) -> Tensor:
-    """Return ``tensor`` with values made finite and no larger than that root of the dtype's
-    largest, in the same layout: a sum that overflows on the way is infinite or NaN by the order of
-    additions, and any order is right."""
+    """Clamp the finite values of ``tensor`` to the ``root``-th root of the dtype's largest value,
+    in place, and return it. Larger values could overflow in the middle of a sum, and then the order
+    of additions would decide between infinity and NaN, which no test can judge."""
     limit = torch.finfo(tensor.dtype).max ** (1 / root)
     memory = tensor.untyped_storage().nbytes() // tensor.element_size()
     elements = tensor.as_strided((memory,), (1,), 0)

@@ -9,8 +9,8 @@ from fuselab.runtime.matmul_precision import allows_tf32
 
 
 def bytes_behind(*tensors: Tensor | None) -> int:
-    """Return the bytes that reading the tensors needs at least: an expanded dimension is read once,
-    None is not read."""
+    """Return the least bytes that reading the tensors takes: an expanded dimension counts once,
+    None counts nothing."""
     total = 0
     for tensor in tensors:
         if tensor is None or tensor.numel() == 0:
@@ -23,8 +23,8 @@ def bytes_behind(*tensors: Tensor | None) -> int:
 
 
 def bytes_of(*tensors: Tensor | None) -> int:
-    """Return the bytes of dense tensors of these shapes and dtypes, such as the gradients of these
-    operands; None has none."""
+    """Return the bytes of dense tensors with these shapes and dtypes, such as the operands'
+    gradients; None counts nothing."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 

@@ -1,7 +1,7 @@
 """Sizes at which operators are timed on a CPU, to decide what ``auto`` takes there.
 
-Every operator with a C++ kernel gives twelve ``row`` cases from 64 kB to 200 MB, odd widths among
-them, and smaller ones in every dtype for each of its regimes.
+Every operator with a C++ kernel has twelve cases tagged ``row``, from 64 kB to 200 MB and with odd
+widths among them, and smaller cases in every dtype (tagged ``dtypes``) for each of its code paths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MATRICES = (
     (8192, 1500),
     (24000, 1001),
 )
-# From a call that is all overhead to one that is not.
+# From a call whose time is all overhead to one whose time is all arithmetic and memory.
 EVERY_DTYPE = ((4, 4), (33, 64), (129, 255), (1024, 1023), (4096, 1536))
 ROW = frozenset({"row"})
 DTYPES = frozenset({"dtypes"})

@@ -19,15 +19,15 @@ CUDA_NAMES = {
 CUDA_HALF_NAMES = {dtype: CUDA_NAMES[dtype] for dtype in (torch.float16, torch.bfloat16)}
 CPP_NAMES = {
     torch.float32: "float",
-    torch.float16: "Half",  # of cpu_vectors.h, as BFloat16
+    torch.float16: "Half",  # defined in cpu_vectors.h, as is BFloat16
     torch.bfloat16: "BFloat16",
     torch.float64: "double",
 }
 
 
 def check_floating(operator: str, **operands: Tensor | torch.dtype | None) -> None:
-    """Raise UnsupportedDtypeError unless every operand, given by its argument's name, has one of
-    ``FLOATING``; None is passed over."""
+    """Raise UnsupportedDtypeError unless every operand has one of the dtypes in ``FLOATING``.
+    Operands are given by argument name; None is skipped."""
     for name, operand in operands.items():
         dtype = operand.dtype if isinstance(operand, Tensor) else operand
         if dtype is not None and dtype not in FLOATING:
@@ -39,8 +39,8 @@ def check_floating(operator: str, **operands: Tensor | torch.dtype | None) -> No
 
 
 def check_same_dtype(operator: str, **operands: Tensor | None) -> None:
-    """Raise DtypeError unless every operand, given by its argument's name, has the dtype of the
-    first; None is passed over."""
+    """Raise DtypeError unless every operand has the dtype of the first. Operands are given by
+    argument name; None is skipped."""
     (first, expected), *others = operands.items()
     assert expected is not None
     for name, operand in others:
@@ -71,7 +71,8 @@ def promoted(*tensors: Tensor | None) -> torch.dtype:
 
 
 def cast_floating(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return an operand as ``torch.autocast`` casts it: floating ones but float64 to ``dtype``."""
+    """Cast an operand as ``torch.autocast`` does: floating-point tensors but float64 to ``dtype``;
+    other tensors, and None, are returned as they are."""
     if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype)

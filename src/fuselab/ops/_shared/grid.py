@@ -1,4 +1,4 @@
-"""How a pointwise kernel is spread over a GPU: packs and blocks in CUDA C++, tiles in Triton."""
+"""Launch grids of pointwise kernels: packs and blocks in CUDA C++, tiles in Triton."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.parameters import i64
 from fuselab.runtime.triton_launch import launch
 
-THREADS = 256  # of a CUDA block, as cuda_nest.h says
-TRITON_BLOCK_BYTES = 4096  # of the output in a flat tile: two 16-byte stores of 4 warps' threads
-TRITON_TILE = 1024  # elements of a tile of the strided kernels
+THREADS = 256  # per CUDA block; `threads` of cuda_nest.h
+TRITON_BLOCK_BYTES = 4096  # output bytes of a flat tile: two 16-byte stores per thread of 4 warps
+TRITON_TILE = 1024  # elements in a tile of the strided kernels
 
 
 def launch_by_packs(
@@ -32,8 +32,10 @@ def launch_by_packs(
     operands: Sequence[Tensor],
     output: Tensor,
 ) -> None:
-    """Launch ``kernel<types, Index, rank, width, packed...>(operands..., output, numel, nest)``: a
-    thread owns one pack of consecutive elements of ``output``, within one row of the nest."""
+    """Launch ``kernel<types, Index, rank, width, packed...>(operands..., output, numel, nest)``.
+
+    A thread owns one pack of consecutive elements of ``output``, all within one row of the nest.
+    """
     rank, row = len(loops.sizes), loops.sizes[-1]
     width = pack_width(*dtypes)
     if not is_aligned(output) or (rank > 1 and row % width):
@@ -56,8 +58,8 @@ def launch_by_packs(
 
 
 def nest_of(output: Tensor, *operands: Tensor) -> tuple[Nest, tuple[Tensor, ...]]:
-    """Return the loop nest of operands broadcast to ``output``, and the operands; beyond rank 5
-    they are copies laid out as the output is."""
+    """Return the loop nest for operands broadcast to ``output``, and the operands. Operands that
+    would need a rank above 5 are first copied to the output's layout."""
     operands = tuple(operand.expand(output.shape) for operand in operands)
     loops = nest(output, [operand.stride() for operand in operands])
     if len(loops.sizes) > MAX_RANK:
@@ -73,7 +75,7 @@ def launch_cuda(
     output: Tensor,
     *operands: Tensor,
 ) -> None:
-    """Launch ``kernel`` of ``source``, whose template takes ``dtypes``, where the output is not
+    """Launch ``kernel`` of ``source``, whose template takes ``dtypes``, unless the output is
     empty."""
     if output.numel():
         loops, operands = nest_of(output, *operands)
@@ -81,8 +83,8 @@ def launch_cuda(
 
 
 def launch_triton(kernels: ModuleType, kernel: str, output: Tensor, *operands: Tensor) -> None:
-    """Launch ``kernel`` of ``kernels`` where all tensors are dense alike, else ``kernel_strided``;
-    nothing where the output is empty."""
+    """Launch ``kernel`` of ``kernels`` if all tensors are dense with the same strides, else
+    ``kernel_strided``; launch nothing if the output is empty."""
     if not output.numel():
         return
     loops, operands = nest_of(output, *operands)
@@ -97,22 +99,22 @@ def launch_triton(kernels: ModuleType, kernel: str, output: Tensor, *operands: T
 
 
 def triton_arithmetic(dtype: torch.dtype) -> Any:
-    """COMPUTE of a Triton kernel whose output has this dtype."""
+    """Return COMPUTE, the arithmetic dtype of a Triton kernel with this output dtype."""
     import triton.language as tl
 
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def flat_tile(loops: Nest, output_dtype: torch.dtype) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Grid and tile of a flat Triton kernel."""
+    """Return the grid and the BLOCK of a flat Triton kernel."""
     block = TRITON_BLOCK_BYTES // output_dtype.itemsize
     return (ceil_div(loops.numel, block),), {"BLOCK": block}
 
 
 def tile_of(loops: Nest) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Grid and tile shape of a strided Triton kernel: square tiles where an operand is transposed,
-    so that the lines it touches are used while they are in L1. Every shape is a kernel to be
-    compiled: there are nine."""
+    """Return the grid and the tile shape of a strided Triton kernel. Where an operand is
+    transposed, tiles are square, so that the cache lines that they touch are reused from L1. Shapes
+    are few (nine), because each one compiles a kernel of its own."""
     rows, columns = math.prod(loops.sizes[:-1]), loops.sizes[-1]
     transposed = any(strides[-1] > 1 for strides in loops.strides)
     across = max(4, min(32 if transposed else TRITON_TILE, power_of_two(columns)))
@@ -127,7 +129,8 @@ def tile_of(loops: Nest) -> tuple[tuple[int, ...], dict[str, Any]]:
 
 
 def nest_numbers(loops: Nest) -> list[int]:
-    """Arguments of a strided Triton kernel: rows, four inner sizes, five strides per operand."""
+    """Return the arguments of a strided Triton kernel: rows, four inner sizes, five strides per
+    operand."""
     padded = loops.padded()
     strides = (stride for strides in padded.strides for stride in strides)
     return [math.prod(padded.sizes[:-1]), *padded.sizes[1:], *strides]

@@ -1,4 +1,4 @@
-"""Which GPUs have Hopper's instructions of ``hopper.h``, and its clusters."""
+"""Tests for GPUs that have Hopper's instructions of ``hopper.h``, and thread-block clusters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 @cache
 def is_hopper(device: torch.device) -> bool:
-    """Return whether ``device`` has wgmma and the copy engine: compute capability 9.0."""
+    """Return whether ``device`` has wgmma and TMA, which need compute capability 9.0 exactly."""
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @cache
 def has_clusters(device: torch.device) -> bool:
-    """Return whether blocks of a GPU can form clusters: compute capability 9.0 or newer."""
+    """Return whether ``device`` has thread-block clusters: compute capability 9.0 or newer."""
     return torch.cuda.get_device_capability(device) >= (9, 0)

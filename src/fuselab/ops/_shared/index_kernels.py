@@ -1,4 +1,4 @@
-"""Kernels that give every id an index: one thread or lane per id, in every language alike."""
+"""Operators that map every id to an index: one thread or lane per id, in all three languages."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ def cuda_expressions(name: str) -> tuple[str, ...]:
 
 
 def empty_indices(ids: Tensor, *others: Any) -> Tensor:
-    """Return the output, not yet written: int64, contiguous, of the shape of ``ids``."""
+    """Return a new, uninitialised output: int64, contiguous, in the shape of ``ids``."""
     return torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
 
 
 @dataclass(frozen=True)
 class IndexKernels:
-    """The kernels of an operator on ids ``(samples, columns)`` and on ``others``, its other
-    arguments.
+    """The kernels of an operator on ids ``(samples, columns)`` and further arguments, ``others``.
 
-    ``operands(*others)`` returns the tensors that the kernels read beside the ids. ``cuda`` and
-    ``cpp`` have a kernel ``name``; C++ gets the values of ``cpp_numbers(*others)`` behind the
-    sizes, and Triton those of ``triton_constants(*others)`` by name.
+    ``operands(*others)`` returns the tensors that the kernels read besides the ids. ``cuda`` and
+    ``cpp`` contain a kernel called ``name``. The C++ kernel gets ``cpp_numbers(*others)`` after
+    the sizes, the Triton kernel ``triton_constants(*others)`` by keyword.
     """
 
     name: str
@@ -50,7 +49,7 @@ class IndexKernels:
     triton_constants: Callable[..., Mapping[str, int]] = lambda *others: {}
 
     def forward_cuda(self, ids: Tensor, *others: Any) -> Tensor:
-        """Return the indices by one launch; operands of another dtype or stride are copied."""
+        """Return the indices from one CUDA launch; the ids are read by their strides."""
         output = empty_indices(ids)
         if output.numel():
             self.cuda.launch(
@@ -62,7 +61,7 @@ class IndexKernels:
         return output
 
     def forward_triton(self, ids: Tensor, *others: Any) -> Tensor:
-        """Return the same by Triton's kernel."""
+        """Return the indices from one launch of the Triton kernel."""
         output = empty_indices(ids)
         if output.numel():
             launch(
@@ -76,7 +75,7 @@ class IndexKernels:
         return output
 
     def forward_cpp(self, ids: Tensor, *others: Any) -> Tensor:
-        """Return the same on a CPU."""
+        """Return the indices from the C++ kernel, on a CPU."""
         output = empty_indices(ids)
         if output.numel():
             numbers = map(i64, self.cpp_numbers(*others))
@@ -87,7 +86,7 @@ class IndexKernels:
         return output
 
     def implementations(self) -> dict[str, Implementation]:
-        """Return the three, for ``FusedOp.implementations``."""
+        """Return the three implementations, for ``FusedOp.implementations``."""
         return {
             "cuda": Implementation("cuda", self.forward_cuda),
             "triton": Implementation("cuda", self.forward_triton),

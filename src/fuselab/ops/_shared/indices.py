@@ -12,7 +12,7 @@ CPP_IDS = {torch.int64: "int64_t", torch.int32: "int32_t"}
 
 
 def check_integers(op: str, name: str, tensor: Tensor, dimensions: int) -> None:
-    """Raises DtypeError, ShapeError unless ``tensor`` is int64 or int32 with that many
+    """Raise DtypeError or ShapeError unless ``tensor`` is int64 or int32 with ``dimensions``
     dimensions."""
     if tensor.dtype not in ID_DTYPES:
         raise DtypeError(f"{op}: '{name}' is {tensor.dtype}; expected int64 or int32.")
@@ -24,12 +24,14 @@ def check_integers(op: str, name: str, tensor: Tensor, dimensions: int) -> None:
 
 
 def index_type(*counts: int) -> str:
-    """The C++ type of kernel indices for tensors of these many elements: 32 bits divide faster."""
+    """Return the C++ type of kernel indices for tensors with these element counts. It is 32-bit
+    where possible, because 32-bit division is faster."""
     return "int32_t" if max(counts) < 2**31 - 2**20 else "int64_t"
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether its values can be looked at: on the CPU, not traced, not wrapped by torch.func."""
+    """Return whether Python may read the tensor's values: it is on the CPU, not being traced, and
+    not wrapped by torch.func."""
     return (
         tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()

@@ -1,4 +1,4 @@
-"""From tensors to the loop nest that a pointwise kernel walks."""
+"""The loop nest that a pointwise kernel walks, from the strides of its tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True)
 class Nest:
-    """Loop sizes and, for every operand, its strides in elements; outermost dimension first.
+    """The loop sizes and, for every operand, its strides in elements; outermost dimension first.
 
-    The nest follows the output's memory: the output's offset simply counts up.
+    The nest follows the output's memory order, so the output's offset is the loop counter itself.
     """
 
     sizes: tuple[int, ...]
@@ -29,7 +29,7 @@ class Nest:
         return total
 
     def padded(self, rank: int = MAX_RANK) -> Nest:
-        """The same nest with outer dimensions of size 1 added up to ``rank``."""
+        """Return the nest with outer dimensions of size 1 added up to ``rank``."""
         missing = rank - len(self.sizes)
         return Nest(
             (1,) * missing + self.sizes,
@@ -38,11 +38,11 @@ class Nest:
 
     @property
     def is_flat(self) -> bool:
-        """Whether every operand counts up as the output does."""
+        """Whether every operand has the output's memory order, so that one offset serves all."""
         return all(strides == (1,) for strides in self.strides)
 
     def needs_64_bit_offsets(self) -> bool:
-        """Whether an offset into the output or into any operand passes 2^31 - 1 elements."""
+        """Return whether an offset into the output or any operand exceeds 2^31 - 1 elements."""
         furthest = [
             sum((size - 1) * stride for size, stride in zip(self.sizes, strides, strict=True))
             for strides in self.strides
@@ -51,13 +51,14 @@ class Nest:
 
 
 def nest(output: Tensor, operands: Sequence[tuple[int, ...]]) -> Nest:
-    """The fewest loops that walk ``output`` (dense, not empty) in memory order.
+    """Return the fewest loops that walk ``output`` (dense, not empty) in memory order.
 
     Args:
-        output: fixes the order; its own strides need not appear.
+        output: fixes the order; its own strides need not be among ``operands``.
         operands: strides of every operand in the output's shape, 0 where broadcast.
 
-    Dimensions of size 1 go; neighbours that every operand steps through evenly become one.
+    Dimensions of size 1 are dropped. Neighbouring dimensions that every operand walks with one
+    step become one loop.
     """
     order = sorted(
         (dim for dim, size in enumerate(output.shape) if size != 1),
@@ -83,7 +84,7 @@ def nest(output: Tensor, operands: Sequence[tuple[int, ...]]) -> Nest:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their stretch of memory without gap or overlap, in any order."""
+    """Return whether the elements fill one range of memory without gap or overlap, in any order."""
     expected = 1
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted(step for step in steps if step[1] != 1):
@@ -94,8 +95,8 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def row_strides(rows: int, columns: int, matrix: Tensor) -> tuple[int, int]:
-    """Strides of a (rows, columns) tensor; those of dimensions of size 1 chosen so that the
-    elements look contiguous where they are."""
+    """Return the strides of a (rows, columns) tensor. The stride of a dimension of size 1 is
+    arbitrary, so it is replaced by the one that a contiguous tensor would have."""
     row, column = matrix.stride()
     if columns == 1:
         column = row

@@ -1,4 +1,4 @@
-"""The operands of ``input Wᵀ`` as matrices, for operators with a linear layer in them."""
+"""Helpers for operators with a linear layer, ``input Wᵀ``: operands as matrices, shape checks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def row_readable(tensor: Tensor) -> Tensor:
 
 
 def empty_output(input: Tensor, weight: Tensor) -> Tensor:
-    """Return the output of ``F.linear(input, weight)``, not yet written: ``(..., N)``."""
+    """Return a new, uninitialised output of ``F.linear(input, weight)``: ``(..., N)``."""
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``F.linear`` of a matrix, by the operators that it calls: those a launch plan can
-    hold."""
+    """Return ``F.linear`` of a matrix through torch.mm or torch.addmm, which a launch plan can
+    record."""
     if bias is None:
         return torch.mm(rows, weight.t())
     return torch.addmm(bias, rows, weight.t())
 
 
 def empty_gradients(needs: Sequence[bool], *operands: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return a contiguous gradient, not yet written, of every operand that needs one, else None."""
+    """Return a new contiguous gradient for every operand that needs one, None for the others."""
     return tuple(
         operand.new_empty(operand.shape) if need and operand is not None else None
         for need, operand in zip(needs, operands, strict=True)

@@ -12,7 +12,7 @@ from fuselab.runtime.parameters import Scalar, f32, f64, i64
 
 
 def numbers(*groups: Sequence[int]) -> list[Scalar]:
-    """Return the groups' numbers, one after the other, as 64-bit parameters."""
+    """Return the numbers of all groups, in order, as 64-bit parameters."""
     return [i64(number) for group in groups for number in group]
 
 
@@ -22,7 +22,7 @@ def flags(*values: bool) -> str:
 
 
 def index_type(is_wide: bool) -> str:
-    """Return the C++ type of offsets: 64-bit where ``is_wide``."""
+    """Return the C++ type of offsets: int64_t if ``is_wide``, else int32_t."""
     return "int64_t" if is_wide else "int32_t"
 
 
@@ -36,13 +36,13 @@ def cpp_float(value: float | Tensor, arithmetic: torch.dtype) -> Scalar:
 
 
 def cuda_float(value: float | Tensor, arithmetic: torch.dtype) -> tuple[str, Tensor | Scalar]:
-    """Return the type that a CUDA kernel is told of a float argument, and the argument: a pointer
-    where ``value`` is a tensor."""
+    """Return the C++ type of a float argument of a CUDA kernel, and the argument; a tensor is
+    passed as a pointer."""
     if isinstance(value, Tensor):
         return f"const {CUDA_NAMES[value.dtype]}*", value
     return ("double", f64(value)) if arithmetic == torch.float64 else ("float", f32(value))
 
 
 def triton_float(value: float | Tensor) -> tuple[Tensor | None, float]:
-    """Return the pair of a Triton kernel's arguments, a pointer or None and a number."""
+    """Return a float argument as a Triton kernel takes it: (pointer or None, number)."""
     return (value, 0.0) if isinstance(value, Tensor) else (None, value)

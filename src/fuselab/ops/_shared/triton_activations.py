@@ -1,9 +1,9 @@
-"""The activations as Triton device functions; ``activations.h`` says the same in C++.
+"""The activations as Triton device functions, equivalent to ``activations.h`` in C++.
 
-All of it is arithmetic and ``tl.fma``: no libdevice, so that the interpreter and other vendors'
-GPUs compute the same. ``x`` is float32 or float64; polynomials, reductions and their sources are
-those of ``activations.h``. ``ACTIVATION`` is a key of ``activations.ACTIVATIONS``; an unknown one
-does not compile.
+Only arithmetic and ``tl.fma`` are used, no libdevice, so that the interpreter and GPUs of other
+vendors compute the same values. ``x`` is float32 or float64. The polynomials, the argument
+reductions and their sources are those of ``activations.h``. ``ACTIVATION`` is a key of
+``activations.ACTIVATIONS``; any other value fails to compile.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def _power_of_two(exponent, x):
-    """2^exponent in the dtype of ``x``."""
+    """Return 2^exponent in the dtype of ``x``."""
     if x.dtype == tl.float64:
         return ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
     else:
@@ -21,7 +21,8 @@ def _power_of_two(exponent, x):
 
 @triton.jit
 def _reduced_exponential(y):
-    """(n, expm1(y - n ln 2)) with n the integer nearest to y / ln 2; ln 2 in two parts."""
+    """Return (n, expm1(y - n ln 2)), n the integer nearest to y / ln 2. ln 2 is subtracted in two
+    parts, to keep its rounding error out of the remainder."""
     n = tl.floor(y * 1.4426950408889634 + 0.5)
     if y.dtype == tl.float64:
         r = (y - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
@@ -48,7 +49,7 @@ def _reduced_exponential(y):
 
 @triton.jit
 def _exponential(y):
-    """exp(y) for y <= 0, subnormal results included."""
+    """Return exp(y) for y <= 0, including subnormal results."""
     lowest = -746.0 if y.dtype == tl.float64 else -104.0
     exponent, fraction = _reduced_exponential(tl.where(y < lowest, lowest, y))
     half = exponent >> 1
@@ -58,7 +59,7 @@ def _exponential(y):
 
 @triton.jit
 def _logistic(x):
-    """sigmoid(x) and 1 - sigmoid(x), both to full relative precision."""
+    """Return sigmoid(x) and 1 - sigmoid(x), both to full relative precision."""
     small = _exponential(-tl.abs(x))
     below = small / (1.0 + small)
     above = 1.0 / (1.0 + small)
@@ -67,13 +68,13 @@ def _logistic(x):
 
 @triton.jit
 def _normal(x):
-    """The standard normal distribution and density at x."""
+    """Return the standard normal distribution function and density at x."""
     last = 39.0 if x.dtype == tl.float64 else 14.5
     a = tl.abs(x)
     a = tl.where(a > last, last, a)
     square = a * a
     density = _exponential(-0.5 * square)
-    # Without fused arithmetic, as in the interpreter, the square's rounding error reads as 0.
+    # The rounding error of the square. It comes out as 0 where fma is not fused (interpreter).
     density -= density * (0.5 * tl.fma(a, a, -square))
     if x.dtype == tl.float64:
         t = (a - 5.0) / (a + 5.0)
@@ -126,13 +127,13 @@ def _hyperbolic_tangent(x):
     saturating = e < 0.3333333333333333
     ratio = tl.where(saturating, 2.0 * e, one_minus_e) / (1.0 + e)
     magnitude = tl.where(saturating, 1.0 - ratio, ratio)
-    # A zero keeps its sign: x itself is what is returned there.
+    # tanh(-0.0) is -0.0, so a zero is returned as it is.
     return tl.where(x < 0, -magnitude, tl.where(x == 0, x, magnitude))
 
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """The activation of ``x``."""
+    """Return the activation of ``x``."""
     tl.static_assert(
         ACTIVATION == "identity"
         or ACTIVATION == "relu"
@@ -144,7 +145,7 @@ def activate(x, ACTIVATION: tl.constexpr):
         or ACTIVATION == "tanh"
     )
     if ACTIVATION == "relu":
-        # NaN compares false and stays, as in PyTorch; tl.maximum would drop it.
+        # NaN compares false and is kept, as in PyTorch; tl.maximum would drop it.
         x = tl.where(x < 0, 0.0, x)
     elif ACTIVATION == "leaky_relu":
         x = tl.where(x > 0, x, x * 0.01)
@@ -166,8 +167,8 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def pull_back(grad, saved, ACTIVATION: tl.constexpr):
-    """The gradient of the pre-activation. ``saved`` is the output for relu, leaky_relu, sigmoid and
-    tanh, the pre-activation for gelu, gelu_tanh and silu, and not looked at for identity."""
+    """Return the gradient of the pre-activation. ``saved`` is the output for relu, leaky_relu,
+    sigmoid and tanh, and the pre-activation for gelu, gelu_tanh and silu; identity ignores it."""
     if ACTIVATION == "relu":
         grad = tl.where(saved <= 0, 0.0, grad)
     elif ACTIVATION == "leaky_relu":

@@ -9,9 +9,10 @@ import triton.language as tl
 
 
 def unspecialized(*operands: str) -> dict[str, list[str]]:
-    """Options of ``triton.jit`` for a kernel whose numbers are rows, size_1 to size_4, and of every
-    operand the strides _0 to _4: what it need not be compiled for. A row's stride and length say
-    how wide loads can be, an inner stride no more than whether it is 1."""
+    """Return ``triton.jit`` options that keep a strided kernel from being compiled again for values
+    that hardly matter. The kernel's numbers are rows, size_1 to size_4 and, for every operand, the
+    strides _0 to _4. The stride and the length of a row decide how wide loads can be, so they stay
+    specialised; of the innermost stride only the value 1 does."""
     return {
         "do_not_specialize": [
             *("rows", "size_1", "size_2", "size_3"),
@@ -25,8 +26,8 @@ def unspecialized(*operands: str) -> dict[str, list[str]]:
 def tile_of_nest(
     size_3, size_4, rows, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """This program's rows (all loops but the innermost) and columns, and the mask of those that
-    exist. WIDE: offsets are 64-bit."""
+    """Return this program's rows (all loops but the innermost), its columns, and the mask of those
+    that exist. WIDE: offsets are 64-bit."""
     tile = tl.program_id(0)
     across = tl.cdiv(size_4, BLOCK_COLUMNS)
     row = (tile // across) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
@@ -44,7 +45,7 @@ def offset_of(
     row, column, size_1, size_2, size_3, stride_0, stride_1, stride_2, stride_3, stride_4,
     MATRIX: tl.constexpr,
 ):  # fmt: skip
-    """Offset of an operand in a nest of five loops. MATRIX: the outer three have one step."""
+    """Return an operand's offset in a nest of five loops. MATRIX: the outer three have size 1."""
     if MATRIX:
         return row * stride_3 + column * stride_4
     else:

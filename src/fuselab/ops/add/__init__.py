@@ -1,4 +1,4 @@
-"""input + other, broadcast: with square, the package to read first."""
+"""input + other with broadcasting. Read this package and square first."""
 
 from fuselab.ops.add.op import OP
 from fuselab.runtime.dispatch import operator

@@ -1,8 +1,8 @@
-"""The gradient of an operand that was broadcast: the upstream gradient, summed over what it lacks.
+"""The gradient of a broadcast operand: the upstream gradient, summed over the broadcast dimensions.
 
-An operand without leading dimensions (a row, a bias) is a matter of column sums, and those have
-kernels here, for torch's are slow where columns are few. Other sums are left to torch: it adds up
-what is contiguous, a row or all of a tensor, 16 bytes per load and as fast as these kernels.
+An operand without leading dimensions (a row, a bias) needs column sums. These have kernels here,
+because torch's are slow where columns are few. Other sums are left to torch: it sums what is
+contiguous, a row or a whole tensor, with 16 bytes per load and as fast as these kernels.
 """
 
 from __future__ import annotations
@@ -25,30 +25,24 @@ from fuselab.runtime.grid import ceil_div, power_of_two
 
 CUDA_SUMS = CudaSource(Path(__file__).with_name("sums_kernels.cu"))
 
-# Threads per block, blocks per multiprocessor, packs of 16 bytes across a block. A thread has 8 in
-# flight, 4 where a pack holds 8 elements: 128 KB per multiprocessor, 64 of 16 bits; 4.2 TB/s at 0.8
-# us need 26, but a thread asks for its next packs when it has added up the last. Loads are marked
-# as not worth keeping: forward and backward of 65536 x 512 take 107.0 us for 112.2 without in
-# float32, 61.8 for 66.4 in bfloat16 (H200, 2026-11-21); 256 threads 107.1 and 62.7.
+# Threads per block, blocks per multiprocessor, packs of 16 bytes across a block. A thread has 8
+# packs in flight, 4 if a pack has 8 elements. Loads are marked as not worth keeping in the cache,
+# because the gradient is read once: forward and backward of 65536 x 512 in float32 take 107.0 us
+# for 112.2 without the mark (H200).
 THREADS, BLOCKS, ACROSS = 512, 2, 64
-# Where the kernels are preferred: elements of the upstream gradient, below which a backward is the
-# host's time, of which torch's sum takes less, and columns. H200, us in float32 / bfloat16, before
-# loads were marked:
-#                   CUDA          Triton        torch
-#   65536 x   512   47.3 / 31.2   58.9 / 54.2   92.8 / 65.7
-#   16384 x  2048   47.0 / 31.4   57.2 / 53.2   60.0 / 43.0
-#   16384 x   256   14.7 / 12.9   18.3 / 20.3   29.0 / 27.1
-#    1024 x 32768   54.8 / 39.3   60.6 / 57.8   49.8 / 34.5
+# The kernels are preferred from this many elements of the upstream gradient on and up to this many
+# columns. Below, a backward's time is the host's, and torch's sum needs less of it; with more
+# columns torch's sum is faster (1024 x 32768 in float32 on an H200: 49.8 us for 54.8).
 FEWEST_ELEMENTS = 2**22
 MOST_COLUMNS = 2048
 
-# Sums of a contiguous gradient over the dimensions that a shape lacks, in a dtype.
+# A function that sums a contiguous gradient over the dimensions that a shape lacks, into a dtype.
 LeadingSums = Callable[[Tensor, Sequence[int], torch.dtype], Tensor]
 
 
 def lacks_leading(shape: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether ``shape`` is ``whole`` without leading dimensions, or with ones in their place, and
-    no single number."""
+    """Return whether ``shape`` is ``whole`` without leading dimensions, or with ones in their
+    place, and more than a single number."""
     kept = list(shape)
     while kept and kept[0] == 1:
         del kept[0]
@@ -56,8 +50,8 @@ def lacks_leading(shape: Sequence[int], whole: Sequence[int]) -> bool:
 
 
 def summed_columns(needs: Sequence[bool], grad_output: Tensor, *shapes: Sequence[int]) -> int:
-    """Elements of the operand that needs a gradient and lacks leading dimensions, one at most; 0
-    without."""
+    """Return the number of elements of the operand that needs a gradient and lacks leading
+    dimensions, or 0 if there is none. At most one operand can lack them."""
     for need, shape in zip(needs, shapes, strict=True):
         if need and lacks_leading(shape, grad_output.shape):
             return math.prod(shape)
@@ -71,14 +65,14 @@ def refusal(
     other_shape: Sequence[int],
     *dtypes: torch.dtype,
 ) -> str | None:
-    """Why the kernels are not for this backward, or None."""
+    """Return the reason why the kernels cannot compute this backward, or None."""
     if summed_columns(needs, grad_output, input_shape, other_shape) == 0:
         return "no operand that needs a gradient lacks leading dimensions, or it is one number"
     return None if grad_output.is_contiguous() else "the upstream gradient is not contiguous"
 
 
 def prefer(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
-    """The kernels where they were faster: many rows of few columns."""
+    """Return the kernels where they were measured to be faster: many rows of few columns."""
     if grad_output.numel() < FEWEST_ELEMENTS or refusal(needs, grad_output, *saved):
         return ("reference",)
     columns = summed_columns(needs, grad_output, *saved[:2])
@@ -92,7 +86,8 @@ def unchanged(
     input_dtype: torch.dtype,
     other_dtype: torch.dtype,
 ) -> tuple[bool, bool]:
-    """Of an operand of the sum's shape and dtype the gradient is the upstream one."""
+    """Return, for each operand, whether its gradient is the upstream gradient itself: that is so
+    for an operand with the output's shape and dtype."""
     shape, dtype = list(grad_output.shape), grad_output.dtype
     return (
         list(input_shape) == shape and input_dtype == dtype,
@@ -109,7 +104,7 @@ def backward(
     input_dtype: torch.dtype,
     other_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input and other: ``sums`` for one that lacks leading dimensions."""
+    """Return the gradients of input and other, by ``sums`` if leading dimensions are missing."""
 
     def gradient(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if lacks_leading(shape, grad_output.shape):
@@ -123,7 +118,7 @@ def backward(
 
 
 def sums_triton(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The gradient of the bias of ``add_mul_activation`` without an activation."""
+    """Sum by the bias's gradient of ``add_mul_activation`` without an activation."""
     saved = layout.Saved("identity", 1.0, None, None, None, None, dtype, dtype, dtype)
     needs = (False, False, True)
     result = triton_launch.backward(needs, grad.view(-1, math.prod(shape)), saved)[2]
@@ -132,10 +127,10 @@ def sums_triton(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 
 def sums_cuda(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """One launch of ``leading_sums`` and one of ``column_sums``.
+    """Sum by one launch of ``leading_sums`` and one of ``column_sums``.
 
-    Of columns that 16-byte packs do not divide, several rows are taken as one; that asks for rows
-    that can be. The workspace is float64, a row for each block of rows: 0.5 to 2 MB on an H200.
+    If 16-byte packs do not divide the columns, several rows are treated as one; the number of rows
+    must allow that. The workspace is float64, one row per block of rows: 0.5 to 2 MB on an H200.
     The order of the sums depends on shape, device and alignment.
     """
     columns = math.prod(shape)
@@ -175,7 +170,7 @@ def _leading_sums(dtype: torch.dtype, width: int) -> str:
     return f"leading_sums<{CUDA_NAMES[dtype]}, {width}, {THREADS}, {_rows_in_flight(width)}>"
 
 
-# Every dtype, packed and not.
+# Every dtype, with packs and without.
 CUDA_EXPRESSIONS = (
     *(f"column_sums<{name}>" for name in CUDA_NAMES.values()),
     *(_leading_sums(dtype, width) for dtype in CUDA_NAMES for width in (pack_width(dtype), 1)),

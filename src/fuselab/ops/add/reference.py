@@ -9,22 +9,22 @@ from torch import Tensor
 
 
 def reference(input: Tensor, other: Tensor) -> Tensor:
-    """``input + other``, element by element, as ``torch.add`` of two tensors.
+    """Add ``input + other`` element by element, as ``torch.add`` does for two tensors.
 
     Args:
         input: any shape, float32, float16, bfloat16 or float64, any strides.
-        other: likewise, of a shape that broadcasts with that of ``input``.
+        other: the same dtypes, any strides, and a shape that broadcasts with that of ``input``.
 
     Returns:
-        The broadcast shape, the dtype that type promotion gives both (a tensor without dimensions
-        promotes none that has some), and the strides of ``torch.empty_like`` of the first argument
-        that has the broadcast shape; contiguous where neither has. Arithmetic is in float32, in
-        float64 where the result is; the result is rounded once.
+        The broadcast shape and the dtype that type promotion gives (a tensor without dimensions
+        does not promote one that has some). The strides are those of ``torch.empty_like`` of the
+        first argument that has the broadcast shape; the result is contiguous if neither has.
+        Arithmetic is in float32, or in float64 for a float64 result; the result is rounded once.
 
-    Differentiable twice in both. A gradient is the upstream one, summed over what was broadcast in
-    an order that does not vary from run to run: leading dimensions of a contiguous upstream
-    gradient of 2^22 elements or more, down to 2 to 2048 elements, by kernels on a GPU, in float64;
-    others by ``torch.Tensor.sum_to_size``.
+    Differentiable twice in both. A gradient is the upstream one, summed over the broadcast
+    dimensions in an order that does not vary from run to run. On a GPU, kernels sum over leading
+    dimensions in float64 if the upstream gradient is contiguous, has 2^22 elements or more, and 2
+    to 2048 elements remain; all other sums are by ``torch.Tensor.sum_to_size``.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (implementation), DeviceError, UnsupportedError (an
@@ -41,7 +41,7 @@ def gradient(
     input_dtype: torch.dtype,
     other_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input and other: the upstream one itself where nothing was broadcast."""
+    """Return the gradients of input and other: the upstream one summed to each operand's shape."""
 
     def summed(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return grad_output.sum_to_size(tuple(shape)).to(dtype)

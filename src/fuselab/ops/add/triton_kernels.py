@@ -1,4 +1,4 @@
-"""input + other in Triton. Every element is read once and written once: memory is the floor."""
+"""input + other in Triton. Every element is read once and written once: memory is the limit."""
 
 import triton
 import triton.language as tl
@@ -18,11 +18,11 @@ def add(
     numel,
     COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BLOCK consecutive elements. Its start is 64-bit, the offsets from there are
-    not: any size is right, and none costs more."""
+    """Add BLOCK consecutive elements per program. The start is 64-bit and the offsets from it are
+    32-bit, so that any size is right at no extra cost."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = tl.arange(0, BLOCK)
-    # A mask that may end anywhere makes every access scalar: only the last program has one.
+    # A mask that may end anywhere makes every access scalar, so only the last program has one.
     if start + BLOCK <= numel:
         _add_tile(input + start, other + start, output + start, offset, None, COMPUTE)
     else:
@@ -32,14 +32,14 @@ def add(
 
 @triton.jit(**unspecialized("input", "other"))
 def add_strided(
-    input, other, output,  # output: dense, counted up; the others by their strides, 0 if broadcast
+    input, other, output,  # output: dense, in memory order; the others by strides, 0 if broadcast
     rows, size_1, size_2, size_3, size_4,
     input_0, input_1, input_2, input_3, input_4,
     other_0, other_1, other_2, other_3, other_4,
     COMPUTE: tl.constexpr, MATRIX: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BLOCK_ROWS x BLOCK_COLUMNS elements of a nest of up to five loops."""
+    """Add BLOCK_ROWS x BLOCK_COLUMNS elements of a nest of up to five loops per program."""
     row, column, mask = tile_of_nest(size_3, size_4, rows, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
     of_input = offset_of(
         row, column, size_1, size_2, size_3, input_0, input_1, input_2, input_3, input_4, MATRIX

@@ -1,4 +1,4 @@
-"""act(input + scale * update + bias) in one pass over memory: the epilogue of a LoRA layer, a
+"""act(input + scale * update + bias) in one pass over memory: the epilogue of a LoRA layer, or a
 scaled residual."""
 
 from fuselab.ops.add_mul_activation.op import IN_PLACE, OP

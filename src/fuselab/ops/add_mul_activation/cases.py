@@ -109,7 +109,7 @@ def _cases() -> Iterator[Case]:
 
 
 def _cpu_cases() -> Iterator[Case]:
-    """Every activation, dense, with gaps between rows, and transposed."""
+    """Yield every activation on dense tensors, with gaps between rows, and transposed."""
     for place, (rows, columns) in enumerate(cpu_sizes.MATRICES):
         name = ("relu", "gelu", "silu")[place % 3]
         yield Case(f"{rows}x{columns} {name}", _matrix_case(rows, columns, name), cpu_sizes.ROW)
@@ -128,14 +128,15 @@ def _cpu_cases() -> Iterator[Case]:
 
 @made
 def _laid_out_case(random: Random, of: Make, lay_out: Callable[[Tensor], Tensor]) -> Inputs:
-    """The case ``of`` with input and update laid out anew, and a bias for their last dimension."""
+    """Build the case ``of`` with input and update in another layout, and a bias for their last
+    dimension."""
     input, update, _, scale, activation = of(random.device, random.dtype, random.generator).args
     input, update = lay_out(input), lay_out(update)
     return Inputs((input, update, random.normal(*input.shape[-1:]), scale, activation))
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shape and layout, any activation, a bias or none, any scale."""
+    """Draw any shape and layout, any activation, a bias or none, any scale."""
     leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2, 3)))]
     columns = source.size(1, 3, 4, 128, 255, 256, 257)
     input = source.tensor(*leading, columns)
@@ -146,7 +147,7 @@ def draw(source: Draw) -> Inputs:
 
 
 def is_writable(case: Case) -> bool:
-    """Whether the case's input is not expanded."""
+    """Return whether the case's input may be written over: whether it is not expanded."""
     return case.name != "layout_expanded"
 
 

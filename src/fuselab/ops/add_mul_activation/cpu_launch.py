@@ -1,6 +1,6 @@
-"""Launching the C++ kernels of act(input + scale * update + bias).
+"""Launchers of the C++ kernels of act(input + scale * update + bias).
 
-Every launcher takes the kernels' source first, so that a package passes its own.
+Every launcher takes the kernels' source as its first argument, so that each package passes its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def forward(
     activation: str,
     output: Tensor | None = None,
 ) -> Tensor:
-    """One launch of ``forward`` in cpu_kernels.cpp."""
+    """Compute the output by one launch of ``forward`` in cpu_kernels.cpp."""
     output = empty_output(input, update, bias) if output is None else output
     if output.numel() == 0:
         return output
@@ -61,11 +61,12 @@ def forward(
 def backward(
     source: CppSource, needs: Sequence[bool], grad_output: Tensor, saved: Saved
 ) -> Gradients:
-    """One launch of ``backward``, or of ``backward_with_bias`` where the bias's gradient is needed.
+    """Compute the gradients by one launch: of ``backward``, or of ``backward_with_bias`` if the
+    bias's gradient is needed.
 
-    The latter's workspace is float64: the columns, and up to 64 partial rows of them (one for every
-    1024 columns less). It writes row-major gradients, so a gradient whose strides are others is
-    copied once more, and an operand whose rows have no common stride is copied first.
+    The workspace of ``backward_with_bias`` is float64: one row, and up to 64 partial rows (one
+    fewer for every 1024 columns). It writes row-major gradients, so a gradient with other strides
+    is copied once more, and an operand whose rows have no common stride is copied first.
     """
     kind = f"{backward_kind(saved)}, {cpp_types(backward_dtypes(grad_output, saved))}"
     scale = cpp_float(saved.scale, grad_output.dtype)

@@ -1,6 +1,6 @@
-"""Launching the CUDA C++ kernels of act(input + scale * update + bias).
+"""Launchers of the CUDA C++ kernels of act(input + scale * update + bias).
 
-Every launcher takes the kernels' source first, so that a package passes its own.
+Every launcher takes the kernels' source as its first argument, so that each package passes its own.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ def _launch(
     aligned: tuple[bool, bool, Tensor | None, bool],
     operands: Sequence[Tensor | Scalar | None],
 ) -> None:
-    """Launch ``kernel``, an open template argument list, or its strided form.
+    """Launch ``kernel``, which ends in an open template argument list, or its strided form.
 
-    ``aligned`` is Access of cuda_kernels.cu, with the bias in place of what is said of it.
+    ``aligned`` has the fields of Access in cuda_kernels.cu; in place of the bias's field it has the
+    bias itself.
     """
     numel = loops.numel
-    is_wide = loops.needs_64_bit_offsets()  # of flat kernels only the bias's, by a long stride
+    is_wide = loops.needs_64_bit_offsets()  # in a flat kernel only a long bias stride can need it
     if flat is None:
         padded = loops.padded()
         is_wide |= numel + 4 * THREADS > 2**31 - 1
@@ -79,7 +80,8 @@ def forward(
     activation: str,
     output: Tensor | None = None,
 ) -> Tensor:
-    """One launch of ``forward`` where all tensors are dense alike, else of ``forward_strided``."""
+    """Launch ``forward`` if all tensors are dense with the same strides, else
+    ``forward_strided``."""
     output = empty_output(input, update, bias) if output is None else output
     if output.numel() == 0:
         return output
@@ -106,12 +108,12 @@ def backward(
     saved: Saved,
     config: Config | None = None,
 ) -> Gradients:
-    """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
-    ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
+    """Compute the gradients by one launch of ``backward`` or ``backward_strided``. If the bias's is
+    needed, launch ``backward_with_bias``, and ``column_sums`` if there are several row blocks.
 
-    The workspace and the copies are those of ``backward_triton``, with ``blocks`` per
-    multiprocessor of ``config``, one of configs.CUDA, by default what tuning chose; the order
-    of the sums depends on it too.
+    The workspace and the copies are those of ``triton_launch.backward``, with ``blocks`` per
+    multiprocessor as ``config`` says. ``config`` is one of configs.CUDA, by default what tuning
+    chose; the order of the sums depends on it too.
     """
     dtypes = backward_dtypes(grad_output, saved)
     types = f"{backward_kind(saved)}, {cuda_types(dtypes)}"
@@ -148,7 +150,7 @@ def _launch_with_bias(
     bias: Tensor | None,
     config: Config | None,
 ) -> None:
-    """``config`` is None where one block of rows is to do."""
+    """Launch ``backward_with_bias``; ``config`` is None if one block takes all rows."""
     rows, columns = matrices.rows, matrices.columns
     read = [operand for operand in matrices.operands if operand is not None]
     if columns % width or not all(operand.is_contiguous() for operand in read):
@@ -189,8 +191,8 @@ def _launch_with_bias(
 
 
 def cuda_expressions(has_update: bool) -> tuple[str, ...]:
-    """Instantiations that between them reach every line of cuda_kernels.cu: each kernel, activation
-    and dtype, both offset widths, aligned and not, the scale by value and through a pointer."""
+    """Return instantiations that together reach every line of cuda_kernels.cu: each kernel,
+    activation and dtype, both offset widths, aligned and not, the scale by value and by pointer."""
     terms = f"Terms<{flags(has_update, True)}>"
     aligned = f"Access<{flags(True, True, True, True)}>"
     unaligned = f"Access<{flags(False, False, False, False)}>"

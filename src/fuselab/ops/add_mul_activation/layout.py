@@ -1,6 +1,6 @@
 """The tensors and loop nests of act(input + scale * update + bias), for every implementation.
 
-``update`` or ``bias`` may be None; ``bias_activation`` is the operator without update.
+``update`` or ``bias`` may be None; ``bias_activation`` is the operator without an update.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def empty_output(input: Tensor, update: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The output: type promotion's dtype and the strides of ``torch.empty_like(input)``."""
+    """Return a new, uninitialised output with the promoted dtype and the strides of
+    ``torch.empty_like(input)``."""
     return torch.empty_like(input, dtype=promoted(input, update, bias))
 
 
@@ -45,10 +46,10 @@ class Saved:
         return self.output if self.output is not None else self.input
 
     def empty_gradients(self, needs: Sequence[bool], grad_output: Tensor) -> Gradients:
-        """The gradients that are needed, of input, update and bias, not yet written.
+        """Return new, uninitialised gradients of input, update and bias, None if not needed.
 
-        The first two have the strides of ``torch.empty_like`` of the output where that was saved,
-        of the input where that was, and of the upstream gradient for identity, which saves nothing.
+        The first two have the strides of ``torch.empty_like`` of the saved output, else of the
+        saved input, else (identity saves neither) of the upstream gradient.
         """
         like = self.first if self.first is not None else grad_output
         columns = grad_output.shape[-1:]
@@ -73,9 +74,9 @@ def overwrite(
 ) -> None:
     """Write the output of ``forward`` over ``input``.
 
-    The kernels may: a thread reads an element of the input before it writes that one, and no other
-    thread reads it. That an update or a bias shares memory with the input has been refused. They
-    write dense tensors of the promoted dtype only; any other input is copied to once more.
+    That is safe: a thread reads an element of the input before it writes that element, no other
+    thread reads it, and an update or bias that shares memory with the input has been refused. The
+    kernels write only dense tensors of the promoted dtype; any other input is written by a copy.
     """
     if is_dense(input) and promoted(input, update, bias) == input.dtype:
         forward(input, update, bias, scale, activation, output=input)
@@ -86,7 +87,8 @@ def overwrite(
 def forward_nest(
     output: Tensor, input: Tensor, update: Tensor | None, bias: Tensor | None
 ) -> tuple[Nest, Tensor, Tensor | None]:
-    """The nest with operands input, update, bias; beyond rank 5, over copies laid out alike."""
+    """Return the nest with operands input, update, bias, and input and update. If more than 5 loops
+    would be needed, these two are copies with the output's layout."""
     first = update if update is not None else input
     strides = (input.stride(), first.stride(), broadcast_strides(bias, output.dim()))
     loops = nest(output, strides)
@@ -110,8 +112,8 @@ def run_backward(
     elementwise: Elementwise,
     with_bias: Callable[[Matrices], None],
 ) -> Gradients:
-    """Allocate the gradients and have them written: by ``with_bias`` where that of the bias is
-    needed, else by ``elementwise`` over a nest of grad_output, first, update and bias."""
+    """Allocate the gradients and fill them: by ``with_bias`` if the bias's is needed, else by
+    ``elementwise`` over a nest of grad_output, first, update and bias."""
     grads = saved.empty_gradients(needs, grad_output)
     if grad_output.numel() == 0:
         return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
@@ -131,8 +133,8 @@ def run_backward(
 
 
 def _backward_nest(template: Tensor, operands: Operands) -> Nest:
-    """The nest with operands grad_output, first, update, bias; one that is not read takes the
-    strides of grad_output and so asks for no loop of its own."""
+    """Return the nest with operands grad_output, first, update, bias. An operand that is None gets
+    the strides of grad_output, so that it adds no loop."""
     *dense, bias = operands
     assert dense[0] is not None
     upstream = dense[0].stride()
@@ -142,7 +144,7 @@ def _backward_nest(template: Tensor, operands: Operands) -> Nest:
 
 
 def _dense_operands(template: Tensor, operands: Operands) -> Operands:
-    """The operands but the last, the bias, copied to the template's layout."""
+    """Copy all operands but the last, the bias, to the template's layout."""
     *dense, bias = operands
     return [
         operand
@@ -153,7 +155,7 @@ def _dense_operands(template: Tensor, operands: Operands) -> Operands:
 
 
 def kind_of(activation: str, has_update: bool, has_bias: bool) -> str:
-    """The first template arguments of every kernel in C++ and CUDA C++."""
+    """Return the first template arguments of every kernel in C++ and CUDA C++."""
     return f"{activation_named(activation).functor}, Terms<{flags(has_update, has_bias)}>"
 
 
@@ -164,12 +166,12 @@ def backward_kind(saved: Saved) -> str:
 
 
 def forward_dtypes(output: Tensor, input: Tensor, *terms: Tensor | None) -> list[torch.dtype]:
-    """Return those of output, input, update and bias; a term that is not there has the input's."""
+    """Return the dtypes of output, input, update and bias; for a missing term the input's."""
     return [output.dtype, input.dtype, *((input if t is None else t).dtype for t in terms)]
 
 
 def backward_dtypes(grad_output: Tensor, saved: Saved) -> list[torch.dtype]:
-    """Return those of output, ``saved.first``, input, update and bias."""
+    """Return the dtypes of output, ``saved.first``, input, update and bias."""
     return [
         grad_output.dtype,
         saved.first.dtype if saved.first is not None else grad_output.dtype,
@@ -180,7 +182,7 @@ def backward_dtypes(grad_output: Tensor, saved: Saved) -> list[torch.dtype]:
 
 
 class Matrices:
-    """The operands of a backward with bias as matrices (rows, columns), and where it writes."""
+    """The operands and the gradients of a backward with bias, as matrices (rows, columns)."""
 
     def __init__(self, grad_output: Tensor, saved: Saved, grads: Gradients) -> None:
         def matrix(tensor: Tensor | None) -> Tensor | None:
@@ -201,7 +203,7 @@ class Matrices:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Row and column stride of each operand, and the stride of the bias."""
+        """The row and column stride of each operand, and the stride of the bias."""
         pairs = (
             (0, 0) if operand is None else row_strides(self.rows, self.columns, operand)
             for operand in self.operands
@@ -209,7 +211,7 @@ class Matrices:
         return (*(stride for pair in pairs for stride in pair), self.bias_stride)
 
     def needs_64_bit_offsets(self) -> bool:
-        # The margin: a tile's offsets are computed before they are masked.
+        # The margin is needed because a tile's offsets are computed before they are masked.
         furthest = (
             (self.rows + 2048) * row + (self.columns + 2048) * column
             for row, column in (
@@ -218,7 +220,7 @@ class Matrices:
                 *zip(self.strides[:-1:2], self.strides[1::2], strict=True),
             )
         )
-        # The other: a row counts on by a step of all blocks' tiles before it is compared.
+        # A row index is advanced by a step of all blocks' tiles before it is compared.
         return max(*furthest, self.rows + 2**24) > 2**31 - 1
 
     def empty_sums(self, blocks: int) -> Tensor:
@@ -228,7 +230,7 @@ class Matrices:
         return self.grad_bias.new_empty((blocks, self.columns), dtype=torch.float64)
 
     def finished(self) -> Gradients:
-        """The gradients, filled from the tensors that were written in their place."""
+        """Return the gradients; those that were written to a contiguous copy are filled from it."""
         for grad, source in zip(self.grads, self.written, strict=True):
             if grad is not None and source is not None and grad is not source:
                 grad.copy_(source)
@@ -238,10 +240,10 @@ class Matrices:
 def flat_columns(
     loops: Nest, bias_place: int | None, read: Sequence[int]
 ) -> tuple[int, int] | None:
-    """(columns, stride of the bias) where a flat kernel can walk the nest, else None.
+    """Return (columns, stride of the bias) if a flat kernel can walk the nest, else None.
 
-    ``read`` are the places of the operands that must count up like the output; the bias repeats
-    every ``columns`` elements.
+    ``read`` are the positions of the operands that must have the output's memory order. The bias
+    repeats every ``columns`` elements.
     """
     linear = [1] * len(loops.sizes)
     for dim in range(len(linear) - 1, 0, -1):

@@ -36,7 +36,7 @@ CUDA_EXPRESSIONS = cuda_launch.cuda_expressions(has_update=True)
 def check_operands(
     op_name: str, input: Tensor, update: Tensor | None, bias: Tensor | None, activation: str
 ) -> None:
-    """Raise what the reference's docstring says, in the name of ``op_name``."""
+    """Raise the errors of the reference's docstring, in the name of ``op_name``."""
     activation_named(activation)
     check_floating(op_name, input=input, update=update, bias=bias)
     if update is not None and input.shape != update.shape:
@@ -75,7 +75,8 @@ def save(
     scale: float,
     activation: str,
 ) -> tuple[Any, ...]:
-    """The output where the derivative is a function of it, the operands where it is not."""
+    """Save the output if the derivative is a function of it, and the operands if it needs the
+    pre-activation."""
     derivative_of = activation_named(activation).derivative_of
     from_operands = derivative_of == "preactivation"
     return (
@@ -173,7 +174,7 @@ def _operands(*args: Any) -> tuple[Any, ...]:
 def cost(
     input: Tensor, update: Tensor | None, bias: Tensor | None, scale: float, activation: str
 ) -> Cost:
-    """Input, update and bias read once, the output written once."""
+    """Return the least traffic: input, update and bias read once, the output written once."""
     dtype = promoted(input, update, bias)
     flops = 2 * (update is not None) + (bias is not None) + activation_named(activation).flops
     return Cost(
@@ -187,7 +188,8 @@ def cost(
 def cost_backward(
     input: Tensor, update: Tensor | None, bias: Tensor | None, scale: float, activation: str
 ) -> Cost:
-    """Upstream gradient and saved tensors read once, every gradient written once."""
+    """Return the least traffic: upstream gradient and saved tensors read once, gradients written
+    once."""
     dtype = promoted(input, update, bias)
     derivative_of = activation_named(activation).derivative_of
     read = input.numel() * dtype.itemsize
@@ -201,16 +203,16 @@ def cost_backward(
 
 
 def prefer(input: Tensor, update: Tensor, *rest: Any) -> Sequence[str]:
-    """CUDA C++ where all tensors are dense alike; else Triton, whose strided kernel works in square
-    tiles and so reads a transposed operand line by line."""
+    """Return CUDA C++ first if input and update are contiguous alike. Otherwise Triton is first,
+    whose strided kernel works in square tiles and so reads a transposed operand by whole lines."""
     alike = input.stride() == update.stride() and input.is_contiguous()
     return ("cuda", "triton") if alike else ("triton", "cuda")
 
 
 def layout_regime(activation: str, *tensors: Tensor | None) -> str:
-    """Return what decides a pointwise kernel's speed on a CPU: the activation, and behind it how
-    the tensors lie where they are not all dense (``rows``: with gaps between dense rows), or
-    ``mixed dtypes``."""
+    """Return the key of a pointwise kernel's speed on a CPU: the activation, then the layout unless
+    all tensors are dense (``rows``: gaps between dense rows; else ``strided``), or ``mixed
+    dtypes``."""
     name = activation_named(activation).name
     given = [tensor for tensor in tensors if tensor is not None]
     if len({tensor.dtype for tensor in given}) > 1:
@@ -229,18 +231,18 @@ def regime(
 
 
 def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[str]:
-    """As ``prefer``. With the gradient of the bias CUDA C++ takes 143 us and Triton 152 (H200,
-    65536 x 512 float32)."""
+    """Return the order by the same rule as ``prefer``; in CUDA C++ the bias's gradient too is
+    faster (143 us for 152 at 65536 x 512 float32 on an H200)."""
     alike = all(tensor.is_contiguous() for tensor in tensors_in((grad_output, *saved)))
     return ("cuda", "triton", "cpp") if alike else ("triton", "cuda", "cpp")
 
 
-# The published sweep, and the sizes around a block's edge: Triton's flat block is 1024 elements of
-# float32, the strided tile 1024, a CUDA block 1024, a CPU tile 1024.
+# The published sweep has these shapes, and sizes around a block's edge: Triton's flat block in
+# float32, its strided tile, a CUDA block and a CPU tile all have 1024 elements.
 
 
 def _rewrites() -> Iterator[Rewrite]:
-    """Every spelling of every activation over every spelling of the sum."""
+    """Yield a rewrite for every spelling of every activation over every spelling of the sum."""
 
     def with_bias(act: Callable[[Tensor], Tensor], name: str) -> Iterator[Rewrite]:
         def call(input: Tensor, update: Tensor, bias: Tensor, scale: float) -> Inputs:
@@ -272,7 +274,7 @@ def _rewrites() -> Iterator[Rewrite]:
         yield Rewrite(lambda input, update, scale: act(input + update * scale), call)
         yield Rewrite(lambda input, update, scale: act(scale * update + input), call)
         yield Rewrite(lambda input, update, scale: act(update * scale + input), call)
-        if name != "identity":  # those are one kernel already
+        if name != "identity":  # torch.add alone is one kernel already
             yield Rewrite(
                 lambda input, update, scale: act(torch.add(input, update, alpha=scale)), call
             )
@@ -305,7 +307,7 @@ OP = FusedOp(
 
 
 def prefer_in_place(input: Tensor, *others: Any) -> Sequence[str]:
-    """As ``prefer``: the same kernels, whose output is the input."""
+    """Return the order by the same rule as ``prefer``: the kernels are the same."""
     alike = all(tensor.is_contiguous() for tensor in tensors_in((input, *others)))
     return ("cuda", "triton") if alike else ("triton", "cuda")
 

@@ -17,11 +17,11 @@ def reference(
     scale: float = 1.0,
     activation: str = "relu",
 ) -> Tensor:
-    """``activation(input + scale * update + bias)``, element by element.
+    """Compute ``activation(input + scale * update + bias)``, element by element.
 
     Args:
         input: any shape ``(..., N)``, float32, float16, bfloat16 or float64, any strides.
-        update: the shape of ``input``; expand a smaller tensor, that costs no memory.
+        update: the shape of ``input``; a smaller tensor can be expanded, which costs no memory.
         bias: ``(N,)`` or None.
         scale: a number. It has no gradient. Under torch.compile one graph serves all values once
             they are dynamic (``dynamic=True``, or from the second value on).
@@ -29,17 +29,18 @@ def reference(
             tanh.
 
     Returns:
-        The shape of ``input``, the dtype that type promotion gives the tensors, and the strides of
-        ``torch.empty_like(input)``: those of ``input`` where it is dense, as eager PyTorch's, and
-        else contiguous in the order of its strides, also where eager would follow ``update``.
-        Arithmetic is in float32, in float64 where the result is; the result is rounded once.
+        The shape of ``input`` and the dtype that type promotion gives the tensors. The strides are
+        those of ``torch.empty_like(input)``: those of ``input`` if it is dense, as in eager
+        PyTorch, else contiguous in the order of its strides, even where eager would follow
+        ``update``. Arithmetic is in float32, or in float64 for a float64 result; the result is
+        rounded once.
 
     Differentiable twice in input, update and bias. The backward keeps the output (relu, leaky_relu,
-    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the
-    gradient of the bias in an order that does not vary from run to run. That costs a second launch
-    of 4 us, and the first runs slower than one without sums: at 65536 x 512 on an H200 the
-    backward so reaches 91 % of the limit in float32 and 88 % in bfloat16. The counters, and what
-    would mend it, are in ``add_mul_activation/bias_gradient.py``.
+    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity). It sums the gradient
+    of the bias in an order that does not vary from run to run. That needs a second launch of 4 us,
+    and the first one is slower than without sums: at 65536 x 512 on an H200 the backward reaches
+    91 % of the limit in float32 and 88 % in bfloat16. ``add_mul_activation/configs.py`` has the
+    reasons.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
@@ -58,16 +59,16 @@ def reference_in_place(
     scale: float = 1.0,
     activation: str = "relu",
 ) -> Tensor:
-    """``add_mul_activation`` written over ``input``, which is returned; for inference.
+    """Write the result of ``add_mul_activation`` over ``input`` and return it; for inference.
 
-    Arguments and what is raised are those of ``add_mul_activation``. The result is rounded to the
-    dtype of ``input``. An input whose elements are not dense in memory is written by a copy. There
-    is no gradient; the version of ``input`` moves, so that autograd sees that it changed.
+    Arguments and errors are those of ``add_mul_activation``. The result is rounded to the dtype of
+    ``input``. An input whose elements are not dense in memory is written by a copy. There is no
+    gradient; the version counter of ``input`` is increased, so that autograd sees the change.
 
     Raises:
         ArgumentError: elements of ``input`` share memory (an expanded tensor), or ``update`` or
-            ``bias`` lies in memory that ``input`` lies in, the very same elements included.
-        DifferentiationError: an argument wants a gradient.
+            ``bias`` overlaps the memory of ``input``, even if the elements are the same.
+        DifferentiationError: an argument requires a gradient.
     """
     return reference(input, update, bias, scale, activation).to(input.dtype)
 
@@ -85,11 +86,11 @@ def gradient(
     update_dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input, update and bias.
+    """Return the gradients of input, update and bias.
 
-    ``output`` is there for the activations whose derivative is a function of it, ``input``,
+    ``output`` is given for the activations whose derivative is a function of it; ``input``,
     ``update`` and ``bias`` for those that need the pre-activation; identity needs neither.
-    Arithmetic is in float32, in float64 where the output is.
+    Arithmetic is in float32, or in float64 if the upstream gradient is.
     """
     arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
     saved = output.to(arithmetic) if output is not None else grad_output

@@ -1,12 +1,12 @@
 """act(input + scale * update + bias) in Triton, forward and backward.
 
-``update`` or ``bias`` is None where the operator has none. Arithmetic is in COMPUTE (float32, or
-float64 where the output is); every operand is read once and every output written once.
+``update`` or ``bias`` is None if the operator has none. Arithmetic is in COMPUTE (float32, or
+float64 for a float64 output). Every operand is read once and every output written once.
 
-The flat kernels own one tile of BLOCK consecutive elements per program: the tile's start is a
-64-bit scalar and the offsets inside it are 32-bit, so any size is right and none costs more. The
-strided kernels own BLOCK_ROWS x BLOCK_COLUMNS elements of a nest of up to five loops; WIDE makes
-their offsets 64-bit. A float argument comes by value, or through ``scale_pointer`` under
+A program of a flat kernel owns one tile of BLOCK consecutive elements. The tile's start is a 64-bit
+scalar and the offsets inside it are 32-bit, so that any size is right at no extra cost. A program
+of a strided kernel owns BLOCK_ROWS x BLOCK_COLUMNS elements of a nest of up to five loops; WIDE
+makes its offsets 64-bit. A float argument is passed by value, or through ``scale_pointer`` under
 torch.compile.
 """
 
@@ -30,9 +30,10 @@ def _columns_of(
     tile, columns, VECTOR: tl.constexpr, BLOCK: tl.constexpr, WRAPS_ONCE: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Column of each element of a tile. VECTOR divides ``columns``: aligned groups of that many lie
-    in one row, which lets the bias be loaded 16 bytes at a time and leaves one division per
-    group. WIDE: there are 2^31 elements or more; a 64-bit division takes some 100 instructions."""
+    """Return the column of each element of a tile. VECTOR divides ``columns``: an aligned group of
+    VECTOR elements lies in one row, which allows 16-byte loads of the bias and needs one division
+    per group. WIDE: there are 2^31 elements or more; a 64-bit division takes about 100
+    instructions."""
     if WIDE:
         position = tile.to(tl.int64) * BLOCK % columns + tl.arange(0, BLOCK)
     else:
@@ -65,10 +66,10 @@ def _forward_tile(
     tl.store(output + offset, activate(total, ACTIVATION).to(output.dtype.element_ty), mask)
 
 
-# Whether the bias is contiguous is all that its stride says; VECTOR says the rest.
+# A stride of the bias only matters for being 1 or not; VECTOR says the rest.
 @triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["columns", "bias_stride"])
 def forward(
-    input, update, bias, output,  # dense, in one order; bias: (columns,), or one element
+    input, update, bias, output,  # dense, in one memory order; bias: (columns,), or one element
     scale_pointer, scale: tl.float64,
     numel, columns, bias_stride,
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr,
@@ -85,8 +86,8 @@ def forward(
     output += start
     if update is not None:
         update += start
-    # Only the last tile pays for its mask: a mask that ends at no multiple of 16 would make every
-    # load of every tile scalar.
+    # Only the last tile has a mask: a mask that may end at any element would make every load of
+    # every tile scalar.
     if start + BLOCK <= numel:
         _forward_tile(
             input, update, bias, output, scale, offset, bias_offset, None, ACTIVATION, COMPUTE
@@ -100,7 +101,7 @@ def forward(
 
 @triton.jit(**unspecialized("input", "update", "bias"))
 def forward_strided(
-    input, update, bias, output,  # output: dense, counted up; the others by their strides
+    input, update, bias, output,  # output: dense, in memory order; the others by their strides
     scale_pointer, scale: tl.float64,
     rows, size_1, size_2, size_3, size_4,
     input_0, input_1, input_2, input_3, input_4,
@@ -195,7 +196,7 @@ def backward(
 
 @triton.jit(**unspecialized("grad", "first", "update", "bias"))
 def backward_strided(
-    grad, first, update, bias, grad_input, grad_update,  # the last two: dense, counted up
+    grad, first, update, bias, grad_input, grad_update,  # the last two: dense, in memory order
     scale_pointer, scale: tl.float64,
     rows, size_1, size_2, size_3, size_4,
     grad_0, grad_1, grad_2, grad_3, grad_4,
@@ -248,10 +249,10 @@ def backward_with_bias(
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, FROM_OUTPUT: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BLOCK_COLUMNS columns of a block of ``span`` rows and leaves their sums, which
-    ``column_sums`` adds up in a fixed order. Sums are in float64: one conversion and one addition
-    per element, a tenth of what an H200 can do while it waits for memory, and a column of a million
-    equal gradients comes out right."""
+    """Compute the gradients and the column sums of a block of ``span`` rows by BLOCK_COLUMNS
+    columns. ``column_sums`` adds the blocks' sums in a fixed order. Sums are in float64, so that a
+    column of a million equal gradients comes out right; that is one conversion and one addition per
+    element, a tenth of what an H200 can do while it waits for memory."""
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     block = tl.program_id(0) // across
     column = (tl.program_id(0) % across) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
@@ -278,7 +279,7 @@ def backward_with_bias(
                     saved += bias_row
             gradient = pull_back(gradient, saved, ACTIVATION)
         _store_gradients(grad_input, grad_update, gradient, scale, row * columns + column, mask)
-        # Selected, not trusted to be 0: past the edge a bias can make 0 * pull_back NaN.
+        # Masked by a select: past the edge a bias can turn 0 * pull_back into NaN.
         total += tl.where(mask, gradient, 0.0).to(tl.float64)
     sum_of_block = tl.sum(total, axis=0)[None, :]
     offset = block * columns + column
@@ -291,7 +292,7 @@ def column_sums(
     blocks, columns,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A program adds up BLOCK_COLUMNS columns."""
+    """Add the blocks' sums of BLOCK_COLUMNS columns per program."""
     column = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float64)
     for start in range(0, blocks, BLOCK_ROWS):

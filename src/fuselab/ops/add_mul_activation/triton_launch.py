@@ -1,4 +1,4 @@
-"""Launching the Triton kernels of act(input + scale * update + bias)."""
+"""Launchers of the Triton kernels of act(input + scale * update + bias)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from fuselab.runtime.triton_launch import launch
 def _walk(
     loops: Nest, flat: tuple[int, int] | None, output_dtype: torch.dtype
 ) -> tuple[str, tuple[int, ...], list[int], dict[str, Any]]:
-    """(suffix of the kernel's name, grid, numbers, constants) of a flat or a strided kernel."""
+    """Return the suffix of the kernel's name, the grid, the numbers and the constants of a flat or
+    a strided kernel."""
     if flat is None:
         grid, constants = tile_of(loops)
         return "_strided", grid, nest_numbers(loops), constants
@@ -53,7 +54,8 @@ def forward(
     activation: str,
     output: Tensor | None = None,
 ) -> Tensor:
-    """One launch of ``forward`` where all tensors are dense alike, else of ``forward_strided``."""
+    """Launch ``forward`` if all tensors are dense with the same strides, else
+    ``forward_strided``."""
     from fuselab.ops.add_mul_activation import triton_kernels as kernels
 
     output = empty_output(input, update, bias) if output is None else output
@@ -76,13 +78,13 @@ def forward(
 
 
 def backward(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradients:
-    """One launch of ``backward`` or ``backward_strided``; where the bias's gradient is needed, of
-    ``backward_with_bias``, and of ``column_sums`` if there is more than one block of rows.
+    """Compute the gradients by one launch of ``backward`` or ``backward_strided``. If the bias's is
+    needed, launch ``backward_with_bias``, and ``column_sums`` if there are several row blocks.
 
-    The latter's workspace is (row blocks, columns) in float64: 4 programs of up to 256 columns per
-    multiprocessor, so at most 1 MB on 132 of them. It writes row-major gradients, so a gradient
-    whose strides are others is copied once more, and an operand whose rows have no common stride is
-    copied first. The order of the sums depends on shape and device only.
+    The workspace of the latter is (row blocks, columns) in float64: 4 programs of up to 256 columns
+    per multiprocessor, so at most 1 MB on 132 of them. It writes row-major gradients, so a gradient
+    with other strides is copied once more, and an operand whose rows have no common stride is
+    copied first. The order of the sums depends only on shape and device.
     """
     from fuselab.ops.add_mul_activation import triton_kernels as kernels
 
@@ -102,7 +104,7 @@ def backward(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradie
 
     def with_bias(matrices: Matrices) -> None:
         rows, columns = matrices.rows, matrices.columns
-        across = max(16, min(power_of_two(columns), 256))  # few shapes: each is to be compiled
+        across = max(16, min(power_of_two(columns), 256))  # few shapes, for each one is compiled
         down = configs.TRITON_ELEMENTS // across
         tiles = ceil_div(columns, across)
         programs = multiprocessors(grad_output.device) * configs.TRITON_PROGRAMS

@@ -20,14 +20,14 @@ def _without_the_update(case: Case) -> Case:
 
 
 def _cases() -> Iterator[Case]:
-    """Those of add_mul_activation that have a bias."""
+    """Yield the cases of add_mul_activation that have a bias."""
     for case in add_mul_cases.CASES:
         if case.name not in ("layout_0d", "layout_no_bias", "layout_transposed_update"):
             yield _without_the_update(case)
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shape and layout, any activation."""
+    """Draw any shape and layout, any activation."""
     leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2, 3)))]
     columns = source.size(1, 3, 4, 128, 255, 256, 257)
     input = source.tensor(*leading, columns)

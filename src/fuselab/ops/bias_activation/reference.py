@@ -11,7 +11,7 @@ from fuselab.ops._shared import activations
 
 
 def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
-    """``activation(input + bias)``, element by element.
+    """Compute ``activation(input + bias)``, element by element.
 
     Args:
         input: any shape ``(..., N)`` of one dimension or more, float32, float16, bfloat16 or
@@ -21,17 +21,17 @@ def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
             tanh.
 
     Returns:
-        The shape of ``input``, the dtype that type promotion gives both, and the strides of
-        ``torch.empty_like(input)``: those of ``input`` where it is dense, as eager PyTorch's, else
-        contiguous in the order of its strides. Arithmetic is in float32, in float64 where the
-        result is; the result is rounded once.
+        The shape of ``input`` and the dtype that type promotion gives both. The strides are those
+        of ``torch.empty_like(input)``: those of ``input`` if it is dense, as in eager PyTorch, else
+        contiguous in the order of its strides. Arithmetic is in float32, or in float64 for a
+        float64 result; the result is rounded once.
 
     Differentiable twice in input and bias. The backward keeps the output (relu, leaky_relu,
-    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity), and sums the
-    gradient of the bias in an order that does not vary from run to run. That costs a second launch
-    of 4 us, and the first runs slower than one without sums: at 65536 x 512 on an H200 the
-    backward so reaches 92 % of the limit in float32 and 88 % in bfloat16. The counters, and what
-    would mend it, are in ``add_mul_activation/bias_gradient.py``.
+    sigmoid, tanh), the operands (gelu, gelu_tanh, silu) or nothing (identity). It sums the gradient
+    of the bias in an order that does not vary from run to run. That needs a second launch of 4 us,
+    and the first one is slower than without sums: at 65536 x 512 on an H200 the backward reaches
+    92 % of the limit in float32 and 88 % in bfloat16. ``add_mul_activation/configs.py`` has the
+    reasons.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
@@ -41,16 +41,16 @@ def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
 
 
 def reference_in_place(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
-    """``bias_activation`` written over ``input``, which is returned; for inference.
+    """Write the result of ``bias_activation`` over ``input`` and return it; for inference.
 
-    Arguments and what is raised are those of ``bias_activation``. The result is rounded to the
-    dtype of ``input``. An input whose elements are not dense in memory is written by a copy. There
-    is no gradient; the version of ``input`` moves, so that autograd sees that it changed.
+    Arguments and errors are those of ``bias_activation``. The result is rounded to the dtype of
+    ``input``. An input whose elements are not dense in memory is written by a copy. There is no
+    gradient; the version counter of ``input`` is increased, so that autograd sees the change.
 
     Raises:
-        ArgumentError: elements of ``input`` share memory (an expanded tensor), or ``bias`` lies in
-            memory that ``input`` lies in.
-        DifferentiationError: an argument wants a gradient.
+        ArgumentError: elements of ``input`` share memory (an expanded tensor), or ``bias`` overlaps
+            the memory of ``input``.
+        DifferentiationError: an argument requires a gradient.
     """
     return reference(input, bias, activation).to(input.dtype)
 
@@ -65,11 +65,11 @@ def gradient(
     input_dtype: torch.dtype,
     bias_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input and bias.
+    """Return the gradients of input and bias.
 
-    ``output`` is there for the activations whose derivative is a function of it, ``input`` and
+    ``output`` is given for the activations whose derivative is a function of it; ``input`` and
     ``bias`` for those that need the pre-activation; identity needs neither. Arithmetic is in
-    float32, in float64 where the output is.
+    float32, or in float64 if the upstream gradient is.
     """
     arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
     saved = output.to(arithmetic) if output is not None else grad_output

@@ -1,5 +1,4 @@
-"""act(input + bias) in Triton: the kernels of add_mul_activation with ``update`` None, which Triton
-leaves out of what it compiles."""
+"""act(input + bias) in Triton: the kernels of add_mul_activation, compiled with ``update`` None."""
 
 from fuselab.ops.add_mul_activation.triton_kernels import (
     backward,

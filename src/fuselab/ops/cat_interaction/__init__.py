@@ -1,4 +1,4 @@
-"""A sample's vectors end to end: the dense vector, then the embeddings."""
+"""The concatenation of a sample's vectors: the dense vector, then the embeddings."""
 
 from fuselab.ops.cat_interaction.op import OP
 from fuselab.runtime.dispatch import operator

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def reference(dense: Tensor, embeddings: Tensor) -> Tensor:
-    """``torch.cat([dense, embeddings.flatten(1)], dim=1)``: a copy, and nothing to fuse.
+    """Concatenate by ``torch.cat([dense, embeddings.flatten(1)], dim=1)``: a copy without fusion.
 
     Args:
         dense: ``(B, D)``, float32, float16, bfloat16 or float64, any strides.
@@ -18,8 +18,8 @@ def reference(dense: Tensor, embeddings: Tensor) -> Tensor:
     Returns:
         ``(B, (T + 1) D)``, contiguous. The values are the inputs', bit for bit.
 
-    Gradients are views of the upstream gradient, as those of ``torch.cat``; in a compiled graph
-    they are copies. The call has the shape of ``dot_interaction``'s.
+    Gradients are views of the upstream gradient, as with ``torch.cat``; in a compiled graph they
+    are copies. The arguments are those of ``dot_interaction``, without the padding.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (implementation), DeviceError, UnsupportedError (an
@@ -31,7 +31,7 @@ def reference(dense: Tensor, embeddings: Tensor) -> Tensor:
 def gradient(
     needs: Sequence[bool], grad_output: Tensor, tables: int, width: int
 ) -> tuple[Tensor | None, ...]:
-    """The upstream gradient's columns."""
+    """Return the upstream gradient's columns of dense and of embeddings."""
     dense, embeddings = grad_output.split((width, tables * width), dim=1)
     return (
         dense if needs[0] else None,

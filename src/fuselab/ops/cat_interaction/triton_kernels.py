@@ -1,8 +1,7 @@
-"""A sample's vectors end to end in Triton.
+"""The concatenation of a sample's vectors in Triton.
 
-Tiling: a program owns ROWS x COLUMNS of the joined row, of which every element is read once and
-written once. Strides count elements and may be 0; ``output`` is contiguous, and so is every vector
-of the inputs.
+A program owns ROWS x COLUMNS of the joined row; every element is read once and written once.
+Strides count elements and may be 0. ``output`` is contiguous, and so is every vector of the inputs.
 """
 
 import triton
@@ -23,7 +22,7 @@ def forward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """output[b] = dense[b], then the embeddings of b."""
+    """Write output[b] = dense[b], then the embeddings of b."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     mask = (row < rows) & (column < columns)

@@ -1,4 +1,4 @@
-"""Launching the Triton kernel."""
+"""The launcher of the Triton kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fuselab.ops.cat_interaction import triton_kernels
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
-_ROWS, _COLUMNS = 8, 512  # 32 elements of each of 128 threads: DLRM's 432 columns in one program
+_ROWS, _COLUMNS = 8, 512  # 32 elements per thread of 128: DLRM's 432 columns in one program
 
 
 def empty_output(dense: Tensor, embeddings: Tensor) -> Tensor:
@@ -40,8 +40,9 @@ def forward(dense: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def supports(dense: Tensor, embeddings: Tensor) -> str | None:
-    """The second number of a grid ends at 65535."""
+    """Return None if the columns fit the grid, whose second size is at most 65535, else the
+    reason."""
     if embeddings.dim() != 3:
-        return None  # which `validate` refuses
+        return None  # `validate` refuses it
     columns = (embeddings.shape[1] + 1) * embeddings.shape[2]
     return None if columns <= 65535 * _COLUMNS else f"a row has {columns} columns"

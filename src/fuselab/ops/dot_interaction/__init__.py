@@ -1,4 +1,4 @@
-"""Dot products of all pairs of a sample's vectors, behind the dense vector, in one launch."""
+"""Dot products of all pairs of a sample's vectors, after the dense vector, in one launch."""
 
 from fuselab.ops.dot_interaction.op import OP
 from fuselab.runtime.dispatch import operator

@@ -9,7 +9,7 @@ from fuselab.ops._shared import cpu_sizes
 
 
 def _case(batch: int, tables: int, width: int, padding: int, *tags: str) -> Case:
-    """Embeddings as DLRM starts them, uniform and small; a dense vector behind a ReLU."""
+    """Build uniform, small embeddings as DLRM initialises them, and a dense vector after a ReLU."""
 
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         dense = torch.randn(batch, width, generator=generator).relu()
@@ -72,7 +72,7 @@ CASES = (
 
 
 def draw(draw: Draw) -> Inputs:
-    """Few tables: their pairs grow with the square."""
+    """Draw few tables, because the pairs grow with their square."""
     batch = draw.size(8, 16)
     tables = draw.choice((2, 1, 0, 3, 4, 7, 8, 15, 16, 26))
     width = draw.choice((4, 1, 2, 3, 5, 8, 15, 16, 17, 32))

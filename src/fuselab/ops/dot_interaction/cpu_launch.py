@@ -1,4 +1,4 @@
-"""Launching the C++ kernels."""
+"""Launchers of the C++ kernels."""
 
 from __future__ import annotations
 

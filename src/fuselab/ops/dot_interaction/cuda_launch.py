@@ -1,5 +1,5 @@
-"""Launching the CUDA C++ kernels: vectors and width are template arguments, for a model has one of
-each (a new pair compiles in 0.3 s, once per machine)."""
+"""Launchers of the CUDA C++ kernels. The number of vectors and their width are template arguments,
+because a model has one of each; a new pair compiles in 0.3 s, once per machine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fuselab.runtime.tuning import Config
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _THREADS = 256
-# Four blocks of 48 KB share an SM; a sample that needs more gets a block of its own, up to what
-# sm_80 lends one (163 KB; sm_90 227 KB).
+# Four blocks of 48 KB share a multiprocessor. A sample that needs more gets a block of its own, up
+# to what sm_80 allows one block (163 KB; sm_90 allows 227 KB).
 _SHARED_BYTES = 48 * 1024
 _MOST_SHARED_BYTES = 160 * 1024
 _BLOCK = 4  # kBlock of cuda_kernels.cu
@@ -43,7 +43,7 @@ CUDA_EXPRESSIONS = tuple(
 
 
 def sample_bytes(step: str, vectors: int, width: int, columns: int, itemsize: int) -> int:
-    """Shared memory that one sample takes."""
+    """Return the bytes of shared memory that one sample takes."""
     four = 32 if itemsize == 8 else 16
     blocks, chunks = ceil_div(vectors, _BLOCK), ceil_div(width, _BLOCK)
     if step == "forward":
@@ -52,7 +52,8 @@ def sample_bytes(step: str, vectors: int, width: int, columns: int, itemsize: in
 
 
 def samples_per_block(bytes_of_one: int) -> tuple[int, ...]:
-    """What fits a shared block, 8 (a warp each) first; else 1, with a block of its own."""
+    """Return the samples that fit a block's shared memory, 8 (a warp each) first; else 1, in a
+    block of its own."""
     return tuple(count for count in (8, 4, 2) if count * bytes_of_one <= _SHARED_BYTES) or (1,)
 
 
@@ -62,7 +63,8 @@ def _sample_bytes(step: str, embeddings: Tensor, columns: int) -> int:
 
 
 def configs(dense: Tensor, embeddings: Tensor, padding: int) -> tuple[Config, ...]:
-    """Samples of a block (4 and 2 put more threads on each), or of a warp that waits for none."""
+    """Return the samples of a block (4 and 2 put more threads on each sample) and those of a warp,
+    which waits for no other warp."""
     columns = dense.shape[1] + pair_count(embeddings.shape[1] + 1) + padding
     one = _sample_bytes("forward", embeddings, columns)
     return _candidates(one, columns, dense, embeddings)
@@ -78,11 +80,10 @@ def configs_backward(
 def _candidates(
     bytes_of_one: int, columns: int, dense: Tensor, embeddings: Tensor
 ) -> tuple[Config, ...]:
-    """The warps' kernels first at a width of 16; wider ones wait for their measurement.
+    """Return the candidates, the default first.
 
-    us, block / warp / the limit (H200, 2026-11-21), forward and backward: 65536x26x16 float32
-    106 / 67 / 57 and 181 / 103 / 86, bfloat16 85 / 32 / 31 and 147 / 50 / 46; 2048x26x16 float32
-    8.6 / 8.8 / 6.4 and 15.0 / 10.5 / 7.5, bfloat16 8.0 / 6.4 / 5.7 and 13.4 / 7.7 / 6.1.
+    At a width of 16 the warps' kernels come first: 65536x26x16 in bfloat16 takes them 32 us forward
+    and the blocks' 85 on an H200. Wider vectors were not measured, so there the blocks' come first.
     """
     block = [Config(kernel="block", samples=samples) for samples in samples_per_block(bytes_of_one)]
     if not _are_aligned(row_readable(dense), row_readable(embeddings)):
@@ -121,8 +122,8 @@ def _launch(
 
 
 def _are_aligned(dense: Tensor, embeddings: Tensor) -> bool:
-    """Whether every row is whole chunks of 4 elements that begin on their own size, or on 16 bytes
-    where that is larger."""
+    """Return whether every row consists of whole chunks of 4 elements that are aligned to their own
+    size, or to 16 bytes if that is less."""
     chunk_bytes = min(4 * dense.element_size(), 16)
     starts = (dense.data_ptr(), embeddings.data_ptr())
     steps = (dense.stride(0), *embeddings.stride()[:2])
@@ -154,7 +155,8 @@ def backward(
 
 
 def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:
-    """A sample lies in one block's shared memory, forward and backward."""
+    """Return None if a sample fits one block's shared memory, forward and backward, else the
+    reason."""
     if embeddings.dim() != 3 or embeddings.shape[2] == 0:
         return "a vector has no element"
     vectors, width = embeddings.shape[1] + 1, embeddings.shape[2]

@@ -1,4 +1,4 @@
-"""Sizes and tensors that every implementation of the dot interaction uses alike."""
+"""Sizes, outputs and operands of the dot interaction, for every implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fuselab.ops._shared.matrices import empty_gradients, row_readable
 
 
 def pair_count(vectors: int) -> int:
-    """Pairs of ``vectors`` vectors."""
+    """Return the number of pairs of ``vectors`` vectors."""
     return vectors * (vectors - 1) // 2
 
 

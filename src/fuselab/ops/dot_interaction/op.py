@@ -40,7 +40,7 @@ def fake(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
 def autocast(
     autocast_dtype: torch.dtype, dense: Tensor, embeddings: Tensor, padding: int
 ) -> tuple[Tensor, Tensor, int]:
-    """As for a matrix product: everything but float64 in the autocast dtype."""
+    """Cast as for a matrix product: everything but float64 to the autocast dtype."""
     dense, embeddings = (
         tensor if tensor.dtype == torch.float64 else tensor.to(autocast_dtype)
         for tensor in (dense, embeddings)
@@ -59,8 +59,8 @@ def fake_gradient(
 
 
 def prefer(dense: Tensor, embeddings: Tensor, padding: int) -> Sequence[str]:
-    """Return the order on a GPU. 65536 x 26 x 16 on an H200: CUDA 67 us in float32 and 32 in
-    bfloat16, Triton 372 and 74; 16384 x 26 x 128 in bfloat16 130 and 76."""
+    """Return Triton first for 16-bit vectors wider than 16, else CUDA. On an H200, 16384 x 26 x 128
+    in bfloat16 takes Triton 76 us and CUDA 130; 65536 x 26 x 16 takes CUDA 32 and Triton 74."""
     wide_half = dense.element_size() == 2 and dense.shape[1] > 16
     return ("triton", "cuda") if wide_half else ("cuda", "triton")
 
@@ -68,20 +68,20 @@ def prefer(dense: Tensor, embeddings: Tensor, padding: int) -> Sequence[str]:
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
 ) -> Sequence[str]:
-    """CUDA: 16384 x 26 x 128 takes it 199 us in float32 and 140 in bfloat16, Triton 173 and 258;
-    65536 x 26 x 16 104 and 54, 266 and 158 (H200)."""
+    """Return CUDA first on a GPU. Triton is faster only for wide float32 (16384 x 26 x 128 on an
+    H200: 173 us for 199)."""
     return ("cuda", "triton") if dense.is_cuda else ("cpp",)
 
 
 def _unit(dtype: torch.dtype) -> str:
-    """Float32's own arithmetic: 16-bit inputs are converted, or multiplied at twice its rate and
-    more, and memory is what bounds both."""
+    """Return the arithmetic of float32 for all but float64. 16-bit inputs are converted, or
+    multiplied at twice that rate or more, and memory is the limit in either case."""
     return "fp64" if dtype == torch.float64 else "fp32"
 
 
 def cost(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
-    """Both inputs read once, the row written once; a multiplication and an addition per element of
-    every pair."""
+    """Return the least traffic, both inputs read once and the row written once, and a
+    multiplication and an addition per element of every pair."""
     batch, tables, width = embeddings.shape
     pairs = pair_count(tables + 1)
     return Cost(
@@ -93,8 +93,8 @@ def cost(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
 
 
 def cost_backward(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
-    """The row's upstream gradient and both inputs read once, both gradients written once; every
-    pair's gradient meets both of its vectors."""
+    """Return the least traffic, the row's upstream gradient and both inputs read once and both
+    gradients written once; every pair's gradient is multiplied with both of its vectors."""
     batch, tables, width = embeddings.shape
     pairs = pair_count(tables + 1)
     return Cost(

@@ -1,4 +1,4 @@
-"""DLRM's dot interaction in plain PyTorch: what is right, and its gradient."""
+"""DLRM's dot interaction in plain PyTorch: the definition, and its gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def reference(dense: Tensor, embeddings: Tensor, padding: int = 0) -> Tensor:
-    """The dense vector, then the dot product of every pair of a sample's vectors.
+    """Compute the dense vector, followed by the dot product of every pair of a sample's vectors.
 
     With Z = [dense; embeddings], F = T + 1 vectors, the pairs are those below the diagonal of Z Zᵀ,
     row by row: (1, 0), (2, 0), (2, 1), (3, 0), ... (Naumov et al., arXiv:1906.00091).
@@ -18,12 +18,12 @@ def reference(dense: Tensor, embeddings: Tensor, padding: int = 0) -> Tensor:
     Args:
         dense: ``(B, D)``, float32, float16, bfloat16 or float64, any strides.
         embeddings: ``(B, T, D)`` in the same dtype, any strides; T may be 0.
-        padding: this many columns of zeros follow, so that the next layer's input has a width it
-            likes: 1 makes 368 columns of DLRM's 367.
+        padding: this many columns of zeros follow, to give the next layer's input a convenient
+            width: 1 turns DLRM's 367 columns into 368.
 
     Returns:
         ``(B, D + F (F - 1) / 2 + padding)``, contiguous, in the dtype of ``dense``. A fused kernel
-        adds up in float32 (float64 for float64). Float32 products are at least as exact as
+        accumulates in float32 (float64 for float64). Float32 products are at least as exact as
         ``torch.backends.cuda.matmul.allow_tf32`` (or ``torch.set_float32_matmul_precision``) asks.
 
     Differentiable twice in both tensors. The backward keeps them, and nothing else. Tensors whose
@@ -43,8 +43,8 @@ def reference(dense: Tensor, embeddings: Tensor, padding: int = 0) -> Tensor:
 def gradient(
     needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """G Z + Gᵀ Z, with G the pairs' upstream gradients at their places below the diagonal, and the
-    dense vector's own upstream gradient on top of its row."""
+    """Return G Z + Gᵀ Z, with G the pairs' upstream gradients below the diagonal, and the dense
+    vector's own upstream gradient added to its row."""
     vectors = torch.cat([dense.unsqueeze(1), embeddings], dim=1)
     batch, count, width = vectors.shape
     row, column = _below_diagonal(vectors)
@@ -59,7 +59,8 @@ def gradient(
 
 
 def flat_indices(dense: Tensor, embeddings: Tensor, padding: int = 0) -> Tensor:
-    """The same as an expert writes it: one index of flattened products, made once."""
+    """Compute the same as an expert writes it, with one cached index into the flattened products;
+    the benchmark's peer."""
     vectors = torch.cat([dense.unsqueeze(1), embeddings], dim=1)
     products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
     pairs = products.index_select(1, _flat_places(vectors.shape[1], vectors.device))

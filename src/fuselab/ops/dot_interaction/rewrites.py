@@ -1,4 +1,4 @@
-"""How models spell DLRM's dot interaction: what ``fuselab.fuse`` replaces by one launch."""
+"""The spellings of DLRM's dot interaction that ``fuselab.fuse`` replaces by one launch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fuselab.op import Inputs, Rewrite
 
 
 def rewrites() -> Iterator[Rewrite]:
-    """The vectors in one tensor or a list, stacked in one of three ways, and the products of pairs
-    below the diagonal behind the dense one."""
+    """Yield the patterns: the vectors in one tensor or a list, stacked in one of three ways, then
+    the dense vector and the products of pairs below the diagonal."""
     for stack in (_stacked, _viewed_as_shape, _viewed_as_sizes):
         yield Rewrite(_of_tensor(stack), _call_tensor)
         yield Rewrite(_of_list(stack), _call_list, lists=("vectors",))
@@ -55,7 +55,7 @@ def _end_to_end(dense: Tensor, embeddings: Sequence[Tensor] | Tensor) -> Tensor:
 
 
 def _viewed_as_shape(dense: Tensor, embeddings: Sequence[Tensor] | Tensor) -> Tensor:
-    """As in the original."""
+    """View the joined vectors as in DLRM's original code, with the shape as a tuple."""
     shape = dense.shape
     return _end_to_end(dense, embeddings).view((shape[0], -1, shape[1]))
 
@@ -66,7 +66,7 @@ def _viewed_as_sizes(dense: Tensor, embeddings: Sequence[Tensor] | Tensor) -> Te
 
 
 def _call_tensor(dense: Tensor, embeddings: Tensor, count: int) -> Inputs:
-    """``count`` vectors, though there may be more."""
+    """Return the call for the first ``count`` vectors; there may be more."""
     if embeddings.shape[1] < count - 1:
         raise ShapeError(
             f"dot_interaction: 'embeddings' has {embeddings.shape[1]} vectors; expected "

@@ -1,7 +1,7 @@
 """The dot interaction and its gradient in Triton.
 
-Tiling: a program owns SAMPLES samples, whose vectors [dense; embeddings] it reads once, padded with
-zeros to VECTORS x WIDTH (powers of two from 16: what a matrix instruction takes). All products of a
+A program owns SAMPLES samples. It reads their vectors [dense; embeddings] once, padded with zeros
+to VECTORS x WIDTH (powers of two from 16 on, as a matrix instruction needs). All products of a
 sample are one batched tl.dot that stays in registers; only those below the diagonal are stored. The
 backward gathers the upstream gradients of the pairs into a symmetric matrix (each is read twice,
 the second time from L1) and multiplies it with the vectors.
@@ -18,7 +18,7 @@ import triton.language as tl
 def load_vectors(
     dense, embeddings, sample, vector, column, mask, dense_stride, batch_stride, vector_stride
 ):
-    """[SAMPLES, VECTORS, WIDTH]: vector 0 is the dense one, zeros where not ``mask``."""
+    """Load [SAMPLES, VECTORS, WIDTH]; vector 0 is the dense one. Zeros where not ``mask``."""
     first = tl.load(
         dense + sample * dense_stride + column + vector * 0, mask=mask & (vector == 0), other=0.0
     )
@@ -42,13 +42,13 @@ def forward(
     dense_stride,
     batch_stride,
     vector_stride,
-    PRECISION: tl.constexpr,  # "ieee" or "tf32": what float32 products are made of
+    PRECISION: tl.constexpr,  # "ieee" or "tf32": the arithmetic of float32 products
     SAMPLES: tl.constexpr,
     VECTORS: tl.constexpr,
     WIDTH: tl.constexpr,
     EDGE: tl.constexpr,  # a power of two, at least as many columns as are padding; 0 for none
 ):
-    """output[b] = dense[b], the products below the diagonal row by row, zeros."""
+    """Write output[b] = dense[b], then the products below the diagonal row by row, then zeros."""
     sample = tl.program_id(0).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)[:, None, None]
     vector = tl.arange(0, VECTORS)[None, :, None]
     column = tl.arange(0, WIDTH)[None, None, :]
@@ -92,7 +92,7 @@ def backward(
     VECTORS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """(G + Gᵀ) Z of every sample, and the dense vector's own upstream gradient on top."""
+    """Write (G + Gᵀ) Z for every sample, plus the dense vector's own upstream gradient."""
     sample = tl.program_id(0).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)[:, None, None]
     vector = tl.arange(0, VECTORS)[None, :, None]
     column = tl.arange(0, WIDTH)[None, None, :]
@@ -109,7 +109,7 @@ def backward(
         other=0.0,
     )
     total = tl.dot(pairs, value, input_precision=PRECISION)
-    # G has zeros at and above its diagonal: like eager's G Z, 0 times infinity or NaN is NaN.
+    # As in eager's G Z, an infinity or NaN in Z makes its column NaN: G has zeros to multiply it.
     total += tl.sum(value.to(total.dtype) * 0.0, axis=1, keep_dims=True)
     own = tl.load(
         grad_output + sample * grad_stride + column + vector * 0,

@@ -1,4 +1,4 @@
-"""Launching the Triton kernels: how many samples a program owns."""
+"""Launchers of the Triton kernels, and how many samples a program owns."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
-# Elements of the products that a program of 4 warps holds: 4 samples of DLRM's 27 vectors, 32 per
-# thread. Registers for sm_90, forward / backward: float32 96 / 80, bfloat16 54 / 66, none spilled.
+# Elements of the products that a program of 4 warps has in registers: 4 samples of DLRM's 27
+# vectors, 32 per thread. Nothing spills on sm_90.
 _TILE = 4096
 _MOST_VECTORS = 128
 _MOST_WIDTH = 256
 _MOST_PADDING = 1024
-# Both operands of a product lie in shared memory; sm_80 lends a program 163 KB, sm_90 227 KB.
+# Both operands of a product are in shared memory; sm_80 allows a program 163 KB, sm_90 227 KB.
 _MOST_SHARED_BYTES = 160 * 1024
 
 
 def configs(dense: Tensor, embeddings: Tensor, *rest: Any) -> tuple[Config, ...]:
-    """Samples of a program, at least 1 and fewer as the tile grows, and its warps."""
+    """Return the samples of a program, at least 1 and fewer as the tile grows, and its warps."""
     vectors, width = _padded(embeddings)
     elements = vectors * max(vectors, width)
     samples = max(1, _TILE // elements)
-    # 32 elements per thread of a larger sample too: 128 of them take 16 s to compile.
+    # A larger sample too has 32 elements per thread: a kernel with 128 takes 16 s to compile.
     found = [Config(samples=samples, warps=min(4 * max(1, elements // _TILE), 16))]
     for factor in (1, 2, 4):
         for warps in (1, 2, 4, 8):
@@ -47,7 +47,7 @@ def configs_backward(
 
 
 def _padded(embeddings: Tensor) -> tuple[int, int]:
-    """Vectors and width of a tile: powers of two from 16."""
+    """Return the vectors and the width of a tile: powers of two from 16 on."""
     return power_of_two(embeddings.shape[1] + 1, 16), power_of_two(embeddings.shape[2], 16)
 
 
@@ -113,9 +113,10 @@ def backward(
 
 
 def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:
-    """A sample's products are one tile, out of shared memory, and its zeros another."""
+    """Return None if a sample's products fit one tile and shared memory, and its zeros another
+    tile; else the reason."""
     if embeddings.dim() != 3:
-        return None  # which `validate` refuses
+        return None  # `validate` refuses it
     tables, width = embeddings.shape[1:]
     if tables + 1 > _MOST_VECTORS or width > _MOST_WIDTH:
         return f"it holds at most {_MOST_VECTORS} vectors of at most {_MOST_WIDTH} elements"

@@ -1,4 +1,4 @@
-"""Launching the CUDA C++ kernels of small samples, whose warps own a few samples each."""
+"""Launchers of the CUDA C++ kernels for small samples, of which a warp owns a few."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARPS = 4  # kWarps of warp_kernels.cu
 _MOST_VECTORS = 32
 _LANE_WIDTH, _LANE_SAMPLES = 16, 4
 _MOST_MATRIX_WIDTH = 128
-# Two blocks of 100 KB share an SM of sm_90; sm_80 lends a block 163 KB.
+# Two blocks of 100 KB share a multiprocessor of sm_90; sm_80 allows a block 163 KB.
 _MOST_SHARED_BYTES = 100 * 1024
 
 CUDA_EXPRESSIONS = (
@@ -44,8 +44,9 @@ CUDA_EXPRESSIONS = (
 
 
 def candidates(embeddings: Tensor, columns: int) -> tuple[Config, ...]:
-    """Forward or backward, of rows of so many columns; none where samples are not small, or not of
-    whole chunks. What must lie on whole chunks besides, ``launch``'s caller asks."""
+    """Return the candidates, forward or backward, for rows of ``columns`` columns. There are none
+    if samples are not small or not made of whole chunks. The alignment of the operands is tested by
+    ``launch``'s caller."""
     _, tables, width = embeddings.shape
     if tables >= _MOST_VECTORS:
         return ()
@@ -55,7 +56,7 @@ def candidates(embeddings: Tensor, columns: int) -> tuple[Config, ...]:
             Config(kernel="warp", samples=_LANE_SAMPLES, unrolled=unrolled) for unrolled in (8, 2)
         )
     elif embeddings.element_size() == 2 and width % 16 == 0 and width <= _MOST_MATRIX_WIDTH:
-        # 2048 samples are two waves of blocks by 2 to a warp, and half of one by 8.
+        # 2048 samples make two waves of blocks with 2 to a warp, and half a wave with 8.
         order = (2, 4, 8) if embeddings.shape[0] < 8192 else (8, 4, 2)
         found = tuple(Config(kernel="warp", samples=samples) for samples in order)
     return tuple(
@@ -66,7 +67,8 @@ def candidates(embeddings: Tensor, columns: int) -> tuple[Config, ...]:
 
 
 def _shared_bytes(embeddings: Tensor, columns: int, samples: int) -> int:
-    """Rows; beside them, in float32, vectors, of which the next sample's begin 4 banks on."""
+    """Return a block's bytes: the rows and, in float32, the vectors, padded so that the next
+    sample's begin 4 banks on."""
     numbers = columns
     if embeddings.dtype == torch.float32:
         vectors = (embeddings.shape[1] + 1) * _LANE_WIDTH
@@ -82,7 +84,8 @@ def launch(
     columns: int,
     config: Config,
 ) -> None:
-    """``step`` is "forward" or "backward". Rows of both inputs begin on whole chunks of 4."""
+    """Launch ``step``, "forward" or "backward". Rows of both inputs are aligned to chunks of 4
+    elements."""
     batch, tables, width = embeddings.shape
     if embeddings.dtype == torch.float32:
         arguments = f"lanes<{tables + 1}, {config.unrolled}>"

@@ -1,4 +1,4 @@
-"""Embeddings of many tables in one launch, and the same with the optimizer in the backward."""
+"""Look up embeddings of many tables in one launch, also with the optimizer in the backward."""
 
 from fuselab.ops.embedding_lookup.op import OP
 from fuselab.ops.embedding_lookup.updating import updating_embedding_lookup

@@ -1,4 +1,4 @@
-"""Tables and ids to try and to time: cases and draws of all embedding operators."""
+"""The tables, ids, cases and draws of all embedding operators."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops._shared.indices import ID_DTYPES
 from fuselab.ops.embedding_lookup.validation import HASHES, OUT_OF_RANGE
 
-# (samples, rows of each table, tags) to time: Criteo's tables, 2 GiB in float32 at D = 16,
-# and their first 100,000 rows, 65 MB.
+# The (samples, rows of each table, tags) that are timed: Criteo's tables, 2 GiB in float32 at
+# D = 16, and the same tables cut to 100,000 rows each, 65 MB.
 TIMED = (
     *((batch, KAGGLE_CARDINALITIES, ("huge",)) for batch in (128, 2048, 65536)),
     *(
@@ -27,7 +27,7 @@ TIMED = (
 
 
 _CAPPED = tuple(min(rows, 100_000) for rows in KAGGLE_CARDINALITIES)
-# The same for a CPU, from 64 kB moved to 200 MB, and the smallest in every dtype.
+# The sizes timed on a CPU, which move from 64 kB to 200 MB, and those timed in every dtype.
 TIMED_ON_CPU = (
     (20, _CAPPED, 16),
     (128, _CAPPED, 16),
@@ -59,9 +59,9 @@ def tables_and_ids(
     generator: torch.Generator,
     strayed: bool = False,
 ) -> tuple[list[Tensor], Tensor]:
-    """Normal tables, views of one storage, and uniform ids; ``strayed`` ones leave their table on
-    both sides."""
-    # On the device where there are many: 2 GiB of normal numbers take the CPU 20 s.
+    """Return normally distributed tables, views of one storage, and uniform ids. ``strayed`` ids
+    exceed their table's rows on both sides."""
+    # Large tables are filled on the device: drawing 2 GiB of normal numbers takes the CPU 20 s.
     large = sum(sizes) * width > 2**26
     if large:
         flat = torch.empty(sum(sizes), width, dtype=dtype, device=device).uniform_(-1, 1)
@@ -77,13 +77,13 @@ def tables_and_ids(
 
 
 def draw(draw: Draw) -> Inputs:
-    """Some tables and ids, of which some are out of range where that is allowed."""
+    """Return random tables and ids; some ids are out of range where the rule allows it."""
     tables, ids, rules = _drawn(draw)
     return Inputs((tables, ids), {**rules, "dtype": draw.choice((None, *FLOATING))})
 
 
 def draw_gradient(draw: Draw) -> tuple[list[Tensor], Tensor, Tensor, dict[str, str | None]]:
-    """Tables, ids and upstream gradient of an update, and its rules."""
+    """Return the tables, the ids, the upstream gradient and the rules of an update."""
     tables, ids, rules = _drawn(draw)
     dtype = draw.choice((None, *FLOATING))
     return tables, ids, draw.tensor(*ids.shape, tables[0].shape[1], dtype=dtype), rules
@@ -98,7 +98,8 @@ def _drawn(draw: Draw) -> tuple[list[Tensor], Tensor, dict[str, str | None]]:
     stray = 9 if hash or out_of_range != "error" else 0
     smallest = min(sizes)
     ids = draw.integers(batch, count, low=-stray, high=smallest + stray, dtype=dtype)
-    # One layout for one table: kernels want rows in one piece, and few draws would have all so.
+    # Only the first table gets a random layout. Kernels want contiguous rows in every table, and
+    # few draws would have them in all of many.
     first, *others = (draw.tensor(size, width) for size in sizes)
     tables = [first, *(table.contiguous() for table in others)]
     return tables, ids, {"out_of_range": out_of_range, "hash": hash}

@@ -1,4 +1,4 @@
-"""Configurations that tuning may choose from: how rows are looked up, and changed."""
+"""Configurations that tuning may choose from, for the look-up and for the change of rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ MANY_SAMPLES = 8192
 
 
 def look_up(ids: Tensor, chunk_bytes: int, chunks: int) -> tuple[Config, ...]:
-    """``kernel``: one block per multiprocessor that stays for whole ``samples``, from one for each
-    of its places on, else blocks of ``positions``.
+    """Return the look-up's candidates, the default first.
 
-    Criteo's 26 tables x 16 float32 on an H200, 2026-11-22, us, by samples and by positions: 9.0 and
-    9.5 of 2048 samples, 14.0 and 15.1 of 8192, 57 and 63 of 65536 (44 by samples to bfloat16). Rows
-    under way 2 or 6 samples before gain nothing over 4, nor do two blocks of 512 threads and
-    streaming stores; rows that pass the L1 take 63."""
+    Kernel ``samples`` has one block per multiprocessor, which stays and takes whole samples. It is
+    the default if there is a sample for every place of these blocks. Kernel ``positions`` has
+    blocks of single (sample, table) positions. On an H200 with Criteo's 26 tables x 16 float32,
+    whole samples win from about 2048 samples on. Fetching rows 2 or 6 samples ahead instead of 4,
+    two blocks of 512 threads, and streaming stores gained nothing.
+    """
     if chunks > 32:
         return (POSITIONS,)
     lanes = power_of_two(chunks)
@@ -54,16 +55,17 @@ def chosen_look_up(ids: Tensor, chunk_bytes: int, chunks: int) -> Config:
 
 
 def row_chunk(group: Group, width: int, itemsize: int, output_itemsize: int) -> tuple[int, int]:
-    """Bytes that a thread of a look-up moves at a time (16 at most, read or written), and how many
-    of them make a row."""
+    """Return the bytes that a thread of a look-up moves at a time (at most 16 read or written) and
+    how many of these chunks make a row."""
     step = alignment(*group.addresses, *group.pitches, width * itemsize)
     step = min(step, itemsize * 16 // output_itemsize)
     return step, width * itemsize // step
 
 
 def _by_samples(ids: Tensor, chunk_bytes: int, lanes: int) -> tuple[Config, ...]:
-    """What takes whole samples: in one launch, by copies of 4, 8 or 16 bytes, one sample to
-    ``MOST_PLACES`` at a time, so that a block's sums of a row are few."""
+    """Return the configuration that takes whole samples, or none where it does not apply. It needs
+    one launch for all tables, chunks of 4, 8 or 16 bytes, and at most ``MOST_PLACES`` samples at a
+    time, so that a block keeps few partial sums of a row."""
     tables = ids.shape[1]
     if tables > MOST or chunk_bytes not in (4, 8, 16):
         return ()
@@ -73,17 +75,17 @@ def _by_samples(ids: Tensor, chunk_bytes: int, lanes: int) -> tuple[Config, ...]
 
 
 def ring_bytes(chunk_bytes: int, ids: Tensor) -> int:
-    """Shared memory for what is under way: chunks and ids for every thread."""
+    """Return the bytes of shared memory for loads in flight: chunks and ids for every thread."""
     return SAMPLES_AHEAD * MOST_THREADS * (chunk_bytes + ids.element_size())
 
 
 def places(tables: int, lanes: int) -> int:
-    """Samples that a block takes at a time."""
+    """Return the samples that a block takes at a time."""
     return MOST_THREADS // (tables * lanes)
 
 
 def samples_shape(ids: Tensor, lanes: int) -> tuple[int, int]:
-    """Blocks and threads of a kernel that takes whole samples."""
+    """Return the blocks and the threads per block of a kernel that takes whole samples."""
     at_once = places(ids.shape[1], lanes)
     blocks = min(multiprocessors(ids.device), ceil_div(ids.shape[0], at_once))
     return blocks, ceil_div(at_once * ids.shape[1] * lanes, 32) * 32
@@ -91,8 +93,9 @@ def samples_shape(ids: Tensor, lanes: int) -> tuple[int, int]:
 
 @functools.lru_cache
 def summed_rows(rows: tuple[int, ...], most: int) -> tuple[int, int]:
-    """Of the smallest tables that have at most ``most`` rows together: the rows of the largest, and
-    of all. Tables of as many rows are all in or all out."""
+    """Choose the smallest tables that have at most ``most`` rows together; return the rows of the
+    largest of them, and the rows of all. Tables of equal length are all chosen or all left out. If
+    none is chosen, the result is (-1, 0)."""
     ordered = sorted(rows)
     for count, sum_ in zip(range(len(rows), 0, -1), [*accumulate(ordered)][::-1], strict=True):
         if sum_ <= most and (count == len(rows) or ordered[count] > ordered[count - 1]):
@@ -103,11 +106,11 @@ def summed_rows(rows: tuple[int, ...], most: int) -> tuple[int, int]:
 def shared_sums(
     how: RowUpdate, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
 ) -> tuple[int, int, int]:
-    """Of the tables that scatter_samples sums in shared memory: the rows of the largest, and of
-    all. And the bytes of shared memory that it needs."""
+    """Return the rows of the largest table that scatter_samples sums in shared memory, the rows of
+    all tables that it sums there, and the bytes of shared memory that it needs."""
     ring = ring_bytes(spread.vector * grad_output.element_size(), ids)
     row = spread.lanes * spread.vector * how.dtype.itemsize
-    sums = places(ids.shape[1], spread.lanes) * row + 8  # of a row, and its address
+    sums = places(ids.shape[1], spread.lanes) * row + 8  # the sums of a row, and its address
     room = (shared_bytes(ids.device) - ring - 8) // sums
     most_rows, summed = summed_rows(tuple(rows), room)
     return most_rows, summed, ring + summed * sums + summed % 2 * 8
@@ -116,30 +119,23 @@ def shared_sums(
 def change(
     how: RowUpdate, spread: Spread, ids: Tensor, grad_output: Tensor, rows: Sequence[int]
 ) -> tuple[Config, ...]:
-    """``kernel`` and what it has, for ``how`` and tables of ``rows``. Atomics where their order may
-    vary and their rounding does not matter: whole ``samples`` where they are many and no table that
-    ``scatter`` would sum is left to atomics alone, else ``scatter``. In tables of 16 bits, for
-    row-wise Adagrad, and where PyTorch shall be deterministic: of few samples a block per
-    ``table``, or ``sorted`` positions, ``run`` of them per group.
+    """Return the candidates for changing rows by ``how`` in tables with ``rows`` rows each.
 
-    SGD of Criteo's 26 tables x 16 float32 on an H200, 2026-11-22, us, by scatter and by samples:
-    10.4 and 10.9 of 2048 samples, 20.1 and 18.1 of 8192, 87.3 and 80.8 of 65536. With the look-up
-    65536 take 132.8: ``nn.Embedding(sparse=True)`` and its SGD 8.8 times that, 1170, one table with
-    ``index_add_`` 9.9 times, 1317. Ten times as fast as ``nn.Embedding`` would leave the update 60
-    of its 81. Its parts, each by itself, make 83:
-    - 31: 123 MB of gradients and ids, at 4 TB/s;
-    - 26: 0.33 million atomics on rows of the five tables of 141 to 648 MB, beyond the L2's 60;
-    - 9: 0.20 million on the next three (6 to 18 MB), 4 of them for what memory has to bring first;
-    - 17: 0.66 million on ten tables, 3 MB together. The last eight are summed in shared memory.
-    Atomics are counted as a kernel does them that adds to 1.18 million random rows of 64 bytes and
-    nothing else: 30 of 20,000 rows, 35 of 200,000, 93 of 33 million (12.7 thousand rows a us), by
-    red.v4, red and bulk reductions alike. In scatter, blocks of 512 or 1024 samples, gradients that
-    are not staged, and five or six blocks per multiprocessor gain nothing in float32 and at most
-    2 % in bfloat16.
+    Atomics are used where their order may vary and their rounding does not matter. They go by whole
+    ``samples`` if there are many and shared memory has room for all tables of fewer than
+    ``THREADS`` rows, which ``scatter`` would sum before its atomics; else by ``scatter``. A fixed
+    order is used for tables of 16 bits, for row-wise Adagrad, and under
+    ``torch.use_deterministic_algorithms``: one block per ``table`` for few samples, or ``sorted``
+    positions, ``run`` of them per group.
 
-    Larger runs add more up before memory sees it, smaller ones make more blocks. The default is
-    the largest that gives every multiprocessor two. Row-wise Adagrad of 2048 samples takes 44.0 by
-    table, 73.6 in runs of 8, 93.9 of 32; of 65536 samples 361.1 and 309.5.
+    SGD of 65536 samples of Criteo's 26 tables x 16 float32 takes 80.8 us by samples on an H200,
+    and the sum of its parts measured one by one is 83 us: 31 for the gradients and ids at 4 TB/s,
+    26 for atomics on five tables larger than the L2, 9 for the next three tables, 17 for the ten
+    below, and the last eight are summed in shared memory. So the kernel takes no longer than its
+    parts.
+
+    Larger runs add up more values before memory sees them, smaller runs give more blocks. The
+    default is the largest run that gives every multiprocessor two blocks.
     """
     if (
         how.update == "rowwise_adagrad"
@@ -182,7 +178,7 @@ def chosen_change(
 
 
 def table_size(batch: int) -> int:
-    """Keys that a block of update_tables sorts."""
+    """Return the number of keys that a block of update_tables sorts."""
     return power_of_two(batch, 64)
 
 
@@ -191,6 +187,7 @@ def table_threads(size: int) -> int:
 
 
 def table_bytes(how: RowUpdate, size: int, spread: Spread, width: int) -> int:
-    """Shared memory of update_tables: keys, and two partial sums per group of lanes."""
+    """Return the shared memory of update_tables in bytes: keys, and two partial sums per group of
+    lanes."""
     row = width * how.compute_dtype.itemsize
     return 8 * size + 2 * table_threads(size) // spread.lanes * row

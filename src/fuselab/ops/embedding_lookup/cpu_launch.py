@@ -1,4 +1,4 @@
-"""Launching the C++ kernels: look-up, dense gradients, and updates in place."""
+"""Launchers of the C++ kernels: look-up, dense gradients, and updates in place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forward(
     output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
     types = f"{_TYPES[tables[0].dtype]}, {_TYPES[output.dtype]}"
     if output.dtype == tables[0].dtype:
-        types, width = "char, char", width * output.element_size()  # bytes are copied
+        types, width = "char, char", width * output.element_size()  # plain bytes are copied
     if ids.numel() == 0:
         return output
     for group in groups(tables, [table.shape[0] for table in tables]):
@@ -65,7 +65,7 @@ def backward(
     hash: str | None,
     table_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Dense gradients: zeros, and the rows met."""
+    """Return dense gradients: zeros everywhere but in the rows that an id selects."""
     width = grad_output.shape[2]
     grads = [
         grad_output.new_zeros((count, width), dtype=table_dtype) if need else None
@@ -85,7 +85,7 @@ def change(
     ids: Tensor,
     grad_output: Tensor,
 ) -> None:
-    """Let ``grad_output`` (samples, tables, D) change the tables; None is left alone."""
+    """Change the tables in place by ``grad_output`` (samples, tables, D); None is skipped."""
     if ids.numel() == 0:
         return
     if grad_output.stride(2) != 1:
@@ -104,7 +104,7 @@ def change(
         )
     for group in grouped:
         part, grads = ids[:, group.columns], grad_output[:, group.columns]
-        # Two tasks a thread, so that none waits long for the largest table.
+        # Two tasks per thread, so that no thread waits long for the one with the largest table.
         parts = ceil_div(2 * torch.get_num_threads(), part.shape[1])
         CPP.launch(
             f"change<{_TYPES[how.dtype]}, {_TYPES[grads.dtype]}, {CPP_IDS[ids.dtype]}, "

@@ -1,4 +1,4 @@
-"""Launching the CUDA C++ kernels: look-up, dense gradients, and updates in place."""
+"""Launchers of the CUDA C++ kernels: look-up, dense gradients, and updates in place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _CHUNKS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
 _MOST_BYTES = max(_CHUNKS)
 _ITEMS = 4  # kItems of cuda_kernels.cu
-WIDEST_UPDATE = 1024  # columns that a warp's registers hold
+WIDEST_UPDATE = 1024  # columns that fit in a warp's registers
 
 
 def forward(
@@ -34,7 +34,7 @@ def forward(
     hash: str | None,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """One launch for up to 256 tables."""
+    """Look up all rows: one launch per 256 tables."""
     width, itemsize = tables[0].shape[1], tables[0].element_size()
     output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
     if output.numel() == 0:
@@ -76,7 +76,7 @@ def forward(
 
 
 def _move(step: int, dtype: torch.dtype, output_dtype: torch.dtype) -> str:
-    """What becomes of ``step`` bytes of a row."""
+    """Return the C++ functor that copies or converts ``step`` bytes of a row."""
     if output_dtype == dtype:
         return f"Copy<{_CHUNKS[step]}>"
     return f"Convert<{_CHUNKS[step]}, {CUDA_NAMES[dtype]}, {CUDA_NAMES[output_dtype]}>"
@@ -91,8 +91,9 @@ def backward(
     hash: str | None,
     table_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Dense gradients: zeros, and the rows met. Atomics where their order may vary and their
-    rounding does not matter; in 16 bits, and where PyTorch shall be deterministic, sorted runs."""
+    """Return dense gradients: zeros everywhere but in the rows that an id selects. Sums are by
+    atomics where their order may vary and their rounding does not matter, and by sorted runs in
+    16 bits and under ``torch.use_deterministic_algorithms``."""
     width = grad_output.shape[2]
     grads = [
         grad_output.new_zeros((count, width), dtype=table_dtype) if need else None
@@ -109,7 +110,7 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *_: object) ->
 
 
 def too_wide(tables: Sequence[Tensor]) -> str | None:
-    """Why rows of these widths cannot be changed, or None."""
+    """Return the reason why rows of these widths cannot be changed, or None."""
     if any(table.dim() == 2 and table.shape[1] > WIDEST_UPDATE for table in tables):
         return f"rows are wider than {WIDEST_UPDATE}"
     return None
@@ -123,7 +124,7 @@ def change(
     ids: Tensor,
     grad_output: Tensor,
 ) -> None:
-    """Let ``grad_output`` (samples, tables, D) change the tables; None is left alone."""
+    """Change the tables in place by ``grad_output`` (samples, tables, D); None is skipped."""
     if grad_output.numel() == 0:
         return
     if grad_output.stride(2) != 1:
@@ -190,7 +191,8 @@ def _scatter_samples(
 def _sort_and_reduce(
     how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
 ) -> None:
-    """Workspace: 12 bytes per id and as many to sort, 8 D bytes per ``config.run`` ids for partial
+    """Sort the positions by row, sum runs of equal rows, and change each row once. The workspace is
+    24 bytes per id, half of them for the sort, and 8 D bytes per ``config.run`` ids for partial
     sums."""
     positions, tables, width = ids.numel(), ids.shape[1], grad_output.shape[2]
     short = group.all_rows < 2**31 - 1
@@ -272,7 +274,7 @@ def _strides(grad_output: Tensor) -> list[i64]:
 
 
 def _representative_expressions() -> Iterator[str]:
-    """Every kernel in every dtype for rows of 16; one of each at both ends of the widths."""
+    """Yield every kernel in every dtype for rows of 16, and one each for narrow and wide rows."""
     for place, (dtype, name) in enumerate(CUDA_NAMES.items()):
         ids = tuple(CPP_IDS.values())[place % 2]
         narrow = Spread.of(7, dtype.itemsize, dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Embedding look-up over many tables in plain PyTorch: what is right, and its gradient."""
+"""Embedding look-up over many tables in plain PyTorch: the definition, and its gradient."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ def embedding_lookup(
     hash: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Row ``ids[b, t]`` of table t for every sample b and table t: T embeddings in one launch.
+    """Look up row ``ids[b, t]`` of table t for every sample b and table t, in one launch.
 
     Args:
         tables: T tensors (rows_t, D) of one D and dtype (float32, float16, bfloat16 or float64).
         ids: (B, T), int64 or int32, any strides.
-        out_of_range: what a negative id, or one past the last row, means. ``"error"``: as in
+        out_of_range: the meaning of a negative id, or one past the last row. ``"error"``: as in
             PyTorch, an IndexRangeError on the CPU and a device assert on the GPU. ``"clamp"``: the
-            first or last row. ``"ignore"``: a vector of zeros, no gradient.
-        hash: ``"modulus"``: id b of table t is row ``id mod rows_t``, as ``hash_indices`` has it,
-            and none is out of range. None: ids are rows.
+            first or last row. ``"ignore"``: a vector of zeros that gets no gradient.
+        hash: ``"modulus"``: the id stands for row ``id mod rows_t``, as in ``hash_indices``, so
+            that none is out of range. None: ids are row numbers.
         dtype: of the result (float32, float16, bfloat16 or float64). None: the tables'.
 
     Returns:
         (B, T, D), contiguous, in ``dtype``, each element rounded once.
 
-    The gradient is dense, a tensor per table in its dtype, as that of ``nn.Embedding``; it takes
-    memory and time for all rows of all tables, and ``updating_embedding_lookup`` for the rows met.
-    Sums over equal ids are in float32 (float64 for float64 tables). Their order is not fixed for
-    float32 and float64 tables unless ``torch.use_deterministic_algorithms`` asks for it.
+    The gradient is dense: one tensor per table in the table's dtype, as for ``nn.Embedding``. It
+    costs memory and time for all rows of all tables; ``updating_embedding_lookup`` costs them only
+    for the rows selected. Gradients of equal ids are summed in float32 (float64 for float64
+    tables). The order of these sums is not fixed for float32 and float64 tables unless
+    ``torch.use_deterministic_algorithms`` asks for it.
 
     Raises:
-        ArgumentError: no tables, or a table without rows where the rule must find one.
-        ShapeError, DtypeError, UnknownNameError: names the argument and what was expected.
+        ArgumentError: there are no tables, or a table has no rows where the rule must find one.
+        ShapeError, DtypeError, UnknownNameError: they name the argument and the expectation.
         IndexRangeError: an id is out of range (CPU).
     """
     vectors = []
     for place, table in enumerate(tables):
         row, inside = rows_of(ids, place, table.shape[0], out_of_range, hash)
         if table.numel() == 0 or ids.shape[0] == 0:
-            # On a GPU F.embedding's gradient at width 0 reads address 0: pytorch/pytorch#189668.
-            # Its second derivative without ids raises: it reshapes no elements to (0, -1).
+            # At width 0 F.embedding's gradient reads address 0 on a GPU (pytorch/pytorch#189668).
+            # With no ids its second derivative raises, as it reshapes no elements to (0, -1).
             vector = table.new_zeros((ids.shape[0], table.shape[1])) + table.sum()
         else:
             vector = torch.nn.functional.embedding(row, table)
@@ -64,7 +65,8 @@ def embedding_lookup_backward(
     hash: str | None,
     table_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Each row's sum of the upstream gradients of its ids; ``needs`` ends with that of the ids."""
+    """Return, for each row, the sum of its ids' upstream gradients. ``needs`` has one entry per
+    table and a last one for the ids."""
     wide = grad_output.to(compute_dtype(table_dtype))
     return (
         *(
@@ -94,7 +96,7 @@ def per_table(
     hash: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As model code has it: one look-up per table, then a stack."""
+    """Look up each table by itself and stack the vectors, as model code does."""
     columns = (
         torch.nn.functional.embedding(
             rows_of(ids, place, table.shape[0], out_of_range, hash)[0], table

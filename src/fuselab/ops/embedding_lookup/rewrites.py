@@ -1,4 +1,4 @@
-"""How models spell a look-up in many tables: what ``fuselab.fuse`` replaces by one launch."""
+"""The expressions for look-ups in many tables that ``fuselab.fuse`` replaces by one launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Vectors = Callable[..., list[Tensor]]
 
 
 def rewrites() -> Iterator[Rewrite]:
-    """One look-up per table, by an embedding or a bag of one id, and the vectors joined."""
+    """Yield the patterns: one look-up per table, by an embedding or by a bag of one id, and the
+    vectors joined."""
     for names, ids_of, call in (
         (("tables", "ids"), _columns, _call_columns),
         (("tables", "ids"), _rows, _call_rows),
@@ -69,11 +70,11 @@ def _shifted(count: int, ids: Tensor, sizes: Sequence[int], shift: int) -> list[
     return [(ids[:, place] + shift) % size for place, size in enumerate(sizes)]
 
 
-# What the operator is called with. ``dense`` is only what is put in front of its output.
+# The functions below return the operator's arguments. ``dense`` is only put before its output.
 
 
 def _call_columns(tables: Sequence[Tensor], ids: Tensor, dense: Tensor | None = None) -> Inputs:
-    """A model may have more columns of ids than tables."""
+    """Return the arguments; a model may have more columns of ids than tables."""
     if ids.dim() > 1 and ids.shape[1] > len(tables):
         ids = ids[:, : len(tables)]
     return Inputs((tables, ids))
@@ -106,7 +107,8 @@ def _call_shifted(
     shift: int,
     dense: Tensor | None = None,
 ) -> Inputs:
-    """The hash is in the kernel where it is by the tables' own lengths."""
+    """Return a call with the hash inside the kernel if the sizes are the tables' own lengths, else
+    a call with ids that were hashed before."""
     if not all(isinstance(number, int) for number in (*sizes, shift)):
         raise ArgumentError("embedding_lookup: sizes and shift of a hash must be whole numbers.")
     if any(table.shape[0] != size for table, size in zip(tables, sizes, strict=True)):
@@ -118,7 +120,8 @@ def _call_shifted(
 def _joined(
     names: Sequence[str], vectors: Vectors, call: Callable[..., Inputs]
 ) -> Iterator[Rewrite]:
-    """The vectors stacked or concatenated, a dense one before them or none."""
+    """Yield patterns in which the vectors are stacked or concatenated, with and without a dense
+    vector in front."""
 
     def rewrite(
         join: Callable[..., Tensor], result: Callable[..., Tensor] | None, dense: bool

@@ -13,7 +13,7 @@ from fuselab.runtime.parameters import Scalar, f32, f64
 
 @dataclass(frozen=True)
 class RowUpdate:
-    """A gradient's change to its row: ``gradient`` (stored), ``sgd`` or ``rowwise_adagrad``."""
+    """A kind of change, ``gradient`` (stored), ``sgd`` or ``rowwise_adagrad``, and its numbers."""
 
     update: str
     dtype: torch.dtype  # of the tables
@@ -28,11 +28,12 @@ class RowUpdate:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of sums, whatever the gradient has."""
+        """The dtype of sums, which does not depend on the gradient's dtype."""
         return compute_dtype(self.dtype)
 
     def numbers(self) -> tuple[Tensor | Scalar | None, ...]:
-        """The learning rate, then eps: of each a device tensor or null, and a value."""
+        """Return the learning rate and eps, each as a pair: a device tensor or None, and a
+        number."""
         number = f64 if self.dtype == torch.float64 else f32
         parameters: list[Tensor | Scalar | None] = []
         for value in (self.learning_rate, self.eps):

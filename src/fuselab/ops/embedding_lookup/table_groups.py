@@ -1,4 +1,4 @@
-"""Tables as kernels take them: the struct of tables.h, by value, up to 256 tables at a time."""
+"""Tables as kernels take them: the struct of tables.h, passed by value, at most 256 tables each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAPACITIES = (32, MOST)
 
 
 def alignment(*places: int) -> int:
-    """The largest power of two up to 16 that divides all of these addresses and distances."""
+    """Return the largest power of two up to 16 that divides all these addresses and distances."""
     bits = 16
     for place in places:
         bits |= place
@@ -24,8 +24,8 @@ def alignment(*places: int) -> int:
 
 @dataclass(frozen=True)
 class Group:
-    """Some tables, one after the other; None stands for one that is left alone. ``rows`` are those
-    of all of them, ``states`` row-wise Adagrad's, ``columns`` their columns of the ids."""
+    """Consecutive tables; None stands for a table that is not changed. ``rows`` are the row counts
+    of all of them, ``states`` those of row-wise Adagrad, ``columns`` their columns in the ids."""
 
     tables: tuple[Tensor | None, ...]
     rows: tuple[int, ...]
@@ -53,7 +53,7 @@ class Group:
         ]
 
     def description(self, capacity: int | None = None) -> Struct:
-        """``Tables<capacity>`` of tables.h."""
+        """Return the struct ``Tables<capacity>`` of tables.h."""
         capacity = capacity or self.capacity
         first = [0, *accumulate(self.rows)][:-1]
         arrays = (self.tables, self.pitches, self.rows, first, self.states)
@@ -63,14 +63,15 @@ class Group:
 def groups(
     tables: Sequence[Tensor | None], rows: Sequence[int], states: Sequence[Tensor] = ()
 ) -> Iterator[Group]:
-    """The tables in groups that fit one launch."""
+    """Yield the tables in groups that fit one launch."""
     for begin in range(0, len(tables), MOST):
         part = slice(begin, begin + MOST)
         yield Group(tuple(tables[part]), tuple(rows[part]), tuple(states[part]), part)
 
 
 def scattered(tables: Sequence[Tensor]) -> str | None:
-    """Why kernels cannot run these tables, or None. They need not be valid yet."""
+    """Return the reason why the kernels cannot read these tables, or None. It may be asked before
+    the tables are validated."""
     if any(table.dim() == 2 and table.shape[1] > 1 and table.stride(1) != 1 for table in tables):
         return "a row of a table is not contiguous"
     return None

@@ -1,12 +1,11 @@
-"""Embedding look-up over many tables, and what its gradient does to them.
+"""Embedding look-up over many tables, and the change that its gradient makes to them.
 
-Tables, their rows and the elements from row to row come as tuples, one entry per table.
-
-look_up: a program owns BLOCK samples of one table. key_positions, reduce_runs and join_runs are
-those of cuda_kernels.cu: positions (sample * tables + table) are sorted by row between the first
-two; a program adds up the runs of equal rows within RUN sorted positions and changes every row that
-lies within them; join_runs makes one sum of what a longer run left in several programs. No row is
-read or written by two programs, and the order of additions is fixed.
+The tables, their row counts and their row strides in elements are tuples, one entry per table.
+look_up: a program owns BLOCK samples of one table. key_positions, reduce_runs and join_runs work
+as those of cuda_kernels.cu: between the first two, positions (sample * tables + table) are sorted
+by row. A program of reduce_runs sums the runs of equal rows within RUN sorted positions and changes
+every row whose run lies inside them; join_runs adds the partial sums of longer runs. No row is read
+or written by two programs, and the order of additions is fixed.
 """
 
 import triton
@@ -17,7 +16,7 @@ from fuselab.ops._shared.triton_modulus import modulus
 
 @triton.jit
 def row_of(id, rows, RULE: tl.constexpr):
-    """The row that an id means, -1 for none."""
+    """Return the row that an id selects, -1 for none."""
     if RULE == "modulus":
         return modulus(id, rows)
     elif RULE == "clamp":
@@ -26,8 +25,8 @@ def row_of(id, rows, RULE: tl.constexpr):
         return tl.where((id >= 0) & (id < rows), id, -1)
 
 
-# BYTES and ELEMENTS say what the tables have in common; what each of them has beside that, and the
-# numbers that only bound a mask, would make some hundred kernels of one.
+# BYTES and ELEMENTS are what all tables' alignments have in common. The other numbers are not
+# specialised: every combination of alignments would compile a kernel of its own.
 @triton.jit(
     debug=True,
     do_not_specialize=["tables", "pitches", "rows", "batch", "id_sample_stride", "id_table_stride"],
@@ -49,7 +48,7 @@ def look_up(
     BYTES: tl.constexpr,  # a power of two that divides all addresses
     ELEMENTS: tl.constexpr,  # and so many elements all pitches
 ):
-    table = tl.program_id(1).to(tl.int64)  # times a stride: tables may lie far apart
+    table = tl.program_id(1).to(tl.int64)  # 64-bit, for it is multiplied by strides
     address = tables[0].to(tl.int64)
     pitch = tl.full((), 0, tl.int64) + pitches[0]
     count = tl.full((), 0, tl.int64) + rows[0]
@@ -57,7 +56,7 @@ def look_up(
         address = tl.where(table == i, tables[i].to(tl.int64), address)
         pitch = tl.where(table == i, pitches[i], pitch)
         count = tl.where(table == i, rows[i], count)
-    # Chosen addresses are integers to the compiler: it must be told what divides them.
+    # A chosen address is an integer to the compiler, which must be told what divides it.
     source = tl.multiple_of(address.to(tables[0].dtype), BYTES)
     samples = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = samples < batch
@@ -132,7 +131,7 @@ def change_rows(
     BYTES: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Do to each wanted row what its whole gradient asks for."""
+    """Change each wanted row by its summed gradient."""
     address = key * 0 + tables[0].to(tl.int64)
     pitch = key * 0 + pitches[0]
     before = key * 0 + first[0]
@@ -153,7 +152,8 @@ def change_rows(
         for i in tl.static_range(1, TABLES):
             place = tl.where(table == i, states[i].to(tl.int64), place)
         state = place.to(states[0].dtype) + (key - before)
-        # A product that may fuse with the lanes' first exchange makes sums that differ by lane.
+        # The explicit fma keeps the products from being fused into the first exchange of the
+        # reduction, which would give every lane a different sum.
         squares = tl.sum(tl.fma(sums, sums, 0.0), 1)
         total = tl.load(state, mask=wanted, other=1) + squares / width
         tl.debug_barrier()  # every warp has read the states before one of them writes
@@ -165,7 +165,7 @@ def change_rows(
 
 @triton.jit
 def add_within_runs(begins, value, other_begins, other_value):
-    """One step of a scan that starts afresh wherever a run begins."""
+    """Combine two elements of a segmented scan, which restarts wherever a run begins."""
     return begins | other_begins, tl.where(other_begins != 0, other_value, value + other_value)
 
 

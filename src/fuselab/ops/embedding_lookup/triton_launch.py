@@ -1,6 +1,7 @@
-"""Launching the Triton kernels: look-up, dense gradients, and updates in place.
+"""Launchers of the Triton kernels: look-up, dense gradients, and updates in place.
 
-A gradient always goes by sorted runs here, so it is in a fixed order; cuda_launch has atomics too.
+Gradients always go through sorted runs here, so that their order is fixed; only cuda_launch has
+atomics.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from fuselab.ops.embedding_lookup.validation import rule
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 
-MOST_TABLES = 128  # a program chooses its table by comparing with each
+MOST_TABLES = 128  # a program finds its table by comparing with every one
 WIDEST_UPDATE = 1024
-_LOOKUP_ELEMENTS = 2048  # of a program's tile
+_LOOKUP_ELEMENTS = 2048  # in a program's tile
 _KEYS = 256
 _TILE = 512  # of reduce_runs: RUN positions by WIDTH columns
 
@@ -39,7 +40,7 @@ def supports_update(tables: Sequence[Tensor], *_: object) -> str | None:
 
 
 def _divisors(tables: Sequence[Tensor]) -> dict[str, int]:
-    """BYTES and ELEMENTS of the kernels."""
+    """Return the constants BYTES and ELEMENTS of the kernels."""
     itemsize = tables[0].element_size()
     places = [table.data_ptr() for table in tables]
     step = alignment(*places, *(table.stride(0) * itemsize for table in tables))
@@ -53,7 +54,7 @@ def forward(
     hash: str | None,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """One launch, of a program for every BLOCK samples of every table."""
+    """Look up all rows in one launch, with a program for every BLOCK samples of every table."""
     batch, width = ids.shape[0], tables[0].shape[1]
     output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
     if output.numel() == 0:
@@ -89,7 +90,8 @@ def backward(
     hash: str | None,
     table_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Dense gradients: zeros, and the rows met; of tables without need too, which are dropped."""
+    """Return dense gradients: zeros everywhere but in the selected rows. They are computed for all
+    tables; those that are not needed are dropped."""
     width = grad_output.shape[2]
     grads = [grad_output.new_zeros((count, width), dtype=table_dtype) for count in rows]
     change(
@@ -120,7 +122,7 @@ def change(
     ids: Tensor,
     grad_output: Tensor,
 ) -> None:
-    """Let ``grad_output`` (samples, tables, D) change the tables."""
+    """Change the tables in place by ``grad_output`` (samples, tables, D)."""
     if grad_output.numel() == 0:
         return
     if grad_output.stride(2) != 1:
@@ -144,7 +146,7 @@ def change(
         BLOCK=_KEYS,
     )
     keys, order = torch.sort(keys, stable=True)
-    columns = power_of_two(width, 16)  # fewer shapes: every one is to be compiled
+    columns = power_of_two(width, 16)  # powers of two only, for each shape compiles a kernel
     run = max(_TILE // columns, 8)
     pieces = ceil_div(positions, run)
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=dtype)

@@ -18,7 +18,7 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad")
 
 @dataclass(frozen=True)
 class _Step:
-    """What the backward does to the tables."""
+    """The optimizer's step that the backward takes on the tables."""
 
     optimizer: str
     learning_rate: float | Tensor
@@ -48,8 +48,9 @@ class _Step:
 class _UpdatingLookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: _Step, ids: Tensor, *tables: Tensor) -> Tensor:
-        # The tables' values are no part of the gradient, so nothing saved can go stale: they are
-        # held beside save_for_backward, and several look-ups of one table may be stepped in turn.
+        # The gradient does not depend on the tables' values, so they may change before the
+        # backward. They are therefore kept outside save_for_backward, whose version check would
+        # refuse several look-ups of one table that are stepped in turn.
         ctx.save_for_backward(ids)
         ctx.step, ctx.tables = step, tables
         return ops.embedding_lookup(
@@ -87,30 +88,30 @@ def updating_embedding_lookup(
     *,
     implementation: str = "auto",
 ) -> Tensor:
-    """``embedding_lookup`` whose backward takes the optimizer's step on the rows it met.
+    """Look up as ``embedding_lookup`` does; the backward takes the optimizer's step on those rows.
 
-    The backward writes to ``tables`` in place, at once, and gives no gradient for them: their
-    ``.grad`` stays None, so an optimizer that holds them too leaves them alone. No dense gradient
-    exists at any time. Each backward is one step: with ``retain_graph`` two calls are two steps,
-    and gradients cannot be accumulated over batches or clipped together with others. A second
-    derivative raises. Under torch.compile the graph breaks here.
+    The backward writes to ``tables`` in place, at once, and returns no gradient for them: their
+    ``.grad`` stays None, so an optimizer that also holds them leaves them unchanged. No dense
+    gradient is ever allocated. Each backward is one step: with ``retain_graph`` two calls are two
+    steps, and gradients cannot be accumulated over batches or clipped together with others. A
+    second derivative raises. Under torch.compile the graph breaks here.
 
     Args:
         tables, ids, out_of_range, hash, dtype: as for ``embedding_lookup``. The step is taken if
-            the tables require a gradient: all of them, or none (frozen).
+            the tables require a gradient; either all must require one, or none (frozen).
         optimizer: ``"sgd"``: w -= learning_rate * g, as ``torch.optim.SGD`` without momentum or
             weight decay. ``"rowwise_adagrad"``: see ``embedding_adagrad_``.
         learning_rate: a float, or a 0-d tensor on the tables' device, whose value may change
             between replays of a CUDA graph.
         states: for ``"rowwise_adagrad"`` one tensor per table, (rows_t,), float32 (float64 for
             float64 tables), zeros at first.
-        eps: row-wise Adagrad's.
+        eps: of row-wise Adagrad.
 
     Raises:
-        ArgumentError: some tables require a gradient and some do not, one is there twice, or
+        ArgumentError: some tables require a gradient and some do not, a table is given twice, or
             ``states`` are missing.
-        UnknownNameError: ``optimizer`` is none of the known.
-        UnsupportedError, in the backward: ``is_grads_batched=True``, several steps at once.
+        UnknownNameError: ``optimizer`` is not one of the known names.
+        UnsupportedError: in the backward, for ``is_grads_batched=True``: several steps at once.
     """
     if optimizer not in OPTIMIZERS:
         raise UnknownNameError("optimizer", optimizer, OPTIMIZERS)

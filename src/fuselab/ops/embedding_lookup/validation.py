@@ -1,4 +1,4 @@
-"""The meaning of an id that is no row of its table, and the arguments that are refused."""
+"""The meaning of ids out of range, and the checks of the embedding operators' arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HASHES = ("modulus",)
 
 
 def rule(out_of_range: str, hash: str | None) -> str:
-    """The kernels' Rule: with a hash no id is out of range."""
+    """Return the kernels' Rule; with a hash no id is out of range."""
     return hash if hash is not None else out_of_range
 
 
@@ -26,7 +26,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_tables(op: str, tables: Sequence[Tensor]) -> None:
-    """Raises ArgumentError, ShapeError, DtypeError unless all are (rows, D) of one D and dtype."""
+    """Raise OperandError, ShapeError or DtypeError unless all are (rows, D) of one D and dtype."""
     if not tables:
         raise OperandError(f"{op}: 'tables' is empty; give at least one table.")
     for place, table in enumerate(tables):
@@ -50,8 +50,8 @@ def check_tables(op: str, tables: Sequence[Tensor]) -> None:
 def check_ids(
     op: str, tables: Sequence[Tensor], ids: Tensor, out_of_range: str, hash: str | None
 ) -> None:
-    """Raises DtypeError, ShapeError, UnknownNameError, and ArgumentError for a table without rows
-    where the rule must find one."""
+    """Raise DtypeError, ShapeError or UnknownNameError for bad ids or names, and OperandError for
+    a table without rows where the rule must find one."""
     check_integers(op, "ids", ids, 2)
     if ids.shape[1] != len(tables):
         raise ShapeError(
@@ -72,7 +72,7 @@ def check_ids(
 
 
 def check_gradient(op: str, tables: Sequence[Tensor], ids: Tensor, grad_output: Tensor) -> None:
-    """Raises ShapeError, DtypeError unless it is one floating vector per id."""
+    """Raise ShapeError or DtypeError unless ``grad_output`` has one floating vector per id."""
     expected = (*ids.shape, tables[0].shape[1])
     if tuple(grad_output.shape) != expected:
         raise ShapeError(
@@ -84,9 +84,9 @@ def check_gradient(op: str, tables: Sequence[Tensor], ids: Tensor, grad_output: 
 def rows_of(
     ids: Tensor, table: int, rows: int, out_of_range: str, hash: str | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Column ``table`` of the ids as rows, and which of them count (None: all), in plain PyTorch.
+    """Return column ``table`` of the ids as rows, and a mask of the ids that count (None: all).
 
-    Raises IndexRangeError where ids can be looked at, as a CPU's can, and DtypeError.
+    It is plain PyTorch. Raises IndexRangeError where ids can be read, as on a CPU, and DtypeError.
     """
     check_integers("embedding", "ids", ids, 2)
     column = ids[:, table].long()

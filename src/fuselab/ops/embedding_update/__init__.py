@@ -1,4 +1,4 @@
-"""A step of an optimizer on the rows of embedding tables that ids point to, in place."""
+"""One optimizer step on the rows of embedding tables that ids select, in place."""
 
 from fuselab.ops.embedding_update.op import ADAGRAD, SGD
 from fuselab.runtime.dispatch import operator

@@ -25,7 +25,8 @@ from fuselab.ops.embedding_lookup.validation import compute_dtype
 
 
 def _sgd_case(batch: int, sizes: Sequence[int], width: int, *tags: str, **options: Any) -> Case:
-    """``gradient``: the dtype of the upstream gradient, where it is not the tables'."""
+    """Return a case of SGD. ``gradient`` is the upstream gradient's dtype if it is not the
+    tables'."""
     rules = {name: value for name, value in options.items() if name != "gradient"}
 
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -78,13 +79,13 @@ def _cpu_cases(case: Callable[..., Case]) -> tuple[Case, ...]:
 
 
 def draw_sgd(draw: Draw) -> Inputs:
-    """Some tables, ids and an upstream gradient, and a learning rate in [0, 1]."""
+    """Draw tables, ids, an upstream gradient, and a learning rate in [0, 1]."""
     tables, ids, grad_output, rules = draw_gradient(draw)
     return Inputs((tables, ids, grad_output, draw.uniform(0.0, 1.0)), rules)
 
 
 def draw_adagrad(draw: Draw) -> Inputs:
-    """The same with states."""
+    """Draw the same arguments and states."""
     tables, ids, grad_output, rules = draw_gradient(draw)
     generator = torch.Generator().manual_seed(len(tables))
     sizes = [table.shape[0] for table in tables]

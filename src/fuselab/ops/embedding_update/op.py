@@ -1,7 +1,7 @@
 """The contracts of ``fuselab::embedding_sgd_`` and ``fuselab::embedding_adagrad_``.
 
-Both run the update kernels of ``embedding_lookup``, whose backward is the same with gradients in
-the place of tables.
+Both run the update kernels of ``embedding_lookup``, whose backward runs them on gradients instead
+of tables.
 """
 
 from __future__ import annotations
@@ -113,21 +113,21 @@ def validate_adagrad(
 
 
 def prefer_sgd(*args: Any) -> Sequence[str]:
-    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 15.8
-    and 132.8 us, Triton 77.2 and 392.7 (H200, 2026-11-22)."""
+    """Return CUDA first: look-up and update of 2048 samples of Kaggle's 26 tables x 16 float32 take
+    it 15.8 us and Triton 77.2 (H200)."""
     return ("cuda", "triton")
 
 
 def prefer_adagrad(*args: Any) -> Sequence[str]:
-    """Look-up and update of 2048 and 65536 samples of Kaggle's 26 tables x 16 float32: CUDA 48.8
-    and 363.1 us, Triton 78.6 and 429.9 (H200, 2026-11-22)."""
+    """Return CUDA first: look-up and update of 2048 samples of Kaggle's 26 tables x 16 float32 take
+    it 48.8 us and Triton 78.6 (H200)."""
     return ("cuda", "triton")
 
 
 def _cost(step: Step) -> Cost:
-    """Every id and gradient read once, every row met (as if no id came twice, but at most all rows)
-    and its state read and written once; an addition per gradient element, and per row element two
-    operations of SGD or four of Adagrad."""
+    """Return the least traffic: every id and gradient read once; every selected row (as if no id
+    came twice, but at most all rows) and its state read and written once. The arithmetic is one
+    addition per gradient element and, per row element, two operations of SGD or four of Adagrad."""
     ids, grad_output, width = step.ids, step.grad_output, step.tables[0].shape[1]
     rows = sum(min(ids.shape[0], table.shape[0]) for table in step.tables)
     row_bytes = width * step.tables[0].element_size()
@@ -140,7 +140,8 @@ def _cost(step: Step) -> Cost:
 def _refusal(
     launcher: ModuleType, tables: Sequence[Tensor], states: Sequence[Tensor]
 ) -> str | None:
-    """Why the kernels of ``launcher`` cannot run these tables, or None. They need not be valid."""
+    """Return the reason why the kernels of ``launcher`` cannot change these tables, or None. It may
+    be asked before the tables are validated."""
     if not all(state.is_contiguous() for state in states):
         return "a state is not contiguous"
     if launcher is triton_launch:
@@ -155,7 +156,7 @@ def _declared(
     cases_of: tuple[Sequence[Case], Sequence[Case], Callable[[Draw], Inputs]],
     **particular: Any,
 ) -> FusedOp:
-    """Return the contract of one optimizer's step, with what all of them share."""
+    """Return the contract of one optimizer's step from the parts that differ."""
     keeps_states = particular["mutates"] == ("tables", "states")
 
     def launched_by(launcher: ModuleType) -> Mapping[str, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""A step of SGD or of row-wise Adagrad on the rows that ids point to, in plain PyTorch."""
+"""A step of SGD or of row-wise Adagrad on the rows that ids select, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def embedding_sgd_(
     out_of_range: str = "error",
     hash: str | None = None,
 ) -> tuple[Tensor, ...]:
-    """Writes ``w - learning_rate * g`` over every row w of ``tables`` that an id points to.
+    """Write ``w - learning_rate * g`` over every row w of ``tables`` that an id selects.
 
     g is the sum of the row's upstream gradients, so this is ``embedding_lookup``'s backward and
-    ``torch.optim.SGD`` (no momentum, no weight decay) in one pass over the rows met. Sums are in
-    float32 (float64 for float64). In float32 and float64 on a GPU the additions go to the row by
-    atomics, in no fixed order, unless ``torch.use_deterministic_algorithms`` asks for one; 16-bit
-    rows are always rounded once.
+    ``torch.optim.SGD`` (no momentum, no weight decay) in one pass over the selected rows. Sums are
+    in float32 (float64 for float64). In float32 and float64 on a GPU, atomics add to the row in no
+    fixed order, unless ``torch.use_deterministic_algorithms`` asks for one; 16-bit rows are always
+    rounded once.
 
     Args:
         tables: T tensors (rows_t, D) of one D and dtype, written over.
@@ -38,7 +38,7 @@ def embedding_sgd_(
 
     Raises:
         ArgumentError, ShapeError, DtypeError, UnknownNameError, IndexRangeError: as
-            ``embedding_lookup``; no table has changed then.
+            ``embedding_lookup``; in that case no table has changed.
     """
     rows = [table.shape[0] for table in tables]
     needs = [True] * len(tables) + [False]
@@ -61,16 +61,16 @@ def embedding_adagrad_(
     out_of_range: str = "error",
     hash: str | None = None,
 ) -> tuple[Tensor, ...]:
-    """Adagrad with one number per row, on every row of ``tables`` that an id points to.
+    """Take a step of Adagrad, with one number per row, on every row that an id selects.
 
     With g the sum of the row's upstream gradients over all of its ids, s its state and w the row:
 
         s += mean(g^2)
         w -= learning_rate * g / (sqrt(s) + eps)
 
-    Duchi, Hazan and Singer (JMLR 12, 2011) with the accumulator averaged over a row. Equal ids are
-    added up first, in a fixed order: the result is exact and does not vary from run to run. Rows
-    that no id points to stay as they are.
+    This is Duchi, Hazan and Singer (JMLR 12, 2011) with the accumulator averaged over a row. The
+    gradients of equal ids are summed first, in a fixed order, so that the result is exact and does
+    not vary from run to run. Rows that no id selects do not change.
 
     Args:
         tables: T tensors (rows_t, D) of one D and dtype, written over.
@@ -84,7 +84,7 @@ def embedding_adagrad_(
 
     Raises:
         ArgumentError, ShapeError, DtypeError, UnknownNameError, IndexRangeError: as
-            ``embedding_lookup``, and for states that do not fit; nothing has changed then.
+            ``embedding_lookup``, and for states that do not fit; in that case nothing has changed.
     """
     rows = [table.shape[0] for table in tables]
     needs = [True] * len(tables) + [False]
@@ -103,7 +103,7 @@ def embedding_adagrad_(
 
 
 def _met(ids: Tensor, place: int, rows: int, out_of_range: str, hash: str | None) -> Tensor:
-    """Which rows of a table an id points to."""
+    """Return a mask of the rows of a table that an id selects."""
     if rows == 0:
         return ids.new_zeros(0, dtype=torch.bool)
     row, inside = rows_of(ids, place, rows, out_of_range, hash)

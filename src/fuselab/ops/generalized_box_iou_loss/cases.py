@@ -14,13 +14,13 @@ from fuselab.ops.generalized_box_iou_loss import reference
 
 
 def random_boxes(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """float32 boxes with corners in [0, 2), many of which overlap."""
+    """Draw float32 boxes with corners in [0, 2), many of which overlap."""
     low, size = (torch.rand((*shape, 2), generator=generator) for _ in range(2))
     return torch.cat((low, low + size), -1)
 
 
 def grid_boxes(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Boxes with corners in {0, 1, 2, 3, 4}: edges tie, areas are 0, boxes are equal."""
+    """Draw boxes with corners in {0, 1, 2, 3, 4}: edges tie, areas are 0, boxes are equal."""
     low, size = (torch.randint(0, 3, (*shape, 2), generator=generator) for _ in range(2))
     return torch.cat((low, low + size), -1).float()
 
@@ -62,7 +62,7 @@ def _cases() -> Iterator[Case]:
     for count in (0, 1, 2, 3, 255, 256, 257, 511, 512, 513, 1025):
         for reduction in reference.REDUCTIONS:
             yield Case(f"{count} {reduction}", _case((count,), reduction), BOUNDARY)
-    # Either side of what one block of cuda_kernels.cu reduces.
+    # Both sides of the largest count that one block of cuda_kernels.cu reduces.
     for count in (8192, 8193):
         yield Case(f"{count} sum", _case((count,), "sum"), BOUNDARY)
     for reduction in reference.REDUCTIONS:
@@ -71,7 +71,7 @@ def _cases() -> Iterator[Case]:
         yield Case(f"layout {name}", _case(shape, "none", random_boxes, lay_out), BOUNDARY)
 
 
-# Pairs of boxes: 36 bytes each in float32.
+# Numbers of pairs of boxes: 36 bytes per pair in float32.
 CPU_PAIRS = (
     *(1820, 3001, 10000, 30001, 65536, 100_003),
     *(262_144, 500_001, 1_000_000, 1_500_001, 3_000_000, 5_600_000),
@@ -88,7 +88,7 @@ def _cpu_cases() -> Iterator[Case]:
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shape and layout; numbers in any order, so sides may be negative."""
+    """Draw any shape and layout; coordinates are in any order, so sides may be negative."""
     leading = [source.size(256, 512) for _ in range(source.choice((1, 2, 0, 3)))]
     first, second = source.tensor(*leading, 4), source.tensor(*leading, 4)
     return Inputs((first, second, source.choice(reference.REDUCTIONS)))

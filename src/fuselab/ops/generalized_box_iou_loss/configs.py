@@ -1,5 +1,5 @@
-"""Configurations that tuning may choose from: how many pairs a thread or program has in flight, and
-how many blocks or programs per multiprocessor a reduction is spread over."""
+"""Configurations that tuning may choose from: the pairs that a thread or program has in flight, and
+the blocks or programs per multiprocessor of a reduction."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from fuselab.ops.generalized_box_iou_loss.layout import Pairs, arithmetic
 from fuselab.runtime import tuning
 from fuselab.runtime.tuning import Config
 
-# So many pairs at most are reduced by one block of cuda_kernels.cu, and their boxes counted by all:
-# 262 KB of float32 boxes should take one multiprocessor about as long as a second launch takes.
+# The most pairs that one block of cuda_kernels.cu reduces, and whose boxes all blocks count: one
+# multiprocessor should read their 262 KB of float32 boxes in about the time of a second launch.
 SMALL_COUNT = 8192
 
 
 def cuda(
     first: Tensor, second: Tensor, reduction: str = "padded", eps: float = 0.0
 ) -> tuple[Config, ...]:
-    """``boxes``: pairs per thread; ``blocks`` of a reduction: per multiprocessor.
+    """Return the candidates: ``boxes`` is pairs per thread, ``blocks`` those per multiprocessor of
+    a reduction.
 
-    By default a thread has 16 bytes of each operand in flight, or a whole box where it has more; in
-    a reduction, which loops in fewer blocks, twice that but for float64: 64 KB per multiprocessor.
+    By default a thread has 16 bytes of each operand in flight, or a whole box if that is larger. In
+    a reduction, whose fewer blocks loop, it has twice that except in float64: 64 KB per
+    multiprocessor.
     """
     boxes = _boxes(first, second)
     if reduction == "none":
@@ -37,14 +39,15 @@ def cuda(
 def cuda_backward(
     needs: Sequence[bool], grad_output: Tensor, first: Tensor, second: Tensor, *rest: Any
 ) -> tuple[Config, ...]:
-    """``boxes``: pairs per thread."""
+    """Return the candidates; ``boxes`` is pairs per thread."""
     return _first(Config(boxes=_boxes(first, second)), [Config(boxes=other) for other in (1, 2, 4)])
 
 
 def triton(
     first: Tensor, second: Tensor, reduction: str = "padded", eps: float = 0.0
 ) -> tuple[Config, ...]:
-    """``block``: pairs per program of ``warps``; ``programs`` per multiprocessor of a reduction."""
+    """Return the candidates: ``block`` is pairs per program of ``warps`` warps, ``programs`` those
+    per multiprocessor of a reduction."""
     if reduction == "none":
         return _TRITON
     return tuple(
@@ -55,13 +58,13 @@ def triton(
 
 
 def triton_backward(*rest: Any) -> tuple[Config, ...]:
-    """``block``: pairs per program of ``warps``."""
+    """Return the candidates; ``block`` is pairs per program of ``warps`` warps."""
     return _TRITON
 
 
-# By default 2 boxes a thread of each operand, 64 bytes of float32 in flight. The backward of both
-# takes 55 registers in float32 and 122 in float64 (sm_90, Triton 3.7.1), with 512 pairs 93 and 242;
-# 128-bit accesses, no exchange between threads but for the loss and in float64.
+# By default a thread has 2 boxes of each operand: 64 bytes of float32 in flight. The backward of
+# both takes 55 registers in float32 and 122 in float64 (sm_90, Triton 3.7.1), with 512 pairs 93 and
+# 242. Accesses are 128 bits wide; threads exchange values only for the loss and in float64.
 _TRITON = tuple(
     Config(block=block, warps=warps)
     for block, warps in ((256, 4), (128, 4), (512, 4), (512, 8), (1024, 8))
@@ -85,8 +88,8 @@ CONFIGS: Mapping[str, Callable[..., Sequence[Config]]] = {
 
 
 def chosen(implementation: str, where: Pairs, reduction: str) -> Config:
-    """Return the configuration to launch with; kept per dtypes, reduction and power of two of
-    pairs. ``implementation`` is a key of ``CONFIGS``."""
+    """Return the configuration to launch with, which is tuned per dtypes, reduction and power of
+    two of pairs. ``implementation`` is a key of ``CONFIGS``."""
     first, second = where.first, where.second
     before = ((), first) if implementation.endswith("_backward") else ()
     candidates = CONFIGS[implementation](*before, first, second, reduction)

@@ -1,4 +1,4 @@
-"""Launching the C++ kernels."""
+"""Launchers of the C++ kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REDUCTIONS = ("none", "sum", "mean", "padded")  # as cpu_kernels.cpp counts the
 
 @forward_of
 def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
-    """The loss in one pass over the boxes."""
+    """Compute the loss in one pass over the boxes."""
     if reduction == "none":
         _launch("forward", where, (where.first, where.second, loss), eps)
     else:
@@ -41,7 +41,7 @@ def backward(
     eps: Epsilon,
     grads: tuple[Tensor | None, ...],
 ) -> None:
-    """Both gradients in one pass over the boxes; "padded" counts them in one before."""
+    """Compute both gradients in one pass over the boxes; "padded" first counts them in another."""
     kind = i32(_REDUCTIONS.index(reduction))
     operands = (upstream, where.first, where.second, *grads, kind)
     _launch("backward", where, operands, eps, where.gradient_strides)

@@ -1,4 +1,4 @@
-"""Launching the CUDA C++ kernels: which one, and how pairs are spread over threads."""
+"""Launchers of the CUDA C++ kernels: which one runs, and how pairs are spread over threads."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.parameters import Scalar
 
-# Without FMA the areas round as eager's do, and equal boxes have a loss of 0 to the bit.
+# Without FMA the areas round as eager's do, and equal boxes have a loss of exactly 0.
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"), options=("-fmad=false",))
 _REDUCTIONS = {"none": "kNone", "sum": "kSum", "mean": "kMean", "padded": "kPadded"}
 
 _THREADS = 256  # threads of cuda_kernels.cu
-_ONE_BLOCK_THREADS = 1024  # of a reduction that one block makes alone
+_ONE_BLOCK_THREADS = 1024  # of a reduction by a single block
 _FINISH_THREADS = 1024
 
 
 @forward_of
 def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
-    """The loss: one launch, or for a reduction of more than SMALL_COUNT pairs two, with a workspace
-    of one float64 per block ("padded": two)."""
+    """Compute the loss by one launch, or by two for a reduction of more than SMALL_COUNT pairs,
+    with a workspace of one float64 per block ("padded": two)."""
     epsilon_type, epsilon = cuda_float(eps, loss.dtype)
     config = chosen("cuda", where, reduction)
     boxes = config.boxes
@@ -90,8 +90,8 @@ def backward(
     eps: Epsilon,
     grads: tuple[Tensor | None, ...],
 ) -> None:
-    """Both gradients in one launch; "padded" above SMALL_COUNT pairs counts the boxes first, in
-    two more launches with a workspace of one int64."""
+    """Compute both gradients in one launch. "padded" with more than SMALL_COUNT pairs first counts
+    the boxes, in two more launches with a workspace of one int64."""
     valid = None
     if reduction == "padded" and where.count > SMALL_COUNT:
         valid = _count_valid(where)
@@ -116,7 +116,7 @@ def backward(
 
 
 def _count_valid(where: Pairs) -> Tensor:
-    """How many second boxes are no padding, as one int64 on the device."""
+    """Return how many second boxes are no padding, as one int64 on the device."""
     valid = torch.zeros(1, dtype=torch.int64, device=where.second.device)
     index, rank, _, _ = _spread(where, 1, 2**20)
     resident = multiprocessors(valid.device) * 8
@@ -159,7 +159,7 @@ def _launch(
 
 
 def _spread(where: Pairs, boxes: int, margin: int = 4 * _THREADS) -> tuple[str, int, str, int]:
-    """Index type, rank, alignment and pairs per thread, as template arguments."""
+    """Return index type, rank, alignment and pairs per thread, as template arguments."""
     index = "int64_t" if where.needs_64_bit_offsets(margin) else "int32_t"
     return index, where.rank, str(where.is_aligned).lower(), boxes
 
@@ -169,7 +169,8 @@ def _numbers(*values: int) -> tuple[Scalar, ...]:
 
 
 def _expressions() -> tuple[str, ...]:
-    """Every kernel, reduction, dtype, rank and both index types, aligned and not."""
+    """Return the expressions of every kernel, reduction, dtype, rank and both index types, aligned
+    and not."""
     found = []
     for dtype, name in CUDA_NAMES.items():
         tensor = torch.empty(0, dtype=dtype)

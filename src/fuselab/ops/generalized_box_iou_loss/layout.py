@@ -1,4 +1,4 @@
-"""Two box tensors for every implementation: their dtypes, new outputs, and where pairs lie."""
+"""Two box tensors for every implementation: their dtypes, new outputs, and the offsets of pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MAX_RANK = 3
 
 
 def validate_boxes(operator: str, **boxes: Tensor) -> None:
-    """Raises DtypeError, ShapeError for two box tensors, given by their arguments' names."""
+    """Raise DtypeError or ShapeError unless two tensors, given by argument name, are boxes of one
+    shape."""
     (first_name, first), (second_name, second) = boxes.items()
     check_floating(operator, **boxes)
     if first.dim() == 0 or first.shape[-1] != 4:
@@ -34,12 +35,12 @@ def validate_boxes(operator: str, **boxes: Tensor) -> None:
 
 
 def arithmetic(first: Tensor, second: Tensor) -> torch.dtype:
-    """The dtype of the loss: float32, float64 where one of the boxes is."""
+    """Return the dtype of the loss: float64 if one of the boxes is, else float32."""
     return torch.float64 if torch.float64 in (first.dtype, second.dtype) else torch.float32
 
 
 def empty_loss(first: Tensor, second: Tensor, reduction: str) -> Tensor:
-    """Contiguous; 0-d but for "none"."""
+    """Return a new, uninitialised loss: contiguous, and 0-d unless reduction is "none"."""
     shape = first.shape[:-1] if reduction == "none" else ()
     return first.new_empty(shape, dtype=arithmetic(first, second))
 
@@ -48,9 +49,9 @@ def empty_loss(first: Tensor, second: Tensor, reduction: str) -> Tensor:
 class Pairs:
     """Two box tensors, the upstream gradient of each pair if there is one, and the loops over them.
 
-    There are ``MAX_RANK`` loops, of which the first ``MAX_RANK - rank`` are of size 1; they follow
-    the contiguous loss. ``strides`` holds the operands', ``steps`` the distance of a box's
-    coordinates, in elements, as all strides are.
+    There are ``MAX_RANK`` loops, of which the first ``MAX_RANK - rank`` have size 1; they follow
+    the contiguous loss. ``strides`` are the operands', ``steps`` the distances between a box's
+    coordinates; all are in elements.
     """
 
     first: Tensor
@@ -70,26 +71,26 @@ class Pairs:
 
     @property
     def gradient_strides(self) -> tuple[int, ...]:
-        """Those of the upstream gradient: 0 where it is one number for all pairs."""
+        """The strides of the upstream gradient; 0 if it is one number for all pairs."""
         return (0,) * MAX_RANK if self.grad is None else self.strides[2]
 
     @property
     def is_dense(self) -> bool:
-        """Whether box follows box in both tensors."""
+        """Whether boxes are contiguous in both tensors."""
         inner = [strides[-1] for strides in self.strides[:2]]
         return self.rank == 1 and self.steps == (1, 1) and inner == [4, 4]
 
     @property
     def is_aligned(self) -> bool:
-        """Whether every box can be read by accesses of its own size, of 16 bytes at most."""
+        """Whether every box can be read by accesses of its own size, or of 16 bytes if less."""
         return self.steps == (1, 1) and all(
             boxes.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in strides)
             for boxes, strides in zip((self.first, self.second), self.strides, strict=False)
         )
 
     def needs_64_bit_offsets(self, margin: int) -> bool:
-        """Whether an offset passes 2^31 - 1 elements; up to ``margin`` pairs past the last one are
-        counted on before they are masked."""
+        """Return whether an offset exceeds 2^31 - 1 elements. Up to ``margin`` pairs past the last
+        one are computed before they are masked."""
         furthest = [
             sum((size - 1) * stride for size, stride in zip(self.sizes, strides, strict=True))
             + margin * max(strides)
@@ -100,11 +101,12 @@ class Pairs:
 
 
 def pairs(first: Tensor, second: Tensor, grad: Tensor | None = None) -> Pairs:
-    """The fewest loops over the pairs of two box tensors that are not empty, read where they lie;
-    beyond three loops over contiguous copies. ``grad`` has the shape (...)."""
+    """Return the fewest loops over the pairs of two box tensors, which are not empty, by their own
+    strides; if more than three loops would be needed, over contiguous copies. ``grad`` has the
+    shape (...)."""
     leading = first.shape[:-1]
     operands = (first, second) if grad is None else (first, second, grad)
-    loss = torch.empty(leading, device="meta")  # for its shape: contiguous
+    loss = torch.empty(leading, device="meta")  # stands for the contiguous loss
     loops = nest(loss, [operand.stride()[: len(leading)] for operand in operands])
     if len(loops.sizes) > MAX_RANK:
         return pairs(*(operand.contiguous() for operand in operands))

@@ -34,7 +34,7 @@ FLOPS_BACKWARD = 100
 
 
 def validate(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> None:
-    """Raises DtypeError, ShapeError, UnknownNameError as the reference's docstring says."""
+    """Raise DtypeError, ShapeError or UnknownNameError as the reference's docstring says."""
     validate_boxes("generalized_box_iou_loss", boxes1=boxes1, boxes2=boxes2)
     reference.known_reduction(reduction)
 
@@ -46,7 +46,7 @@ def fake(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Tensor:
 def save(
     output: Tensor, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float
 ) -> tuple[Tensor, Tensor, str, float]:
-    """The arguments: reading them again costs what reading saved areas would."""
+    """Save the arguments: reading them again costs no more than reading saved areas would."""
     return boxes1, boxes2, reduction, eps
 
 
@@ -57,8 +57,9 @@ def fake_gradient(
 
 
 def order(boxes: Tensor) -> Sequence[str]:
-    """65536 x 256 float32 boxes: 145.7 us in CUDA, 146.3 in Triton, 2469 eager; with the backward
-    of both 413, 420 and 13710, padded 460, 487 and 15050 (H200)."""
+    """Return the implementations in the order in which ``auto`` tries them. CUDA and Triton differ
+    little; both take a seventeenth of eager's time (145.7, 146.3 and 2469 us for 65536 x 256
+    float32 boxes on an H200)."""
     return ("cuda", "triton") if boxes.is_cuda else ("cpp",)
 
 
@@ -73,7 +74,7 @@ def prefer_backward(
 
 
 def cost(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
-    """Both boxes read once, the loss written once."""
+    """Return the least traffic: both boxes read once, the loss written once."""
     dtype = arithmetic(boxes1, boxes2)
     pairs = boxes1.numel() // 4
     return Cost(
@@ -85,7 +86,8 @@ def cost(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
 
 
 def cost_backward(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
-    """Both boxes and the upstream gradient read once, both gradients written once."""
+    """Return the least traffic: boxes and upstream gradient read once, both gradients written
+    once."""
     dtype = arithmetic(boxes1, boxes2)
     pairs = boxes1.numel() // 4
     return Cost(
@@ -97,12 +99,12 @@ def cost_backward(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) ->
 
 
 def regime(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> str:
-    """Return the reduction, and that dtypes differ where they do."""
+    """Return the reduction, with "mixed dtypes" if the boxes' dtypes differ."""
     return reduction if boxes1.dtype == boxes2.dtype else f"{reduction}, mixed dtypes"
 
 
 def _torchvision() -> Callable[..., Tensor]:
-    """torchvision's own, which synchronises: it indexes by a boolean mask."""
+    """Return torchvision's own function. It synchronises, because it indexes by a boolean mask."""
     from torchvision.ops import generalized_box_iou_loss
 
     return generalized_box_iou_loss

@@ -1,4 +1,4 @@
-"""The generalized IoU loss in plain PyTorch: what is right, its gradient, and how people spell it.
+"""The generalized IoU loss in plain PyTorch: the definition, its gradient, and a common spelling.
 
 Rezatofighi et al., "Generalized Intersection over Union", CVPR 2019 (arXiv:1902.09630), with
 torchvision's eps: GIoU = I / (U + eps) - (C - U) / (C + eps), where I is the area of the
@@ -21,22 +21,22 @@ REDUCTIONS = ("none", "mean", "sum")
 def generalized_box_iou_loss(
     boxes1: Tensor, boxes2: Tensor, reduction: str = "none", eps: float = 1e-7
 ) -> Tensor:
-    """1 - GIoU of each pair of boxes: ``torchvision.ops.generalized_box_iou_loss``.
+    """Compute 1 - GIoU of each pair of boxes, as ``torchvision.ops.generalized_box_iou_loss``.
 
     Args:
         boxes1: (..., 4), boxes as (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2 (not checked);
             float32, float16, bfloat16 or float64, any strides.
         boxes2: of the same shape; its dtype may be another.
         reduction: ``"none"``; ``"mean"`` (of no boxes: 0) or ``"sum"`` over all pairs.
-        eps: added to both denominators: a pair of empty boxes in one place has the loss 1.
+        eps: added to both denominators, so that two empty boxes in one place have the loss 1.
 
     Returns:
-        A contiguous tensor of shape (...), 0-d for "mean" and "sum", in float32; in float64 where
+        A contiguous tensor of shape (...), 0-d for "mean" and "sum", in float32, or in float64 if
         one of the boxes is. Arithmetic is in that dtype, so areas of 16-bit boxes do not overflow;
         a pair with a NaN is NaN.
 
-    Differentiable twice in both boxes; where two coordinates tie, each gets half of the gradient of
-    their maximum or minimum, as ``torch.max`` and ``torch.min`` give. The backward keeps the boxes
+    Differentiable twice in both boxes. If two coordinates tie, each gets half of the gradient of
+    their maximum or minimum, as in ``torch.max`` and ``torch.min``. The backward keeps the boxes
     and computes the areas again.
 
     Raises:
@@ -58,14 +58,14 @@ def generalized_box_iou_loss_backward(
     reduction: str,
     eps: float,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of both boxes, contiguous, each in its boxes' dtype."""
+    """Return the gradients of both boxes, contiguous, each in its boxes' dtype."""
     if reduction == "mean":
         grad_output = grad_output / max(boxes1.shape[:-1].numel(), 1)
     return pair_gradients(needs, grad_output.expand(boxes1.shape[:-1]), boxes1, boxes2, eps)
 
 
 def known_reduction(reduction: str) -> None:
-    """Raises UnknownNameError."""
+    """Raise UnknownNameError unless ``reduction`` is one of ``REDUCTIONS``."""
     if reduction not in REDUCTIONS:
         raise UnknownNameError("reduction", reduction, REDUCTIONS)
 
@@ -94,7 +94,7 @@ def _pairs(boxes1: Tensor, boxes2: Tensor) -> _Pairs:
     left, top = torch.maximum(x1, u1), torch.maximum(y1, v1)
     right, bottom = torch.minimum(x2, u2), torch.minimum(y2, v2)
     overlap = (right > left) & (bottom > top)
-    # Selected before the product: 0 * inf in its derivative would be NaN.
+    # Selected before the product, because 0 * inf in its derivative would be NaN.
     width = torch.where(overlap, right - left, 0.0)
     height = torch.where(overlap, bottom - top, 0.0)
     hull_width = torch.maximum(x2, u2) - torch.minimum(x1, u1)
@@ -117,7 +117,7 @@ def _pairs(boxes1: Tensor, boxes2: Tensor) -> _Pairs:
 
 
 def pair_losses(boxes1: Tensor, boxes2: Tensor, eps: float) -> Tensor:
-    """1 - GIoU of each pair, of shape (...)."""
+    """Return 1 - GIoU of each pair, of shape (...)."""
     pairs = _pairs(boxes1, boxes2)
     iou = pairs.intersection / (pairs.union + eps)
     return 1 - (iou - (pairs.hull - pairs.union) / (pairs.hull + eps))
@@ -126,14 +126,14 @@ def pair_losses(boxes1: Tensor, boxes2: Tensor, eps: float) -> Tensor:
 def pair_gradients(
     needs: Sequence[bool], grad: Tensor, boxes1: Tensor, boxes2: Tensor, eps: float
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of ``pair_losses``; ``grad`` has the shape (...)."""
+    """Return the gradients of ``pair_losses``; ``grad`` has the shape (...)."""
     pairs = _pairs(boxes1, boxes2)
     union, hull = pairs.union + eps, pairs.hull + eps
     by_hull = grad / hull
     grad_hull = by_hull - grad * ((pairs.hull - pairs.union) / hull / hull)
     grad_union = grad * (pairs.intersection / union / union) - by_hull
     grad_intersection = -grad / union - grad_union
-    # Of the width and height of the intersection, and of the hull.
+    # The gradients of the intersection's width and height, and of the hull's.
     inner_x = torch.where(pairs.overlap, grad_intersection * pairs.height, 0.0)
     inner_y = torch.where(pairs.overlap, grad_intersection * pairs.width, 0.0)
     outer_x, outer_y = grad_hull * pairs.hull_height, grad_hull * pairs.hull_width
@@ -142,7 +142,7 @@ def pair_gradients(
         x1, y1, x2, y2 = mine
         u1, v1, u2, v2 = other
         area_x, area_y = grad_union * (y2 - y1), grad_union * (x2 - x1)
-        # The intersection has the larger of two low edges and the smaller of two high ones.
+        # The intersection's low edge is the larger of two, its high edge the smaller.
         coordinates = (
             -(area_x + _of_edge(inner_x, outer_x, x1, u1)),
             -(area_y + _of_edge(inner_y, outer_y, y1, v1)),
@@ -158,14 +158,14 @@ def pair_gradients(
 
 
 def _of_edge(if_larger: Tensor, if_smaller: Tensor, mine: Tensor, other: Tensor) -> Tensor:
-    """The gradient that ``mine`` gets: that of the maximum of two coordinates if it is the larger,
-    that of their minimum if it is the smaller, half of both where they tie."""
+    """Return the gradient of the coordinate ``mine``: that of the maximum of two coordinates if it
+    is the larger, that of their minimum if it is the smaller, half of both if they tie."""
     alone = torch.where(mine > other, if_larger, if_smaller)
     return torch.where(mine == other, (if_larger + if_smaller) / 2, alone)
 
 
 def clamped(boxes1: Tensor, boxes2: Tensor, reduction: str = "none", eps: float = 1e-7) -> Tensor:
-    """As model code spells it: corners stacked two by two, sides of the overlap clamped at 0."""
+    """Compute the loss as model code spells it: corners two by two, overlaps clamped at 0."""
     known_reduction(reduction)
     double = torch.float64 in (boxes1.dtype, boxes2.dtype)
     first, second = (

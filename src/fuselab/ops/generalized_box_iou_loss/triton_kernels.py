@@ -1,19 +1,19 @@
 """The generalized IoU loss of pairs of boxes and its gradient in Triton.
 
 A program owns BLOCK pairs as one (BLOCK, 4) tile per operand, in which a thread has whole boxes:
-one 16-byte load per float32 box where box follows box (DENSE). The four coordinates come apart by
-two splits and together by two joins, which move nothing between threads. Every byte is read once
-and written once; the backward computes the areas again. Arithmetic is in COMPUTE: float32, float64
-where one of the boxes is. Reductions add up in float64 in a fixed order; PADDED takes rows of the
-second boxes whose bottom is not above 0 for padding.
+one 16-byte load per float32 box if boxes are contiguous (DENSE). Two splits separate the four
+coordinates and two joins combine them, without an exchange between threads. Every byte is read once
+and written once; the backward computes the areas again. Arithmetic is in COMPUTE: float64 if one of
+the boxes is, else float32. Reductions are summed in float64 in a fixed order. PADDED: rows of the
+second boxes whose bottom (y2) is not above 0 are padding.
 
-Maxima and minima may drop a NaN: one in any coordinate makes the union NaN, and that the loss and
-all eight derivatives.
+Maxima and minima may drop a NaN, but a NaN in any coordinate makes the union NaN, and so the loss
+and all eight derivatives.
 
-Pairs lie in a nest of three loops, of which size_1 and size_2 are the inner two, at the sum of
-index times stride; a box's coordinates lie ``step`` apart. WIDE makes those offsets 64-bit; the
-dense ones are 32-bit from a 64-bit start. ``eps`` comes by value, or through ``eps_pointer`` under
-torch.compile.
+Pairs are in a nest of three loops, of which size_1 and size_2 are the inner two; an offset is the
+sum of index times stride, and a box's coordinates are ``step`` apart. WIDE makes these offsets
+64-bit; dense ones are 32-bit from a 64-bit start. ``eps`` is passed by value, or through
+``eps_pointer`` under torch.compile.
 """
 
 import triton
@@ -30,7 +30,7 @@ def _eps_of(eps_pointer, eps, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _divide(a, b):
-    """IEEE division: Triton's own in float32 errs by 2 ulp."""
+    """Return a / b rounded as IEEE says: Triton's own division in float32 is off by 2 ulp."""
     if a.dtype == tl.float64:
         return a / b
     else:
@@ -46,7 +46,7 @@ def _offset_of(pair, size_1, size_2, stride_0, stride_1, stride_2):
 
 @triton.jit
 def _apart(tile, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
-    """x1, y1, x2, y2 of a (BLOCK, 4) tile."""
+    """Return x1, y1, x2, y2 of a (BLOCK, 4) tile."""
     low_and_high = tl.reshape(tile.to(COMPUTE), (BLOCK, 2, 2))
     x, y = tl.split(low_and_high)
     x1, x2 = tl.split(x)
@@ -59,11 +59,11 @@ def _read(
     boxes, start, pair, count, size_1, size_2, stride_0, stride_1, stride_2, step,
     COMPUTE: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The coordinates of BLOCK boxes from pair ``start`` on; those past the end are zeros."""
+    """Return the coordinates of BLOCK boxes from pair ``start`` on; those past the end are 0."""
     coordinate = tl.arange(0, 4)[None, :]
     if DENSE:
         lane = tl.arange(0, BLOCK)[:, None]
-        # Only the last tile pays for its mask.
+        # Only the last tile has a mask.
         if start + BLOCK <= count:
             tile = tl.load(boxes + start * 4 + (lane * 4 + coordinate))
         else:
@@ -89,8 +89,8 @@ def _write(boxes, start, count, x1, y1, x2, y2, BLOCK: tl.constexpr):
 
 @triton.jit
 def _areas(x1, y1, x2, y2, u1, v1, u2, v2, eps):
-    """Overlap (whether there is one), width and height of the intersection (0 without) and of the
-    hull; intersection, hull without union; union and hull with eps."""
+    """Return nine values: whether boxes overlap; width and height of the intersection (0 without
+    overlap) and of the hull; the areas intersection, hull - union, union + eps and hull + eps."""
     left = tl.maximum(x1, u1)
     top = tl.maximum(y1, v1)
     right = tl.minimum(x2, u2)
@@ -117,8 +117,8 @@ def _losses(x1, y1, x2, y2, u1, v1, u2, v2, eps):
 
 @triton.jit
 def _of_edge(if_larger, if_smaller, mine, other):
-    """The gradient that ``mine`` gets: that of the maximum of two coordinates if it is the larger,
-    that of their minimum if it is the smaller, half of both where they tie."""
+    """Return the gradient of the coordinate ``mine``: that of the maximum of two coordinates if it
+    is the larger, that of their minimum if it is the smaller, half of both if they tie."""
     alone = tl.where(mine > other, if_larger, if_smaller)
     return tl.where(mine == other, (if_larger + if_smaller) * 0.5, alone)
 
@@ -128,8 +128,8 @@ def _write_gradient(
     boxes, start, count, valid, of_union, inner_x, inner_y, outer_x, outer_y,
     x1, y1, x2, y2, u1, v1, u2, v2, PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the boxes x1 to y2. The intersection has the larger of two low edges and the
-    smaller of two high ones."""
+    """Store the gradient of the boxes x1 to y2. The intersection's low edge is the larger of two,
+    its high edge the smaller."""
     area_x = of_union * (y2 - y1)
     area_y = of_union * (x2 - x1)
     of_x1 = -(area_x + _of_edge(inner_x, outer_x, x1, u1))
@@ -146,8 +146,8 @@ def _write_gradient(
 
 @triton.jit
 def _pairs_of(tile, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """The first pair of a tile, 64-bit, and all of them, in the integers that strided offsets
-    have."""
+    """Return the first pair of a tile, in 64 bits, and all its pairs, in the integer type of
+    strided offsets."""
     start = tile.to(tl.int64) * BLOCK
     pair = start + tl.arange(0, BLOCK)
     if not WIDE:
@@ -157,7 +157,7 @@ def _pairs_of(tile, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _turns(count, BLOCK: tl.constexpr):
-    """How many tiles fall to this program when all take them in turn."""
+    """Return how many tiles this program has if all programs take them in turn."""
     return tl.cdiv(tl.cdiv(count, BLOCK) - tl.program_id(0), tl.num_programs(0))
 
 
@@ -168,7 +168,7 @@ def forward(
     first_0, first_1, first_2, first_step, second_0, second_1, second_2, second_step,
     COMPUTE: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """1 - GIoU of each pair."""
+    """Compute 1 - GIoU of each pair."""
     start, pair = _pairs_of(tl.program_id(0), WIDE, BLOCK)
     x1, y1, x2, y2 = _read(
         first, start, pair, count, size_1, size_2, first_0, first_1, first_2, first_step,
@@ -187,14 +187,14 @@ def forward(
 @triton.jit
 def reduce(
     first, second,
-    sums,  # float64 (PADDED ? 2 : 1, programs): losses, then how many rows are boxes
+    sums,  # float64 (PADDED ? 2 : 1, programs): the losses, then the number of rows that are boxes
     eps_pointer, eps: tl.float64,
     count, size_1, size_2,
     first_0, first_1, first_2, first_step, second_0, second_1, second_2, second_step,
     COMPUTE: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
     PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Programs take tiles of BLOCK pairs in turn; ``finish`` adds up what each leaves."""
+    """Sum the losses of this program's tiles of BLOCK pairs; ``finish`` adds the programs' sums."""
     eps = _eps_of(eps_pointer, eps, COMPUTE)
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float64)
@@ -226,7 +226,7 @@ def finish(
     sums, result, programs, count,
     MEAN: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program adds up what ``programs`` programs of ``reduce`` left."""
+    """Add the sums of the ``programs`` programs of ``reduce``, in one program."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float64)
     boxes = tl.zeros((BLOCK,), tl.float64)
@@ -250,7 +250,8 @@ def count_valid(
     count, size_1, size_2, second_0, second_1, second_2, second_step,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds the number of rows that are boxes to ``valid``: integers, so any order will do."""
+    """Add the number of rows that are boxes to ``valid``. They are integers, so any order is
+    right."""
     total = tl.zeros((BLOCK,), tl.int64)
     for turn in range(_turns(count, BLOCK)):
         tile = turn * tl.num_programs(0) + tl.program_id(0)
@@ -272,7 +273,7 @@ def backward(
     COMPUTE: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
     ONE_GRADIENT: tl.constexpr, MEAN: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of both boxes."""
+    """Compute the gradients of both boxes."""
     start, pair = _pairs_of(tl.program_id(0), WIDE, BLOCK)
     x1, y1, x2, y2 = _read(
         first, start, pair, count, size_1, size_2, first_0, first_1, first_2, first_step,

@@ -1,4 +1,4 @@
-"""Launching the Triton kernels: which one, and how many pairs a program has."""
+"""Launchers of the Triton kernels: which one runs, and how many pairs a program has."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _COUNT_BLOCK = 512
 
 @forward_of
 def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
-    """The loss: one launch, or for a reduction two, with a workspace of one float64 per program
-    ("padded": two)."""
+    """Compute the loss by one launch, or by two for a reduction, with a workspace of one float64
+    per program ("padded": two)."""
     config = chosen("triton", where, reduction)
     programs = ceil_div(where.count, config.block)
     if reduction == "none":
@@ -64,8 +64,8 @@ def backward(
     eps: Epsilon,
     grads: tuple[Tensor | None, ...],
 ) -> None:
-    """Both gradients in one launch; "padded" counts the boxes first, in two more launches with a
-    workspace of one int64."""
+    """Compute both gradients in one launch. "padded" first counts the boxes, in two more launches
+    with a workspace of one int64."""
     valid = _count_valid(where) if reduction == "padded" else None
     config = chosen("triton_backward", where, reduction)
     _launch(
@@ -89,7 +89,7 @@ def backward(
 
 
 def _count_valid(where: Pairs) -> Tensor:
-    """How many second boxes are no padding, as one int64 on the device."""
+    """Return how many second boxes are no padding, as one int64 on the device."""
     valid = torch.zeros(1, dtype=torch.int64, device=where.second.device)
     programs = ceil_div(where.count, _COUNT_BLOCK)
     launch(
@@ -137,6 +137,6 @@ def _launch(
         WIDE=where.needs_64_bit_offsets(config.block),
         BLOCK=config.block,
         num_warps=config.warps,
-        enable_fp_fusion=False,  # areas round as eager's do: equal boxes have a loss of 0
+        enable_fp_fusion=False,  # areas round as eager's do, so equal boxes have a loss of 0
         **constants,
     )

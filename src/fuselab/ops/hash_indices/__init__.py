@@ -1,4 +1,4 @@
-"""Ids to indices below a cardinality, all columns in one launch."""
+"""Map ids to indices below a cardinality, all columns in one launch."""
 
 from fuselab.ops.hash_indices.op import OP
 from fuselab.runtime.dispatch import operator

@@ -13,7 +13,7 @@ from fuselab.ops._shared.indices import ID_DTYPES
 
 
 def _case(rows: int, cardinalities: Sequence[int], *tags: str, name: str = "") -> Case:
-    """Ids of hashed strings (32 bits, as Criteo's), some missing (-1)."""
+    """Return a case of 32-bit ids, as hashed strings give (Criteo's), some missing (-1)."""
 
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         ids = torch.randint(-1, 2**32 - 1, (rows, len(cardinalities)), generator=generator)
@@ -24,7 +24,7 @@ def _case(rows: int, cardinalities: Sequence[int], *tags: str, name: str = "") -
 
 
 def _extremes(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Both ends of int64 and of 32 bits, over cardinalities at both ends."""
+    """Build ids at both ends of int64 and of 32 bits, and cardinalities at both ends."""
     ends = [0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, -(2**31), 2**63 - 1, -(2**63)]
     bounds = torch.tensor([1, 2, 3, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**63 - 1])
     ids = torch.tensor(ends)[:, None].expand(-1, len(bounds))

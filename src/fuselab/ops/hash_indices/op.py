@@ -23,7 +23,7 @@ CUDA_EXPRESSIONS = cuda_expressions("hash")
 
 
 def validate(ids: Tensor, cardinalities: Tensor, method: str) -> None:
-    """Raises DtypeError, ShapeError, UnknownNameError as the reference's docstring says."""
+    """Raise DtypeError, ShapeError or UnknownNameError as the reference's docstring says."""
     check_integers("hash_indices", "ids", ids, 2)
     check_integers("hash_indices", "cardinalities", cardinalities, 1)
     if cardinalities.shape[0] != ids.shape[1]:
@@ -51,12 +51,13 @@ forward_triton = KERNELS.forward_triton
 
 
 def prefer(ids: Tensor, cardinalities: Tensor, method: str) -> Sequence[str]:
-    """65536 x 26 ids: CUDA 13.1 us, Triton 19.2, eager 13.7 (H200)."""
+    """Return CUDA first: 65536 x 26 ids take it 13.1 us on an H200, Triton 19.2 and eager 13.7."""
     return ("cuda", "triton")
 
 
 def cost(ids: Tensor, cardinalities: Tensor, method: str) -> Cost:
-    """Every id and cardinality read once, every index written once; one division each."""
+    """Return the least traffic, ids and cardinalities read once and indices written once, and one
+    division per id."""
     read = ids.numel() * ids.element_size() + cardinalities.numel() * cardinalities.element_size()
     return Cost(read, ids.numel() * 8, ids.numel())
 
@@ -72,5 +73,5 @@ OP = FusedOp(
     fake=empty_indices,
     prefer=prefer,
     cpu_cases=cases.CPU_CASES,
-    dtypes=(torch.float32,),  # of no argument: ids are integers
+    dtypes=(torch.float32,),  # a placeholder: no argument has it, for ids are integers
 )

@@ -1,4 +1,4 @@
-"""Hashing ids by their modulus in plain PyTorch."""
+"""Hash ids by their modulus, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fuselab.ops._shared.indices import is_readable
 
 
 def hash_indices(ids: Tensor, cardinalities: Tensor, method: str = "modulus") -> Tensor:
-    """``ids[b, t] mod cardinalities[t]``: an index below the cardinality for any id.
+    """Compute ``ids[b, t] mod cardinalities[t]``: an index below the cardinality for any id.
 
-    As Python's ``%``: -1 of 10 is 9. Criteo's convention, which sends missing ids (-1) to 0, is
-    ``hash_indices(ids + 1, cardinalities)``. Ids that are not uniform fill the slots unevenly, and
-    ids that share a slot share an embedding; ``vocabulary_indices`` has neither cost.
+    The modulus is Python's ``%``: -1 mod 10 is 9. Criteo's convention, which maps missing ids (-1)
+    to 0, is ``hash_indices(ids + 1, cardinalities)``. Ids that are not uniform fill the slots
+    unevenly, and ids that share a slot share an embedding; ``vocabulary_indices`` avoids both.
 
     Args:
         ids: (samples, columns), int64 or int32, any strides.
@@ -26,10 +26,11 @@ def hash_indices(ids: Tensor, cardinalities: Tensor, method: str = "modulus") ->
 
     Raises:
         DtypeError: ``ids`` or ``cardinalities`` is neither int64 nor int32.
-        ShapeError: ``ids`` has not two dimensions, or ``cardinalities`` is not one per column.
-        UnknownNameError: ``method`` is none of the known.
-        ArgumentError: a cardinality is below 1. On the GPU, where looking would synchronise, a
-            device assert stops the kernels, and the reference's result is undefined.
+        ShapeError: ``ids`` does not have two dimensions, or ``cardinalities`` not one entry per
+            column.
+        UnknownNameError: ``method`` is not one of the known names.
+        ArgumentError: a cardinality is below 1. On a GPU, where reading it would synchronise, a
+            device assert stops the kernels instead, and the reference's result is undefined.
     """
     if is_readable(cardinalities) and ids.numel():
         refuse_not_positive(cardinalities)
@@ -37,7 +38,7 @@ def hash_indices(ids: Tensor, cardinalities: Tensor, method: str = "modulus") ->
 
 
 def refuse_not_positive(cardinalities: Tensor) -> None:
-    """Raises ArgumentError for the first cardinality below 1."""
+    """Raise OperandError for the first cardinality below 1."""
     for column, cardinality in enumerate(cardinalities.tolist()):
         if cardinality < 1:
             raise OperandError(

@@ -1,4 +1,4 @@
-"""Hashing ids by their modulus.
+"""Hash ids by their modulus, in Triton.
 
 A program takes BLOCK ids in the output's order; every id is read and every index written once.
 """

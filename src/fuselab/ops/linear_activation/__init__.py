@@ -1,4 +1,4 @@
-"""act(input Wᵀ + b): a linear layer and its activation in one kernel."""
+"""A linear layer and its activation in one kernel: act(input Wᵀ + b)."""
 
 from fuselab.ops.linear_activation.op import OP
 from fuselab.runtime.dispatch import operator

@@ -20,8 +20,8 @@ def _case(
     bias: bool = True,
     lay_out: Callable[[Tensor], Tensor] = unchanged,
 ) -> Inputs:
-    """Standard normal input; weights scaled as nn.Linear starts them. ``lay_out`` is given the
-    input and the weight."""
+    """Build standard normal inputs, and weights scaled as nn.Linear initialises them. ``lay_out``
+    is applied to the input and to the weight."""
     input = lay_out(random.normal(*shape))
     depth = shape[-1]
     weight = lay_out(random.normal(columns, depth, deviation=max(depth, 1) ** -0.5))
@@ -39,8 +39,8 @@ _BENCH = (
 )
 
 
-# Around the edges of the tiles (16 to 128 rows, 32 to 256 columns, 16 to 64 deep), of a store (8
-# columns) and of the shallow kernels (16 and 32 deep).
+# Sizes around the edges of the tiles (16 to 128 rows, 32 to 256 columns, 16 to 64 deep), of a store
+# (8 columns) and of the shallow kernels (16 and 32 deep).
 _BOUNDARY = (
     (0, 3, 4),
     (3, 0, 4),
@@ -85,7 +85,7 @@ def _cases() -> Iterator[Case]:
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shape and layout, any activation, a bias or none."""
+    """Draw any shape and layout, any activation, a bias or none."""
     leading = [source.size(1, 16, 65) for _ in range(source.choice((1, 0, 2)))]
     depth = source.size(1, 13, 16, 17, 32, 33, 64)
     columns = source.size(1, 3, 8, 64, 129)

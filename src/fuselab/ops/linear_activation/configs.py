@@ -1,9 +1,9 @@
-"""How large the Triton kernels' tiles are: the default rule first, then what tuning may try.
+"""The tile sizes of the Triton kernels: the default rule first, then what tuning may try.
 
-A tile is a ``Config`` of ``rows`` x ``columns`` of the output in ``warps`` warps. The deep kernel
-also has ``depth`` of the operands at a time, ``stages`` of them in shared memory, and ``group``
-tiles of rows that share a tile of columns in L2; the shallow ones take the whole depth, and
-``programs`` per multiprocessor share the tiles.
+A tile is a ``Config`` of ``rows`` x ``columns`` of the output, computed by ``warps`` warps. For the
+deep kernel it also has ``depth``, the operands' depth per step, ``stages``, the steps held in
+shared memory, and ``group``, the tiles of rows that share a tile of columns in L2. The shallow
+kernels take the whole depth at once, and ``programs`` per multiprocessor share the tiles.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import allows_tf32
 from fuselab.runtime.tuning import Config
 
-# Up to this depth a product with many rows is a stream of output, not arithmetic: the shallow
-# kernels hold all of a column's weights in registers.
+# Up to this depth a product with many rows is limited by writing its output, not by arithmetic. The
+# shallow kernels hold all weights of a column in registers.
 SHALLOW_DEPTH = 32
 
 
@@ -29,10 +29,8 @@ def _deep(rows: int, columns: int, depth: int, warps: int, stages: int, group: i
     return Config(rows=rows, columns=columns, depth=depth, group=group, warps=warps, stages=stages)
 
 
-# Largest first: smaller tiles keep all multiprocessors busy where the larger ones are too few.
-# Registers in bfloat16 for sm_90 / sm_80, Triton 3.7.1: 128 x 256 183 / 255, 128 x 128 108 / 176,
-# 64 x 128 117 / 180; HGMMA on sm_90 and UTCHMMA on sm_100, loads LDGSTS.128, stores STG.128. Of
-# relu nothing spills but 10 words at 128 x 256 on sm_80; gelu there spills 13 on sm_90.
+# Largest first: smaller tiles keep all multiprocessors busy where the larger ones are too few. The
+# registers suffice on sm_80 and sm_90: of relu's kernels only 128 x 256 on sm_80 spills, 10 words.
 _HALF = (
     _deep(128, 256, 64, warps=8, stages=3),
     _deep(128, 128, 64, warps=8, stages=3),
@@ -54,19 +52,19 @@ _SINGLE = (
     _deep(32, 64, 16, warps=4, stages=3),
     _deep(16, 32, 16, warps=4, stages=3),
 )
-# What else is worth timing for large 16-bit products.
+# More tiles for tuning to time on large 16-bit products.
 _MORE = tuple(
     _deep(rows, columns, depth, 4 if rows * columns < 16384 else 8, stages, group)
     for (rows, columns), depth, stages, group in product(
         ((128, 256), (256, 128), (128, 128), (64, 256), (128, 64)), (64, 128), (3, 4), (4, 8, 16)
     )
 )
-# Operands whose rows are not multiples of 16 bytes arrive element by element, through registers:
-# a 128 x 256 tile then spills 392 words, a 64 x 128 tile in 8 warps none.
+# Operands whose rows are not multiples of 16 bytes are loaded element by element through registers.
+# A 128 x 256 tile then spills 392 words, a 64 x 128 tile in 8 warps none.
 _UNALIGNED_TILE = 64 * 128
 
-# In bfloat16 a 64 x 128 tile takes 160 registers forward (3 programs per multiprocessor), a 64 x 64
-# tile 85 and 43 KB backward (5).
+# Registers limit the programs per multiprocessor: a bfloat16 tile of 64 x 128 takes 160 forward (3
+# programs), one of 64 x 64 takes 85, and 43 KB of shared memory, backward (5 programs).
 _SHALLOW = tuple(
     Config(rows=rows, columns=columns, warps=warps, programs=programs)
     for rows, columns, warps, programs in (
@@ -86,7 +84,7 @@ _SHALLOW_BACKWARD = tuple(
 
 
 def forward_tiles(x: Tensor, weight: Tensor) -> Sequence[Config]:
-    """For a matrix ``x`` (rows, depth) and ``weight`` (columns, depth)."""
+    """Return the candidate tiles for ``x`` (rows, depth) and ``weight`` (columns, depth)."""
     rows, depth = x.shape
     columns = weight.shape[0]
     if depth <= SHALLOW_DEPTH:
@@ -107,12 +105,12 @@ def key(x: Tensor, weight: Tensor) -> tuple[object, ...]:
 
 
 def sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
-    """Rows to the next power of two, columns and depth."""
+    """Return the rows rounded up to a power of two, the columns and the depth."""
     return power_of_two(x.shape[0]), weight.shape[0], x.shape[1]
 
 
 def _has_whole_vectors(operand: Tensor) -> bool:
-    """Whether 16 bytes at a time can be loaded along one dimension."""
+    """Return whether the operand can be loaded 16 bytes at a time along one dimension."""
     strides = operand.stride()
     return (
         operand.data_ptr() % 16 == 0
@@ -130,8 +128,8 @@ def _deep_tiles(
     aligned: bool,
     device: torch.device,
 ) -> Sequence[Config]:
-    """First the largest tile of the table that fits shared memory and gives every multiprocessor
-    one, else the smallest."""
+    """Return the candidates of the deep kernel. The first one is the largest tile of the table that
+    fits shared memory and gives every multiprocessor a tile, or the smallest if none does."""
     table = _HALF if dtype != torch.float32 else _TF32 if uses_tf32 else _SINGLE
 
     def fits(tile: Config) -> bool:
@@ -150,7 +148,7 @@ def _deep_tiles(
 
 
 def _clipped(tiles: Sequence[Config], rows: int, columns: int, warps: int = 1) -> Sequence[Config]:
-    """No tile wider than the output, none twice, and each in at least ``warps`` warps."""
+    """Clip the tiles to the output's size, drop duplicates, and use at least ``warps`` warps."""
     return tuple(
         dict.fromkeys(
             Config(
@@ -167,5 +165,5 @@ def _clipped(tiles: Sequence[Config], rows: int, columns: int, warps: int = 1) -
 
 
 def shared_of(tile: Config, dtype: torch.dtype) -> int:
-    """Bytes of shared memory that the deep kernel's operands take."""
+    """Return the bytes of shared memory that the deep kernel's operands take."""
     return int(tile.stages * tile.depth * (tile.rows + tile.columns) * dtype.itemsize)

@@ -1,4 +1,4 @@
-"""The library's product with its epilogue (cuBLASLt), and our activation where it has none."""
+"""cuBLASLt's product with its epilogue, and our activation where cuBLASLt has none."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from fuselab.ops.add_mul_activation import op as pointwise
 from fuselab.ops.add_mul_activation.cuda_launch import forward as activate
 from fuselab.ops.linear_activation import cuda_launch
 
-# torch._addmm_activation: relu, or by use_gelu cuBLASLt's GELU, which is the tanh form: where
-# cuBLASLt cannot take the operands PyTorch itself does at::gelu_(result, "tanh") in its place
-# (addmm_out_cuda_impl in aten/src/ATen/native/cuda/Blas.cpp). On a CPU use_gelu is the erf form.
+# The use_gelu argument of torch._addmm_activation. relu is the default; use_gelu is cuBLASLt's
+# GELU, the tanh form. Where cuBLASLt cannot take the operands, PyTorch calls
+# at::gelu_(result, "tanh") instead (addmm_out_cuda_impl in aten/src/ATen/native/cuda/Blas.cpp).
+# On a CPU use_gelu is the erf form.
 EPILOGUES = {"relu": False, "gelu_tanh": True}
 _WORD_BYTES = 16
 
 
 def forward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """In 16 bits one library call where its epilogue has the activation, there is a bias and the
-    operands lie on 16 bytes; else eager's own product, rounded, and one pass of ours over it in
-    place.
+    """Return the activation of the product.
 
-    Beyond 16 bits the epilogue is too coarse (H200, CUDA 13.0, 2026-11-21): gelu_tanh is off by
-    21.6 ulp in float32, where eager is by 2.2, and by 5.8e5 in float64.
+    In 16 bits it is one library call if cuBLASLt's epilogue has the activation, there is a bias and
+    the operands are aligned to 16 bytes. Otherwise it is eager's product, rounded, and one pass of
+    our activation in place. The epilogue is too coarse for wider dtypes: gelu_tanh in float32 is
+    off by 21.6 ulp, where eager is off by 2.2.
     """
     rows, weight = _dense(as_rows(input)), _dense(weight)
     shape = (*input.shape[:-1], weight.shape[0])
@@ -39,11 +40,11 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str)
 
 
 def _fuses(rows: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Whether cuBLASLt adds the bias before it rounds.
+    """Return whether cuBLASLt adds the bias before it rounds.
 
-    Its kernels with an epilogue want 16-bit operands whose rows, and the output's, are whole words
-    of 16 bytes. For others it rounds the product first, then adds the bias in a kernel of its own:
-    of -0.5023 + 0.4812 that leaves 0.6 % of error, where eager rounds the sum once.
+    Its kernels with an epilogue need 16-bit operands whose rows, and the output's, are multiples of
+    16 bytes. For others it rounds the product first and then adds the bias in a second kernel:
+    -0.5023 + 0.4812 is then off by 0.6 %, where eager rounds the sum once.
     """
     in_words = (
         bias.data_ptr() % _WORD_BYTES == 0
@@ -54,7 +55,7 @@ def _fuses(rows: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
 
 def _in_words(matrix: Tensor) -> bool:
-    """Whether a matrix, the way it lies, has a start and lines that are whole words."""
+    """Return whether a matrix starts, and has rows or columns that start, on 16-byte words."""
     if matrix.stride(1) == 1:
         length, step = matrix.shape[1], matrix.stride(0)
     elif matrix.stride(0) == 1:
@@ -67,9 +68,12 @@ def _in_words(matrix: Tensor) -> bool:
 
 
 def _dense(matrix: Tensor) -> Tensor:
-    """A copy where elements share memory. PyTorch would make one too, but of an expanded Wᵀ the way
-    it lies (prepare_matrix_for_cublas in aten/src/ATen/native/cuda/Blas.cpp), of which cuBLAS sums
-    in another order: of 48 equal products 7.6 ulp off in float32, and 1.3 of copies (H200)."""
+    """Return a contiguous copy of a matrix whose elements share memory, else the matrix itself.
+
+    PyTorch would copy an expanded Wᵀ too, but keep it transposed (prepare_matrix_for_cublas in
+    aten/src/ATen/native/cuda/Blas.cpp). cuBLAS sums such an operand in another order: over 48 equal
+    products it is 7.6 ulp off in float32, and 1.3 ulp with our copy (H200).
+    """
     return matrix.contiguous() if 0 in matrix.stride() else matrix
 
 

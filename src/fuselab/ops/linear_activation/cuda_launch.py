@@ -1,4 +1,4 @@
-"""Launching the CUDA C++ kernels of shallow products, and the gradients beside them."""
+"""Launchers of the CUDA C++ kernels for shallow products, and the gradients beside them."""
 
 from __future__ import annotations
 
@@ -32,26 +32,24 @@ _WARPS, _HALF_WARPS = 4, 8  # block_warps and half_warps of cuda_kernels.cu
 
 NAME = "fuselab::linear_activation"
 
-# ``blocks`` per multiprocessor share the rows. float32, by depth above 16: registers for sm_90 123
-# to a depth of 16, to 32 219; nothing spills.
+# ``blocks`` per multiprocessor share the rows; the key says whether the depth is above 16. float32
+# takes 123 registers on sm_90 up to a depth of 16, and 219 up to 32; nothing spills.
 _SINGLE = {False: (4, 2, 3, 5, 6, 7), True: (2, 3, 4, 5, 6, 7)}
-# 16 bits: 96 and 114 registers for sm_90, relu; nothing spills. 65536x13->512 takes 21.5 us with
-# one block and 21.9 with two (bfloat16, H200, 2026-11-22; 23.0 on a machine whose limit is 19.5
-# where this one's is 18.1). What only writes as much takes 18.7 in blocks that stay, 17.4 in blocks
-# of 4 KB, and an empty kernel 3.5. As a share of the time, tried on earlier forms: lines of 128
-# bytes put together in shared memory 1.01, blocks of 64 columns whose input comes through registers
-# 1.06, 4 to 32 blocks 1.01 to 1.9, stores that are evicted first 0.99 to 1.02.
+# In 16 bits, relu takes 96 and 114 registers on sm_90; nothing spills. 65536x13->512 in bfloat16
+# takes 21.5 us with one block per multiprocessor (H200), where a kernel that only writes as much
+# takes 17.4. Output lines put together in shared memory, narrower blocks and more blocks were no
+# faster.
 _HALF = (1, 2)
 
 
 def candidates(dtype: torch.dtype, depth: int) -> Sequence[Config]:
-    """What tuning may choose from, the default first."""
+    """Return the configurations that tuning may choose from, the default first."""
     counts = _SINGLE[depth > 16] if dtype == torch.float32 else _HALF
     return tuple(Config(blocks=blocks) for blocks in counts)
 
 
 def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
-    """``candidates`` for these arguments."""
+    """Return ``candidates`` for these arguments."""
     return candidates(input.dtype, weight.shape[1])
 
 
@@ -70,7 +68,7 @@ def forward(
     activation: str,
     config: Config | None = None,
 ) -> Tensor:
-    """One launch of ``forward_shallow_half`` or ``forward_shallow_float``; ``config`` replaces the
+    """Launch ``forward_shallow_half`` or ``forward_shallow_float`` once. ``config`` replaces the
     tuned or default one."""
     output = empty_output(input, weight)
     if output.numel() == 0:
@@ -81,7 +79,7 @@ def forward(
     resident = multiprocessors(input.device)
     pack = 16 // input.element_size()
     packed = columns % pack == 0
-    # Exact in float32 whatever is allowed.
+    # The float32 kernel is exact, so the key does not depend on allow_tf32.
     key = (input.dtype, *sizes(x, weight))
     config = config or chosen(NAME, "cuda", key, candidates(input.dtype, depth))
     more: tuple[Any, ...] = ()
@@ -89,7 +87,7 @@ def forward(
     if input.dtype == torch.float32:
         padded = next(size for size in (8, 16, 32) if size >= depth)
         expression = _single(functor, padded, packed)
-        # At least one warp for every 128 columns; no more warps than there are pairs of rows.
+        # At least one warp for every 128 columns, and no more warps than pairs of rows.
         across = ceil_div(columns, 128)
         most = max(resident * config.blocks, ceil_div(across, warps))
         grid = (min(most, ceil_div(across * ceil_div(rows, 2), warps)), 1, 1)
@@ -98,7 +96,8 @@ def forward(
         dense = x.is_contiguous() and weight.is_contiguous() and is_aligned(x, weight)
         steps = 1 if depth <= 16 else 2
         expression = _half(functor, CUDA_HALF_NAMES[input.dtype], steps, dense, packed)
-        # Groups of 64 columns, a warp each, in as many to a block; warps that are left take rows.
+        # A warp takes a group of 64 columns. A block has a warp for each of its groups; the other
+        # warps of the block take further rows.
         groups = ceil_div(columns, 64)
         across = ceil_div(groups, warps)
         wide = ceil_div(groups, across)
@@ -122,7 +121,7 @@ def forward(
 
 
 def backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> tuple[Tensor | None, ...]:
-    """``gradients``, with the CUDA C++ pass of ``add_mul_activation``."""
+    """Return ``gradients``, with the CUDA C++ pass of ``add_mul_activation`` as its pullback."""
     return gradients(partial(pull_back_cuda, pointwise.CUDA), needs, grad_output, *saved)
 
 
@@ -135,7 +134,8 @@ def _half(functor: str, element: str, steps: int, dense: bool, packed: bool) -> 
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every activation, and every kernel at its other types, depths and stores."""
+    """Return the expressions of every activation, and of every kernel at its other types, depths
+    and stores."""
     found = []
     for entry in ACTIVATIONS.values():
         found.append(_single(entry.functor, 16, True))

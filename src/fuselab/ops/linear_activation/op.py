@@ -49,14 +49,14 @@ def autocast(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Any, ...]:
-    """As ``F.linear`` under torch.autocast: all but float64 in its dtype, the activation after."""
+    """Cast as ``F.linear`` under torch.autocast: all but float64, with the activation after it."""
     return *(cast_floating(value, autocast_dtype) for value in (input, weight, bias)), activation
 
 
 def save(
     output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> tuple[Any, ...]:
-    """The operands, and the output where the derivative is a function of it."""
+    """Save the operands, and the output if the derivative is a function of it."""
     derivative_of = activation_named(activation).derivative_of
     return (
         output if derivative_of == "output" else None,
@@ -83,20 +83,15 @@ def fake_gradient(
 
 
 def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Cost:
-    """Operands read once, the output written once; the product's multiplications and additions.
+    """Return the least traffic, operands read once and the output written once, and the product's
+    arithmetic.
 
-    In bfloat16 on an H200 (4.2 TB/s, 777 TFLOP/s): 65536x13->512 is 69 MB and 16 us, all of it the
-    output; 65536x512->256 101 MB and 24 us, or 17 GFLOP and 22 us; 4096^3 137 GFLOP and 177 us.
-
-    On 65536x512->256 `wgmma` takes 36.4 to 38.4 us, the library's best 41.0 to 43.9 and a copy of
-    the same bytes 30.7 (2026-11-22, two machines): 1.4 times the library would be the copy itself,
-    of whose rate this is 81 %. What comes from L2 is not what holds it: two blocks to a cluster,
-    which halve the weights' part, take 38.4, and with the next tile's input asked for into L2 it
-    took 44.7. Nor do memory and matrix units: when the copy engine wrote the tiles (42.3 us) they
-    were busy for 51 and 59 % of the kernel's own time under Nsight Compute. Nor does the end of a
-    tile, where nothing multiplies: with two warp groups by turns on tiles of 64 rows, one
-    multiplying while the other finishes, it took 37.2, or 38.9 and 41.0 where two and four blocks
-    share the weights. The rest has not been found.
+    A shallow product is limited by writing its output: 65536x13->512 in bfloat16 writes 69 MB,
+    which takes 16 us on an H200. A deep one is limited by arithmetic. 65536x512->256 needs about as
+    long for either, 24 and 22 us; ``wgmma`` takes 36 to 38 us for it, and a copy of the same bytes
+    30.7 us, so the kernel runs at about 81 % of the copy's rate. Experiments ruled
+    out reads from L2, the rates of memory and matrix units, and the epilogue as the reason for the
+    difference; it has not been found.
     """
     rows, columns = input.shape[:-1].numel(), weight.shape[0]
     return Cost(
@@ -108,8 +103,8 @@ def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) ->
 
 
 def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Cost:
-    """Upstream gradient, saved tensors and operands read once, every gradient written once; two
-    products, three where the pre-activation is formed again."""
+    """Return the least traffic: upstream gradient, saved tensors and operands read once, gradients
+    written once. There are two products, three if the pre-activation is computed again."""
     rows, columns = input.shape[:-1].numel(), weight.shape[0]
     derivative_of = activation_named(activation).derivative_of
     upstream = rows * columns * input.element_size()
@@ -126,20 +121,16 @@ _LIBRARY_DEPTH = 2048  # from this depth on cuBLASLt's products are as fast as o
 
 
 def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Sequence[str]:
-    """On a GPU, for K up to 32 CUDA C++ in 16 bits (Triton for 32) and Triton in float32; beyond,
-    wgmma; cuBLASLt where wgmma cannot run, and from K = 2048 on for the activations that it has;
-    the reference where gelu, gelu_tanh or silu need a gradient and K is above 400. On a CPU the
-    reference: the product is nearly all of the time.
+    """Return the implementations in the order in which ``auto`` tries them.
 
-    us on an H200 (bfloat16, relu, torch 2.11, November 2026), eager / cublaslt / wgmma / triton:
-    65536x13 -> 512 100 / 66 / none / 24.5 and cuda 21.5 to 23, 65536x32 -> 512 triton 25.4 and cuda
-    27.0, whose rows of 64 bytes share banks, 65536x512 -> 256 61 / 44 / 38 / 55, 65536x256 -> 64
-    24 / 19 / 18 / 19, 16384x1024 -> 1024 74 / 56 / 55 / 82, 4096x4096 -> 4096 200 / 183 / 184 /
-    261.
+    On a GPU and for K up to 32: Triton in float32 and at K = 32, where the CUDA kernel has bank
+    conflicts, else CUDA C++. For larger K: wgmma, then cuBLASLt where wgmma cannot run; cuBLASLt
+    first from K = 2048 on for the activations that it has. On a CPU the reference, because the
+    product is nearly all of the time.
 
-    Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again; by
+    If gelu, gelu_tanh or silu need a gradient, the backward computes the product again. By
     arithmetic (700 TFLOP/s, 4.2 TB/s, not timed) that takes longer than eager's two more passes
-    over the output from a depth of about 400 on.
+    over the output from a depth of about 400 on, so the reference is used there.
     """
     if not input.is_cuda:
         return ("reference",)
@@ -169,8 +160,9 @@ def prefer_backward(
     input: Tensor,
     *saved: Any,
 ) -> Sequence[str]:
-    """Up to a depth of 32 Triton: with the forward 194 us of 65536x13 -> 512, CUDA's one launch
-    more 234 (H200). Beyond, the library's products behind one pass of ours."""
+    """Return Triton first up to a depth of 32, because CUDA's backward has one launch more
+    (65536x13 -> 512 with the forward on an H200: 194 us for 234). Deeper products are the
+    library's, after one pass of our activation's gradient."""
     if not input.is_cuda:
         return ("reference",)
     return ("triton", "cuda") if input.shape[-1] <= SHALLOW_DEPTH else ("cublaslt",)
@@ -179,7 +171,7 @@ def prefer_backward(
 def addmm_activation(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "relu"
 ) -> Tensor:
-    """cuBLASLt's epilogue: relu, or gelu_tanh."""
+    """Compute the layer by cuBLASLt's epilogue, for relu or gelu_tanh; the benchmark's peer."""
     if bias is None or activation not in EPILOGUES:
         raise ArgumentError("torch._addmm_activation needs a bias, and relu or gelu_tanh.")
     rows = input.flatten(0, -2) if input.dim() > 1 else input[None]
@@ -188,7 +180,8 @@ def addmm_activation(
 
 
 def _rewrites() -> Iterator[Rewrite]:
-    """Every spelling of every activation behind a linear layer; identity is one call already."""
+    """Yield a rewrite for every spelling of every activation after a linear layer. Identity has
+    none: it is one call already."""
 
     def spelt(act: Callable[[Tensor], Tensor], name: str) -> Iterator[Rewrite]:
         def with_bias(input: Tensor, weight: Tensor, bias: Tensor) -> Inputs:

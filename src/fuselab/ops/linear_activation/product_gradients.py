@@ -1,4 +1,4 @@
-"""The gradients of ``act(input Wᵀ + bias)`` by the library's products behind one pass of ours."""
+"""The gradients of ``act(input Wᵀ + bias)``: one pass of ours, then the library's products."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def gradients(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input, weight and bias: one pass that forms the pre-activation's and sums the
-    bias's, then a product of the library (cuBLAS) for each of the others.
+    """Return the gradients of input, weight and bias.
 
-    ``pull_back`` is a backward launcher of ``add_mul_activation`` without its source. Where the
-    activation's derivative needs the pre-activation, one more library product gives it.
+    One pass computes the pre-activation's gradient and sums the bias's; a library product (cuBLAS)
+    then gives each of the other two. ``pull_back`` is a backward launcher of
+    ``add_mul_activation``. If the activation's derivative needs the pre-activation, one more
+    library product computes it.
     """
     needs_total = needs[0] or needs[1]
     total: Tensor | None = grad_output

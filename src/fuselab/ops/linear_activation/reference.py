@@ -15,7 +15,7 @@ from fuselab.ops._shared.matrices import as_rows
 def reference(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "relu"
 ) -> Tensor:
-    """``activation(input weightᵀ + bias)``: ``F.linear`` and an activation.
+    """Compute ``activation(input weightᵀ + bias)``: ``F.linear`` and an activation.
 
     Args:
         input: any shape ``(..., K)`` of one dimension or more, float32, float16, bfloat16 or
@@ -30,11 +30,11 @@ def reference(
         and rounds once, after the activation. Float32 products are as exact as
         ``torch.backends.cuda.matmul.allow_tf32`` (or ``torch.set_float32_matmul_precision``) says.
 
-    Differentiable twice in input, weight and bias. The backward keeps input, weight and the output
-    (relu, leaky_relu, sigmoid, tanh); the pre-activation that gelu, gelu_tanh and silu need is
-    computed again from input, weight and bias. The bias's gradient is summed in an order that does
-    not vary from run to run; the other two are products of ``torch.matmul``, as in eager PyTorch,
-    and for K up to 32 the weight's is summed in a fixed order too.
+    Differentiable twice in input, weight and bias. The backward keeps input, weight and, for relu,
+    leaky_relu, sigmoid and tanh, the output; for gelu, gelu_tanh and silu it computes the
+    pre-activation again from input, weight and bias. The bias's gradient is summed in an order that
+    does not vary from run to run. The other two gradients are products of ``torch.matmul``, as in
+    eager PyTorch; for K up to 32 the weight's is summed in a fixed order too.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
@@ -52,11 +52,11 @@ def gradient(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input, weight and bias.
+    """Return the gradients of input, weight and bias.
 
-    ``output`` is there for the activations whose derivative is a function of it; ``bias`` only
-    for those that need the pre-activation. The pullback and the bias's sum are in float32
-    (float64 where the output is), the products in the operands' dtype.
+    ``output`` is given for the activations whose derivative is a function of it, ``bias`` for those
+    that need the pre-activation; otherwise they are None. The pullback and the bias's sum are in
+    float32 (float64 if the gradient is), the products in the operands' dtype.
     """
     entry = activations.activation(activation)
     arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32

@@ -1,8 +1,8 @@
 """act(input Wᵀ + b) in Triton: a tiled product with the activation in its epilogue.
 
-Sizes are ``rows`` (M), ``columns`` (N) and ``depth`` (K). Operands go by their strides, outputs are
-row-major. Offsets are 64-bit: a tile computes them once per row, not once per element. Dots
-accumulate in float32; PRECISION is what float32 operands are multiplied in ("ieee" or "tf32").
+Sizes are ``rows`` (M), ``columns`` (N) and ``depth`` (K). Operands are read by their strides,
+outputs are row-major. Offsets are 64-bit; a tile computes them once per row, not once per element.
+Dots accumulate in float32. PRECISION is the arithmetic for float32 operands ("ieee" or "tf32").
 """
 
 import triton
@@ -13,7 +13,7 @@ from fuselab.ops._shared.triton_activations import activate, pull_back
 
 @triton.jit
 def _tile(pointer, row, column, row_stride, column_stride, rows, columns):
-    """The elements at rows x columns of a strided matrix, 0 beyond its edges."""
+    """Load the elements at rows x columns of a strided matrix, 0 beyond its edges."""
     mask = (row < rows)[:, None] & (column < columns)[None, :]
     offset = row.to(tl.int64)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
     return tl.load(pointer + offset, mask, 0.0)
@@ -21,7 +21,7 @@ def _tile(pointer, row, column, row_stride, column_stride, rows, columns):
 
 @triton.jit
 def _store(pointer, value, row, column, rows, columns):
-    """Write a tile of a row-major matrix."""
+    """Store a tile of a row-major matrix."""
     mask = (row < rows)[:, None] & (column < columns)[None, :]
     offset = row.to(tl.int64)[:, None] * columns + column[None, :]
     tl.store(pointer + offset, value.to(pointer.dtype.element_ty), mask)
@@ -34,12 +34,12 @@ def _bias_row(bias, column, bias_stride, columns):
 
 @triton.jit
 def add_product(total, x, w, PRECISION: tl.constexpr):
-    """total + x w, for a walk along ``depth``.
+    """Return total + x w, one step of a product along ``depth``.
 
-    Float32 FMAs are summed block by block: of K = 4097 products, emulated, an output of about 1
-    errs by 1.0e-5 in one chain, by 2.1e-6 in blocks of 16, and by 1.5e-6 split in 16, as cuBLAS may
-    where there are few tiles. Without its limit Triton folds the addition into the dot, which is
-    one chain again.
+    Float32 FMAs are summed step by step, because one long chain of additions errs more: over K =
+    4097 products, emulated, an output of about 1 is off by 1.0e-5 in one chain and by 2.1e-6 in
+    blocks of 16. Without max_num_imprecise_acc Triton folds the addition into the dot, which makes
+    it one chain again.
     """
     if x.dtype == tl.float32 and PRECISION == "ieee":
         return total + tl.dot(x, w, input_precision=PRECISION, max_num_imprecise_acc=x.shape[1])
@@ -55,12 +55,12 @@ def forward(
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, WHOLE_DEPTH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a ROWS x COLUMNS tile of the output and walks the depth DEPTH at a time.
+    """Compute a ROWS x COLUMNS tile of the output per program, in steps of DEPTH along the depth.
 
-    Programs run down GROUP tiles of rows before they move to the next tile of columns, so that what
-    runs at one time shares its operands in L2. An element of input is read columns / COLUMNS times,
-    one of weight rows / ROWS times, mostly from L2; the output is written once. WHOLE_DEPTH: depth
-    is a multiple of DEPTH, and the loads have no mask along it.
+    Programs run down GROUP tiles of rows before they move to the next tile of columns, so that
+    programs that run at the same time share their operands in L2. An element of input is read
+    columns / COLUMNS times, one of weight rows / ROWS times, mostly from L2; the output is written
+    once. WHOLE_DEPTH: depth is a multiple of DEPTH, and the loads need no mask along it.
     """
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
     program = tl.program_id(0)
@@ -101,12 +101,12 @@ def forward_shallow(
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """The whole depth is one dot (depth <= DEPTH): a stream of output tiles, whose bytes are the
-    limit.
+    """Compute the output where the whole depth is one dot (depth <= DEPTH). Writing the output is
+    the limit here.
 
     A program owns COLUMNS columns, holds their weights, and writes every ``workers``-th tile of
-    ROWS rows; the next tile's input is on its way while one is computed. An element of input is
-    read columns / COLUMNS times, one of weight ``workers`` times, the output is written once.
+    ROWS rows. The next tile's input is being loaded while one is computed. An element of input is
+    read columns / COLUMNS times, one of weight ``workers`` times; the output is written once.
     """
     across = tl.cdiv(columns, COLUMNS)
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
@@ -138,11 +138,11 @@ def backward_shallow(
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, RECOMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """One pass over the upstream gradient and the output gives the gradients of weight and bias,
-    and the pre-activation's where the input's is needed (a product of its own).
+    """Compute the gradients of weight and bias in one pass over the upstream gradient and the
+    output, and the pre-activation's if the input's is needed (by a later product).
 
-    A program owns COLUMNS columns of ``rows_per_worker`` rows and leaves its sums;
-    ``column_sums`` adds those up in a fixed order. RECOMPUTE: the pre-activation is formed again
+    A program owns COLUMNS columns of ``rows_per_worker`` rows and writes its partial sums;
+    ``column_sums`` adds those in a fixed order. RECOMPUTE: the pre-activation is computed again
     from input and weight, which costs a dot of DEPTH and no pass over memory.
     """
     across = tl.cdiv(columns, COLUMNS)
@@ -169,7 +169,7 @@ def backward_shallow(
         elif output is not None:
             saved = _tile(output, row, column, columns, 1, last, columns).to(tl.float32)
             gradient = pull_back(gradient, saved, ACTIVATION)
-        # Selected, not trusted to be 0: past the edge a bias can make 0 * pull_back NaN.
+        # Masked by a select: past the edge a bias can turn 0 * pull_back into NaN.
         inside = (row < last)[:, None] & (column < columns)[None, :]
         gradient = tl.where(inside, gradient, 0.0)
         rounded = gradient.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Launching the Triton kernels with tiles from ``configs``, and what of the gradients is left."""
+"""Launchers of the Triton kernels with tiles from ``configs``, and the remaining gradients."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
 
 
 def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
-    """Tiles of the forward."""
+    """Return the candidate tiles of the forward."""
     return forward_tiles(as_rows(input), weight)
 
 
 def configs_backward(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, input: Tensor, *rest: Any
 ) -> Sequence[Config]:
-    """Tiles of the shallow backward; of a deeper one there is nothing to choose."""
+    """Return the candidate tiles of the shallow backward; for a deeper one there are none."""
     shallow = input.shape[-1] <= SHALLOW_DEPTH
     rows, columns = as_rows(grad_output).shape
     return backward_tiles(rows, columns) if shallow else ()
@@ -51,8 +51,8 @@ def forward(
     activation: str,
     tile: Config | None = None,
 ) -> Tensor:
-    """One launch of ``forward_shallow`` up to a depth of 32, else of ``forward``; ``tile`` replaces
-    the tuned or default one."""
+    """Launch ``forward_shallow`` once up to a depth of 32, else ``forward``. ``tile`` replaces the
+    tuned or default one."""
     from fuselab.ops.linear_activation import triton_kernels as kernels
 
     output = empty_output(input, weight)
@@ -105,11 +105,12 @@ def backward(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Tensor | None, ...]:
-    """Up to a depth of 32 the weight's gradient comes out of the same pass as the pre-activation's
-    and the bias's, which is written only where the input's is needed; deeper, ``gradients``.
+    """Return the gradients of input, weight and bias.
 
-    The workspace is float32 (workers, columns, depth) and float64 (workers, columns): 2.5 MB on 132
-    multiprocessors for 512 columns of depth 13.
+    Up to a depth of 32 one pass gives those of weight and bias, and writes the pre-activation's
+    only if the input's is needed; deeper layers take ``gradients``. The workspace is float32
+    (workers, columns, depth) and float64 (workers, columns): 2.5 MB on 132 multiprocessors for 512
+    columns of depth 13.
     """
     depth = weight.shape[1]
     if not (needs[1] and 0 < depth <= SHALLOW_DEPTH and grad_output.numel()):

@@ -1,5 +1,4 @@
-"""Launching the kernel of Hopper's warpgroup matrix instructions (wgmma), and the gradients beside
-it."""
+"""Launchers of the kernels with Hopper's warpgroup matrix instructions (wgmma)."""
 
 from __future__ import annotations
 
@@ -27,36 +26,34 @@ from fuselab.runtime.tuning import Config, chosen
 NAME = "fuselab::linear_activation"
 WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
 
-# As in wgmma_kernels.cu.
+# These sizes are those of wgmma_kernels.cu.
 _ROWS, _DEPTH, _THREADS = 128, 64, 384
-_BOX_COLUMNS = 64  # of a weight that lies as (depth, columns)
+_BOX_COLUMNS = 64  # of a box of a weight that is stored as (depth, columns)
 
-# ``columns`` of a tile of 128 rows, ``stages`` of 64 in depth in shared memory, as many as fit: a
-# fifth of 256 columns is 48 KB, and 33 are left. 168 registers with every one; gelu alone spills,
-# 5 words (NVRTC 13.0). us with 256 columns / 128 / 64 (H200, bfloat16, 2026-11-21): 65536x512->256
-# 37.5 / 39.0 / 49.1, 16384x1024->1024 55.1 / 57.9 / 86.8, 4096x4096->4096 188.1 / 198.1 / 337.
+# A tile has 128 rows and ``columns`` columns; ``stages`` steps of 64 in depth are in shared memory,
+# as many as fit. All take 168 registers; only gelu spills, 5 words (NVRTC 13.0). The wider the tile
+# the faster: 65536x512->256 in bfloat16 takes 37.5, 39.0 and 49.1 us on an H200.
 _CONFIGS = (
     Config(columns=256, stages=4, cluster=1),
     Config(columns=128, stages=7, cluster=1),
     Config(columns=64, stages=9, cluster=1),
 )
-# Two blocks that share their weights: 38.4, 56.1 and 187.0 us there. Stores of whole lines of 128
-# bytes by way of shared memory, relu in the rounding (392 instructions after a tile's products for
-# 915), won nothing: 37.95 us for 37.66, 55.23 for 55.30, 183.5 for 184.0 (2026-11-22).
+# Two blocks that share their weights. That is slightly slower on small products and slightly faster
+# on 4096x4096->4096 (187.0 us for 188.1, H200).
 _PAIR = Config(columns=256, stages=4, cluster=2)
 
 
 def shared_bytes(config: Config) -> int:
-    """Dynamic shared memory of a block: the ring, the bias for each of two warp groups, two
-    barriers per stage, and up to 1 KB of alignment."""
+    """Return a block's dynamic shared memory in bytes: the ring, the bias for each of two warp
+    groups, two barriers per stage, and up to 1 KB for alignment."""
     ring = config.stages * (_ROWS + config.columns) * _DEPTH * 2
     return int(1024 + ring + 2 * config.columns * 2 + 16 * config.stages)
 
 
 @lru_cache(maxsize=1024)
 def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[Config]:
-    """What tuning may choose from; first the widest tile, not wider than it must be, that gives
-    every multiprocessor one, else the narrowest."""
+    """Return the configurations that tuning may choose from. The first one is the widest tile, no
+    wider than the output needs, that gives every multiprocessor a tile, else the narrowest."""
     widest = power_of_two(columns, 64, 256)
     fitting = [config for config in (*_CONFIGS, _PAIR) if config.columns <= widest]
 
@@ -69,7 +66,7 @@ def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[C
 
 
 def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
-    """``candidates`` for these arguments."""
+    """Return ``candidates`` for these arguments."""
     rows = input.shape[:-1].numel()
     return candidates(rows, weight.shape[0], multiprocessors(input.device))
 
@@ -78,8 +75,8 @@ def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
 def _clusters_at_a_time(
     source: CudaSource, expression: str, config: Config, device: torch.device
 ) -> int:
-    """How many the device has room for: not all multiprocessors where those of a group of them
-    (a GPC) do not divide by the cluster."""
+    """Return the clusters that the device can run at a time. Some multiprocessors stay idle if
+    those of a group (a GPC) are not a multiple of the cluster."""
     if config.cluster == 1:
         return multiprocessors(device)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -107,7 +104,7 @@ def forward(
     activation: str,
     config: Config | None = None,
 ) -> Tensor:
-    """One launch of ``forward``, of as many blocks as run at a time; ``config`` replaces the tuned
+    """Launch ``forward`` once, with as many blocks as run at a time. ``config`` replaces the tuned
     or default one."""
     output = empty_output(input, weight)
     if output.numel() == 0:
@@ -129,9 +126,12 @@ def multiply(
     config: Config,
     across: bool = False,
 ) -> None:
-    """act(sum of left rightᵀ over ``pairs`` + bias) into a row-major ``output``, by ``kernel``:
-    ``forward`` of one pair, or one of its tiles that takes a second, up to 64 deep. ``across``: the
-    kernel's right matrices are transposed, (depth, columns). ``supports`` says which matrices."""
+    """Compute act(sum of left rightᵀ over ``pairs`` + bias) into a row-major ``output``.
+
+    ``kernel`` is ``forward``, for one pair, or a kernel on the same tiles that takes a second pair
+    with a depth of up to 64. ``across``: the kernel's right matrices are transposed, (depth,
+    columns). ``supports`` says which matrices can be read.
+    """
     (rows, columns), depth = output.shape, pairs[0][0].shape[1]
     functor = activation_named(activation).functor
     expression = _expression(
@@ -169,7 +169,8 @@ def _expression(
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every activation, and every configuration with both elements and both stores."""
+    """Return the expressions of every activation, and of every configuration with both elements and
+    both kinds of store."""
     found = [
         _expression(entry.functor, "__nv_bfloat16", _CONFIGS[0], True)
         for entry in ACTIVATIONS.values()

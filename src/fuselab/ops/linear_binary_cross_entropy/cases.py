@@ -20,7 +20,7 @@ from fuselab.ops.linear_sigmoid.cases import (
 
 @made
 def _case(random: Random, shape: Sequence[int], reduction: str, **options: Any) -> Inputs:
-    """Targets are clicks: 0 or 1, 1 for a quarter of the rows."""
+    """Build a case whose targets are clicks: 0 or 1, 1 for a quarter of the rows."""
     operands = linear_arguments(random, shape, **options)
     clicks = random.uniform(*operands[0].shape[:-1], 1) < 0.25
     return Inputs((*operands, random.moved(clicks), reduction))
@@ -28,7 +28,7 @@ def _case(random: Random, shape: Sequence[int], reduction: str, **options: Any) 
 
 def _cases() -> Iterator[Case]:
     for name, shape, options, tags in case_tags():
-        if shape[0] > 0:  # the mean of nothing is NaN, which no bar can judge
+        if shape[0] > 0:  # the mean of no rows is NaN, which cannot be judged
             yield Case(name, _case(shape, "mean", **options), tags)
     for reduction in ("sum", "none"):
         make = _case((37, 65), reduction)
@@ -46,7 +46,7 @@ def _cpu_cases() -> Iterator[Case]:
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shape and layout, a bias or none, any reduction; targets need be no probabilities."""
+    """Draw any shape and layout, a bias or none, any reduction; targets may be no probabilities."""
     operands = draw_linear(source)
     target = source.tensor(*operands[0].shape[:-1], 1)
     return Inputs((*operands, target, source.choice(("none", "mean", "sum"))))

@@ -1,5 +1,5 @@
-"""The contract of ``fuselab::linear_binary_cross_entropy``: the kernels of ``linear_sigmoid`` with
-a target."""
+"""The contract of ``fuselab::linear_binary_cross_entropy``, on the kernels of ``linear_sigmoid``
+with a target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fuselab.ops.linear_binary_cross_entropy import cases
 from fuselab.ops.linear_binary_cross_entropy.reference import gradient, reference
 from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, layout, triton_launch
 
-_FLOPS_PER_ROW = 12  # exp, log1p, and the ten around them
+_FLOPS_PER_ROW = 12  # exp, log1p and ten other operations
 
 
 def validate(
@@ -49,7 +49,8 @@ def autocast(
     target: Tensor,
     reduction: str,
 ) -> tuple[Any, ...]:
-    """As torch.autocast: the linear layer in its dtype, the loss in float32."""
+    """Cast as torch.autocast does: the linear layer to its dtype, the target, and so the loss, to
+    float32."""
     operands = (cast_floating(value, autocast_dtype) for value in (input, weight, bias))
     return *operands, cast_floating(target, torch.float32), reduction
 
@@ -88,7 +89,7 @@ Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def _of_target(backward: Backward) -> Backward:
-    """A backward of linear_sigmoid's launchers, with this operator's arguments."""
+    """Turn a backward of linear_sigmoid's launchers into one with this operator's arguments."""
 
     def with_target(
         needs: Sequence[bool],
@@ -107,7 +108,7 @@ def _of_target(backward: Backward) -> Backward:
 def cost(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> Cost:
-    """Input and target read once, the loss written once."""
+    """Return the least traffic: input and target read once, the loss written once."""
     rows = input.shape[:-1].numel()
     return Cost(
         bytes_behind(input, weight, bias, target),
@@ -120,7 +121,8 @@ def cost(
 def cost_backward(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> Cost:
-    """Input and target read once, the input's gradient written once; the logit formed again."""
+    """Return the least traffic: input and target read once, the input's gradient written once. The
+    logit is computed again."""
     forward = cost(input, weight, bias, target, reduction)
     small = weight.numel() + (0 if bias is None else 1)
     return Cost(
@@ -144,7 +146,7 @@ def prefer_backward(
 def regime(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str
 ) -> str:
-    """Return the reduction, and that the target's dtype is another where it is."""
+    """Return the reduction, with "mixed dtypes" if the target's dtype is not the input's."""
     return reduction if input.dtype == target.dtype else f"{reduction}, mixed dtypes"
 
 

@@ -14,7 +14,7 @@ from fuselab.ops.linear_sigmoid.reference import through_logit
 def reference(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """``F.binary_cross_entropy_with_logits(F.linear(input, weight, bias), target)``, in one pass.
+    """Compute ``F.binary_cross_entropy_with_logits(F.linear(input, weight, bias), target)``.
 
     Args:
         input: any shape ``(..., K)`` of one dimension or more, float32, float16, bfloat16 or
@@ -25,13 +25,13 @@ def reference(
         reduction: "mean" or "sum" over all rows, or "none".
 
     Returns:
-        0-d, or ``(..., 1)`` with "none", in the dtype of ``target``, as eager PyTorch's.
-        Products and sums are in float32 whatever ``allow_tf32`` says, sums over rows in float64,
-        and the logit is never rounded to 16 bits. Without rows the mean is NaN.
+        0-d, or ``(..., 1)`` with "none", in the dtype of ``target``, as in eager PyTorch. Products
+        and sums are in float32 whatever ``allow_tf32`` says, sums over rows in float64, and the
+        logit is never rounded to 16 bits. The mean of no rows is NaN.
 
-    Differentiable twice in input, weight and bias; asking for the target's gradient is refused. The
-    backward keeps the arguments alone, forms the logit again while it reads the input, and sums the
-    gradients of weight and bias in an order that does not vary from run to run.
+    Differentiable twice in input, weight and bias; a target that requires a gradient is refused.
+    The backward keeps only the arguments and computes the logit again while it reads the input. It
+    sums the gradients of weight and bias in an order that does not vary from run to run.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (reduction, implementation), DeviceError,
@@ -46,11 +46,11 @@ def reference(
 
 
 def _exact_losses(logit: Tensor, target: Tensor) -> Tensor:
-    """The losses in float64, where they serve as the truth.
+    """Compute the losses in float64 to full precision, for use as the reference of a check.
 
-    PyTorch's, (1 - t) z - log sigmoid(z), cancels in both tails: of a logit of -45 and a target of
-    0 it leaves 0, not exp(-45). Here a softplus of -|z|, which keeps every digit, and so do its
-    derivatives, stands beside a product. NaN and infinities of infinite logits are PyTorch's.
+    PyTorch's formula, (1 - t) z - log sigmoid(z), cancels in both tails: for a logit of -45 and a
+    target of 0 it gives 0 instead of exp(-45). Here a softplus of -|z| is added to a product, and
+    both it and its derivatives keep every digit. The results for infinite logits are PyTorch's.
     """
     positive = (1 - target) * logit + F.softplus(-logit)
     others = F.softplus(logit) - target * logit
@@ -67,7 +67,8 @@ def gradient(
     target: Tensor,
     reduction: str,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input, weight and bias, in float32 (float64 where input or target is)."""
+    """Return the gradients of input, weight and bias, computed in float32 (float64 if input or
+    target is)."""
     is_double = torch.float64 in (input.dtype, target.dtype)
     arithmetic = torch.float64 if is_double else torch.float32
     logit = F.linear(
@@ -76,9 +77,10 @@ def gradient(
         None if bias is None else bias.to(arithmetic),
     )
     probable = target.to(arithmetic)
-    # sigmoid(logit) - target, in each half by way of the sigmoid that is small there: its digits
-    # count where it is nearly the target, and autograd's derivative of it, y (1 - y), keeps its
-    # own. No product: an infinite target times a sigmoid that underflowed would be NaN.
+    # sigmoid(logit) - target. For each sign of the logit the sigmoid that is small is used: its
+    # digits count where it nearly equals the target, and autograd's derivative of it, y (1 - y),
+    # keeps its digits too. The two are selected, not multiplied: an infinite target times a sigmoid
+    # that underflowed would be NaN.
     near_one = (1 - probable) - torch.sigmoid(-logit)
     of_logit = torch.where(logit > 0, near_one, torch.sigmoid(logit) - probable)
     of_logit = of_logit * grad_output.to(arithmetic)

@@ -11,8 +11,8 @@ from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
 
-# Bench: DLRM's last layer at its batch sizes, and wider ones. Boundary: around packs of 4 and 8
-# elements, a warp's 32 of them, the tiles' 1024, the groups of 4 and 16 rows.
+# BENCH: DLRM's last layer at its batch sizes, and wider ones. _EDGES: sizes around packs of 4 and 8
+# elements, a warp's 32 packs, the tiles' 1024 columns, the groups of 4 and 16 rows.
 BENCH = ((128, 256), (2048, 256), (65536, 256), (65536, 64), (65536, 1024), (16384, 4096))
 
 
@@ -50,7 +50,7 @@ def _case(random: Random, shape: Sequence[int], **options: Any) -> Inputs:
 
 
 def case_tags() -> Iterator[tuple[str, tuple[int, ...], dict[str, Any], frozenset[str]]]:
-    """Name, shape, options of ``linear_arguments`` and tags of every case."""
+    """Yield name, shape, options of ``linear_arguments`` and tags of every case."""
     for rows, depth in BENCH:
         tags = sweep_tags(tiny=rows == 128)
         yield f"{rows}x{depth}", (rows, depth), {}, tags
@@ -63,7 +63,7 @@ def case_tags() -> Iterator[tuple[str, tuple[int, ...], dict[str, Any], frozense
         yield f"layout_{name}", (48, 48), {"lay_out": lay_out}, BOUNDARY
 
 
-# (rows, depth) of float32, 64 kB to 200 MB; those behind in every dtype.
+# (rows, depth) of float32 inputs, 64 kB to 200 MB; then those that are timed in every dtype.
 CPU_SHAPES = (
     *((64, 256), (1000, 33), (127, 1025), (2048, 256), (20000, 65), (16384, 256), (4096, 1025)),
     *((8192, 1024), (200_000, 64), (16384, 1500), (65536, 511), (50000, 1000)),
@@ -74,7 +74,7 @@ CPU_SHAPES_IN_EVERY_DTYPE = ((2, 8), (64, 64), (1000, 13), (4096, 255), (16384, 
 
 
 def draw_linear(source: Draw) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Any shape and layout, a bias or none."""
+    """Draw any shape and layout, a bias or none."""
     leading = [source.size(1, 4, 17) for _ in range(source.choice((1, 0, 2)))]
     depth = source.size(1, 8, 33, 256, 257)
     bias = source.tensor(1) if source.choice((True, False)) else None

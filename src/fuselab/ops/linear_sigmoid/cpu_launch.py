@@ -1,4 +1,4 @@
-"""Launching the C++ kernels of one logit per row."""
+"""Launchers of the C++ kernels of one logit per row."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fuselab.runtime.grid import ceil_div
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 _PARALLEL_FROM = 1 << 16  # parallel_from of cpu_kernels.cpp
-_MOST_PARTS = 64  # of the rows: enough for 64 threads, and few sums to add up
+_MOST_PARTS = 64  # parts of the rows: enough for 64 threads, and few partial sums to add
 
 
 def _dense_rows(of: Rows) -> tuple[Rows, int, int]:
-    """Rows of stride 1, how many parts they are in, and how many a part has: a multiple of 16. What
-    one thread does is one part, which needs no workspace for its sum."""
+    """Return the operands with contiguous rows, the number of parts of the rows, and the rows of a
+    part, a multiple of 16. If one thread does all, there is one part, which needs no workspace for
+    its sum."""
     rows = of.input if of.input.stride(1) == 1 or of.depth == 1 else of.input.contiguous()
     of = Rows(rows, of.weight.contiguous(), of.bias, of.kind, of.mean)
     most = _MOST_PARTS if of.rows * of.depth >= _PARALLEL_FROM else 1
@@ -29,7 +30,7 @@ def _dense_rows(of: Rows) -> tuple[Rows, int, int]:
 
 @forward_of
 def forward(of: Rows, target: Tensor | None, output: Tensor) -> None:
-    """One launch; an input whose rows are not dense is copied first."""
+    """Compute the output in one launch; an input whose rows are not contiguous is copied first."""
     of, parts, per_part = _dense_rows(of)
     summed = of.kind == "loss" and parts > 1
     sums = of.input.new_empty(parts, dtype=torch.float64) if summed else None
@@ -48,7 +49,8 @@ def forward(of: Rows, target: Tensor | None, output: Tensor) -> None:
 
 @backward_of
 def backward(of: Rows, upstream: Tensor, kept: Tensor, grads: tuple[Tensor | None, ...]) -> None:
-    """One launch. The workspace is up to 64 rows of float32 and 64 float64."""
+    """Compute the gradients in one launch. The workspace is up to 64 float32 rows and 64
+    float64."""
     of, parts, per_part = _dense_rows(of)
     weight_sums = of.input.new_empty((parts, ceil_div(of.depth, 16) * 16), dtype=torch.float32)
     bias_sums = of.input.new_empty(parts, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Launching the CUDA C++ kernels of one logit per row."""
+"""Launchers of the CUDA C++ kernels of one logit per row."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
-# block_warps and in_flight of cuda_kernels.cu.
+# These sizes are block_warps and in_flight of cuda_kernels.cu.
 _WARPS = 8
 _IN_FLIGHT = 4
-_ELEMENTS_PER_LANE = 32  # of a row; the weights, their gradient and four rows are 192 registers
+_ELEMENTS_PER_LANE = 32  # of a row: weights, their gradient and four rows take 192 registers
 _BLOCKS_PER_MULTIPROCESSOR = 4
 
 
 def _resident_blocks(of: Rows) -> int:
-    """Of the backward, per multiprocessor: resident_blocks of cuda_kernels.cu where its registers
-    allow several."""
+    """Return the backward's blocks per multiprocessor: resident_blocks of cuda_kernels.cu if its
+    registers allow several."""
     width, chunks = _part(of)
     return 3 if width * chunks <= 8 else _BLOCKS_PER_MULTIPROCESSOR
 
@@ -37,7 +37,8 @@ def supports(input: Tensor, weight: Tensor, *others: Tensor | str | None) -> str
 
 
 def _part(of: Rows) -> tuple[int, int]:
-    """Elements of a pack, and packs per lane: 16-byte packs where rows and weights allow."""
+    """Return the elements of a pack and the packs per lane; packs have 16 bytes if rows and weights
+    are aligned."""
     width = 16 // of.input.element_size()
     packed = (
         of.depth % width == 0
@@ -57,7 +58,8 @@ def _blocks(of: Rows, per_multiprocessor: int) -> int:
 
 
 def _add_up(sums: Tensor, others: Tensor | None, last: Tensor | None) -> None:
-    """``sums`` (blocks, columns) over the blocks, in a fixed order, the last column apart."""
+    """Add ``sums`` (blocks, columns) over the blocks, in a fixed order: the last column into
+    ``last``, the others into ``others``."""
     result = last if others is None else others
     if result is None:
         return
@@ -73,7 +75,8 @@ def _add_up(sums: Tensor, others: Tensor | None, last: Tensor | None) -> None:
 
 @forward_of
 def forward(of: Rows, target: Tensor | None, output: Tensor) -> None:
-    """One launch; of a reduced loss a second that adds up the blocks' sums."""
+    """Compute the output in one launch; a reduced loss needs a second, which adds the blocks'
+    sums."""
     blocks = _blocks(of, _BLOCKS_PER_MULTIPROCESSOR)
     sums = of.input.new_empty((blocks, 1), dtype=torch.float64) if of.kind == "loss" else None
     written = output if sums is None else sums
@@ -96,8 +99,8 @@ def forward(of: Rows, target: Tensor | None, output: Tensor) -> None:
 
 @backward_of
 def backward(of: Rows, upstream: Tensor, kept: Tensor, grads: tuple[Tensor | None, ...]) -> None:
-    """As ``triton_launch.backward``; the workspace is float64 (blocks, depth + 1), 0.8 MB on 132
-    multiprocessors at a depth of 256."""
+    """Compute the gradients as ``triton_launch.backward`` does; the workspace is float64 (blocks,
+    depth + 1), 0.8 MB on 132 multiprocessors at a depth of 256."""
     grad_input, grad_weight, grad_bias = grads
     blocks = _blocks(of, _resident_blocks(of))
     sums = of.input.new_empty((blocks, of.depth + 1), dtype=torch.float64)
@@ -132,7 +135,8 @@ def _expression(
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every kind, dtype, pack and number of packs, and targets of another dtype."""
+    """Return the expressions of every kind, dtype, pack and number of packs, and of targets of
+    another dtype."""
     single = torch.float32
     found = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):

@@ -31,7 +31,7 @@ def fake(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def autocast(
     autocast_dtype: torch.dtype, input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Any, ...]:
-    """As ``F.linear`` under torch.autocast; the sigmoid stays in its dtype."""
+    """Cast as ``F.linear`` does under torch.autocast; the sigmoid stays in that dtype."""
     return tuple(cast_floating(value, autocast_dtype) for value in (input, weight, bias))
 
 
@@ -56,7 +56,7 @@ def supports_backward(
 
 
 def cost(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
-    """The input read once; of the rest a few bytes per row."""
+    """Return the least traffic: the input read once, and a few bytes per row."""
     rows = input.shape[:-1].numel()
     return Cost(
         bytes_behind(input, weight, bias),
@@ -67,7 +67,7 @@ def cost(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
 
 
 def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
-    """The input read once, its gradient written once."""
+    """Return the least traffic: the input read once, its gradient written once."""
     rows = input.shape[:-1].numel()
     small = weight.numel() + (0 if bias is None else 1)
     return Cost(

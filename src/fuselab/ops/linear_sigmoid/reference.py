@@ -12,7 +12,7 @@ from fuselab.ops._shared.matrices import as_rows
 
 
 def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``sigmoid(input weightᵀ + bias)`` for the 1-wide last layer: a probability per row.
+    """Compute ``sigmoid(input weightᵀ + bias)`` for a last layer of width 1: a probability per row.
 
     Args:
         input: any shape ``(..., K)`` of one dimension or more, float32, float16, bfloat16 or
@@ -23,8 +23,8 @@ def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     Returns:
         ``(..., 1)``, contiguous, in the dtype of ``input``. Products and sums are in float32
         whatever ``allow_tf32`` says; the result is rounded once. To train on the probability's
-        cross entropy, take ``linear_binary_cross_entropy``: its loss and gradient stay exact where
-        this rounds to 0 or 1.
+        cross entropy, use ``linear_binary_cross_entropy``: its loss and gradient stay exact where
+        this function rounds to 0 or 1.
 
     Differentiable twice in input, weight and bias. The backward keeps input, weight and output; the
     gradients of weight and bias are summed in an order that does not vary from run to run.
@@ -39,7 +39,8 @@ def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def gradient(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input, weight and bias, in float32 (float64 where the output is)."""
+    """Return the gradients of input, weight and bias, computed in float32 (float64 if the output
+    is)."""
     arithmetic = torch.float64 if output.dtype == torch.float64 else torch.float32
     probability = output.to(arithmetic)
     of_logit = grad_output.to(arithmetic) * probability * (1 - probability)
@@ -49,8 +50,8 @@ def gradient(
 def through_logit(
     needs: Sequence[bool], of_logit: Tensor, input: Tensor, weight: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input, weight and bias from that of the logit ``(..., 1)``, in its dtype until
-    they are rounded once."""
+    """Return the gradients of input, weight and bias from the logit's gradient ``(..., 1)``. They
+    are computed in its dtype and rounded once."""
     rows = as_rows(input).to(of_logit.dtype)
     return (
         (of_logit * weight[0].to(of_logit.dtype)).to(input.dtype) if needs[0] else None,

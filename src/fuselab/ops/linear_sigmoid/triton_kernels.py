@@ -1,10 +1,10 @@
-"""One logit per row, z = input w + b, and what comes of it: sigmoid or binary cross entropy.
+"""One logit per row, z = input w + b, and its sigmoid or its binary cross entropy, in Triton.
 
-KIND says what: "sigmoid" (the probability), "losses" (one per row), "loss" (their sum, divided by
-``divisor``: the rows of a mean, else 1), "gradient" (the loss's derivative by the logit). Memory is
-the floor: the input is read once, in tiles of ROWS x DEPTH; the rest is a few bytes per row.
-Arithmetic is in float32, sums over rows go on in float64. Offsets are 64-bit: a tile forms them
-once per row.
+KIND is the result: "sigmoid" (the probability), "losses" (one per row), "loss" (their sum, divided
+by ``divisor``: the number of rows for a mean, else 1), or "gradient" (the loss's derivative by the
+logit). Memory is the limit: the input is read once, in tiles of ROWS x DEPTH; the rest is a few
+bytes per row. Arithmetic is in float32, sums over rows continue in float64. Offsets are 64-bit; a
+tile computes them once per row.
 """
 
 import triton
@@ -15,7 +15,8 @@ from fuselab.ops._shared.triton_activations import _exponential, _logistic
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) for x in [0, 1], relatively exact: 2 artanh(x / (2 + x)), its series to s^17."""
+    """Return log(1 + x) for x in [0, 1] to full relative precision: 2 artanh(x / (2 + x)), by its
+    series to s^17."""
     s = x / (2.0 + x)
     q = s * s
     p = q * 0.058823529411764705 + 0.066666666666666667
@@ -30,15 +31,17 @@ def _log1p(x):
 
 @triton.jit
 def _loss(z, target):
-    """-(t log sigmoid(z) + (1 - t) log(1 - sigmoid(z))), with infinities where eager has them."""
-    # In this order: z + (-z) is exact, and log1p, small where |z| is large, keeps its digits.
+    """Return -(t log sigmoid(z) + (1 - t) log(1 - sigmoid(z))), with infinities where eager has
+    them."""
+    # The order matters: z + (-z) is exact, and log1p, small for a large |z|, keeps its digits.
     return ((1.0 - target) * z - tl.where(z > 0, 0.0, z)) + _log1p(_exponential(-tl.abs(z)))
 
 
 @triton.jit
 def _loss_gradient(z, target):
-    """sigmoid(z) - t, which near 1 keeps its digits by way of 1 - sigmoid(z): 1 - t is exact from
-    0.5 to 2. No product: an infinite target times a gate that underflowed would be NaN."""
+    """Return sigmoid(z) - t. Near 1 it is computed from 1 - sigmoid(z) to keep its digits, for 1 -
+    t is exact from 0.5 to 2. It is selected, not multiplied: an infinite target times a gate that
+    underflowed would be NaN."""
     gate, complement = _logistic(z)
     return tl.where(target > 0.5, (1.0 - target) - complement, gate - target)
 
@@ -56,8 +59,8 @@ def _load_weight(weight, column, weight_column, depth):
     return tl.load(weight + offset, column < depth, 0.0).to(tl.float32)
 
 
-# No load's width hangs on these numbers. A kernel for each of their divisibilities made 187 of what
-# are 54 for the shapes of one test.
+# The width of no load depends on these numbers. Specialised, their divisibilities made 187 kernels
+# instead of 54 for the shapes of one test.
 _UNSPECIALIZED = ["rows", "divisor", "rows_per_program", "target_row", "grad_row"]
 
 
@@ -69,8 +72,8 @@ def forward(
     input_row, input_column, weight_column, target_row, grad_row,
     KIND: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """A program owns ``rows_per_program`` rows, ROWS at a time; ``grad`` is read where KIND is
-    "gradient", ``target`` where it is not "sigmoid"."""
+    """Compute ``rows_per_program`` rows per program, ROWS at a time. ``grad`` is read if KIND is
+    "gradient", ``target`` if it is not "sigmoid"."""
     start = tl.program_id(0).to(tl.int64) * rows_per_program
     last = tl.minimum(start + rows_per_program, rows)
     added = 0.0
@@ -118,9 +121,10 @@ def backward(
     grad_row, saved_row, input_row, input_column, weight_column,
     KIND: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """One pass over the input: a program owns DEPTH columns of ``rows_per_worker`` rows, writes
-    their gradient and leaves its sums, which ``column_sums`` adds up in a fixed order. "loss" forms
-    the logit again from the tile it has, and so needs the whole depth in it."""
+    """Compute all gradients in one pass over the input. A program owns DEPTH columns of
+    ``rows_per_worker`` rows, writes their gradient and its partial sums, which ``column_sums`` adds
+    in a fixed order. "loss" computes the logit again from its tile, which must therefore have the
+    whole depth."""
     across = tl.cdiv(depth, DEPTH)
     worker = tl.program_id(0) // across
     column = tl.program_id(0) % across * DEPTH + tl.arange(0, DEPTH)
@@ -143,11 +147,12 @@ def backward(
             if KIND == "sigmoid":
                 of_logit = upstream * (of_logit * (1.0 - of_logit))
             else:
-                # As fma(x, w, rn(other x * w)) the lanes' first exchange would round the sum
-                # differently in the two halves of a warp, which both hold the row's logit.
+                # The explicit fma keeps the product from being fused into the first exchange of
+                # the reduction. That would round the sum differently in the two halves of a warp,
+                # which both have the row's logit.
                 z = tl.sum(tl.fma(x, w, 0.0), axis=1) + added
                 of_logit = upstream * _loss_gradient(z, of_logit)
-        # Selected, not trusted to be 0: an infinite bias makes NaN of a row that is not there.
+        # Masked by a select: an infinite bias would make a row past the edge NaN.
         of_logit = tl.where(inside, of_logit, 0.0)
         if grad_input is not None:
             result = (of_logit[:, None] * w).to(grad_input.dtype.element_ty)
@@ -159,5 +164,5 @@ def backward(
         sums = tl.sum(of_weight, axis=0)
         tl.store(weight_sums + worker.to(tl.int64) * depth + column, sums, column < depth)
     if bias_sums is not None:
-        # Every tile of the depth has the same sum.
+        # Every tile of the depth has the same sum, so one of them stores it.
         tl.store(bias_sums + worker, tl.sum(of_bias, axis=0), tl.program_id(0) % across == 0)

@@ -1,4 +1,4 @@
-"""Launching the Triton kernels of one logit per row."""
+"""Launchers of the Triton kernels of one logit per row."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 
-TILE = 4096  # elements of the input that a program of 4 warps has at a time: 32 per thread
-# Registers for sm_90 at a depth of 256, bfloat16 / float32: sigmoid 72 / 121, loss 96 / 124, the
-# backward of a loss 123 / 168. Nothing spills; loads and stores of rows are 128-bit.
+TILE = 4096  # input elements that a program of 4 warps has at a time: 32 per thread
+# On sm_90 nothing spills at a depth of 256 (168 registers at most, the backward of a float32 loss);
+# loads and stores of rows are 128 bits wide.
 PROGRAMS_PER_MULTIPROCESSOR = 8
-# The backward of a loss holds whole rows up to this depth; deeper, the logit's gradient comes from
-# a pass of its own, and the input is read twice.
+# The backward of a loss has whole rows in a tile up to this depth. For deeper rows a separate pass
+# computes the logit's gradient, and the input is read twice.
 WHOLE_DEPTH = 1024
 
 
 def _tile(depth: int) -> tuple[int, int]:
-    """Rows and depth of a tile: of seven shapes, for every one is a kernel to be compiled."""
+    """Return the rows and the depth of a tile. There are seven shapes, for each one is compiled."""
     along = max(16, min(power_of_two(depth), WHOLE_DEPTH))
     return TILE // along, along
 
 
 def _spread(rows: int, tile: int, programs: int) -> tuple[int, int]:
-    """(workers, rows per worker): as many as ``programs``, each a multiple of ``tile`` rows."""
+    """Return the number of workers, at most ``programs``, and the rows of each, a multiple of
+    ``tile``."""
     workers = max(1, min(ceil_div(rows, tile), programs))
     per_worker = ceil_div(ceil_div(rows, workers), tile) * tile
     return ceil_div(rows, per_worker), per_worker
@@ -37,7 +38,7 @@ def _programs(device: torch.device) -> int:
 
 
 def _add_up(sums: Tensor, result: Tensor) -> None:
-    """``result`` = the sum of ``sums`` over its first dimension, in a fixed order."""
+    """Write the sum of ``sums`` over its first dimension, in a fixed order, to ``result``."""
     from fuselab.ops.add_mul_activation.triton_kernels import column_sums
 
     block_columns = 16 if result.numel() > 1 else 1
@@ -53,11 +54,11 @@ def _add_up(sums: Tensor, result: Tensor) -> None:
 def _per_row(
     of: Rows, target: Tensor | None, grad: Tensor | None, output: Tensor, kind: str
 ) -> None:
-    """One launch of ``forward``; of a "loss", whose sums it leaves, a second that adds them up."""
+    """Launch ``forward``; for a "loss" a second launch adds the programs' sums."""
     from fuselab.ops.linear_sigmoid import triton_kernels as kernels
 
     tile, along = _tile(of.depth)
-    # Where nothing is added up over rows a program has one tile: the scheduler balances them.
+    # Without sums over rows a program has one tile, and the scheduler balances the programs.
     programs = _programs(of.input.device) if kind == "loss" else of.rows
     workers, per_worker = _spread(of.rows, tile, programs)
     sums = of.input.new_empty((workers, 1), dtype=torch.float64) if kind == "loss" else None
@@ -78,17 +79,18 @@ def _per_row(
 
 @forward_of
 def forward(of: Rows, target: Tensor | None, output: Tensor) -> None:
-    """sigmoid, or with a target and a reduction the loss."""
+    """Compute sigmoid or, with a target and a reduction, the loss."""
     _per_row(of, target, None, output, of.kind)
 
 
 @backward_of
 def backward(of: Rows, upstream: Tensor, kept: Tensor, grads: tuple[Tensor | None, ...]) -> None:
-    """Gradients of input, weight and bias; ``saved`` is the output of sigmoid or a loss's target.
+    """Compute the gradients of input, weight and bias; ``kept`` is the output of sigmoid or a
+    loss's target.
 
-    One launch over the input and one for each gradient that is a sum. The workspace is float32
-    (workers, depth) and float64 (workers,): 1.1 MB on 132 multiprocessors at a depth of 256; past
-    ``WHOLE_DEPTH`` 4 bytes per row for the gradient of a loss's logits too.
+    There is one launch over the input and one for each gradient that is a sum. The workspace is
+    float32 (workers, depth) and float64 (workers,): 1.1 MB on 132 multiprocessors at a depth of
+    256. Above ``WHOLE_DEPTH`` the gradient of a loss's logits takes another 4 bytes per row.
     """
     from fuselab.ops.linear_sigmoid import triton_kernels as kernels
 

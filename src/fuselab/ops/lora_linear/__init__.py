@@ -1,4 +1,4 @@
-"""act(input Wᵀ + bias + scale (input Aᵀ) Bᵀ): a frozen linear layer with a low-rank adapter."""
+"""A frozen linear layer with a low-rank adapter: act(input Wᵀ + bias + scale (input Aᵀ) Bᵀ)."""
 
 from fuselab.ops.lora_linear.op import OP
 from fuselab.runtime.dispatch import operator

@@ -22,7 +22,8 @@ def _case(
     has_bias: bool = True,
     lay_out: Callable[[Tensor], Tensor] = unchanged,
 ) -> Inputs:
-    """Weights as a trained layer's: of order 1 / sqrt(K), with an update a quarter of its size."""
+    """Build weights like a trained layer's, of order 1 / sqrt(K), and an update a quarter as
+    large."""
 
     def normal(*shape: int, deviation: float = 1.0) -> Tensor:
         return lay_out(random.normal(*shape, deviation=deviation))
@@ -42,7 +43,7 @@ def _case(
 
 
 def _every_other(tensor: Tensor) -> Tensor:
-    """The same values, every other element of a larger tensor."""
+    """Return the same values as every other element of a larger tensor."""
     spread = tensor.new_empty((*tensor.shape, 2))
     spread[..., 0] = tensor
     return spread[..., 0]
@@ -52,7 +53,7 @@ def _transposed(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
-# Rows, K, N, r: a transformer's projections and a wide, short layer.
+# Rows, K, N, r: a transformer's projections, and a layer with many rows and few columns.
 CASES_TO_BEAT = (
     (4096, 1024, 1024, 16),
     (8192, 4096, 4096, 16),
@@ -79,7 +80,7 @@ def _cases() -> Iterator[Case]:
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shape and layout, any rank and activation, a bias or none, any scale."""
+    """Draw any shape and layout, any rank and activation, a bias or none, any scale."""
     leading = [source.size(1, 2, 33) for _ in range(source.choice((1, 0, 2)))]
     inner, columns = source.size(1, 3, 64, 128), source.size(1, 3, 64, 128)
     rank = max(1, source.size(1, 3, 8, 16, 17, 64, 100))

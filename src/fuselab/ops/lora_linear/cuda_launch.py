@@ -1,8 +1,8 @@
-"""Launching the one pass of the backward over dY, Y and x: all gradients but the input's.
+"""Launchers of the backward's single pass over dY, Y and x: all gradients but the input's.
 
 ``triton_launch.backward`` takes six launches for them (S; the pull back with dS and dB; two sums;
-dA and its sum) and reads x twice; here it is two launches and one read. 8192 x 4096 -> 4096,
-bfloat16: 268 MB, 63 us at 4.3 TB/s.
+dA and its sum) and reads x twice. Here it is two launches and one read: for 8192 x 4096 -> 4096 in
+bfloat16 268 MB, 63 us at 4.3 TB/s.
 """
 
 from __future__ import annotations
@@ -31,29 +31,27 @@ from fuselab.runtime.tuning import Config, chosen
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"), architectures=("sm_90", "sm_100"))
 
-# As in cuda_kernels.cu.
+# These sizes are those of cuda_kernels.cu.
 _WARPS, _TILE_ROWS, _STRIP_COLUMNS = 8, 16, 64
 _THREADS, _BLOCK_COLUMNS = 32 * _WARPS, _WARPS * _STRIP_COLUMNS
 _STAGES = 2
 _FINISHED = 32  # elements of a block of `finish`
-# Parts of dA and dB are 4 accumulator registers for every 16 columns and 8 of the rank.
+# The parts of dA and dB take 4 accumulator registers for every 16 columns and 8 of the rank.
 MOST_RANK = 16
-MOST_CLUSTER = 8  # blocks, of every GPU with clusters
-# Of the input's gradient. us of the whole backward with Triton's / with wgmma's (H200, bfloat16,
-# 2026-11-21): 8192 x 4096 -> 4096 454.5 / 447.0; before threads wrote wgmma's tile 65536 x 512 ->
-# 512 157.3 / 153.8, 4096 x 1024 -> 1024 44.9 / 46.9, where 128 x 256 tiles are less than one round
-# and Triton's 128 x 128 two.
+MOST_CLUSTER = 8  # blocks that every GPU with clusters allows
+# The kernel of the input's gradient. wgmma is faster for large products; its 128 x 256 tiles are
+# too few for small ones (4096 x 1024 -> 1024 on an H200: 46.9 us for 44.9 with Triton's).
 _WGMMA, _TRITON = Config(product="wgmma"), Config(product="triton")
 
 
 def _cluster(columns: int, inner: int) -> int:
-    """Blocks that own a row together."""
+    """Return the number of blocks that own a row together."""
     return power_of_two(ceil_div(max(columns, inner), _BLOCK_COLUMNS))
 
 
 def _block_bytes(cluster: int, rank_blocks: int, activation: str) -> int:
-    """Dynamic shared memory: the ring, the parts of the warps and twice those of the blocks, S and
-    dS in 16 bits, two barriers."""
+    """Return a block's dynamic shared memory in bytes: the ring, the warps' partial sums, twice
+    those of the blocks, S and dS in 16 bits, and two barriers."""
     matrices = 2 if activation == "identity" else 3
     ring = _STAGES * _WARPS * matrices * _TILE_ROWS * _STRIP_COLUMNS * 2
     sums = 2 * _TILE_ROWS * 8 * rank_blocks
@@ -71,7 +69,8 @@ def configs(
     lora_a: Tensor,
     *rest: Any,
 ) -> Sequence[Config]:
-    """Which kernel multiplies for the input's gradient: wgmma's from one round of its tiles on."""
+    """Return the kernels that may compute the input's gradient. wgmma's is first if its tiles are
+    enough for every multiprocessor."""
     if not (needs[0] and wgmma_launch.pulls(weight, lora_a)):
         return (_TRITON,)
     down = ceil_div(input.shape[:-1].numel(), wgmma_launch.ROWS)
@@ -83,8 +82,8 @@ def configs(
 def supports(
     input: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, *rest: Any
 ) -> str | None:
-    """Layers of float16 or bfloat16, a rank up to 16, K and N in multiples of 8 and up to 4096; a
-    GPU with clusters (compute capability 9.0)."""
+    """Return None for layers of float16 or bfloat16 with a rank up to 16 and K and N in multiples
+    of 8 up to 4096, on a GPU with clusters (compute capability 9.0); else the reason."""
     if input.dtype not in CUDA_HALF_NAMES:
         return "it takes float16 and bfloat16"
     if lora_a.shape[0] > MOST_RANK:
@@ -114,8 +113,8 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
 def _clusters_at_a_time(
     expression: str, block_bytes: int, cluster: int, device: torch.device
 ) -> int:
-    """How many the device has room for: not all multiprocessors where those of a group of them
-    (a GPC) do not divide by the cluster."""
+    """Return the clusters that the device can run at a time. Some multiprocessors stay idle if
+    those of a group (a GPC) are not a multiple of the cluster."""
     if cluster == 1:
         return multiprocessors(device)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -129,9 +128,12 @@ def backward(
     input: Tensor,
     *arguments: Any,
 ) -> triton_launch.Gradients:
-    """Gradients of input, lora_a and lora_b; the workspace is S's gradient, the pre-activation's
-    (and for gelu, gelu_tanh and silu the pre-activation), and float32 parts of the gradients of A
-    and B for every cluster, as many as fit the GPU."""
+    """Return the gradients of input, lora_a and lora_b, None for the frozen tensors.
+
+    The workspace is S's gradient, the pre-activation's gradient (and for gelu, gelu_tanh and silu
+    the pre-activation), and float32 parts of the gradients of A and B for every cluster that fits
+    the GPU.
+    """
     layer = Layer(*arguments)
     weight, _, lora_a, lora_b, scale, activation = layer
     x, upstream = as_rows(input), as_rows(grad_output)
@@ -192,7 +194,7 @@ def backward(
 
 
 def _scale(scale: float | Tensor) -> tuple[str, Tensor | Scalar]:
-    """The type that the kernel is told, and the argument."""
+    """Return the C++ type of the scale, and the argument."""
     return ("const float*", scale) if isinstance(scale, Tensor) else ("float", f32(scale))
 
 
@@ -202,8 +204,8 @@ def _expression(activation: str, element: str, scale: str, cluster: int, rank_bl
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every activation, cluster and width of the rank; both elements, and the scale by value and
-    through a pointer."""
+    """Return the expressions of every activation, cluster and width of the rank, both elements, and
+    the scale by value and by pointer."""
     bfloat, half = CUDA_HALF_NAMES[torch.bfloat16], CUDA_HALF_NAMES[torch.float16]
     sizes = product((1, 2, 4, 8), (1, 2))
     return (

@@ -29,7 +29,7 @@ def validate(
     scale: float,
     activation: str,
 ) -> None:
-    """Raises UnknownNameError, DtypeError, ShapeError as the reference's docstring says."""
+    """Raise UnknownNameError, DtypeError or ShapeError as the reference's docstring says."""
     activation_named(activation)
     check_floating("lora_linear", input=input)
     check_same_dtype(
@@ -54,7 +54,7 @@ def fake(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
-    """As F.linear: every floating tensor but float64 in the dtype of autocast."""
+    """Cast as F.linear under torch.autocast: every floating tensor but float64 and 0-d ones."""
 
     def cast(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dtype == torch.float64 or value.dim() == 0:
@@ -67,8 +67,8 @@ def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
 def save(
     output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Any, ...]:
-    """The output where the derivative is a function of it, the bias where the pre-activation is
-    computed again."""
+    """Save the operands, the output if the derivative is a function of it, and the bias only if the
+    pre-activation is computed again."""
     derivative_of = activation_named(rest[-1]).derivative_of
     return (
         output if derivative_of == "output" else None,
@@ -94,25 +94,21 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
     return supports(grad_output)
 
 
-# The least that was measured: 4096 x 1024 -> 1024 multiplies so many pairs and has so many outputs
+# The smallest layers that were measured: 4096 x 1024 -> 1024 has this many products and outputs
 # (and inputs); 65536 x 512 -> 512 is the narrowest.
 _MEASURED_PRODUCTS, _MEASURED_OUTPUT, _MEASURED_SIDE = 2**32, 2**22, 512
 
 
 def prefer(input: Tensor, *arguments: Any) -> Sequence[str]:
-    """On a GPU our kernels for 16-bit layers of 4096 x 1024 -> 1024 or more, K and N in multiples
-    of 16, of a rank up to 32; PyTorch's own products for all else, which is not measured. Of ours
-    CUDA first, which takes K and N up to 4096 and ranks up to 16, with outputs as large as there
-    and K and N from 512.
+    """Return the implementations in the order in which ``auto`` tries them.
 
-    us on an H200 (bfloat16, relu, torch 2.11, 2026-11-22), eager / in_place / triton / cuda: 4096 x
-    1024 -> 1024 48.9 / 37.2 / 27.0 / 27.5, with the backward 114 / 124 / 79.6 / 65.6; 8192 x 4096
-    -> 4096 514 / 454 / 396 / 384, 1058 / 1130 / 877 / 818; 8192 x 4096 -> 11008 1313 / 1183 / 998 /
-    none, 2553 / 2748 / 2140 / none; 65536 x 512 -> 512 243 / 182 / 106 / 99.9, 522 / 591 / 322 /
-    225.
+    On a GPU our kernels are faster for 16-bit layers of at least the size of 4096 x 1024 -> 1024,
+    with K and N multiples of 16 and a rank up to 32; other layers were not measured and take
+    PyTorch's products. Of ours, ``cuda`` is first if K and N are at least 512 and the output is
+    large enough; it takes K and N up to 4096 and ranks up to 16.
 
-    Where gelu, gelu_tanh or silu need a gradient, the backward forms the product again: another
-    forward, longer than what ours gains.
+    If gelu, gelu_tanh or silu need a gradient, the backward computes the product again. That takes
+    longer than our kernel gains, so the reference is used.
     """
     layer = Layer(*arguments)
     wants_gradient = torch.is_grad_enabled() and any(
@@ -130,13 +126,13 @@ def prefer_backward(
     input: Tensor,
     *arguments: Any,
 ) -> Sequence[str]:
-    """As the forward."""
+    """Return the same order as ``prefer`` for the layer."""
     layer = Layer(*arguments)
     return _order(input, layer.weight, layer.lora_a)
 
 
 def _order(input: Tensor, weight: Tensor, lora_a: Tensor) -> Sequence[str]:
-    # Asked before the shapes are validated.
+    # This runs before the shapes are validated.
     rows = input.shape[:-1].numel()
     if not (
         input.is_cuda
@@ -152,7 +148,7 @@ def _order(input: Tensor, weight: Tensor, lora_a: Tensor) -> Sequence[str]:
 
 
 def cost(input: Tensor, *arguments: Any) -> Cost:
-    """Every operand read once, the output written once; S is neither."""
+    """Return the least traffic: operands read once, the output written once. S is neither."""
     weight, bias, lora_a, lora_b, _, activation = Layer(*arguments)
     rows, rank = input.shape[:-1].numel(), lora_a.shape[0]
     columns, inner = weight.shape
@@ -168,8 +164,8 @@ def cost(input: Tensor, *arguments: Any) -> Cost:
 
 
 def cost_backward(input: Tensor, *arguments: Any) -> Cost:
-    """Upstream gradient, output and operands read once, three gradients written once; the products
-    dY W, dS A, dY B, dYᵀ S, dSᵀ x, and x Aᵀ again."""
+    """Return the least traffic: upstream gradient, output and operands read once, three gradients
+    written once. The products are dY W, dS A, dY B, dYᵀ S, dSᵀ x, and x Aᵀ again."""
     weight, _, lora_a, lora_b, _, activation = Layer(*arguments)
     rows, rank = input.shape[:-1].numel(), lora_a.shape[0]
     columns, inner = weight.shape

@@ -1,4 +1,4 @@
-"""A layer and its adapter by name: what the contract passes behind the input, in its order."""
+"""The arguments after the input, by name and in the contract's order: a layer and its adapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Layer(NamedTuple):
-    """``bias`` is None, too, where the backward has no use for it."""
+    """A layer and its adapter. ``bias`` is also None where the backward does not use it."""
 
     weight: Tensor  # (N, K)
     bias: Tensor | None  # (N,)

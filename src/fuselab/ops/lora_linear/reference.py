@@ -1,4 +1,4 @@
-"""act(input Wᵀ + bias + scale (input Aᵀ) Bᵀ) in plain PyTorch: what is right, and its gradient."""
+"""act(input Wᵀ + bias + scale (input Aᵀ) Bᵀ) in plain PyTorch: the definition, and its gradient."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def reference(
     scale: float,
     activation: str = "identity",
 ) -> Tensor:
-    """``activation(input weightᵀ + bias + scale (input lora_aᵀ) lora_bᵀ)``: a layer, adapted.
+    """Compute ``activation(input weightᵀ + bias + scale (input lora_aᵀ) lora_bᵀ)``.
 
-    The frozen linear layer and its low-rank adapter are those of Hu et al., "LoRA"
-    (arXiv:2106.09685), equation 3.
+    It is a frozen linear layer with the low-rank adapter of Hu et al., "LoRA" (arXiv:2106.09685),
+    equation 3.
 
     Args:
         input: any shape ``(..., K)`` of one dimension or more, float32, float16, bfloat16 or
@@ -39,15 +39,16 @@ def reference(
             tanh.
 
     Returns:
-        ``(..., N)``, contiguous, in the dtype of ``input``. Both products are accumulated in one
-        float32 accumulator, rounded once; eager PyTorch rounds both. ``input lora_aᵀ`` is rounded
-        to the dtype by all (``cuda``: its multiple by ``scale``). Float32 products are as exact as
-        ``torch.backends.cuda.matmul.allow_tf32`` (or ``torch.set_float32_matmul_precision``) says.
+        ``(..., N)``, contiguous, in the dtype of ``input``. Our kernels add both products in one
+        float32 accumulator and round once; eager PyTorch rounds both. ``input lora_aᵀ`` is rounded
+        to the dtype by all (``cuda`` rounds its multiple by ``scale``). Float32 products are as
+        exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
+        ``torch.set_float32_matmul_precision``) says.
 
     Differentiable twice in input, lora_a and lora_b. The backward keeps the operands and, for relu,
     leaky_relu, sigmoid and tanh, the output; it computes ``input lora_aᵀ`` again, and for gelu,
-    gelu_tanh and silu the pre-activation. Sums of ours have an order that does not vary from run to
-    run; those of cuBLAS are as ``torch.use_deterministic_algorithms`` says.
+    gelu_tanh and silu the pre-activation. Our kernels sum in an order that does not vary from run
+    to run; cuBLAS follows ``torch.use_deterministic_algorithms``.
 
     Raises:
         DifferentiationError (weight or bias requires a gradient), ShapeError, DtypeError,
@@ -72,10 +73,10 @@ def gradient(
     scale: float,
     activation: str,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input, lora_a and lora_b; None for the frozen weight and bias.
+    """Return the gradients of input, lora_a and lora_b, and None for the frozen weight and bias.
 
-    ``output`` is there for the activations whose derivative is a function of it. The pullback is in
-    float32 (float64 where the output is), the products in the operands' dtype.
+    ``output`` is given for the activations whose derivative is a function of it. The pullback is in
+    float32 (float64 if the gradient is), the products in the operands' dtype.
     """
     entry = activations.activation(activation)
     arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
@@ -108,8 +109,8 @@ def in_place(
     scale: float,
     activation: str = "identity",
 ) -> Tensor:
-    """As an expert writes it: cuBLAS adds the update to the product, two passes over the output
-    fewer than the reference."""
+    """Compute the layer as an expert writes it: cuBLAS adds the update to the product, which saves
+    two passes over the output. It is the benchmark's peer."""
     total = as_rows(F.linear(input, weight, bias))
     total = total.addmm_(as_rows(F.linear(input, lora_a)), lora_b.t(), alpha=scale)
     shape = (*input.shape[:-1], weight.shape[0])

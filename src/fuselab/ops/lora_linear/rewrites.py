@@ -1,4 +1,4 @@
-"""How models spell a linear layer with a low-rank adapter: what ``fuselab.fuse`` replaces."""
+"""The spellings of a linear layer with a low-rank adapter that ``fuselab.fuse`` replaces."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Update = Callable[..., Tensor]
 
 
 def rewrites() -> Iterator[Rewrite]:
-    """The layer and the update, scaled where it may be, cast to the layer's dtype (as peft does) or
-    not, and an activation behind them or none."""
+    """Yield the patterns: the scale after or between the adapter's products, the update cast to the
+    layer's dtype (as peft does) or not, with and without a bias, and every activation's
+    spellings."""
     for update in (_scaled_last, _scaled_between):
         for has_bias in (True, False):
             for cast in (False, True):

@@ -1,14 +1,14 @@
 """act(x Wᵀ + bias + scale S Bᵀ), S = x Aᵀ, and its gradients, in Triton.
 
-Four kernels make the operator, cut at S as in LoRAFusion (Zhu et al., arXiv:2510.00206):
-``project`` gives S; ``combine`` the output, and with other operands the input's gradient;
-``pull_back_and_reduce`` what is summed over columns (S's gradient) and over rows (those of A and B)
-in one read of the upstream gradient; ``sum_parts`` adds up what its programs leave.
+Four kernels make the operator, split at S as in LoRAFusion (Zhu et al., arXiv:2510.00206).
+``project`` computes S. ``combine`` computes the output and, with other operands, the input's
+gradient. ``pull_back_and_reduce`` computes the sums over columns (S's gradient) and over rows (the
+gradients of A and B) in one read of the upstream gradient. ``sum_parts`` adds its partial sums.
 
-Sizes are ``rows`` (M), ``columns`` (N), ``inner`` (K) and ``rank`` (r). Operands go by their
-strides, outputs are row-major. Offsets are 64-bit: a tile computes them once. Dots accumulate in
-float32; PRECISION is what float32 operands are multiplied in ("ieee" or "tf32"). A float argument
-comes by value, or through ``scale_pointer`` under torch.compile.
+Sizes are ``rows`` (M), ``columns`` (N), ``inner`` (K) and ``rank`` (r). Operands are read by their
+strides, outputs are row-major. Offsets are 64-bit; a tile computes them once. Dots accumulate in
+float32. PRECISION is the arithmetic for float32 operands ("ieee" or "tf32"). A float argument is
+passed by value, or through ``scale_pointer`` under torch.compile.
 """
 
 import triton
@@ -28,7 +28,7 @@ def _scale_of(scale_pointer, scale):
 
 @triton.jit
 def _offset(row, column, row_stride, column_stride):
-    """Offsets of rows x columns of a strided matrix."""
+    """Return the offsets of rows x columns of a strided matrix."""
     return row.to(tl.int64)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
 
 
@@ -41,9 +41,9 @@ def project(
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
-    """output = scale * input factorᵀ, narrow: a stream of input, whose bytes are the limit.
+    """Compute output = scale * input factorᵀ, which is narrow: reading the input is the limit.
 
-    A program owns BLOCK_ROWS rows and BLOCK_RANK columns, and walks all of ``inner``: an element of
+    A program owns BLOCK_ROWS rows and BLOCK_RANK columns and walks all of ``inner``. An element of
     input is read rank / BLOCK_RANK times, one of factor rows / BLOCK_ROWS times, from L2.
     """
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -83,13 +83,13 @@ def combine(
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """output = act(input weightᵀ + scale projection upᵀ + bias), rounded once.
+    """Compute output = act(input weightᵀ + scale projection upᵀ + bias), rounded once.
 
-    A program owns a BLOCK_ROWS x BLOCK_COLUMNS tile: first the update goes into the accumulator,
-    then the product on top of it, so that one accumulator is all there is. Programs run down GROUP
-    tiles of rows before they move to the next tile of columns, so that what runs at one time shares
-    its operands in L2: an element of input is read columns / BLOCK_COLUMNS times, one of weight
-    rows / BLOCK_ROWS times, mostly from there; the output is written once.
+    A program owns a BLOCK_ROWS x BLOCK_COLUMNS tile. The update goes into the accumulator first and
+    the product is added to it, so that one accumulator is enough. Programs run down GROUP tiles of
+    rows before they move to the next tile of columns, so that programs that run at the same time
+    share their operands in L2: an element of input is read columns / BLOCK_COLUMNS times, one of
+    weight rows / BLOCK_ROWS times, mostly from L2; the output is written once.
 
     MAPS: "none"; else input and weight are tensor maps (TMA), that of weight laid out as "rows"
     (columns, inner) or as "columns" (inner, columns).
@@ -166,10 +166,13 @@ def pull_back_and_reduce(
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BLOCK_COLUMNS columns of ``rows_per_worker`` rows and BLOCK_RANK of the rank,
-    and walks down BLOCK_ROWS at a time: upstream and saved are read once and grad is written once
-    for every block of the rank. It keeps its part of gradᵀ projection in registers to the end and
-    leaves that of grad factor for every tile of rows."""
+    """Pull the upstream gradient back and reduce it against factor and projection, in one read.
+
+    A program owns BLOCK_COLUMNS columns of ``rows_per_worker`` rows and BLOCK_RANK of the rank, and
+    walks down BLOCK_ROWS rows at a time. upstream and saved are read once, and grad is written
+    once, per block of the rank. The part of gradᵀ projection stays in registers to the end; the
+    part of grad factor is stored for every tile of rows.
+    """
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     worker, column_tile = tl.program_id(0) // across, tl.program_id(0) % across
     column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
@@ -224,8 +227,8 @@ def sum_parts(
     count, numel, rank, output_row, output_column,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """output = scale * the sum of the parts, in a fixed order. A program owns BLOCK elements and
-    reads PARTS parts at a time."""
+    """Compute output = scale * the sum of the parts, in a fixed order. A program owns BLOCK
+    elements and reads PARTS parts at a time."""
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = element < numel
     total = tl.zeros((BLOCK,), tl.float32)

@@ -1,5 +1,4 @@
-"""Launching the Triton kernels: S, the product on top of its update, and the sums of the
-backward."""
+"""Launchers of the Triton kernels: S, the product added to its update, the backward's sums."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def _map_layout(matrix: Tensor) -> str:
-    """How a tensor map can read the matrix: its "rows", its "columns", or "none"."""
+    """Return how a tensor map can read the matrix: by its "rows", its "columns", or "none"."""
     if matrix.is_cuda and torch.cuda.get_device_capability(matrix.device) < (9, 0):
         return "none"
     for name, view in (("rows", matrix), ("columns", matrix.t())):
@@ -54,7 +53,7 @@ def product(
     activation: str,
     config: Config | None = None,
 ) -> Tensor:
-    """act(input weightᵀ + scale projection upᵀ + bias) in one launch."""
+    """Compute act(input weightᵀ + scale projection upᵀ + bias) in one launch."""
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
     (rows, inner), (columns, rank) = input.shape, up.shape
@@ -91,13 +90,14 @@ def product(
 
 
 def project(input: Tensor, factor: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """scale * input factorᵀ: (rows, K) and (r, K) to (rows, r)."""
+    """Compute scale * input factorᵀ: (rows, K) and (r, K) to (rows, r)."""
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
     (rows, inner), rank = input.shape, factor.shape[0]
     output = input.new_empty((rows, rank))
     block_rank = power_of_two(rank, 16, configs.RANK_BLOCK)
-    # 64 rows read all of A once; fewer where that leaves a quarter of the multiprocessors idle.
+    # A tile of 64 rows reads all of A once; smaller tiles are used where 64 would leave a quarter
+    # of the multiprocessors idle.
     enough = multiprocessors(input.device) * 3 // 4
     block_rows = next((size for size in (64, 32) if ceil_div(rows, size) >= enough), 16)
     block_inner = power_of_two(inner, 16, configs.PROJECT_INNER_BYTES // input.element_size())
@@ -136,10 +136,11 @@ def _reduce(
     keeps_grad: bool,
     config: Config,
 ) -> _Reduced:
-    """One launch: parts of grad factor (rows, r) and of gradᵀ projection (columns, r).
+    """Launch ``pull_back_and_reduce`` once, for parts of grad factor (rows, r) and of gradᵀ
+    projection (columns, r).
 
-    The workspace is float32: rows * r for every tile of columns, and columns * r for every worker,
-    of which there are at most ``config.programs`` per multiprocessor over all tiles of columns.
+    The workspace is float32: rows * r for every tile of columns, and columns * r for every worker.
+    There are at most ``config.programs`` per multiprocessor over all tiles of columns.
     """
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
@@ -182,7 +183,7 @@ def _reduce(
 
 
 def _column_parts(matrix: Tensor, projection: Tensor | None) -> Tensor:
-    """Parts of matrixᵀ projection, none where the matrix has no column."""
+    """Return parts of matrixᵀ projection; there are none if the matrix has no column."""
     if matrix.shape[1] == 0:
         return matrix.new_empty((0, 0), dtype=torch.float32)
     config = configs.reduction(matrix, "identity")
@@ -192,7 +193,7 @@ def _column_parts(matrix: Tensor, projection: Tensor | None) -> Tensor:
 
 
 def _sum(parts: Tensor, output: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """output = scale * parts.sum(0)."""
+    """Write scale * parts.sum(0) to ``output``, and return it."""
     from fuselab.ops.lora_linear import triton_kernels as kernels
 
     together = power_of_two(parts.shape[0], 1, configs.SUMMED_PARTS)
@@ -210,7 +211,7 @@ def _sum(parts: Tensor, output: Tensor, scale: float | Tensor = 1.0) -> Tensor:
 
 
 def forward(input: Tensor, *arguments: Any) -> Tensor:
-    """Two launches; the workspace is S: rows * r."""
+    """Compute the output in two launches; the workspace is S: rows * r."""
     weight, bias, lora_a, lora_b, scale, activation = Layer(*arguments)
     if input.shape[:-1].numel() * weight.shape[0] == 0:
         return empty_output(input, weight)
@@ -220,12 +221,12 @@ def forward(input: Tensor, *arguments: Any) -> Tensor:
 
 
 def pull_through(grad: Tensor, weight: Tensor, grad_projection: Tensor, lora_a: Tensor) -> Tensor:
-    """grad W + grad_projection A in one launch: (rows, N) and (rows, r) to (rows, K)."""
+    """Compute grad W + grad_projection A in one launch: (rows, N) and (rows, r) to (rows, K)."""
     return product(grad, weight.t(), None, grad_projection, lora_a.t(), 1.0, "identity")
 
 
 def without_rows(needs: Sequence[bool], input: Tensor, layer: Layer) -> Gradients:
-    """The gradients where ``input`` has no row."""
+    """Return the gradients for an ``input`` without rows."""
     needs_input, _, _, needs_a, needs_b = needs
     return (
         input.new_empty(input.shape) if needs_input else None,
@@ -243,8 +244,11 @@ def backward(
     input: Tensor,
     *arguments: Any,
 ) -> Gradients:
-    """Gradients of input, lora_a and lora_b; the workspace is S, its gradient, the pre-activation's
-    gradient (and for gelu, gelu_tanh and silu the pre-activation), and ``_reduce``'s parts."""
+    """Return the gradients of input, lora_a and lora_b, None for the frozen tensors.
+
+    The workspace is S, its gradient, the pre-activation's gradient (and for gelu, gelu_tanh and
+    silu the pre-activation), and the parts of ``_reduce``.
+    """
     layer = Layer(*arguments)
     weight, bias, lora_a, lora_b, scale, activation = layer
     needs_input, _, _, needs_a, needs_b = needs

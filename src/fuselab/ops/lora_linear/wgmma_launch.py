@@ -1,9 +1,8 @@
-"""The large products on Hopper's matrix unit, by linear_activation's kernel: x Wᵀ + S Bᵀ of the
-forward, S = scale x Aᵀ, and dZ W + dS A of the backward, with the update as one step of 64 more in
-depth.
+"""Launchers of the large products on Hopper's matrix unit, by the kernel of linear_activation.
 
-Such a step is 1/64 of the product at K = 4096 and 1/8 at 512. ``scale`` goes into S before that is
-rounded: the sum has no other place for it.
+They are x Wᵀ + S Bᵀ in the forward, with S = scale x Aᵀ, and dZ W + dS A in the backward. The
+update is one more step of 64 in depth: 1/64 of the product at K = 4096, and 1/8 at 512. ``scale``
+is multiplied into S before S is rounded, because the kernel has no other place for it.
 """
 
 from __future__ import annotations
@@ -25,17 +24,15 @@ from fuselab.runtime.tuning import Config
 
 WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
 
-# 128 x 256, as deep a ring as fits, and weights shared by two blocks. us of the forward with
-# clusters of 1 / 2 / 4, all before threads wrote the tile, which made the second 392 (H200,
-# bfloat16, 2026-11-21): 8192 x 4096 -> 4096 403 / 395 / 424, 65536 x 512 -> 512 120 / 105 / 109,
-# 4096 x 1024 -> 1024 27.1 / 27.6 / 39.3; of 128 columns 423, 111, 27.5 at best.
+# Tiles of 128 x 256, as deep a ring as fits, and weights shared by two blocks: clusters of 2 were
+# the fastest on an H200, except for 4096 x 1024 -> 1024 (27.6 us for 27.1).
 OP_NAME = "fuselab::lora_linear"
 ROWS, TILE = 128, Config(columns=256, stages=4, cluster=2)
 
 
 def takes(input: Tensor, layer: Layer) -> bool:
-    """Whether ``forward`` is of wgmma: not where the copy engine cannot read an operand, nor for
-    float16, in which scale x Aᵀ may leave the range that x Aᵀ is in."""
+    """Return whether ``forward`` runs on wgmma. It does not if TMA cannot read an operand, nor in
+    float16, where scale x Aᵀ may overflow although x Aᵀ does not."""
     weight, bias, _, lora_b, _, activation = layer
     return (
         input.dtype == torch.bfloat16
@@ -47,8 +44,8 @@ def takes(input: Tensor, layer: Layer) -> bool:
 
 
 def forward(input: Tensor, *arguments: Any) -> Tensor:
-    """Two launches, S in the workspace, of a rank up to 64; Triton's product where ``takes`` says
-    no."""
+    """Compute the output in two launches, for a rank up to 64, with S in the workspace; where
+    ``takes`` is False, by Triton's product."""
     layer = Layer(*arguments)
     if not takes(input, layer):
         return triton_launch.forward(input, *layer)
@@ -60,7 +57,7 @@ def forward(input: Tensor, *arguments: Any) -> Tensor:
 
 
 def pulls(weight: Tensor, lora_a: Tensor) -> bool:
-    """Whether ``pull_through`` takes such a layer, of 16 bits and a rank up to 64."""
+    """Return whether ``pull_through`` takes this layer, of 16 bits and a rank up to 64."""
     return (
         wgmma.is_hopper(weight.device)
         and lora_a.shape[0] % 8 == 0  # dS is row-major
@@ -70,7 +67,7 @@ def pulls(weight: Tensor, lora_a: Tensor) -> bool:
 
 
 def pull_through(grad: Tensor, weight: Tensor, grad_projection: Tensor, lora_a: Tensor) -> Tensor:
-    """grad W + grad_projection A in one launch: (rows, N) and (rows, r) to (rows, K)."""
+    """Compute grad W + grad_projection A in one launch: (rows, N) and (rows, r) to (rows, K)."""
     output = grad.new_empty((grad.shape[0], weight.shape[1]))
     pairs = ((grad, weight), (grad_projection, lora_a))
     wgmma.multiply(WGMMA, "pull_through", pairs, None, output, "identity", TILE, across=True)

@@ -1,4 +1,4 @@
-"""Linear layers with an activation behind each, all in one kernel where no gradient is needed."""
+"""Linear layers with an activation after each, in one kernel if no gradient is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _operator = operator(OP)
 
 @functools.wraps(_operator)
 def mlp(*args: Any, implementation: str = "auto", **named: Any) -> Tensor:
-    # The operator keeps no hidden activation and would compute all again for a gradient.
+    # The operator keeps no hidden activation, so a gradient would have to compute all layers again.
     if (
         implementation == "auto"
         and torch.is_grad_enabled()
@@ -27,11 +27,11 @@ def mlp(*args: Any, implementation: str = "auto", **named: Any) -> Tensor:
         try:
             bound = OP.bind(Inputs(args, named))
         except TypeError:
-            return _operator(*args, **named)  # which says what is wrong
+            return _operator(*args, **named)  # raises an error that says what is wrong
         if not torch.compiler.is_compiling():
             check_types(OP, bound)
         device = bound[0].device.type
-        if device != "meta" and torch.is_autocast_enabled(device):  # asking of meta raises
+        if device != "meta" and torch.is_autocast_enabled(device):  # it raises for meta
             validate(*autocast(torch.get_autocast_dtype(device), *bound))
         else:
             validate(*bound)

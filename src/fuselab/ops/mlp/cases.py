@@ -25,9 +25,9 @@ def _case(
     to_float32: bool = False,
     lay_out: Callable[[Tensor], Tensor] = unchanged,
 ) -> Inputs:
-    """Standard normal input; weights that keep its size through a relu. ``lay_out`` is given the
-    input and the weights. ``from_float32``, ``to_float32``: input and output in float32 where the
-    weights are of 16 bits."""
+    """Build standard normal inputs, and weights that keep their size through a relu. ``lay_out`` is
+    applied to the input and the weights. ``from_float32``, ``to_float32``: input and output are
+    float32 if the weights have 16 bits."""
 
     def mixed(asked: bool) -> torch.dtype:
         return torch.float32 if asked and random.dtype.itemsize == 2 else random.dtype
@@ -42,7 +42,7 @@ def _case(
     return Inputs((input, weights, biases, activation, output_activation, output))
 
 
-BOTTOM, TOP = (13, 512, 256, 64, 16), (368, 512, 256, 1)  # DLRM's, of its published main size
+BOTTOM, TOP = (13, 512, 256, 64, 16), (368, 512, 256, 1)  # DLRM's layers in its main size
 
 
 def _cases() -> Iterator[Case]:
@@ -92,7 +92,7 @@ def _cases() -> Iterator[Case]:
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shapes and layouts, any activations, biases or none."""
+    """Draw any shapes and layouts, any activations, biases or none."""
     leading = [source.size(1, 16, 33) for _ in range(source.choice((1, 0, 2)))]
     count = source.choice((1, 2, 3))
     widths = [source.size(1, 13, 16, 17, 32, 33, 64) for _ in range(count + 1)]

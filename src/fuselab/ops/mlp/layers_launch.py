@@ -1,4 +1,4 @@
-"""The chain: one launch per layer, by the kernels of ``linear_activation``."""
+"""All layers with one launch per layer, by the kernels of ``linear_activation``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _chain(
     output_activation: str,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """``layer(hidden, weight, bias, activation)`` after ``layer``; a ``dtype`` that is asked for
-    takes a pass of PyTorch's over the output."""
+    """Apply ``layer(hidden, weight, bias, activation)`` layer by layer. If ``dtype`` is given, the
+    last activation is a pass of PyTorch's over the output."""
     hidden = input.to(weights[0].dtype)
     names = names_of(weights, activation, output_activation)
     if dtype is not None:
@@ -43,7 +43,7 @@ def _best(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -
     return linear_activation(input, weight, bias, activation)
 
 
-# Of public functions, so that autograd can follow.
+# This chain calls public functions, so that autograd can record it.
 forward = partial(_chain, _best)
 forward_triton = partial(_chain, triton_launch.forward)
 

@@ -29,7 +29,7 @@ def _check_layers(
     output_activation: str,
     dtype: torch.dtype | None,
 ) -> None:
-    """Names and shapes. Raises UnknownNameError, ArgumentError, ShapeError."""
+    """Raise UnknownNameError, OperandError or ShapeError for bad names, counts or shapes."""
     activation_named(activation)
     activation_named(output_activation)
     if not weights:
@@ -105,7 +105,7 @@ def autocast(
     biases: Sequence[Tensor],
     *rest: Any,
 ) -> tuple[Any, ...]:
-    """As a chain of ``F.linear``: all but float64 in its dtype; ``dtype`` stays what was asked."""
+    """Cast as for a chain of ``F.linear``: all but float64 to autocast's dtype; ``dtype`` stays."""
 
     def cast(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         return tuple(cast_floating(tensor, autocast_dtype) for tensor in tensors)
@@ -114,7 +114,7 @@ def autocast(
 
 
 def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
-    """The arguments: no hidden activation was kept."""
+    """Save the arguments, for no hidden activation was kept."""
     return args
 
 
@@ -129,17 +129,17 @@ def fake_gradient(
     return empty_gradients(needs, input, *weights, *biases)
 
 
-# DLRM's bottom and top layers in bfloat16 (H200, 2026-11-21), us of one launch and of the chain:
-# 13.5 and 18.9, 12.8 and 18.6 at 128 rows; 18.8 and 19.9, 21.1 and 21.2 at 2048; 24.8 and 21.6,
-# 29.4 and 24.6 at 4096, where a layer alone fills the GPU.
+# One launch is faster than the chain up to this many rows of DLRM's layers in bfloat16 on an H200
+# (2048 rows: 18.8 us for 19.9); from 4096 rows on a single layer fills the GPU.
 MOST_ROWS = 2048
 _MOST_WEIGHTS = 1 << 19
 
 
 def prefer(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Sequence[str]:
-    """On a GPU one launch up to 2048 rows of DLRM's layers (0.32 million weights, and half as many
-    again), fewer of larger ones, else the chain; on a CPU the reference. Every tile of rows reads
-    all the weights, so rows times weights is what a launch moves; other layers are not timed."""
+    """Return one launch first for few rows and weights, else the chain; the reference on a CPU.
+    Every tile of rows reads all weights, so rows times weights is what one launch reads. The limit
+    is 2048 rows of DLRM's layers (0.32 million weights, and half as many again) or fewer rows of
+    larger layers; other layers were not timed."""
     if not input.is_cuda:
         return ("reference",)
     rows, elements = input.shape[:-1].numel(), sum(weight.numel() for weight in weights)
@@ -155,11 +155,12 @@ def cost(
     output_activation: str,
     dtype: torch.dtype | None,
 ) -> Cost:
-    """Input and weights read once, the output written once; hidden activations are neither.
+    """Return the least traffic, input and weights read once and the output written once; hidden
+    activations are neither.
 
-    DLRM's prediction layers (368-512-256-1, bfloat16) are 0.64 MB and 0.64 MFLOP per sample: 2048
-    samples are 2.2 MB and 1.3 GFLOP, about 2 us of an H200. What counts is that a launch and the
-    wait for memory come once, not once per layer.
+    DLRM's prediction layers (368-512-256-1, bfloat16) have 0.64 MB of weights and 0.64 MFLOP per
+    sample: 2048 samples are 2.2 MB and 1.3 GFLOP, about 2 us on an H200. What a fused kernel saves
+    is the launches, and waiting for memory once per layer.
     """
     rows, own = input.shape[:-1].numel(), weights[0].dtype
     output_bytes = weights[-1].shape[0] * (dtype or own).itemsize
@@ -178,8 +179,8 @@ def cost(
 
 
 def cost_backward(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Cost:
-    """Upstream gradient, input and weights read once, every gradient written once; the layers once
-    more, and two products of each."""
+    """Return the least traffic: upstream gradient, input and weights read once, every gradient
+    written once. The layers are computed once more, and two products for each."""
     forward = cost(input, weights, *rest)
     operands = bytes_behind(input, *weights)
     return Cost(

@@ -1,4 +1,4 @@
-"""Linear layers with activations between and behind them: what is right, and its gradient."""
+"""Linear layers with activations between and after them: the definition, and its gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuselab.ops._shared.matrices import as_rows
 
 
 def names_of(weights: Sequence[Tensor], activation: str, output_activation: str) -> list[str]:
-    """The activation behind each layer."""
+    """Return the name of the activation after each layer."""
     return [activation] * (len(weights) - 1) + [output_activation]
 
 
@@ -25,31 +25,31 @@ def reference(
     output_activation: str = "identity",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """A multilayer perceptron: for every layer ``hidden = act(hidden weightᵀ + bias)``.
+    """Compute a multilayer perceptron: for every layer ``hidden = act(hidden weightᵀ + bias)``.
 
     Args:
         input: any shape ``(..., K)`` of one dimension or more, any strides, in the dtype of the
-            weights, or float32 beside weights of 16 bits: then each element is rounded first.
+            weights, or float32 with weights of 16 bits; then each element is rounded first.
         weights: one or more of ``(N, K)``, K the N of the one before, of one dtype (float32,
             float16, bfloat16 or float64).
         biases: one ``(N,)`` per weight, in their dtype, or none at all.
-        activation: behind every layer but the last: identity, relu, leaky_relu (slope 0.01), gelu
+        activation: after every layer but the last: identity, relu, leaky_relu (slope 0.01), gelu
             (erf), gelu_tanh, silu, sigmoid or tanh.
-        output_activation: behind the last.
-        dtype: of the output: None for the weights', or float32, to which the last layer's sums are
-            rounded in place of it, before their activation.
+        output_activation: after the last layer.
+        dtype: of the output: None for the weights' dtype, or float32. The last layer's sums are
+            rounded to it before their activation.
 
     Returns:
         ``(..., N)`` of the last layer, contiguous.
 
-    In one launch hidden activations never leave the chip; they are rounded to the weights' dtype as
-    a chain of ``linear_activation`` rounds them. Where a gradient is needed ``"auto"`` is that
-    chain, which keeps them. An implementation asked for by name keeps none: its backward computes
-    the layers again in plain PyTorch.
+    In one launch, hidden activations never leave the chip; they are rounded to the weights' dtype
+    as in a chain of ``linear_activation``. If a gradient is needed, ``"auto"`` is that chain, which
+    keeps them. An implementation asked for by name keeps none: its backward computes the layers
+    again in plain PyTorch.
 
-    There is no Triton kernel of the whole: Triton cannot keep activations whose width is only known
-    at run time in shared memory from one product to the next. ``"triton"`` is the chain by Triton's
-    ``linear_activation``, ``"layers"`` the chain by its best implementation.
+    There is no Triton kernel for all layers: Triton cannot keep activations whose width is only
+    known at run time in shared memory from one product to the next. ``"triton"`` is the chain by
+    Triton's ``linear_activation``, ``"layers"`` the chain by its best implementation.
 
     Raises:
         ArgumentError (no weights, another number of biases), ShapeError, DtypeError,
@@ -76,8 +76,9 @@ def gradient(
     output_activation: str,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of input, weights and biases: the layers again, then back. Pullbacks and the
-    biases' sums are in float32 (float64 where the weights are), products in the weights' dtype."""
+    """Return the gradients of input, weights and biases, after computing the layers again.
+    Pullbacks and the biases' sums are in float32 (float64 if the weights are), products in the
+    weights' dtype."""
     count, own = len(weights), weights[0].dtype
     names = names_of(weights, activation, output_activation)
     inputs, saved = [input.to(own)], []

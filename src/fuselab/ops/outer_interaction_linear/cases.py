@@ -10,7 +10,7 @@ from fuselab.ops._shared.activations import ACTIVATIONS
 
 
 def _case(batch: int, tables: int, width: int, columns: int, activation: str, *tags: str) -> Case:
-    """Weights as nn.Linear starts them."""
+    """Build a case with weights as nn.Linear initialises them."""
 
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         def uniform(*shape: int) -> Tensor:
@@ -44,8 +44,8 @@ CASES = (
             (6, 0, 17, 5, "sigmoid"),
             (3, 1, 16, 3, "identity"),
             (3, 10, 3, 7, "leaky_relu"),
-            # No kink where outputs are many: of 42250 pre-activations in bfloat16, about 34 are
-            # so near 0 that their rounding decides the side.
+            # No activation with a kink where there are many outputs: about 34 of 42250
+            # pre-activations in bfloat16 are so near 0 that their rounding decides the side.
             (65, 2, 4, 65, "tanh"),
             (1, 0, 16, 8, "identity"),
             (66, 2, 16, 72, "silu"),
@@ -55,7 +55,7 @@ CASES = (
 
 
 def draw(draw: Draw) -> Inputs:
-    """Few elements: the weight grows with their square."""
+    """Draw few elements, because the weight grows with their square."""
     batch = draw.size(8, 16)
     tables = draw.choice((1, 0, 2, 3))
     width = draw.choice((2, 1, 3, 4))

@@ -1,9 +1,10 @@
-"""float32 by the library's products (cuBLAS): a chunk of the pairs at a time, which Triton writes
-into a workspace, in L2 where few samples allow, and takes up from there.
+"""float32 by the library's products (cuBLAS), one chunk of the pairs at a time.
 
-At 2048 x 432 -> 512 the three products are 609 GFLOP, 1.7 ms at the 356 TFLOP/s of a large TF32
-product on an H200; the plain layer's are 1174. Beside them z_i z_j is written twice and its
-gradient read once, 0.79 GB each, of chunks of 87 MB with their part of the folded weight.
+Triton writes a chunk's products into a workspace, which stays in L2 if the samples are few, and
+reads cuBLAS's results from one. At 2048 x 432 -> 512 the three products are 609 GFLOP, 1.7 ms at
+the 356 TFLOP/s of a large TF32 product on an H200; the plain layer's are 1174 GFLOP. In addition
+z_i z_j is written twice and its gradient read once, 0.79 GB each, in chunks that take 87 MB
+together with their part of the folded weight.
 """
 
 from __future__ import annotations
@@ -25,19 +26,18 @@ from fuselab.ops.outer_interaction_linear.triton_launch import transposed
 from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
-# Of products, or their gradient, and of the folded weight, or its own. us of 2048 x 26 x 16 -> 512
-# in TF32 on an H200 (2026-11-21), forward and backward (before the two gains below): 42 MiB 1250,
-# 3401; 63 1153, 3169; 82.5 1102, 2791; 126 1143, 2962; 165 1106, 2687; 500 1003, 2652. 82.5 MiB are
-# 33 squares there: 4 x 132 tiles of 128 x 256 of the products' gradient, whole waves.
+# The bytes of a chunk: products, or their gradient, and the folded weight, or its gradient. 82.5
+# MiB are 33 squares at 2048 x 26 x 16 -> 512: they make 4 x 132 tiles of 128 x 256 in the products'
+# gradient, whole waves on an H200. Smaller chunks are slower there; 165 MiB gain 4 % in the
+# backward and nothing in the forward.
 CHUNK_BYTES = 165 * 2**19
-# A chunk's sums are added to those before it: with 8 squares, 2048 products a sum, the additions'
-# 8 bytes a sum are few beside the 8 KB of products, at any batch.
+# A chunk's sums are added to those before it. With 8 squares, 2048 products per sum, the 8 bytes of
+# that addition are few beside the 8 KB of products, at any batch.
 _LEAST_SQUARES = 8
-_ROWS, _COLUMNS = 16, 4  # of a program of Triton's: 16 and 4 KB of a square
-_ACROSS_ROWS = 64  # of a program whose samples are neighbours: 64 KB of a square
-# pull_products: sums and barriers stay in one warp. The input's gradient takes 1265 us (as above),
-# with 16 samples in 8 warps 1454. Its 61 registers would let a multiprocessor have 32 programs: a
-# fourth share of the sums.
+_ROWS, _COLUMNS = 16, 4  # of a Triton program: 16 KB and 4 KB of a square
+_ACROSS_ROWS = 64  # of a program whose samples are neighbours in memory: 64 KB of a square
+# Sizes of pull_products: sums and barriers stay in one warp. Two samples in one warp are faster
+# than 16 in 8 warps (the input's gradient takes 1265 us for 1454 on an H200).
 _PULL_ROWS, _PULL_WARPS, _PULL_PROGRAMS = 2, 1, 24
 
 
@@ -48,22 +48,21 @@ def supports(
     bias: Tensor | None,
     activation: str,
 ) -> str | None:
-    """float32, in TF32 or not as PyTorch's own products."""
+    """Return None for float32, in TF32 or not as PyTorch's own products; else the reason."""
     if dense.dtype != torch.float32:
         return "it takes float32"
     return products.supports(dense, embeddings, weight, bias, activation)
 
 
 def pays(rows: int, elements: int, columns: int) -> bool:
-    """Whether this is no slower than the reference.
+    """Return whether this is no slower than the reference.
 
-    Of K² products of a sample P are formed here. The folded weight's 8 P N bytes are written and
-    read beside it; 8 B (K² - P) bytes of products and 2 B N (K² - P) operations are spared, and a
-    GPU does about 80 operations of TF32 in the time of a byte of memory, of exact float32 fewer.
-    So it pays where B (K² - P) (1 + N / 320) >= P N: at 432 -> 512 from 212 samples on. The lines
-    through the times at 128 and 2048 samples, of chunks of 63 MiB, meet the reference's at 260
-    (forward) and 180 (backward; H200, TF32, 2026-11-21), hence 512. Under 128 MiB of products
-    launches count.
+    P of the K² products of a sample are formed here. In return the folded weight's 8 P N bytes are
+    written and read, while 8 B (K² - P) bytes of products and 2 B N (K² - P) operations are saved.
+    A GPU does about 80 TF32 operations in the time of one byte of memory, fewer in exact float32,
+    so by arithmetic this pays where B (K² - P) (1 + N / 320) >= P N: for 432 -> 512 from 212
+    samples on. By measurement (TF32, H200) it pays from 260 samples forward and 180 backward; 512
+    in place of 320 fits that. Below 128 MiB of products the launches cost more than they save.
     """
     pairs, all_pairs = pair_count(elements), elements**2
     spared = rows * (all_pairs - pairs) * (512 + columns)
@@ -71,7 +70,7 @@ def pays(rows: int, elements: int, columns: int) -> bool:
 
 
 def chunks(rows: int, width: int, columns: int) -> Iterator[Piece]:
-    """All squares of pairs, in runs of one length and what is left."""
+    """Yield all squares of pairs in runs of equal length; the last run may be shorter."""
     total = square_count(width)
     length = max(_LEAST_SQUARES, CHUNK_BYTES // ((rows + columns) * BLOCK * BLOCK * 4))
     for first in range(0, total, length):
@@ -119,8 +118,8 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
 
 
 def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
-    """Of operands whose samples are neighbours, as TF32's wgmma takes them: 978 us for 1354 (as
-    above)."""
+    """Write the weight's gradient. The operands are transposed first, so that samples are
+    neighbours as TF32's wgmma needs them: that took 978 us instead of 1354 on an H200."""
     (rows, width), columns = z.shape, total.shape[1]
     z_across, total_across = transposed(z), transposed(total)
     pitch = z_across.stride(0)
@@ -158,7 +157,7 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
 
 
 def _form(z: Tensor, piece: Piece, room: Tensor) -> Tensor:
-    """The products of a chunk of pairs, ``(rows, pairs)``, in ``room``."""
+    """Write the products of a chunk of pairs, ``(rows, pairs)``, into ``room``; return them."""
     rows, width = z.shape
     formed = room[: rows * piece.pairs].view(rows, piece.pairs)
     launch(

@@ -1,5 +1,5 @@
-"""The weight folded over its diagonal, so that a pair of elements is multiplied once: a piece at a
-time, which stays in L2 until multiplied."""
+"""The weight folded over its diagonal, so that each pair of elements is multiplied once. It is
+folded one piece at a time, and a piece stays in L2 until it is multiplied."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.triton_launch import launch
 
-BLOCK = 16  # of j: what a matrix instruction takes of it, and DLRM's embedding width
+BLOCK = 16  # j's in a block: the depth of a matrix instruction, and DLRM's embedding width
 FOLD_TILE = 64
-# Of an H200's L2 (60 MB). Of 512 x 432² in 16 bits that makes 4 pieces of up to 36 MB; the whole
-# would be 99.
+# Bytes of a piece, to fit an H200's L2 (60 MB). 512 x 432² in 16 bits makes 4 pieces of up to
+# 36 MB; the whole would be 99 MB.
 PIECE_BYTES = 36 * 2**20
 
 
 def triangle(side: int) -> int:
-    """Places on and below the diagonal of a square."""
+    """Return the number of places on and below the diagonal of a square."""
     return side * (side + 1) // 2
 
 
 def square_count(width: int) -> int:
-    """Squares of BLOCK x BLOCK pairs that hold all pairs i <= j."""
+    """Return the number of squares of BLOCK x BLOCK pairs that contain all pairs i <= j."""
     return triangle(ceil_div(width, BLOCK))
 
 
 def pair_count(width: int) -> int:
-    """Numbers in a row of the folded weight: pairs i <= j and the zeros of its order."""
+    """Return the length of a row of the folded weight: pairs i <= j, and zeros that pad blocks."""
     return BLOCK * BLOCK * square_count(width)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of ``squares`` of BLOCK x BLOCK pairs of the folded weight, from number ``first`` on,
-    which ``tiles`` programs per column fold, the first of them ``first_tile``."""
+    """A run of ``squares`` squares of BLOCK x BLOCK pairs of the folded weight, from square number
+    ``first`` on. ``tiles`` programs per column fold it, beginning with tile ``first_tile``."""
 
     first: int
     squares: int
@@ -51,7 +51,7 @@ class Piece:
 
 
 def pieces(width: int, columns: int, element_size: int) -> list[Piece]:
-    """All of the folded weight in pieces of at most PIECE_BYTES, or of one row of tiles."""
+    """Return all of the folded weight in pieces of at most PIECE_BYTES, or of one row of tiles."""
     blocks, side = ceil_div(width, BLOCK), FOLD_TILE // BLOCK
     found: list[Piece] = []
     for upper in range(ceil_div(width, FOLD_TILE)):
@@ -77,9 +77,11 @@ def folded_pieces(
     found: Sequence[Piece] | None = None,
     tile: int = FOLD_TILE,
 ) -> Iterator[tuple[Piece, Tensor]]:
-    """Each pair's two weights added up, piece after piece in the same memory: ``(columns,
-    pairs)``. That is ``scratch``'s, if it is large enough. ``found`` are pieces of tiles of
-    ``tile`` other than ``pieces``'."""
+    """Fold the weight piece by piece and yield each piece with its values, ``(columns, pairs)``.
+
+    All pieces use the same memory: that of ``scratch``, if it is large enough, else a new tensor.
+    ``found`` replaces the default ``pieces``, in tiles of ``tile``.
+    """
     columns = weight.shape[0]
     if found is None:
         found = pieces(width, columns, weight.element_size())

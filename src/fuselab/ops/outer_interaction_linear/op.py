@@ -56,7 +56,7 @@ def autocast(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Any, ...]:
-    """As for a linear layer: everything but float64 in the autocast dtype."""
+    """Cast as for a linear layer: everything but float64 to the autocast dtype."""
     cast = (
         tensor if tensor is None or tensor.dtype == torch.float64 else tensor.to(autocast_dtype)
         for tensor in (dense, embeddings, weight, bias)
@@ -90,14 +90,12 @@ def fake_gradient(
 
 
 def prefer(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Sequence[str]:
-    """us of 2048 x 26 x 16 -> 512, relu, on an H200 (torch 2.11, 2026-11-21). bfloat16, wgmma /
-    triton / the reference: forward 462 / 476 / 1469, backward 931 / 1227 / 3555, both 1394 / 1707 /
-    5054 (torch.compile of the reference 824 forward). float32 in TF32, cublas / triton / the
-    reference: forward 1102 / 1187 / 2415, backward 2791 / 7579 / 6951, before two of cublas's
-    phases were shortened (a whole DLRM step from 5104 to 3761); cublas in one chunk / the
-    reference: of 192 samples 359 / 347 and 751 / 856, of 276 460 / 496 and 845 / 1150. So float32
-    takes `cublas` from so many samples on, 276 of them at that size, that it is not slower than the
-    reference, and the reference before."""
+    """Return the implementations in the order in which ``auto`` tries them.
+
+    In 16 bits ``wgmma`` and ``triton`` take a third of the reference's time on an H200. float32
+    takes ``cublas`` where ``pays`` says that it is no slower than the reference, 276 samples or
+    more at 26 x 16 -> 512, and the reference below.
+    """
     return _order(dense, embeddings, weight)
 
 
@@ -126,14 +124,12 @@ def _order(dense: Tensor, embeddings: Tensor, weight: Tensor) -> Sequence[str]:
 def cost(
     dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Cost:
-    """Every input read once, the output written once; K (K + 1) / 2 different products a sample,
-    each multiplied into N sums.
+    """Return the least traffic, every input read once and the output written once, and the
+    arithmetic: K (K + 1) / 2 different products per sample, each multiplied into N sums.
 
-    2048 x 26 x 16 -> 512 in bfloat16 takes `wgmma` 462 us forward and 931 backward (H200,
-    2026-11-21), where the library's best rate would do these products in 254 and 507. Folding the
-    weight (191 MB, 84 us in each) overlaps nothing, and 3.5 % of the folded weight is zeros: 93 of
-    208 us and 102 of 424; the rest is in the products' own kernels, in which the forming of
-    products, the reads of L2 and what is written have not been measured apart.
+    ``wgmma`` takes 462 us forward and 931 us backward for 2048 x 26 x 16 -> 512 in bfloat16 on an
+    H200; at the library's best rate the products would take 254 and 507 us. Folding the weight, 84
+    us in each, is not overlapped with them, and 3.5 % of the folded weight is zeros.
     """
     batch, elements = dense.shape[0], dense.shape[1] + embeddings.shape[1] * embeddings.shape[2]
     columns = weight.shape[0]
@@ -148,8 +144,8 @@ def cost(
 def cost_backward(
     dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Cost:
-    """Upstream gradient and inputs read once, gradients written once; twice the forward's products:
-    for the weight, and for the inputs."""
+    """Return the least traffic: upstream gradient and inputs read once, gradients written once. The
+    products are twice the forward's: for the weight, and for the inputs."""
     forward = cost(dense, embeddings, weight, bias, activation)
     return Cost(
         forward.bytes_read + forward.bytes_written,
@@ -166,14 +162,14 @@ def plain(
     bias: Tensor | None = None,
     activation: str = "identity",
 ) -> Tensor:
-    """The outer product as a matrix product: another spelling that people use."""
+    """Compute the outer product by bmm: another spelling that people use, and the peer."""
     row = torch.cat([dense, embeddings.flatten(1)], dim=1)
     outer = torch.bmm(row.unsqueeze(2), row.unsqueeze(1)).flatten(1)
     return activation_named(activation).function(torch.nn.functional.linear(outer, weight, bias))
 
 
 def _implementation(launcher: ModuleType) -> Implementation:
-    """Its backward takes what its forward does."""
+    """Return a launcher's implementation, whose backward takes whatever its forward does."""
 
     def supports_backward(
         needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, *arguments: Any
@@ -204,5 +200,5 @@ OP = FusedOp(
     rewrites=tuple(rewrites()),
     autocast=autocast,
     peers={"bmm": plain},
-    dtypes=(torch.float32, torch.float16, torch.bfloat16),  # float64 is the reference's
+    dtypes=(torch.float32, torch.float16, torch.bfloat16),  # float64 runs the reference
 )

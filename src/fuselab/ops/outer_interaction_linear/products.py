@@ -1,4 +1,4 @@
-"""The layer and its gradients around three products of matrices, whoever multiplies."""
+"""The layer and its gradients around three matrix products, which an implementation provides."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fuselab.runtime.grid import ceil_div
 from fuselab.runtime.triton_launch import launch
 
 _FINISH_ROWS, _FINISH_COLUMNS = 16, 128
-_MOST_ELEMENTS = 32768  # of z: pairs and places in a row of the weight count in 32 bits
+_MOST_ELEMENTS = 32768  # of z: pairs and offsets in a row of the weight are 32-bit
 
 
 @dataclass(frozen=True)
 class Products:
-    """An implementation's products, of z ``(B, K)`` and total, the pre-activation's gradient
-    ``(B, N)``, both contiguous, and weight, whose rows are. ``scratch`` is None, or a tensor of the
-    weight's dtype that may be written over. None of them has a dimension of size 0.
+    """The three products of an implementation. z is ``(B, K)`` and total, the pre-activation's
+    gradient, ``(B, N)``; both are contiguous, and the weight's rows are. ``scratch`` is None, or a
+    tensor of the weight's dtype that may be overwritten. No dimension has size 0.
 
-    ``output(z, weight, scratch)`` is the sum over pairs in float32 shares ``(splits, B, N)``;
-    ``input_gradient(z, total, weight, scratch)`` z's gradient in shares ``(splits, B, K)``;
-    ``weight_gradient(z, total, grad_weight)`` writes the weight's.
+    ``output(z, weight, scratch)`` returns the sum over pairs in float32 shares ``(splits, B, N)``.
+    ``input_gradient(z, total, weight, scratch)`` returns z's gradient in shares ``(splits, B, K)``.
+    ``weight_gradient(z, total, grad_weight)`` writes the weight's gradient.
     """
 
     output: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -66,7 +66,8 @@ class Products:
         bias: Tensor | None,
         activation: str,
     ) -> tuple[Tensor | None, ...]:
-        """The folded weight lies in its gradient, which is written last."""
+        """Return the gradients of dense, embeddings, weight and bias. The weight's gradient serves
+        as scratch memory for the folded weight, and is written last."""
         grad_dense, grad_embeddings, grad_weight, _ = empty_gradients(
             (*needs[:3], False), dense, embeddings, weight, bias
         )
@@ -94,11 +95,12 @@ class Products:
 
 
 def supports(dense: Tensor, embeddings: Tensor, *rest: Any) -> str | None:
-    """A sample has some elements, and their pairs are counted in 32 bits."""
+    """Return None if a sample has elements and their pairs can be counted in 32 bits, else the
+    reason."""
     if dense.dtype == torch.float64:
         return "it has no float64 kernels"
     if embeddings.dim() != 3:
-        return None  # which `validate` refuses
+        return None  # `validate` refuses it
     elements = (embeddings.shape[1] + 1) * embeddings.shape[2]
     if 0 < elements <= _MOST_ELEMENTS:
         return None
@@ -106,8 +108,8 @@ def supports(dense: Tensor, embeddings: Tensor, *rest: Any) -> str | None:
 
 
 def shares(tiles: int, steps: int, least_steps: int, device: torch.device) -> int:
-    """Programs per tile that fill the device's multiprocessors, and have ``least_steps`` each, if
-    they can."""
+    """Return the programs per tile that fill the device's multiprocessors, with at least
+    ``least_steps`` steps each if possible."""
     most = max(2, multiprocessors(device))  # 2 under the interpreter: sums are split there too
     return max(1, min(most // tiles, steps // least_steps))
 
@@ -124,7 +126,7 @@ def _finish_output(
     activation: str,
     output: Tensor,
 ) -> None:
-    """The sum of the shares ``(splits, rows, columns)``, the bias and the activation."""
+    """Add the shares ``(splits, rows, columns)``, the bias and the activation into ``output``."""
     (splits, rows, columns), width = partial.shape, z.shape[1]
     launch(
         triton_kernels.finish_output,
@@ -154,8 +156,8 @@ def _preactivation_gradient(
     activation: str,
     recompute: Callable[[], Tensor],
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of the pre-activation, contiguous, and the bias's, in one pass; ``recompute()``
-    is the pre-activation, where the activation's derivative is a function of it."""
+    """Return the gradient of the pre-activation, contiguous, and the bias's, from one pass.
+    ``recompute()`` returns the pre-activation, if the activation's derivative needs it."""
     passes = activation != "identity"
     total, grad_bias = grad_output, None
     if passes or needs[3]:
@@ -187,7 +189,7 @@ def _finish_input(
     grad_embeddings: Tensor | None,
     dense_width: int,
 ) -> None:
-    """The sum of the shares ``(splits, rows, width)``, into the gradients that are asked for."""
+    """Add the shares ``(splits, rows, width)`` into the gradients that are asked for."""
     splits, rows, width = partial.shape
     launch(
         triton_kernels.finish_input,

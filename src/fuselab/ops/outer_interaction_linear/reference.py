@@ -1,4 +1,4 @@
-"""DLRM's outer product interaction and its linear layer in plain PyTorch: what is right."""
+"""DLRM's outer product interaction and its linear layer in plain PyTorch: the definition."""
 
 from __future__ import annotations
 
@@ -18,39 +18,41 @@ def reference(
     bias: Tensor | None = None,
     activation: str = "identity",
 ) -> Tensor:
-    """``activation(outer weightᵀ + bias)`` of ``outer``, all products of two elements of a sample.
+    """Compute ``activation(outer weightᵀ + bias)``, ``outer`` all products of a sample's elements.
 
     With z = [dense; embeddings] as one row of K = (T + 1) D numbers, ``outer`` is z zᵀ row by row,
-    K² numbers: what ``fuselab.models.dlrm`` calls the outer interaction.
+    K² numbers: the outer interaction of ``fuselab.models.dlrm``.
 
     Args:
         dense: ``(B, D)``, float32, float16, bfloat16 or float64, any strides.
         embeddings: ``(B, T, D)``, any strides; T may be 0.
-        weight: ``(N, K²)``, as the ``nn.Linear`` behind the interaction keeps it.
+        weight: ``(N, K²)``, as the ``nn.Linear`` after the interaction has it.
         bias: ``(N,)`` or None. All four have one dtype.
         activation: identity, relu, leaky_relu (slope 0.01), gelu (erf), gelu_tanh, silu, sigmoid or
             tanh.
 
     Returns:
-        ``(B, N)``, contiguous. z_i z_j = z_j z_i, so a fused kernel adds weight[i, j] to
-        weight[j, i] first and multiplies half as often; sum and products are rounded to the
-        inputs' dtype, and added up in float32 (float64 takes the reference's way). Float32 products
-        are as exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
-        ``torch.set_float32_matmul_precision``) says; ``cublas`` serves both settings. Workspace of
-        ``triton`` and ``wgmma``: those sums, a piece of up to 38 MB at a time (or 64 K per output,
-        if that is more), and as many float32 copies of the output (forward) or of z (backward) as
-        it takes programs to fill the GPU; never anything of B x K² numbers. At 2048 x 26 x 16 ->
-        512 in 16 bits 54 MB forward; backward 34 MB, 55 where the pre-activation is computed again:
-        the sums lie in the weight's gradient until that is written, and take 36 or 72 MB more where
-        it is not asked for. Of ``cublas``: products and sums of a chunk of pairs, up to 87 MB (or 8
-        KB per sample and output, if that is more), beside the output, or as many copies of z as it
-        takes programs to fill the GPU, or z and the output's gradient transposed; 94 MB forward and
-        up to 105 backward at that size.
+        ``(B, N)``, contiguous. Because z_i z_j = z_j z_i, a fused kernel adds weight[i, j] to
+        weight[j, i] first and multiplies half as often. Sums of weights and products of z are
+        rounded to the inputs' dtype, and accumulated in float32 (float64 runs the reference).
+        Float32 products are as exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
+        ``torch.set_float32_matmul_precision``) says; ``cublas`` serves both settings.
 
-    Differentiable twice in all four tensors. The backward keeps them, and the output where the
+        The workspace never has B x K² numbers. ``triton`` and ``wgmma`` need the sums of weights, a
+        piece of up to 38 MB at a time (or 64 K per output, if that is more), and as many float32
+        copies of the output (forward) or of z (backward) as it takes programs to fill the GPU. At
+        2048 x 26 x 16 -> 512 in 16 bits that is 54 MB forward and 34 MB backward, 55 MB if the
+        pre-activation is computed again. The backward keeps the sums in the weight's gradient until
+        that is written; if that gradient is not asked for, they take 36 or 72 MB more. ``cublas``
+        needs products and sums of a chunk of pairs, up to 87 MB (or 8 KB per sample and output, if
+        that is more), and besides the output, or as many copies of z as it takes programs to fill
+        the GPU, or z and the output's gradient transposed: 94 MB forward and up to 105 MB backward
+        at that size.
+
+    Differentiable twice in all four tensors. The backward keeps them, and the output if the
     activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the
-    pre-activation again. All sums have a fixed order; in deterministic mode cuBLAS asks for
-    CUBLAS_WORKSPACE_CONFIG, here as in PyTorch's own products.
+    pre-activation again. All sums have a fixed order; in deterministic mode cuBLAS needs
+    CUBLAS_WORKSPACE_CONFIG, as it does for PyTorch's own products.
 
     Raises:
         ShapeError, DtypeError, UnknownNameError (activation, implementation), DeviceError,
@@ -71,11 +73,10 @@ def gradient(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of dense, embeddings, weight and bias.
+    """Return the gradients of dense, embeddings, weight and bias.
 
-    ``output`` is there for the activations whose derivative is a function of it. The pullback and
-    the bias's sum are in float32 (float64 where the output is), the products in the operands'
-    dtype.
+    ``output`` is given for the activations whose derivative is a function of it. The pullback and
+    the bias's sum are in float32 (float64 if the gradient is), the products in the operands' dtype.
     """
     row = torch.cat([dense, embeddings.flatten(1)], dim=1)
     batch, width = row.shape

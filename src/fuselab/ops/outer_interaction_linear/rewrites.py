@@ -1,5 +1,4 @@
-"""How models spell DLRM's outer interaction and the linear layer behind it: what ``fuselab.fuse``
-replaces by one launch."""
+"""The spellings of DLRM's outer interaction and its linear layer that ``fuselab.fuse`` replaces."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from fuselab.ops._shared.activations import ACTIVATIONS
 
 
 def rewrites() -> Iterator[Rewrite]:
-    """The outer product by broadcasting or bmm, of vectors in one tensor or a list, behind it the
-    linear layer and an activation or none."""
+    """Yield the patterns: the outer product by broadcasting or bmm, of vectors in one tensor or a
+    list, then the linear layer with or without a bias and every activation's spellings."""
     for outer in (_broadcast, _multiplied):
         for has_bias in (True, False):
             for entry in ACTIVATIONS.values():

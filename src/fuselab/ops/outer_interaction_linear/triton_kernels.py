@@ -1,38 +1,38 @@
-"""The outer interaction's linear layer and its gradients in Triton, as products of matrices whose
-one operand is formed on the way.
+"""The outer interaction's linear layer and its gradients in Triton, as matrix products of which one
+operand is formed on the way.
 
 Let z be a sample's K numbers. y_n = sum over i <= j of z_i z_j V_n[i, j], with V_n[i, j] =
 W_n[i, j] + W_n[j, i] for i < j and W_n[i, i] on the diagonal: about K²/2 products.
 
-Order of the pairs. j in blocks of BLOCK (16), zeros past K; for every block of j all i up to that
-block's end; in it, pairs run over i, then over the block's j: pair (i, j) of block b = j / BLOCK is
-number BLOCK² b (b + 1) / 2 + i BLOCK + j % BLOCK. Any run of BLOCK_I i's of one block is neighbours
-in ``folded``, which holds V in that order, a piece at a time. Of K = 432 that is 96768 numbers in a
-row, 3.5 % more than there are pairs: those with i > j are zeros.
+Order of the pairs. j is divided into blocks of BLOCK (16), with zeros past K. A block of j contains
+all i up to that block's end, and its pairs run over i first, then over the block's j: pair (i, j)
+of block b = j / BLOCK is number BLOCK² b (b + 1) / 2 + i BLOCK + j % BLOCK. Any run of BLOCK_I i's
+of one block is contiguous in ``folded``, which has V in that order, a piece at a time. For K = 432
+a row has 96768 numbers, 3.5 % more than there are pairs: those with i > j are zeros.
 
-transpose         what wgmma_kernels.cu and form_across take z from: its samples are neighbours.
+transpose         writes z transposed for wgmma_kernels.cu and form_across: samples are contiguous.
 fold              a program adds a TILE x TILE tile of one W_n to its mirror image: W is read once.
 forward           a program owns BLOCK_ROWS x BLOCK_COLUMNS of the output and a share of the pairs,
-                  BLOCK_I x BLOCK of them per step: the products of z go from registers into the
-                  matrix unit and nowhere else, those of i > j too (a mask would take them through
-                  shared memory, 366 instructions a step for 148). Where such a product is infinite,
-                  and its zero makes it NaN, finish_output computes the sample again. ``folded`` is
-                  read once per row of tiles. A later piece adds to ``partial``.
-finish_output     adds up the shares in their order; bias and activation.
+                  BLOCK_I x BLOCK of them per step. The products of z stay in registers on their way
+                  to the matrix unit, also those with i > j: a mask would take them through shared
+                  memory, 366 instructions per step instead of 148. If such a product is infinite,
+                  and its zero weight makes it NaN, finish_output computes the sample again.
+                  ``folded`` is read once per row of tiles. A later piece adds to ``partial``.
+finish_output     adds the shares in a fixed order, then the bias, and applies the activation.
 weight_gradient   a program owns BLOCK_COLUMNS rows n of W and BLOCK x BLOCK pairs, sums over all
-                  samples, and writes both mirror images: the gradient is written once, whole.
-input_gradient    a program owns BLOCK_ROWS samples and a share of the blocks of pairs: the gradient
-                  of BLOCK x BLOCK products is one product of matrices, which it multiplies with
-                  z_j for z_i and with z_i for z_j, and adds to a row of its own in ``partial``.
-finish_input      adds up the shares in their order.
+                  samples, and writes both mirror images, so the gradient is written once.
+input_gradient    a program owns BLOCK_ROWS samples and a share of the blocks of pairs. The gradient
+                  of BLOCK x BLOCK products is one matrix product. It is multiplied with z_j for z_i
+                  and with z_i for z_j, and added to a row of ``partial`` that no other program has.
+finish_input      adds the shares in a fixed order.
 
 z, grad, folded and all outputs are contiguous.
 
-Infinite terms. Where z_i z_j W[i, j] is inf and z_j z_i W[j, i] is -inf, the sum is NaN; with V it
-would be infinite. The finish kernels look for elements that large in every sample. finish_output
-computes samples with any (from 2^32 on; in float16, where the square overflows) again, in float64;
-finish_input adds the terms of infinite elements one by one. That takes 0.1 s, and never happens to
-a model that learns.
+Infinite terms. If z_i z_j W[i, j] is inf and z_j z_i W[j, i] is -inf, the sum is NaN; with V it
+would be infinite. The finish kernels therefore look for elements that large in every sample.
+finish_output computes samples that have any (2^32 or more; in float16, those whose square
+overflows) again in float64; finish_input adds the terms of infinite elements one by one. That takes
+0.1 s, but a model that learns has no such elements.
 """
 
 import triton
@@ -44,9 +44,10 @@ from fuselab.ops.linear_activation.triton_kernels import add_product
 
 @triton.jit
 def triangle_place(number):
-    """(upper, lower) of a place on or below a diagonal: number = upper (upper + 1) / 2 + lower."""
+    """Return (upper, lower), where number = upper (upper + 1) / 2 + lower counts the places on and
+    below a diagonal row by row."""
     upper = ((tl.sqrt(8.0 * number.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
-    # The root is within 1 of the truth for all that float32 counts (2^24).
+    # The root is off by 1 at most for all numbers that float32 can count (2^24).
     upper = tl.where(upper * (upper + 1) // 2 > number, upper - 1, upper)
     upper = tl.where((upper + 1) * (upper + 2) // 2 <= number, upper + 1, upper)
     return upper, number - upper * (upper + 1) // 2
@@ -54,7 +55,7 @@ def triangle_place(number):
 
 @triton.jit
 def load_elements(z, row, column, rows, width):
-    """z[row, column], zeros outside; one [ROWS, COLUMNS] tile."""
+    """Load z[row, column], zeros outside, as one [ROWS, COLUMNS] tile."""
     return tl.load(
         z + row[:, None] * width + column[None, :],
         mask=(row[:, None] < rows) & (column[None, :] < width),
@@ -64,8 +65,9 @@ def load_elements(z, row, column, rows, width):
 
 @triton.jit
 def as_operand(value, PRECISION: tl.constexpr):
-    """What a matrix product takes for ``value``: the nearest TF32 number where PRECISION is that,
-    as in cuBLAS. Of float32 the matrix unit just cuts 13 bits off: twice the error, to one side."""
+    """Return ``value`` as a matrix product should take it: rounded to the nearest TF32 number if
+    PRECISION is "tf32", as in cuBLAS. The matrix unit would only cut 13 bits off, which doubles the
+    error and makes it one-sided."""
     if PRECISION == "tf32":
         bits = value.to(tl.int32, bitcast=True)
         nearest = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
@@ -82,7 +84,7 @@ def transpose(
     pitch,
     TILE: tl.constexpr,
 ):
-    """transposed = zᵀ, zeros past the last sample, for one TILE x TILE tile."""
+    """Compute transposed = zᵀ, zeros past the last sample, for one TILE x TILE tile."""
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     i = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     tl.store(
@@ -106,8 +108,8 @@ def fold(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,  # a multiple of BLOCK
 ):
-    """folded[n] = W_n + W_nᵀ on and above the diagonal, in the order of the pairs, from
-    ``first_pair`` on, where ``first_tile`` begins."""
+    """Write folded[n] = W_n + W_nᵀ on and above the diagonal, in the order of the pairs. The piece
+    begins with pair ``first_pair``, in tile ``first_tile``."""
     program = tl.program_id(0)
     n = (program % columns).to(tl.int64)
     upper, lower = triangle_place(first_tile + program // columns)
@@ -156,10 +158,10 @@ def forward(
     BLOCK_I: tl.constexpr,  # divides BLOCK
     BLOCK: tl.constexpr,
 ):
-    """partial[split] = a share of the sum over pairs, for one tile."""
+    """Compute a share of the sum over pairs, for one tile, into partial[split]."""
     row_tiles = tl.cdiv(rows, BLOCK_ROWS)
     tile, split = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    # Neighbouring programs share their columns of `folded`: it is read from memory once.
+    # Neighbouring programs share their columns of `folded`, so that it is read from memory once.
     row = (tile % row_tiles).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = (tile // row_tiles).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     first = tl.program_id(1) * split_steps
@@ -197,7 +199,7 @@ def forward(
 
 @triton.jit
 def largest_element(z, row, rows, width, COLUMNS: tl.constexpr):
-    """The largest |z| of every row: [ROWS], float32."""
+    """Return the largest |z| of every row: [ROWS], float32."""
     largest = tl.zeros(row.shape, tl.float32)
     for first in range(0, width, COLUMNS):
         value = load_elements(z, row, first + tl.arange(0, COLUMNS), rows, width)
@@ -222,7 +224,7 @@ def finish_output(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """output = activation(the sum of the shares + bias)."""
+    """Compute output = activation(the sum of the shares + bias)."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.program_id(1).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     place = row[:, None] * columns + column[None, :]
@@ -251,7 +253,8 @@ def finish_output(
 
 @triton.jit
 def place_in_square(row, pairs, square, BLOCK: tl.constexpr):
-    """Where square number ``square`` of a row of ``pairs`` numbers lies: [ROWS, BLOCK, BLOCK]."""
+    """Return the offsets of square number ``square`` in rows of ``pairs`` numbers: [ROWS, BLOCK,
+    BLOCK]."""
     inside = tl.arange(0, BLOCK)
     square_place = inside[None, :, None] * BLOCK + inside[None, None, :]
     return row[:, None, None] * pairs + (square * (BLOCK * BLOCK) + square_place)
@@ -268,7 +271,7 @@ def form_products(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """products[b] = z_i z_j of every pair of a run of squares, from number ``first`` on."""
+    """Write products[b] = z_i z_j for every pair of a run of squares, from square ``first`` on."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     upper, lower = triangle_place(first + tl.program_id(1))
     left = load_elements(z, row, lower * BLOCK + tl.arange(0, BLOCK), rows, width)
@@ -288,7 +291,8 @@ def form_across(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As form_products, with samples as neighbours. Those past the last are zeros."""
+    """Write the same products as form_products, transposed: samples are contiguous, and those past
+    the last are zeros."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     upper, lower = triangle_place(first + tl.program_id(1))
     inside = tl.arange(0, BLOCK).to(tl.int64)
@@ -302,7 +306,8 @@ def form_across(
 
 @triton.jit
 def store_mirrored(grad_weight, value, column, lower, upper, width, columns, BLOCK: tl.constexpr):
-    """grad_weight[n, i, j] = grad_weight[n, j, i] = value: [COLUMNS, BLOCK, BLOCK], of a square."""
+    """Write grad_weight[n, i, j] = grad_weight[n, j, i] = value, [COLUMNS, BLOCK, BLOCK], for the
+    pairs of a square."""
     value = value.to(grad_weight.dtype.element_ty)
     start = grad_weight + column[:, None, None] * width * width
     i = (lower * BLOCK + tl.arange(0, BLOCK))[None, :, None]
@@ -327,7 +332,7 @@ def weight_gradient(
     BLOCK: tl.constexpr,
     PAIRS_FIRST: tl.constexpr,  # sums as [pairs, columns]: products enter from registers
 ):
-    """grad_weight[n, i, j] = grad_weight[n, j, i] = sum over samples of grad_n z_i z_j."""
+    """Write grad_weight[n, i, j] = grad_weight[n, j, i] = sum over samples of grad_n z_i z_j."""
     program = tl.program_id(0)
     column_tiles = tl.cdiv(columns, BLOCK_COLUMNS)
     upper, lower = triangle_place(program // column_tiles)
@@ -370,7 +375,7 @@ def unfold(
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """grad_weight[n, i, j] = grad_weight[n, j, i] = grad_folded[n] of the pair."""
+    """Write grad_weight[n, i, j] = grad_weight[n, j, i] = grad_folded[n] of the pair."""
     column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     upper, lower = triangle_place(first + tl.program_id(1))
     place = place_in_square(column, pairs, tl.program_id(1), BLOCK)
@@ -380,16 +385,16 @@ def unfold(
 
 @triton.jit
 def add_to(pointer, value, mask):
-    """pointer += value, by this program alone. Another thread may have written what this one reads:
-    the barriers order a program's own steps."""
+    """Add value to memory that no other program writes. Another thread of this program may have
+    written what this one reads, so a barrier precedes the load."""
     tl.debug_barrier()
     tl.store(pointer, tl.load(pointer, mask=mask, other=0.0) + value, mask=mask)
 
 
 @triton.jit
 def pull_square(square, z, partial, row, lower, upper, rows, width, BLOCK: tl.constexpr):
-    """partial += the gradients of z_i and z_j, by that of a square of products, ``square``:
-    [ROWS, BLOCK, BLOCK]. ``partial`` points at the samples' rows."""
+    """Add the gradients of z_i and z_j, from that of a square of products, ``square`` [ROWS, BLOCK,
+    BLOCK], to ``partial``, which points at the samples' rows."""
     i = lower * BLOCK + tl.arange(0, BLOCK)
     j = upper * BLOCK + tl.arange(0, BLOCK)
     left = load_elements(z, row, i, rows, width).to(tl.float32)
@@ -420,7 +425,7 @@ def input_gradient(
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """partial[split] += a share of the gradient of z, for BLOCK_ROWS samples."""
+    """Add a share of the gradient of z, for BLOCK_ROWS samples, to partial[split]."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     first = tl.program_id(1) * split_steps
     last = tl.minimum(first + split_steps, steps)
@@ -459,8 +464,8 @@ def pull_products(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """partial[split] += a share of the gradient of z by that of its products, for BLOCK_ROWS
-    samples."""
+    """Add a share of the gradient of z, from the gradient of its products and for BLOCK_ROWS
+    samples, to partial[split]."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     begin = tl.program_id(1) * split_squares
     upper, lower = triangle_place(first + begin)
@@ -492,7 +497,7 @@ def finish_input(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """The gradients of dense and embeddings: the sum of the shares."""
+    """Add the shares into the gradients of dense and embeddings."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     i = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     mask = (row[:, None] < rows) & (i[None, :] < width)

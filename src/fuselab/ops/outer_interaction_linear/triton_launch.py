@@ -1,4 +1,4 @@
-"""Launching the Triton kernels: tiles, and how many programs share a tile's sum."""
+"""Launchers of the Triton kernels: their tiles, and how many programs share a tile's sum."""
 
 from __future__ import annotations
 
@@ -19,20 +19,15 @@ from fuselab.runtime.matmul_precision import allows_tf32, input_precision
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config
 
-# What a program of a matrix kernel owns: ``rows`` are samples and ``columns`` outputs
-# (weight_gradient sums over the rows, input_gradient over the columns), ``pairs_i`` the i's of a
-# step of the forward, ``block`` the side of weight_gradient's squares, ``pairs_first`` a constant
-# of it.
+# The share of a program of a matrix kernel: ``rows`` are samples and ``columns`` outputs
+# (weight_gradient sums over the rows, input_gradient over the columns). ``pairs_i`` is the number
+# of i's in a step of the forward, ``block`` the side of weight_gradient's squares, and
+# ``pairs_first`` a constant of weight_gradient.
 #
-# sm_90, 16-bit ("bf16", float16 too), registers and KB of shared memory: forward 212 and 131,
-# weight_gradient 122 and 111, input_gradient 255 and 147, of which 4 words spill; HGMMA in all
-# three. A tile's other side is as wide as accumulators allow: 256 sums for each product formed. For
-# 2048 x 432 -> 512 a step of the forward is 1024 cycles of HGMMA beside 296 of instructions; tiles
-# of 128 rows read `folded` 16 times, 1.6 GB out of L2. weight_gradient reads the upstream gradient
-# once per square: 0.9 GB with squares of 16, whose products take 242 instructions by pairs_first.
-# There, on an H200 (2026-11-21), 8 other tiles of the forward took 471 to 832 us for 472, and 9
-# other pairs of the gradients' 1220 to 1878 for 1182. tf32 and fp32 have not been timed; exact
-# float32 has no matrix instruction, and tiles are smaller.
+# The 16-bit tiles ("bf16", float16 too) are as wide as the accumulators allow, so that each product
+# formed is used in 256 sums; on sm_90 only input_gradient spills, 4 words. Other tiles were not
+# faster on an H200. Those of tf32 and fp32 have not been timed; exact float32 has no matrix
+# instruction, so its tiles are smaller.
 _FORWARD = {
     "bf16": Config(rows=128, columns=256, pairs_i=4, warps=8, stages=3),
     "tf32": Config(rows=128, columns=128, pairs_i=2, warps=8, stages=3),
@@ -51,7 +46,7 @@ _INPUT_GRADIENT = {
 
 
 def _arithmetic(dtype: torch.dtype) -> str:
-    """A key of the tables above."""
+    """Return the key of the tables above for a dtype."""
     if dtype == torch.float32:
         return "tf32" if allows_tf32() else "fp32"
     return "bf16"
@@ -145,7 +140,8 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
 
 
 def transposed(z: Tensor) -> Tensor:
-    """``(K, B)``: the samples of an element are neighbours, and rows begin at 16 bytes."""
+    """Return z transposed, ``(K, B)``: an element's samples are contiguous, and rows are aligned to
+    16 bytes."""
     rows, width = z.shape
     output = z.new_empty(width, ceil_div(rows, 8) * 8)
     launch(

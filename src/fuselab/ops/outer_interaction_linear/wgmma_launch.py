@@ -1,4 +1,4 @@
-"""Launching the kernels of Hopper's warpgroup matrix instructions (wgmma), behind Triton's fold."""
+"""Launchers of the kernels with Hopper's warpgroup matrix instructions, after Triton's fold."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fuselab.runtime.tensor_map import tensor_map, why_not
 
 WGMMA = CudaSource(Path(__file__).with_name("wgmma_kernels.cu"), architectures=("sm_90a",))
 
-# As in wgmma_kernels.cu.
+# These sizes are those of wgmma_kernels.cu.
 _ROWS, _COLUMNS, _DEPTH, _THREADS = 128, 256, 64, 384
 _WEIGHT_COLUMNS = 128
 
 
 def _shared_bytes(stages: int, stage_bytes: int) -> int:
-    """The ring, a kilobyte of barriers, and up to one of alignment."""
+    """Return the bytes of the ring, 1 KB of barriers, and up to 1 KB of alignment."""
     return 2048 + stages * stage_bytes
 
 
@@ -42,13 +42,14 @@ def supports(
     bias: Tensor | None,
     activation: str,
 ) -> str | None:
-    """16-bit floats on Hopper, where rows of 16 bytes begin at multiples of that."""
+    """Return None for 16-bit floats on Hopper in shapes whose rows are multiples of 16 bytes, else
+    the reason."""
     if dense.dtype not in CUDA_HALF_NAMES:
         return "it takes float16 and bfloat16"
     if not is_hopper(dense.device):
         return "it needs a GPU of compute capability 9.0 (Hopper)"
     if embeddings.dim() != 3:
-        return None  # which `validate` refuses
+        return None  # `validate` refuses it
     elements = (embeddings.shape[1] + 1) * embeddings.shape[2]
     if elements % BLOCK:
         return f"a sample has {elements} elements; it takes multiples of {BLOCK}"
@@ -60,7 +61,7 @@ def supports(
 def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
     (rows, width), columns = z.shape, weight.shape[0]
     tiles = ceil_div(rows, _ROWS) * ceil_div(columns, _COLUMNS)
-    # Every share has some of the first piece: it writes what the others add to.
+    # Every share must have some of the first piece: it writes what later pieces add to.
     splits = min(
         products.shares(tiles, square_count(width), 2, z.device),
         pieces(width, columns, weight.element_size())[0].squares,
@@ -82,7 +83,7 @@ def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
 
 
 def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
-    """One launch, behind a copy of z whose samples are neighbours."""
+    """Write the weight's gradient in one launch, from a copy of z whose samples are contiguous."""
     (rows, width), columns = z.shape, total.shape[1]
     tiles = ceil_div(columns, _WEIGHT_COLUMNS) * square_count(width)
     WGMMA.launch(
@@ -121,7 +122,7 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
 
 
 def _aligned(total: Tensor) -> Tensor:
-    """A copy of an upstream gradient that begins within 16 bytes."""
+    """Return the upstream gradient, or an aligned copy if TMA cannot read it."""
     return total if why_not(total) is None else total.clone()
 
 

@@ -15,7 +15,7 @@ from fuselab.ops.generalized_box_iou_loss.cases import CPU_PAIRS, LAYOUTS, rando
 
 
 def pad(target: Tensor, generator: torch.Generator, share: float = 0.4) -> Tensor:
-    """``target`` with zeros in that share of its rows, as a batch of images has them."""
+    """Return ``target`` with zeros in that share of its rows, as a padded batch has them."""
     keep = torch.rand(target.shape[:-1], generator=generator) >= share
     return target * keep.unsqueeze(-1)
 
@@ -39,7 +39,7 @@ def _cases() -> Iterator[Case]:
         yield Case(f"{batch}x256", _case((batch, 256)), tags)
     for batch, count in ((0, 5), (1, 1), (1, 2), (1, 255), (1, 256), (1, 257), (3, 171), (32, 256)):
         yield Case(f"{batch}x{count}", _case((batch, count)), BOUNDARY)
-    # One more than every block of cuda_kernels.cu counts by itself.
+    # One pair more than a block of cuda_kernels.cu counts by itself.
     yield Case("8193", _case((8193,)), BOUNDARY)
     yield Case("all padding", _case((4, 9), share=1.0), BOUNDARY)
     yield Case("no padding", _case((4, 9), share=0.0), BOUNDARY)
@@ -58,7 +58,7 @@ def _cpu_cases() -> Iterator[Case]:
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shape and layout; about half of the bottoms are below 0 and so padding."""
+    """Draw any shape and layout; about half of the bottoms are below 0 and so padding."""
     leading = [source.size(256, 512) for _ in range(source.choice((2, 1, 0, 3)))]
     return Inputs((source.tensor(*leading, 4), source.tensor(*leading, 4)))
 

@@ -1,5 +1,5 @@
-"""The contract of ``fuselab::padded_generalized_box_iou_loss``: the kernels of
-``generalized_box_iou_loss``, which leave padding out."""
+"""The contract of ``fuselab::padded_generalized_box_iou_loss``, on the kernels of
+``generalized_box_iou_loss``, which can leave padding out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fuselab.ops.padded_generalized_box_iou_loss import cases, reference
 
 
 def validate(pred: Tensor, target: Tensor) -> None:
-    """Raises DtypeError, ShapeError as the reference's docstring says."""
+    """Raise DtypeError or ShapeError as the reference's docstring says."""
     validate_boxes("padded_generalized_box_iou_loss", pred=pred, target=target)
 
 
@@ -54,7 +54,7 @@ def prefer_backward(
 
 
 def cost(pred: Tensor, target: Tensor) -> Cost:
-    """Both boxes read once; one number written."""
+    """Return the least traffic: both boxes read once, one number written."""
     dtype = arithmetic(pred, target)
     return Cost(
         bytes_behind(pred, target),
@@ -65,9 +65,9 @@ def cost(pred: Tensor, target: Tensor) -> Cost:
 
 
 def cost_backward(pred: Tensor, target: Tensor) -> Cost:
-    """Both boxes read once, both gradients written once. Nothing passes the number of boxes from
-    the forward to the backward, which reads the target once more to count them: 1.25 times this
-    floor for both gradients in one dtype."""
+    """Return the least traffic: both boxes read once, both gradients written once. The forward does
+    not pass the number of boxes on, so the backward reads the target once more to count them: 1.25
+    times this traffic if both gradients have one dtype."""
     dtype = arithmetic(pred, target)
     return Cost(
         bytes_behind(pred, target) + dtype.itemsize,

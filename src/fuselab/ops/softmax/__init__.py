@@ -1,5 +1,5 @@
-"""Softmax and log_softmax over one dimension: each element is read once, its exp computed once,
-written once."""
+"""Softmax and log_softmax over one dimension: each element is read once and written once, and its
+exp is computed once."""
 
 from fuselab.ops.softmax.op import IN_PLACE, LOG_SOFTMAX, LOG_SOFTMAX_IN_PLACE, OP
 from fuselab.runtime.dispatch import operator

@@ -18,7 +18,7 @@ def _case(
     mean: float = 0.0,
     name: str = "",
 ) -> Case:
-    """Normal values around ``mean``."""
+    """Return a case of normal values around ``mean``."""
 
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         values = torch.randn(tuple(shape), generator=generator) + mean
@@ -29,7 +29,7 @@ def _case(
 
 
 def _masked(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Attention's causal mask: -inf above the diagonal."""
+    """Build scores under attention's causal mask: -inf above the diagonal."""
     scores = torch.randn((4, 65, 65), generator=generator)
     future = torch.ones(65, 65, dtype=torch.bool).triu(1)
     return Inputs((scores.masked_fill(future, -math.inf).to(device, dtype),))
@@ -62,7 +62,7 @@ CASES = (
         _case((3, width), "boundary")
         for width in (1, 2, 3, 15, 16, 17, 31, 33, 255, 256, 257, 1023, 1025, 4095, 4097, 16385)
     ),
-    # On an H200 a row of a cluster, and one in pieces.
+    # On an H200 the first row needs a cluster, and the second is split into pieces.
     _case((3, 70_000), "boundary"),
     _case((2, 300_000), "boundary"),
     _case((), "boundary"),
@@ -83,7 +83,7 @@ CPU_CASES = tuple(_cpu_cases())
 
 
 def draw(draw: Draw) -> Inputs:
-    """One to four dimensions; the reduced one meets the tables' edges."""
+    """Draw one to four dimensions; the reduced one has sizes around the tables' edges."""
     ndim = draw.choice((2, 1, 3, 4))
     dim = draw.choice((-1, *range(-ndim, ndim)))
     shape = [

@@ -1,4 +1,4 @@
-"""The configurations of a GPU's kernels for rows, and the one that tuning chose."""
+"""The configurations of the GPU kernels for rows, and the one that tuning chose."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fuselab.runtime import tuning
 from fuselab.runtime.grid import power_of_two
 from fuselab.runtime.tuning import Config
 
-# (step, bytes of the widest dtype, width, device): what tuning may choose from for rows that are
-# contiguous in the output; of its columns there is nothing to choose.
+# A function of (step, bytes of the widest dtype, width, device) that returns what tuning may choose
+# from for rows that are contiguous in the output. For columns there is nothing to choose.
 Candidates = Callable[[str, int, int, torch.device], Sequence[Config]]
 
 
@@ -25,8 +25,8 @@ def chosen(
     rows: Rows,
     tensors: tuple[Tensor, ...],
 ) -> Config:
-    """How to launch on these rows; the in-place form goes by its sibling's choices. Rows as wide as
-    the same power of two share one."""
+    """Return the configuration for these rows. The in-place form uses the choices of the other
+    form. Widths with the same next power of two share one choice."""
     itemsize = max(tensor.element_size() for tensor in tensors)
     dtypes = tensors[0].dtype, tensors[-1].dtype
     return tuning.chosen(
@@ -40,7 +40,7 @@ def chosen(
 def forward_configs(
     candidates: Candidates, input: Tensor, dim: int, dtype: torch.dtype | None
 ) -> Sequence[Config]:
-    """``FusedOp.configs``: what ``chosen`` offers for these arguments."""
+    """Return what ``chosen`` offers for these arguments, for ``FusedOp.configs``."""
     return _configs(candidates, "forward", input, dim, dtype or input.dtype)
 
 
@@ -52,7 +52,7 @@ def backward_configs(
     dim: int,
     input_dtype: torch.dtype,
 ) -> Sequence[Config]:
-    """The same of the backward's arguments."""
+    """Return the same for the backward's arguments."""
     return _configs(candidates, "backward", output, dim, input_dtype)
 
 

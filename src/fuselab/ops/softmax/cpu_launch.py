@@ -1,4 +1,4 @@
-"""Launching the C++ kernels."""
+"""Launchers of the C++ kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 
 
 def _rows(tensor: Tensor, dim: int) -> tuple[Tensor, Rows]:
-    """Return rows where they lie if their elements are neighbours; columns want a copy."""
+    """Return rows that are read in place if their elements are contiguous, else a copy's."""
     tensor, rows = rows_in_place_or_copied(tensor, dim)
     if rows.columns or rows.dim_stride != 1:
         return rows_in_place_or_copied(tensor.contiguous(), dim)

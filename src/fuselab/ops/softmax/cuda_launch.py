@@ -1,4 +1,5 @@
-"""Launching the CUDA C++ kernels: which one, and how a row is spread over threads and blocks.
+"""Launchers of the CUDA C++ kernels: which one runs, and how a row is spread over threads and
+blocks.
 
 The tables are the default rule; ``fuselab bench softmax --tune`` times ``cuda_candidates``.
 """
@@ -25,35 +26,27 @@ CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 
 
 def _row(threads: int, elements: int, blocks: int = 1, cluster: int = 1) -> Config:
-    """How a row that stays in registers is spread: one line of a tuning table.
+    """Return how a row that stays in registers is spread: one line of a tuning table.
 
-    ``threads`` threads of each of ``cluster`` blocks hold ``elements`` elements each; up to 32
-    threads several rows share a block. ``blocks`` blocks shall fit one SM: it bounds registers.
+    ``threads`` threads of each of ``cluster`` blocks have ``elements`` elements each; with up to 32
+    threads, several rows share a block. ``blocks`` blocks must fit a multiprocessor, which limits
+    the registers.
     """
     return Config(threads=threads, elements=elements, blocks=blocks, cluster=cluster)
 
 
 def _width(config: Config) -> int:
-    """The widest row that a ``_row`` holds."""
+    """Return the widest row that fits a ``_row``."""
     return int(config.threads * config.elements * config.cluster)
 
 
-# Threads of an SM that can run without spilling, by elements per thread (sm_90, both forms, CUDA
-# 13.0): 32 registers each at 2048, 64 at 1024. Keyed by step and bytes of the widest dtype. Where a
-# 16-bit forward's share has no room for the terms, it computes them twice (has_terms_twice of
-# cuda_kernels.cu): 32 elements in 32 registers, nothing spilt (float16's log_softmax: 14 words). So
-# 128 KB of a bfloat16 row are in flight per SM, as of a float32 one, where the terms allow 64, for
-# 11 instructions per element instead of 8 (softmax).
-# Registers, softmax / log_softmax, at these bounds:
-#   forward, 16 elements     float32 32 / 32, bfloat16 32 / 32: 128 / 64 KB in flight per SM
-#   forward, 32 elements     float32 64 / 63 (cluster 64 / 64), bfloat16 47 / 64 (56 / 56), terms
-#                            twice 32 / 32
-#   backward, 16 elements    float32 47 / 50 (48 / 59), bfloat16 32 / 32: 128 KB in flight per SM
-#   backward, 32 elements    bfloat16 56 / 64
-# Above them they spill: 26 to 48 words for 32 elements with their terms, forward at 2048 threads.
-# Within them so do float16's backward with 32 elements (11 words) and rows read element by element,
-# of odd widths (2 to 6 words; bfloat16's backward with 32 elements 58). Loads and stores are
-# LDG.E.128 and STG.E.128 where vector_length allows, loads all issued before the first use.
+# Threads of a multiprocessor that can run without spilling, by elements per thread (sm_90, both
+# forms, CUDA 13.0): with 32 registers each 2048 can run, with 64 registers 1024. The key is the
+# step and the bytes of the widest dtype. If a 16-bit forward's registers have no room for the
+# terms, it computes them twice (has_terms_twice of cuda_kernels.cu): 32 elements in 32 registers.
+# That keeps 128 KB of a bfloat16 row in flight per multiprocessor, as much as of a float32 row, for
+# 11 instructions per element instead of 8. Rows that are read element by element, of odd widths,
+# spill a few words.
 _FITTING_THREADS = {
     ("forward", 2): ((8, 2048), (16, 2048), (32, 1024), (32, 2048)),
     ("forward", 4): ((8, 2048), (16, 2048), (32, 1024)),
@@ -62,24 +55,16 @@ _FITTING_THREADS = {
     ("forward", 8): ((8, 512),),
     ("backward", 8): ((8, 512),),
 }
-# The first line that is wide enough is taken; clusters only on sm_90 and newer, those of 16 where
-# the device has room for one. A cluster's blocks exchange by st.async, so that nothing waits for a
-# memory fence.
+# The first line that is wide enough is used. Clusters need sm_90 or newer, and those of 16 a device
+# with room for one. A cluster's blocks exchange values by st.async, so that none waits for a memory
+# fence.
 #
-# Clusters grow with the bytes that a row keeps on chip (backward: of two tensors), so that a block
-# has 64 KB at most and an SM two or more: one loads while another exchanges and writes. Past
-# clusters of 16 it has 128 KB. A line serves down to half its width, with half the bytes in flight.
-# H200, 2026-11-21, us (share of the limit), chosen against the next best:
-#   forward   bfloat16  2048x65536   4 blocks of 16 KB, by 4   134 (98 %)   2 of 32 KB, by 2   134
-#             bfloat16  1024x262144  4 of 16 KB, by 16         262 (97 %)   2 of 32 KB, by 8   268
-#             float32   4096x16384   8 of 16 KB, by 4          133 (98 %)   2 of 64 KB, one    135
-#             float32   1024x262144  2 of 64 KB, by 16         530 (95 %)   1 of 128 KB, by 8  537
-#   backward  bfloat16  1024x262144  2 of 64 KB, by 16         380 (98 %)   1 of 128 KB, by 8  380
-#             float32   1024x262144  1 of 128 KB, by 16        816 (91 %)   in pieces         1228
-# Without terms twice the two bfloat16 forwards took 142 and 304 at best, the latter by clusters
-# that stay and have the next row copied into shared memory meanwhile. From these follow, not timed
-# themselves, float16 (the bytes of bfloat16), log_softmax (softmax's), 32768 and 131072 (their
-# neighbours' blocks) and 524288 (262144's, with blocks of twice as many threads).
+# Clusters grow with the bytes that a row keeps on chip (in the backward of two tensors), so that a
+# block has at most 64 KB and a multiprocessor two blocks or more: one loads while another exchanges
+# and writes. Rows beyond clusters of 16 have 128 KB per block. A line serves widths down to half of
+# its own, with half the bytes in flight. With these lines wide rows reach 95 to 98 % of the limit
+# on an H200, and 91 % in the backward of 1024x262144 in float32. float16, log_softmax and the
+# widths 32768, 131072 and 524288 follow from their neighbours and were not timed.
 _NARROW = tuple(_row(threads, 8, 16) for threads in (1, 2, 4, 8, 16, 32))
 _FORWARD = (
     *_NARROW,
@@ -149,40 +134,36 @@ CUDA_ROWS = {
     ("backward", 8): (_DOUBLE, _DOUBLE),
 }
 
-# Rows wider than the tables: 62 blocks for a row of 1,000,000. Two more passes over memory than on
-# chip, less what L2 still holds: at least 2/3 of the floor forward, 3/5 backward (log_softmax 3/4).
-# Pieces of ``piece`` elements, one block each, with ``vectors`` vectors per thread in flight; half
-# and twice as long, or with 4 in flight, they took 0.98 to 1.07 of the time (262144 wide, H200,
-# 2026-11-21).
+# Rows wider than the tables are split into pieces of ``piece`` elements, one block each, with
+# ``vectors`` vectors per thread in flight: 62 blocks for a row of 1,000,000. Such a row takes two
+# more passes over memory than a row on chip, less what L2 still has. Pieces half and twice as long
+# were within 7 % on an H200.
 _PIECES = Config(piece=16384, threads=512, vectors=2)
-_MOST_PIECES = 1024  # of a row: every block of the second launch reads all of the first's results
+_MOST_PIECES = 1024  # per row, because every block of the second launch reads all partial results
 
-# (elements per thread, warps): columns held in registers. 0 warps: one thread owns a column.
-# The first line that holds the width at 32, 16 or 8 lanes across columns is taken (8 floats are one
-# 32-byte sector); wider columns are read twice by the last line's warps. Registers in float32,
-# softmax: 32 forward and 53 backward at (16, 32), 80 and 113 at (32, 0). The backward at (16, 32)
-# spills 48 words in float64.
-# The steps below 32 follow the width closely, since every slot costs its 40 instructions, used or
-# not: at 19 elements in slots of 32 the backward was bound by issuing them (1500 per thread, in
-# slots of 20 1030; 32x19x128x128 took 40 to 63 us where memory takes 20, H200).
+# (elements per thread, warps) of columns that are held in registers; with 0 warps one thread owns a
+# column. The first line that fits the width with 32, 16 or 8 lanes across columns is used (8 floats
+# are one 32-byte sector). Wider columns are read twice, by the last line's warps.
+#
+# The steps below 32 follow the width closely, because every slot costs its 40 instructions, used or
+# not: 19 elements in slots of 32 were limited by instruction issue.
 CUDA_COLUMNS = (
     *((elements, 0) for elements in (8, 12, 16, 20, 24, 32)),
     *((16, warps) for warps in (4, 8, 16, 32)),
 )
 _COLUMN_LANES = (32, 16, 8)
-# Threads that own 16-bit columns alone take two neighbours where they can (_move_in_pairs). One by
-# one they are 64 bytes per warp and access, and bound by issuing: log_softmax at 19 elements takes
-# 952 + 984 instructions per column (sm_90, forward + backward), in pairs 628 + 620; 32x19x128x128
-# in bfloat16 24.5 and 30.5 us, in pairs 20.4 and 26.3 (H200, 2026-11-21).
+# Threads that own whole 16-bit columns take two neighbouring columns if they can (_move_in_pairs).
+# One by one an access is 64 bytes per warp, and instruction issue is the limit: 32x19x128x128 in
+# bfloat16 took 24.5 us forward, and 20.4 in pairs (log_softmax, H200).
 
 _NARROW_BLOCK = 128  # kNarrowBlock of cuda_kernels.cu
-_ASKS_FOR_16 = 65536  # rows as wide make do with clusters of 8
+_ASKS_FOR_16 = 65536  # rows up to this width need clusters of 8 at most
 
 
 @functools.cache
 def _has_clusters_of_16(device: torch.device) -> bool:
-    """Whether a GPC of the device has room for 16 of the largest blocks that any kernel here has,
-    of 1024 threads."""
+    """Return whether a group of multiprocessors (a GPC) has room for 16 of the largest blocks that
+    any kernel here has, of 1024 threads."""
     config = _row(1024, 16, cluster=16)
     expression = _resident("backward", ("kSoftmax", "float", "float"), (4, 4), config)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -190,17 +171,18 @@ def _has_clusters_of_16(device: torch.device) -> bool:
 
 
 def _largest_cluster(width: int, device: torch.device) -> int:
-    """In blocks. The question about 16 compiles a kernel: rows that need fewer do not ask."""
+    """Return the blocks of the largest usable cluster. Asking about 16 compiles a kernel, so it is
+    done only for rows that may need them."""
     if not has_clusters(device):
         return 1
     return 16 if width > _ASKS_FOR_16 and _has_clusters_of_16(device) else 8
 
 
 def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple[Config, ...]:
-    """What tuning may choose from for rows of ``width``, the tables' choice first: spreads of all
-    kinds that hold it without spilling, at full occupancy, and in one block at half; and pieces.
-
-    ``itemsize`` is that of the widest dtype, ``largest`` the blocks of the largest cluster.
+    """Return the configurations that tuning may choose from for rows of ``width``, the tables'
+    choice first: all spreads that fit it without spilling, at full occupancy, and in one block also
+    at half; and pieces. ``itemsize`` is that of the widest dtype, ``largest`` the blocks of the
+    largest cluster.
     """
     with_clusters, one_block = CUDA_ROWS[step, itemsize]
     lines = [
@@ -227,7 +209,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
         if cluster <= (largest if itemsize < 8 else 1)
         for share in ((1, 2) if cluster == 1 else (1,))
         if threads * elements * cluster == bucket and threads * share <= most
-        if most * elements <= 32768 or threads >= 512  # with terms twice few, each is compiled
+        if most * elements <= 32768 or threads >= 512  # few with terms twice: each is compiled
     ]
     pieces = (_PIECES,) if width > 16384 else ()
     return tuple(dict.fromkeys((default, *spreads, *pieces)))
@@ -244,7 +226,7 @@ def _launch(
     rows: Rows,
     tensors: tuple[Tensor, ...],
 ) -> None:
-    """Launch the kernels of one step on rows: the tensors, then where they lie."""
+    """Launch the kernels of one step; their arguments are the tensors, then the rows' layout."""
     types = (*_form(step, form, tensors), *(CUDA_NAMES[tensors[i].dtype] for i in (0, -1)))
     vectors = _vectors(step, rows, tensors)
     strides = (i64(rows.outer_stride), i64(rows.inner_stride), i64(rows.dim_stride))
@@ -276,7 +258,8 @@ def _launch(
         return
     length = config.piece * ceil_div(rows.width, config.piece * _MOST_PIECES)
     pieces = ceil_div(rows.width, length)
-    # The workspace: maximum and sum, or the sum, of every piece; 0.05 % of the tensors at most.
+    # The workspace is the maximum and the sum, or the sum, of every piece: at most 0.05 % of the
+    # tensors.
     accumulated, values = (tensors[-1], 2) if step == "forward" else (tensors[0], 1)
     dtype = torch.float64 if accumulated.dtype == torch.float64 else torch.float32
     of_piece = torch.empty((rows.rows, pieces, values), dtype=dtype, device=accumulated.device)
@@ -295,21 +278,22 @@ def _launch(
 
 
 def _move_in_pairs(rows: Rows, tensors: tuple[Tensor, ...]) -> bool:
-    """Whether one access moves an element of two neighbouring 16-bit columns, in every tensor."""
+    """Return whether one access can load elements of two neighbouring 16-bit columns, in every
+    tensor."""
     steps = rows.inner_count, rows.outer_stride, rows.dim_stride
     pairs = all(tensor.element_size() == 2 and not tensor.data_ptr() % 16 for tensor in tensors)
     return pairs and rows.inner_stride == 1 and not any(step % 2 for step in steps)
 
 
 def _form(step: str, form: Form, tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
-    """The kernels' first template arguments."""
+    """Return the kernels' first template arguments."""
     if step == "backward":
         return (FORMS[form],)
     return FORMS[form], "kInPlace" if tensors[0] is tensors[-1] else "kApart"
 
 
 def _vectors(step: str, rows: Rows, tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
-    """The kernels' vector lengths: of all tensors, and in the backward of grad_output."""
+    """Return the kernels' vector lengths: of all tensors and, in the backward, of grad_output."""
     if step == "forward":
         return (vector_length(rows, *tensors),)
     grad_output, output, grad_input = tensors
@@ -324,8 +308,8 @@ def _instance(name: str, *arguments: object) -> str:
 
 def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config: Config) -> str:
     arguments = (*types, *vectors, config.elements // vectors[0], config.threads)
-    # Elements that come one by one, or are cast, have no pairs to compute terms twice from: they
-    # spill 20 to 75 words, and 3 in twice the registers.
+    # Elements that are read one by one, or cast, form no pairs from which terms could be computed
+    # twice. They would spill 20 to 75 words, but only 3 in twice the registers.
     pairs = vectors[0] > 1 and types[-1] == types[-2]
     halved = not pairs and config.elements * config.threads * config.blocks > 32768
     arguments = (*arguments, config.blocks // 2 if halved else config.blocks)
@@ -337,8 +321,8 @@ def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config:
 def _in_pieces(
     step: str, types: Sequence[str], vectors: tuple[int, ...], width: int, config: Config
 ) -> tuple[str, str]:
-    """The kernel that reads the pieces, which knows neither the output's aliasing nor the
-    gradient's type, and the one that applies what it found."""
+    """Return the kernel that reads the pieces, which depends on neither the output's aliasing nor
+    the gradient's type, and the kernel that applies the result."""
     index = "int64_t" if width >= 2**30 else "int32_t"
     reading = (types[0], *types[2:]) if step == "forward" else types[:-1]
     arguments = (*vectors, config.vectors, config.threads, index)
@@ -349,11 +333,12 @@ def _in_pieces(
 
 
 def cuda_columns(rows: Rows) -> tuple[int, int, int]:
-    """Elements per thread (0: read twice), lanes across columns and warps of a columns kernel."""
+    """Return the elements per thread (0: read twice), the lanes across columns and the warps of a
+    columns kernel."""
     neighbours = power_of_two(rows.inner_count)
     for elements, warps in CUDA_COLUMNS:
         for lanes in _COLUMN_LANES:
-            lanes = min(lanes, neighbours) if warps else lanes  # alone, a lane has no part in it
+            lanes = min(lanes, neighbours) if warps else lanes  # without warps it does not matter
             if elements * (warps * (32 // lanes) or 1) >= rows.width:
                 return elements, lanes, warps
     return 0, min(_COLUMN_LANES[0], neighbours), CUDA_COLUMNS[-1][1]
@@ -367,8 +352,8 @@ configs_backward = functools.partial(backward_configs, _configs)
 
 
 def _representative_expressions() -> tuple[str, ...]:
-    """Every line of the tables, and every kernel at other types and vector lengths; both forms
-    where they differ."""
+    """Return the expressions of every line of the tables, and of every kernel at other types and
+    vector lengths; of both forms where they differ."""
     found: list[str] = []
     for dtype, vector in ((torch.float32, 4), (torch.bfloat16, 8), (torch.float64, 2)):
         types = (CUDA_NAMES[dtype],) * 2

@@ -1,8 +1,8 @@
-"""Where the rows of a strided tensor lie, for a softmax over one of its dimensions.
+"""The layout of the rows of a strided tensor, for a softmax over one of its dimensions.
 
 The output is contiguous, so its rows are either contiguous (``dim`` is the last dimension, except
-for dimensions of size 1) or columns. The input is read in place wherever a count and two strides
-can say where each row begins; only other layouts are copied first.
+for dimensions of size 1) or columns. The input is read in place if a count and two strides can
+describe where each row begins; other layouts are copied first.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from fuselab.ops._shared.dtypes import FLOATING
 Form = Literal["softmax", "log_softmax"]
 FORMS: dict[Form, str] = {"softmax": "kSoftmax", "log_softmax": "kLogSoftmax"}  # in C++
 
-# Elements further apart than this share no 32-byte sector, and each costs one: a copy is cheaper.
+# Elements further apart share no 32-byte sector, so that each costs a whole one: a copy is cheaper.
 _NEAR = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Row outer * inner_count + inner begins at outer * outer_stride + inner * inner_stride.
+    """The rows of a tensor. Row outer * inner_count + inner begins at outer * outer_stride + inner
+    * inner_stride, and has ``width`` elements, ``dim_stride`` apart.
 
-    ``width`` elements, ``dim_stride`` apart. ``columns`` says that rows are columns of the output:
-    it is (outer, width, inner_count) with inner_count > 1, else (rows, width). Strides count
-    elements; 0 for an expanded dimension, and where there is nothing to step over.
+    ``columns`` says that rows are columns of the output, which is then (outer, width, inner_count)
+    with inner_count > 1, else (rows, width). Strides count elements; they are 0 for an expanded
+    dimension, and for one that has no second element.
     """
 
     rows: int
@@ -53,17 +54,17 @@ class Rows:
 
 
 def positive(dim: int, tensor: Tensor) -> int:
-    """``dim`` counted from the front."""
+    """Return ``dim`` counted from the front."""
     return dim % max(tensor.dim(), 1)
 
 
 def neighbours(tensor: Tensor, dim: int) -> int:
-    """Elements between two of one softmax in a contiguous tensor."""
+    """Return the distance between elements of one softmax in a contiguous tensor."""
     return math.prod(tensor.shape[dim % tensor.dim() + 1 :]) if tensor.dim() else 1
 
 
 def rows_in_place_or_copied(tensor: Tensor, dim: int) -> tuple[Tensor, Rows]:
-    """A non-empty tensor, or its contiguous copy where its layout needs one, and its rows."""
+    """Return a non-empty tensor, or its contiguous copy if its layout needs one, and its rows."""
     rows = rows_of(tensor, dim)
     if rows is None:
         tensor = tensor.contiguous()
@@ -73,7 +74,8 @@ def rows_in_place_or_copied(tensor: Tensor, dim: int) -> tuple[Tensor, Rows]:
 
 
 def rows_of(tensor: Tensor, dim: int) -> Rows | None:
-    """The rows of a non-empty tensor, or None where they cannot or should not be read in place."""
+    """Return the rows of a non-empty tensor, or None if they cannot or should not be read in
+    place."""
     if tensor.dim() == 0:
         return Rows(1, 1, 1, 0, 0, 1, columns=False)
     dim = positive(dim, tensor)
@@ -96,7 +98,7 @@ def rows_of(tensor: Tensor, dim: int) -> Rows | None:
 
 
 def collapsed(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """(size, stride) of the fewest dimensions that visit the same elements in the same order."""
+    """Return (size, stride) of the fewest dimensions that visit the elements in the same order."""
     found: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
@@ -109,10 +111,11 @@ def collapsed(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, i
 
 
 def vector_length(rows: Rows, *tensors: Tensor) -> int:
-    """Elements that one 16-byte (for the widest dtype) access may move in all of these tensors.
+    """Return the elements that one access of 16 bytes (of the widest dtype) may move in all these
+    tensors.
 
-    1 where rows are strided, or a tensor does not begin on 16 bytes: a launch plan knows no finer
-    alignment.
+    It is 1 if rows are strided, or if a tensor does not begin on 16 bytes: a launch plan knows no
+    finer alignment.
     """
     if rows.dim_stride != 1 or any(tensor.data_ptr() % 16 for tensor in tensors):
         return 1
@@ -121,17 +124,19 @@ def vector_length(rows: Rows, *tensors: Tensor) -> int:
 
 
 def empty_output(input: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Contiguous, whatever the input's strides: torch.softmax gives the same."""
+    """Return a new, uninitialised output: contiguous whatever the input's strides, as from
+    torch.softmax."""
     return torch.empty(input.shape, dtype=dtype or input.dtype, device=input.device)
 
 
 def readable(input: Tensor, dtype: torch.dtype) -> Tensor:
-    """The input itself where a GPU kernel reads its dtype (and casts on the way), else cast."""
+    """Return the input if a GPU kernel can read its dtype (and cast on the way), else a cast."""
     return input if input.dtype in FLOATING else input.to(dtype)
 
 
 def empty_gradient(output: Tensor, input_dtype: torch.dtype) -> Tensor:
-    """The gradient in the input's dtype, or the output's where no GPU kernel writes the former."""
+    """Return a new, uninitialised gradient in the input's dtype, or in the output's if no GPU
+    kernel writes the input's."""
     dtype = input_dtype if input_dtype in FLOATING else output.dtype
     return torch.empty(output.shape, dtype=dtype, device=output.device)
 

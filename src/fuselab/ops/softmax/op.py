@@ -23,7 +23,7 @@ __all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "LOG_SOFTMAX", "LOG_SOFTMAX_I
 
 
 def validates(form: Form) -> Callable[..., None]:
-    """``FusedOp.validate`` of the operator and, without ``dtype``, of its in-place form."""
+    """Return ``FusedOp.validate`` of the operator and, without ``dtype``, of its in-place form."""
 
     def validate(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> None:
         if (dtype or input.dtype) not in FLOATING:
@@ -49,7 +49,8 @@ def fake(input: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
 def autocast(
     autocast_dtype: torch.dtype, input: Tensor, dim: int, dtype: torch.dtype | None
 ) -> tuple[Tensor, int, torch.dtype | None]:
-    """On CUDA torch.autocast runs both in float32; on the CPU it leaves them alone."""
+    """Ask for a float32 result of 16-bit inputs on CUDA, as torch.autocast does; on a CPU it
+    changes nothing."""
     narrow = input.is_cuda and input.dtype in (torch.float16, torch.bfloat16)
     return input, dim, torch.float32 if narrow and dtype is None else dtype
 
@@ -57,7 +58,7 @@ def autocast(
 def save(
     output: Tensor, input: Tensor, dim: int, dtype: torch.dtype | None
 ) -> tuple[Tensor, int, torch.dtype]:
-    """Keep of the input only its dtype: the gradient is a function of the output."""
+    """Keep of the input only its dtype, for the gradient is a function of the output."""
     return output, dim, input.dtype
 
 
@@ -70,14 +71,15 @@ def fake_gradient(
 
 
 def are_narrow_columns(tensor: Tensor, dim: int) -> bool:
-    """Whether partial vectors would fetch columns, and so many of them that ATen is faster."""
+    """Return whether columns are so narrow that they would be fetched by partial vectors, and so
+    many that ATen is faster."""
     between = neighbours(tensor, dim)
     return 1 < between < 16 and tensor.numel() > 64 * between
 
 
 def cost(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Cost:
-    """The input read once, the output written once; maximum, difference, exp, sum, and softmax's
-    product or log_softmax's second difference."""
+    """Return the least traffic, the input read once and the output written once. The arithmetic is
+    maximum, difference, exp, sum, and softmax's product or log_softmax's second difference."""
     output_dtype = dtype or input.dtype
     return Cost(
         _distinct(input) * input.element_size(),
@@ -88,7 +90,8 @@ def cost(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Cost:
 
 
 def cost_backward(input: Tensor, dim: int, dtype: torch.dtype | None) -> Cost:
-    """Upstream gradient and output read once, the gradient written once; four operations."""
+    """Return the least traffic, upstream gradient and output read once and the gradient written
+    once, and four operations per element."""
     output_dtype = dtype or input.dtype
     return Cost(
         2 * input.numel() * output_dtype.itemsize,
@@ -99,14 +102,14 @@ def cost_backward(input: Tensor, dim: int, dtype: torch.dtype | None) -> Cost:
 
 
 def _distinct(tensor: Tensor) -> int:
-    """Elements in memory: an expanded dimension holds one."""
+    """Return the number of elements in memory; an expanded dimension has one."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return math.prod(size if stride else min(size, 1) for size, stride in pairs)
 
 
 def regime(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> str:
-    """Return what decides a kernel's speed on a CPU: how wide rows are, or that columns are
-    reduced, and whether many lie beside each other; ``cast`` where the dtype changes."""
+    """Return the key of a kernel's speed on a CPU: the width class of rows, or that columns are
+    reduced, ``narrow`` if few are side by side; ``cast`` if the dtype changes."""
     if dtype is not None and dtype != input.dtype:
         return "cast"
     between = neighbours(input, dim)
@@ -120,17 +123,8 @@ def regime(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> str:
 
 
 def prefer(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Sequence[str]:
-    """Return the order on a GPU: CUDA C++ first.
-
-    us, Triton / CUDA (H200, torch 2.11, Triton 3.6, 2026-11-21), softmax:
-                            4096x16384 float32   2048x65536 float32   1024x262144 bfloat16
-        forward             132.6 / 132.9        423.8 / 259.5        545 / 262
-        with backward       323.4 / 323.1        1039 / 629           1209 / 642
-    (642: timed apart; 323.1: with a forward of 134.5) and (32, 19, 128, 128) over dim 1, float32:
-    87.8 / 41.2 and 137.6 / 88.4. log_softmax, ATen / Triton / CUDA, forward with backward:
-    4096x1024 float32 27.6 / 24.8 / 25.0, 4096x16384 414 / 324 / 322, 2048x65536 1078 / 938 / 631,
-    (32, 19, 128, 128) over dim 1 105 / 137 / 81; bfloat16 4096x16384 202 / 196 / 169.
-    """
+    """Return CUDA C++ first: on an H200 it is as fast as Triton up to 16384 columns and twice as
+    fast for wider rows (1024x262144 in bfloat16: 262 us for 545) and over other dimensions."""
     return ("cuda", "triton")
 
 
@@ -142,8 +136,8 @@ def prefer_backward(
     dim: int,
     input_dtype: torch.dtype,
 ) -> Sequence[str]:
-    """Return CUDA C++ first on a GPU; on a CPU C++, but the reference for narrow columns and, of
-    softmax, for rows, where ATen's own kernel is as fast."""
+    """Return CUDA C++ first on a GPU. On a CPU return C++, except for narrow columns and the rows
+    of softmax, for which ATen's own kernel is as fast."""
     if output.is_cuda:
         return ("cuda", "triton")
     rows = form == "softmax" and neighbours(output, dim) == 1
@@ -155,7 +149,7 @@ def _rewrite_call(input: Tensor, dim: int) -> Inputs:
 
 
 def _library(input: Tensor, dim: int) -> Tensor:
-    """torch.softmax, F.softmax, Tensor.softmax and nn.Softmax alike."""
+    """Match torch.softmax, F.softmax, Tensor.softmax and nn.Softmax."""
     return torch.softmax(input, dim)
 
 
@@ -175,7 +169,7 @@ def _naive_item(input: Tensor, dim: int) -> Tensor:
 
 
 def _liger() -> Callable[..., Tensor]:
-    """Liger's kernel, which takes the last dimension."""
+    """Return Liger's kernel, which takes the last dimension only."""
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
     def softmax(input: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
@@ -186,12 +180,13 @@ def _liger() -> Callable[..., Tensor]:
 
 
 def _log_library(input: Tensor, dim: int) -> Tensor:
-    """torch.log_softmax, F.log_softmax, Tensor.log_softmax and nn.LogSoftmax alike."""
+    """Match torch.log_softmax, F.log_softmax, Tensor.log_softmax and nn.LogSoftmax."""
     return torch.log_softmax(input, dim)
 
 
 def _log_of_softmax(input: Tensor, dim: int) -> Tensor:
-    """-inf where softmax underflows; log_softmax is finite there."""
+    """Match the logarithm of softmax. It is -inf where softmax underflows; log_softmax is finite
+    there."""
     return torch.log(F.softmax(input, dim))
 
 
@@ -211,7 +206,7 @@ def _implementation(
 
 
 def _declared(form: Form, in_place: bool, **particular: Any) -> FusedOp:
-    """Return the contract of one form, with what both share."""
+    """Return the contract of one form from the parts that differ."""
     if not in_place:
         particular |= {
             "cost_backward": cost_backward,

@@ -1,4 +1,4 @@
-"""The operands of a launch: allocated, found in memory and cast, for every implementation."""
+"""The operands of a launch: allocated, laid out and cast, for every implementation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fuselab.ops.softmax.layout import (
     rows_in_place_or_copied,
 )
 
-# (step, form, rows, tensors): "forward" of (input, output), or "backward" of (grad_output, output,
-# grad_input). ``rows`` says where the first tensor's rows lie, the others are contiguous.
+# A function of (step, form, rows, tensors). "forward" has the tensors (input, output), "backward"
+# (grad_output, output, grad_input). ``rows`` is the layout of the first; the others are contiguous.
 Launch = Callable[[str, Form, Rows, tuple[Tensor, ...]], None]
 
 
@@ -27,9 +27,9 @@ Launch = Callable[[str, Form, Rows, tuple[Tensor, ...]], None]
 class Launcher:
     """An implementation's forward and backward, around ``launch``, which starts its kernels.
 
-    ``find_rows(tensor, dim)`` returns a tensor that its kernels can read, the one given or a copy,
-    and where the rows of it lie. ``casts`` says whether the kernels convert between the dtypes of
-    input and output; if not, both are cast around the launch.
+    ``find_rows(tensor, dim)`` returns a tensor that the kernels can read, the one given or a copy,
+    and its rows. ``casts`` says whether the kernels convert between the dtypes of input and output;
+    if not, both are cast around the launch.
     """
 
     launch: Launch
@@ -48,8 +48,8 @@ class Launcher:
         return output
 
     def forward_in_place(self, input: Tensor, dim: int, form: Form = "softmax") -> None:
-        """Write the result over ``input``; one that is not contiguous takes a workspace of its
-        size."""
+        """Write the result over ``input``; if that is not contiguous, a workspace of its size is
+        needed."""
         if not input.is_contiguous():
             input.copy_(self.forward(input, dim, None, form))
         elif input.numel():

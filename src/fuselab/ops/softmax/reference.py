@@ -1,5 +1,4 @@
-"""softmax and log_softmax in plain PyTorch: what is right, their gradients, and how people spell
-them out."""
+"""softmax and log_softmax in plain PyTorch: the definitions, their gradients, common spellings."""
 
 from __future__ import annotations
 
@@ -10,18 +9,18 @@ from torch import Tensor
 
 
 def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """exp(x - max(x)) / sum(exp(x - max(x))) along ``dim``: ``torch.softmax``.
+    """Compute exp(x - max(x)) / sum(exp(x - max(x))) along ``dim``, as ``torch.softmax``.
 
     Args:
-        input: any shape, 0-D and empty included; any strides; floating, or any real dtype when
-            ``dtype`` is given.
+        input: any shape, 0-D and empty included, and any strides. It is floating, or of any real
+            dtype if ``dtype`` is given.
         dim: the dimension that sums to 1; negative counts from the end.
-        dtype: the input is cast to it first, and the result has it (float16, bfloat16, float32 or
-            float64).
+        dtype: the input is cast to it first, and it is the result's dtype (float16, bfloat16,
+            float32 or float64).
 
     Returns:
-        A contiguous tensor of ``input``'s shape. A slice that holds NaN or +inf, or nothing but
-        -inf, is NaN.
+        A contiguous tensor of ``input``'s shape. A slice that contains NaN or +inf, or only -inf,
+        is NaN.
 
     Raises:
         DtypeError: ``input`` is not floating and no ``dtype`` is given, or ``dtype`` is not
@@ -32,7 +31,7 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> T
 
 
 def softmax_(input: Tensor, dim: int = -1) -> Tensor:
-    """``softmax`` written over its input, for inference; returns ``input``.
+    """Write ``softmax`` of ``input`` over ``input``, for inference, and return it.
 
     Args:
         input: any shape, 0-D and empty included; floating. One that is not contiguous takes a
@@ -42,7 +41,7 @@ def softmax_(input: Tensor, dim: int = -1) -> Tensor:
     Raises:
         DtypeError: ``input`` is not floating.
         ArgumentError: ``dim`` is out of range, or ``input`` overlaps itself.
-        DifferentiationError: ``input`` wants a gradient; ``softmax`` has one.
+        DifferentiationError: ``input`` requires a gradient; ``softmax`` supports one.
     """
     return torch.softmax(input, dim)
 
@@ -54,7 +53,8 @@ def softmax_backward(
     dim: int,
     input_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """output * (grad_output - sum(grad_output * output)) along ``dim``, in the input's dtype."""
+    """Return output * (grad_output - sum(grad_output * output)) along ``dim``, in the input's
+    dtype."""
     if not needs[0]:
         return (None,)
     grad = torch.ops.aten._softmax_backward_data(grad_output, output, dim, output.dtype)
@@ -62,10 +62,10 @@ def softmax_backward(
 
 
 def naive_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """The formula as it stands in model code: five operators, eight passes over memory.
+    """Compute the formula as model code spells it: five operators, eight passes over memory.
 
-    The maximum is detached: its gradient is 0, and without detach() a compiled backward adds up
-    100 to 900 ulp of it (H200).
+    The maximum is detached, because its gradient is 0 and a compiled backward without detach() is
+    off by 100 to 900 ulp (H200).
     """
     if dtype is not None:
         input = input.to(dtype)
@@ -74,18 +74,18 @@ def naive_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None
 
 
 def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """x - max(x) - log(sum(exp(x - max(x)))) along ``dim``: ``torch.log_softmax``.
+    """Compute x - max(x) - log(sum(exp(x - max(x)))) along ``dim``, as ``torch.log_softmax``.
 
     Args:
-        input: any shape, 0-D and empty included; any strides; floating, or any real dtype when
-            ``dtype`` is given.
+        input: any shape, 0-D and empty included, and any strides. It is floating, or of any real
+            dtype if ``dtype`` is given.
         dim: the dimension whose exponentials sum to 1; negative counts from the end.
-        dtype: the input is cast to it first, and the result has it (float16, bfloat16, float32 or
-            float64).
+        dtype: the input is cast to it first, and it is the result's dtype (float16, bfloat16,
+            float32 or float64).
 
     Returns:
-        A contiguous tensor of ``input``'s shape. A slice that holds NaN or +inf, or nothing but
-        -inf, is NaN; beside finite elements, -inf stays -inf.
+        A contiguous tensor of ``input``'s shape. A slice that contains NaN or +inf, or only -inf,
+        is NaN; among finite elements, -inf stays -inf.
 
     Raises:
         DtypeError: ``input`` is not floating and no ``dtype`` is given, or ``dtype`` is not
@@ -96,7 +96,7 @@ def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) 
 
 
 def log_softmax_(input: Tensor, dim: int = -1) -> Tensor:
-    """``log_softmax`` written over its input, for inference; returns ``input``.
+    """Write ``log_softmax`` of ``input`` over ``input``, for inference, and return it.
 
     Args:
         input: any shape, 0-D and empty included; floating. One that is not contiguous takes a
@@ -106,7 +106,7 @@ def log_softmax_(input: Tensor, dim: int = -1) -> Tensor:
     Raises:
         DtypeError: ``input`` is not floating.
         ArgumentError: ``dim`` is out of range, or ``input`` overlaps itself.
-        DifferentiationError: ``input`` wants a gradient; ``log_softmax`` has one.
+        DifferentiationError: ``input`` requires a gradient; ``log_softmax`` supports one.
     """
     return torch.log_softmax(input, dim)
 
@@ -118,7 +118,7 @@ def log_softmax_backward(
     dim: int,
     input_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """grad_output - exp(output) * sum(grad_output) along ``dim``, in the input's dtype."""
+    """Return grad_output - exp(output) * sum(grad_output) along ``dim``, in the input's dtype."""
     if not needs[0]:
         return (None,)
     grad = torch.ops.aten._log_softmax_backward_data(grad_output, output, dim, output.dtype)
@@ -126,7 +126,7 @@ def log_softmax_backward(
 
 
 def naive_log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """The formula as it stands in model code."""
+    """Compute the formula as model code spells it."""
     if dtype is not None:
         input = input.to(dtype)
     return input - torch.logsumexp(input, dim, keepdim=True)

@@ -1,18 +1,18 @@
 """Softmax and log_softmax over one dimension and their gradients, for rows and columns, in Triton.
 
-Tiling. ``*_rows``: a program owns ROWS whole rows, each in one block; every element is read once,
-its exp is computed once, and it is written once. ``*_looped``: a program owns one row of any width
-and walks over it twice, the second time backwards, so that it meets in L2 what it read last; the
-running maximum and sum are kept per lane and meet once, after the loop. ``*_columns``: the
-dimension is not the last one; a program owns a tile of neighbouring columns, coalesced.
+Tiling. ``*_rows``: a program owns ROWS whole rows, each in one block; every element is read once
+and written once, and its exp is computed once. ``*_looped``: a program owns one row of any width
+and walks it twice, the second time backwards, so that it finds in L2 what it read last; the running
+maximum and sum are kept per lane and combined once, after the loop. ``*_columns``: the dimension is
+not the last one; a program owns a tile of neighbouring columns, with coalesced accesses.
 
-A row's place: row = outer * inner_count + inner, its first element at
-outer * outer_stride + inner * inner_stride, and dim_stride from element to element. Strides count
-elements and may be 0. ``output`` and ``grad_input`` are contiguous. LOG makes it log_softmax.
+The layout of a row: row = outer * inner_count + inner, its first element is at
+outer * outer_stride + inner * inner_stride, and elements are dim_stride apart. Strides count
+elements and may be 0. ``output`` and ``grad_input`` are contiguous. LOG: it is log_softmax.
 
-In place (``output`` is ``input``): a program reads and writes only its own rows or columns. Where
-they are resident, what it stores depends on all it loaded; a second pass loads a block, then stores
-that block, and never comes back to it.
+In place (``output`` is ``input``): a program reads and writes only its own rows or columns. If they
+are resident, its stores depend on all its loads; a second pass loads a block, then stores that
+block, and never returns to it.
 """
 
 import triton
@@ -21,9 +21,9 @@ import triton.language as tl
 
 @triton.jit
 def exponential(difference):
-    """exp of a difference <= 0 within 2 ulp, by the steps that cuda_kernels.cu explains.
+    """Return exp of a difference <= 0 within 2 ulp, by the steps explained in cuda_kernels.cu.
 
-    tl.exp errs by 7e-6 of the result near e^-90, tl.exp2 flushes subnormal results.
+    tl.exp is off by 7e-6 of the result near e^-90; tl.exp2 flushes subnormal results.
     """
     if difference.dtype == tl.float64:
         result = tl.exp(difference)
@@ -39,8 +39,9 @@ def exponential(difference):
 
 @triton.jit
 def exponential_term(difference, output_dtype: tl.constexpr, LOG: tl.constexpr):
-    """exp of an element's difference, in softmax times a power of two that ``output_dtype`` fixes
-    and the division by the sum takes away again: the same as exponential_term of cuda_kernels.cu.
+    """Return exp of an element's difference. In softmax it is multiplied by a power of two that
+    depends on ``output_dtype`` only; the division by the sum removes it again. It is
+    exponential_term of cuda_kernels.cu.
     """
     if difference.dtype == tl.float64 or output_dtype == tl.float32:
         result = exponential(difference)
@@ -53,7 +54,7 @@ def exponential_term(difference, output_dtype: tl.constexpr, LOG: tl.constexpr):
 
 @triton.jit
 def finish(difference, factor, output_dtype: tl.constexpr, LOG: tl.constexpr):
-    """An element of the output, in a second pass; ``factor`` is 1 / total, or log(total)."""
+    """Return an element of the output, in a second pass; ``factor`` is 1 / total or log(total)."""
     if LOG:
         result = difference - factor
     else:
@@ -63,26 +64,26 @@ def finish(difference, factor, output_dtype: tl.constexpr, LOG: tl.constexpr):
 
 @triton.jit
 def summand(grad, y, LOG: tl.constexpr):
-    """What the backward sums over a row."""
+    """Return the term that the backward sums over a row."""
     return grad if LOG else grad * y
 
 
 @triton.jit
 def gradient(grad, y, total, LOG: tl.constexpr):
-    """The gradient of one element."""
+    """Return the gradient of one element."""
     return grad - exponential(y) * total if LOG else y * (grad - total)
 
 
 @triton.jit
 def shift_for(maximum):
-    """A maximum of -inf must not make inf - inf of the terms: 0 in its place."""
+    """Return the maximum, or 0 in place of -inf, so that no term becomes inf - inf."""
     return tl.where(maximum == float("-inf"), 0.0, maximum)
 
 
 @triton.jit
 def add(total, lost, term):
-    """A compensated sum (Kahan): (total, lost) with ``term`` added. A lane of a long row adds the
-    same small terms up to 10^5 times, and float32 alone then rounds each of them the same way
+    """Return (total, lost) of a compensated sum (Kahan) with ``term`` added. A lane of a long row
+    adds up to 10^5 similar small terms, and float32 alone rounds each of them in the same direction
     (1.6 % off after 10^6 terms of 0.02)."""
     term += lost
     sum = total + term
@@ -91,7 +92,7 @@ def add(total, lost, term):
 
 @triton.jit
 def row_start(row, inner_count, outer_stride, inner_stride):
-    """Offset of a row's first element; ``row`` is int64."""
+    """Return the offset of a row's first element; ``row`` is int64."""
     return (row // inner_count) * outer_stride + (row % inner_count) * inner_stride
 
 
@@ -110,12 +111,13 @@ def forward_rows(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """output[row, :] = softmax(input[row, :]), or log_softmax."""
+    """Compute output[row, :] = softmax(input[row, :]), or log_softmax."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (column < width)
     start = row_start(row, inner_count, outer_stride, inner_stride)
-    # Masked columns are -inf before the maximum is taken: a row of -200 must not meet a 0 there.
+    # Masked columns are -inf before the maximum is taken: a row around -200 must not get 0 as its
+    # maximum.
     value = tl.load(input + start + column * dim_stride, mask=mask, other=float("-inf"))
     value = value.to(output.dtype.element_ty).to(ACCUMULATOR)
     difference = value - tl.max(value, axis=1, keep_dims=True)
@@ -141,8 +143,8 @@ def backward_rows(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """grad_input[row, :] = output * (grad_output - sum(grad_output * output)), or of log_softmax
-    grad_output - exp(output) * sum(grad_output)."""
+    """Compute grad_input[row, :] = output * (grad_output - sum(grad_output * output)), or for
+    log_softmax grad_output - exp(output) * sum(grad_output)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (column < width)
@@ -167,10 +169,10 @@ def forward_looped(
     dim_stride,
     LOG: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
-    INDEX: tl.constexpr,  # the integer type that counts a row's elements
+    INDEX: tl.constexpr,  # the integer type of an index into a row
     BLOCK: tl.constexpr,
 ):
-    """The forward in two passes over a row of any width."""
+    """Compute the forward in two passes over a row of any width."""
     row = tl.program_id(0).to(tl.int64)
     input += row_start(row, inner_count, outer_stride, inner_stride)
     output += row * width
@@ -223,7 +225,7 @@ def backward_looped(
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient in two passes over a row of any width."""
+    """Compute the gradient in two passes over a row of any width."""
     row = tl.program_id(0).to(tl.int64)
     grad_output += row_start(row, inner_count, outer_stride, inner_stride)
     output += row * width
@@ -269,7 +271,7 @@ def forward_columns(
     BLOCK: tl.constexpr,  # elements along the dimension
     COLUMNS: tl.constexpr,  # neighbouring columns
 ):
-    """output[outer, :, inner] = softmax(input[outer, :, inner]), or log_softmax."""
+    """Compute output[outer, :, inner] = softmax(input[outer, :, inner]), or log_softmax."""
     tiles = tl.cdiv(inner_count, COLUMNS)
     outer = (tl.program_id(0) // tiles).to(tl.int64)
     inner = (tl.program_id(0) % tiles).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -336,7 +338,7 @@ def backward_columns(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The gradient for columns; parameters as for forward_columns."""
+    """Compute the gradient for columns; the parameters are those of forward_columns."""
     tiles = tl.cdiv(inner_count, COLUMNS)
     outer = (tl.program_id(0) // tiles).to(tl.int64)
     inner = (tl.program_id(0) % tiles).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]

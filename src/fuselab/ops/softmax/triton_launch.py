@@ -1,4 +1,4 @@
-"""Launching the Triton kernels: which one, and how many rows and warps a program has."""
+"""Launchers of the Triton kernels: which one runs, and how many rows and warps a program has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from fuselab.runtime.tuning import Config
 
 
 def _row(block: int, rows: int, warps: int) -> Config:
-    """A program of ``warps`` warps takes ``rows`` rows of up to ``block`` elements whole."""
+    """Return a program of ``warps`` warps that takes ``rows`` whole rows of up to ``block``
+    elements."""
     return Config(block=block, rows=rows, warps=warps)
 
 
@@ -30,15 +31,9 @@ _NARROW = (
     _row(256, 8, 4),
     _row(512, 4, 4),
 )
-# 16 elements per thread, as in CUDA_ROWS; 32 at 32768, where 1024 threads is all there is (16 warps
-# at 16384 would take 85 registers in float32: one block an SM). Registers for sm_90, softmax /
-# log_softmax, Triton 3.7.1:
-#   forward   float32 4096 wide 35 / 32, 8192 40 / 32, 16384 32 / 32, 32768 64 / 63, looped 80 / 80;
-#             bfloat16 32 / 32 up to 16384
-#   backward  float32 4096 48 / 48, 16384 47 / 49, looped 79 / 63;
-#             bfloat16 47 / 40, 47 / 44, 60 / 57
-# Nothing spills, all loads and stores are 128-bit; 5 block barriers in the forward (maximum, sum),
-# 2 in the backward.
+# A thread has 16 elements, as in CUDA_ROWS, and 32 in rows of 32768, because a block has 1024
+# threads at most. (16384 elements in 16 warps would take 85 registers in float32, and only one
+# block would fit a multiprocessor.) On sm_90 nothing spills, and all accesses are 128 bits wide.
 TRITON_ROWS = {
     "forward": (
         *_NARROW,
@@ -58,18 +53,18 @@ TRITON_ROWS = {
         _row(16384, 1, 32),
     ),
 }
-# Wider rows pass twice through one program, ``looped`` elements at a time.
+# Wider rows are walked twice by one program, ``looped`` elements at a time.
 _LOOPED = (
     Config(looped=4096, warps=8),
     Config(looped=8192, warps=16),
     Config(looped=4096, warps=16),
 )
-# A tile of columns: at most this many elements, 8 to 32 columns across, 8 warps.
+# A tile of columns has at most this many elements, 8 to 32 columns across, and 8 warps.
 TRITON_COLUMNS_TILE = 8192
 
 
 def triton_candidates(step: str, width: int) -> tuple[Config, ...]:
-    """What tuning may choose from for rows of ``width``, the table's choice first."""
+    """Return what tuning may choose from for rows of ``width``, the table's choice first."""
     block = power_of_two(width)
     default = next((line for line in TRITON_ROWS[step] if line.block >= width), None)
     if default is None:
@@ -151,7 +146,8 @@ def _triton_index(largest: int) -> object:
 
 
 def triton_columns(rows: Rows) -> tuple[bool, int, int]:
-    """Whether columns stay in registers, the tile's length along the dimension, and its columns."""
+    """Return whether columns stay in registers, the tile's length along the dimension, and the
+    number of its columns."""
     neighbours = power_of_two(rows.inner_count)
     length = power_of_two(rows.width)
     for columns in (32, 16, 8):
@@ -170,7 +166,8 @@ configs_backward = functools.partial(backward_configs, _configs)
 
 
 def supports(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> str | None:
-    """A program per row or tile, and CUDA's grid ends at 2^31 - 1."""
+    """Return None if the rows fit CUDA's grid, which ends at 2^31 - 1, else the reason. There is a
+    program per row or tile."""
     width = input.shape[positive(dim, input)] if input.dim() else 1
     if input.numel() and input.numel() // width >= 2**31:
         return "it has 2^31 rows or more"

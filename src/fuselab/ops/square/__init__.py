@@ -1,4 +1,4 @@
-"""input * input: with add, the package to read first."""
+"""input * input. Read this package and add first."""
 
 from fuselab.ops.square.op import OP
 from fuselab.runtime.dispatch import operator

@@ -12,7 +12,7 @@ from fuselab.ops._shared.cases import BOUNDARY, Random, made, sized, sweep_tags,
 _SWEEP = ((4, 4), (256, 256), (4096, 128), (16384, 256), (65536, 512), (262144, 1024))
 
 
-# Around a block's edge: 1024 elements in Triton and in CUDA C++, in float32.
+# Sizes around a block's edge: 1024 elements, in Triton and in CUDA C++, in float32.
 _BOUNDARY = ((), (0, 8), (1,), (2,), (3,), (1023,), (1024,), (1025,), (33, 31), (129, 257))
 
 
@@ -43,7 +43,7 @@ def _cases() -> Iterator[Case]:
 
 
 def draw(source: Draw) -> Inputs:
-    """Any shape and layout."""
+    """Draw any shape and layout."""
     sizes = [source.size(1, 3, 4, 33, 256, 257) for _ in range(source.choice((2, 1, 0, 3)))]
     return Inputs((source.tensor(*sizes),))
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def reference(input: Tensor) -> Tensor:
-    """``input * input``, element by element, as ``torch.square``.
+    """Compute ``input * input`` element by element, as ``torch.square``.
 
     Args:
         input: any shape, float32, float16, bfloat16 or float64, any strides.
 
     Returns:
         The shape and dtype of ``input`` and the strides of ``torch.empty_like(input)``. Arithmetic
-        is in float32, in float64 where the input is; the result is rounded once.
+        is in float32, or in float64 for a float64 input; the result is rounded once.
 
     Differentiable twice: the gradient is 2 g x.
 
@@ -28,7 +28,7 @@ def reference(input: Tensor) -> Tensor:
 
 
 def gradient(needs: Sequence[bool], grad_output: Tensor, input: Tensor) -> tuple[Tensor | None]:
-    """The gradient of input, in float32, or float64 where the input is."""
+    """Return the gradient of input, computed in float32, or in float64 if the input is."""
     arithmetic = torch.float64 if input.dtype == torch.float64 else torch.float32
     slope = 2 * input.to(arithmetic)
     return ((grad_output.to(arithmetic) * slope).to(input.dtype) if needs[0] else None,)

@@ -1,9 +1,9 @@
 """input * input in Triton, and its gradient 2 grad input. Every element is read once and written
-once: memory is the floor.
+once: memory is the limit.
 
-The flat kernels own BLOCK consecutive elements per program: the start is 64-bit, the offsets from
-there are not, so any size is right and none costs more. The strided ones own BLOCK_ROWS x
-BLOCK_COLUMNS elements of a nest of up to five loops.
+A program of a flat kernel owns BLOCK consecutive elements; the start is 64-bit and the offsets from
+it are 32-bit, so that any size is right at no extra cost. A program of a strided kernel owns
+BLOCK_ROWS x BLOCK_COLUMNS elements of a nest of up to five loops.
 """
 
 import triton
@@ -26,7 +26,7 @@ def square(
 ):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = tl.arange(0, BLOCK)
-    # A mask that may end anywhere makes every access scalar: only the last program has one.
+    # A mask that may end anywhere makes every access scalar, so only the last program has one.
     if start + BLOCK <= numel:
         _square_tile(input + start, output + start, offset, None, COMPUTE)
     else:
@@ -35,7 +35,7 @@ def square(
 
 @triton.jit(**unspecialized("input"))
 def square_strided(
-    input, output,  # output: dense, counted up; input by its strides
+    input, output,  # output: dense, in memory order; input by its strides
     rows, size_1, size_2, size_3, size_4,
     input_0, input_1, input_2, input_3, input_4,
     COMPUTE: tl.constexpr, MATRIX: tl.constexpr, WIDE: tl.constexpr,
@@ -73,7 +73,7 @@ def square_backward(
 
 @triton.jit(**unspecialized("grad", "input"))
 def square_backward_strided(
-    grad, input, grad_input,  # grad_input: dense, counted up; the others by their strides
+    grad, input, grad_input,  # grad_input: dense, in memory order; the others by their strides
     rows, size_1, size_2, size_3, size_4,
     grad_0, grad_1, grad_2, grad_3, grad_4,
     input_0, input_1, input_2, input_3, input_4,

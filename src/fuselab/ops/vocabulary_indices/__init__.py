@@ -1,4 +1,4 @@
-"""Ids to indices by a vocabulary, all columns in one launch."""
+"""Map ids to indices by a vocabulary, all columns in one launch."""
 
 from fuselab.ops.vocabulary_indices.op import OP
 from fuselab.ops.vocabulary_indices.reference import Vocabulary, vocabulary

@@ -14,7 +14,8 @@ from fuselab.ops.vocabulary_indices.reference import vocabulary
 
 
 def _case(rows: int, sizes: Sequence[int], *tags: str, name: str = "") -> Case:
-    """Vocabularies of ``sizes`` scattered 32-bit ids, in no order; a fifth of the ids unknown."""
+    """Return a case of vocabularies of ``sizes`` scattered 32-bit ids, unsorted; of the ids looked
+    up about a fifth are unknown."""
 
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         step = 2**32 // max((*sizes, 1))
@@ -51,7 +52,7 @@ CASES = (
 
 
 def draw(draw: Draw) -> Inputs:
-    """Vocabularies over a small range of ids, so that both known and unknown ones are met."""
+    """Draw vocabularies over a small range of ids, so that ids are known as well as unknown."""
     rows, columns = draw.size(511), draw.size(26)
     generator = torch.Generator().manual_seed(columns)
     sizes = torch.randint(0, 40, (columns,), generator=generator).tolist()

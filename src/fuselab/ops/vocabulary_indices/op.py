@@ -22,7 +22,7 @@ CUDA_EXPRESSIONS = cuda_expressions("look_up")
 
 
 def validate(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> None:
-    """Raises DtypeError, ShapeError as the reference's docstring says."""
+    """Raise DtypeError or ShapeError as the reference's docstring says."""
     check_integers("vocabulary_indices", "ids", ids, 2)
     parts = {"sorted_keys": sorted_keys, "slots": slots, "offsets": offsets}
     for name, tensor in parts.items():
@@ -59,13 +59,13 @@ forward_triton = KERNELS.forward_triton
 
 
 def prefer(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Sequence[str]:
-    """65536 x 26 ids: Triton 111 us, CUDA 134, eager 2534; 2048 x 26 37.3, 37.5 and 716 (H200)."""
+    """Return Triton first: 65536 x 26 ids take it 111 us on an H200, CUDA 134 and eager 2534."""
     return ("triton", "cuda")
 
 
 def cost(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Cost:
-    """Every id read once, of keys and slots at most one per id, every index written once; a
-    comparison per step of the search."""
+    """Return the least traffic, every id read once, at most one key and slot read per id, every
+    index written once, and a comparison per step of the search."""
     touched = min(ids.numel(), sorted_keys.numel())
     read = ids.numel() * ids.element_size() + 16 * touched + 8 * offsets.numel()
     columns = max(ids.shape[1], 1)
@@ -84,5 +84,5 @@ OP = FusedOp(
     fake=empty_indices,
     prefer=prefer,
     cpu_cases=cases.CPU_CASES,
-    dtypes=(torch.float32,),  # of no argument: ids are integers
+    dtypes=(torch.float32,),  # a placeholder: no argument has it, for ids are integers
 )

@@ -1,4 +1,4 @@
-"""Vocabulary look-up in plain PyTorch, and the tensors that a vocabulary is made of."""
+"""Vocabulary look-up in plain PyTorch, and the tensors that make a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fuselab.errors import ArgumentError
 
 
 class Vocabulary(NamedTuple):
-    """The ids of every column, sorted for binary search. Three tensors: register them as buffers.
+    """The ids of every column, sorted for binary search: three tensors to register as buffers.
 
-    ``sorted_keys`` int64 [K], the columns' ids one after the other, ascending within a column;
-    ``slots`` int64 [K], the index of each in its column's vocabulary; ``offsets`` int64
-    [columns + 1]: column t holds places ``offsets[t]`` to ``offsets[t + 1]``.
+    ``sorted_keys`` int64 [K]: the ids of all columns in turn, ascending within a column. ``slots``
+    int64 [K]: the index of each in its column's vocabulary. ``offsets`` int64 [columns + 1]: the
+    keys of column t are at places ``offsets[t]`` to ``offsets[t + 1]``.
     """
 
     sorted_keys: Tensor
@@ -25,10 +25,10 @@ class Vocabulary(NamedTuple):
 
 
 def vocabulary(columns: Sequence[Sequence[int] | Tensor]) -> Vocabulary:
-    """The vocabulary whose column t gives ``columns[t][i]`` the index i.
+    """Return the vocabulary whose column t maps ``columns[t][i]`` to the index i.
 
     Raises:
-        ArgumentError: an id stands twice in a column.
+        ArgumentError: a column contains an id twice.
     """
     keys, slots, offsets = [], [], [0]
     for column, ids in enumerate(columns):
@@ -47,24 +47,23 @@ def vocabulary(columns: Sequence[Sequence[int] | Tensor]) -> Vocabulary:
 
 
 def vocabulary_indices(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
-    """The index of every id in its column's vocabulary; ``len(vocabulary)`` for an unknown id.
+    """Return the index of every id in its column's vocabulary, ``len(vocabulary)`` if unknown.
 
     An unknown id never shares the slot of a known one: a table for column t has one row more than
-    the vocabulary has ids, and its last row is the unknowns'. Binary search, so the cost does not
-    grow with the vocabulary's size but with its logarithm.
+    the vocabulary has ids, and its last row is for unknown ids. The search is binary, so its cost
+    grows with the logarithm of the vocabulary's size.
 
     Args:
         ids: (samples, columns), int64 or int32, any strides.
-        sorted_keys, slots, offsets: a ``Vocabulary``, int64, contiguous, on the same device;
-            ``vocabulary(columns)`` makes it. Tensors that are not such a vocabulary give undefined
-            indices: looking would synchronise. ``offsets`` that leave the keys are an error on the
-            CPU.
+        sorted_keys, slots, offsets: a ``Vocabulary``, int64, contiguous, on the same device, from
+            ``vocabulary(columns)``. Tensors that are no such vocabulary give undefined indices,
+            because checking would synchronise. ``offsets`` beyond the keys are an error on the CPU.
 
     Returns:
         (samples, columns) int64, contiguous.
 
     Raises:
-        DtypeError, ShapeError: names the tensor and what was expected.
+        DtypeError, ShapeError: they name the tensor and the expectation.
         ArgumentError: ``offsets`` do not rise from 0 to the number of keys (CPU).
     """
     if not torch.compiler.is_compiling() and type(offsets) is Tensor and offsets.is_cpu:
@@ -87,8 +86,8 @@ def vocabulary_indices(ids: Tensor, sorted_keys: Tensor, slots: Tensor, offsets:
 
 
 def _check_places(offsets: Tensor, keys: int) -> None:
-    """As the C++ kernel does. What is being traced has no values yet, and those of a GPU would have
-    to be waited for."""
+    """Raise ArgumentError for bad offsets, as the C++ kernel does. It is not called for traced
+    tensors, which have no values yet, nor on a GPU, where reading them would synchronise."""
     begins = offsets.tolist()
     for column, (begin, end) in enumerate(zip(begins, [*begins[1:], keys], strict=True)):
         if not 0 <= begin <= end:

@@ -1,6 +1,6 @@
-"""Vocabulary look-up: binary search over each column's sorted keys.
+"""Vocabulary look-up in Triton: a binary search in each column's sorted keys.
 
-A program searches BLOCK ids at once, in as many steps as the largest column could need; every id is
+A program searches BLOCK ids at once, in as many steps as the largest column could need. Every id is
 read and every index written once.
 """
 

@@ -21,8 +21,8 @@ from fuselab.runtime.dispatch.registration import REGISTERED, Registration
 
 
 def check_types(op: FusedOp, args: Sequence[Any]) -> None:
-    """Raise for a value that is not of its parameter's type, 1 us; contracts may then rely on
-    types. A float may be a 0-d tensor, but not one whose gradient would be dropped."""
+    """Raise for a value that is not of its parameter's type; contracts may then rely on types. A
+    float may be a 0-d tensor, but not one whose gradient would be dropped. It takes 1 us."""
     registration, short = REGISTERED[op.name], op.short_name
     for value, (name, types, words) in zip(args, registration.accepted, strict=True):
         if not isinstance(value, types):
@@ -61,10 +61,10 @@ def check_types(op: FusedOp, args: Sequence[Any]) -> None:
 
 
 def with_host_floats(registration: Registration, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Floats that are tensors in the host's memory as numbers, as PyTorch takes them: their copy to
-    a GPU would be refused while a CUDA graph is captured."""
+    """Return the arguments with CPU tensors of float parameters read as numbers, as PyTorch does:
+    copying them to a GPU would be refused while a CUDA graph is captured."""
     if torch._C._are_functorch_transforms_active():
-        return args  # vmap has no single number
+        return args  # under vmap a tensor is no single number
     read = list(args)
     for place in registration.float_positions:
         if type(args[place]) is Tensor and args[place].is_cpu:
@@ -73,7 +73,8 @@ def with_host_floats(registration: Registration, args: tuple[Any, ...]) -> tuple
 
 
 def with_scalar_tensors(registration: Registration, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Floats as 0-d tensors on the inputs' device: Dynamo keeps a multiplication symbolic."""
+    """Return the arguments with floats as 0-d tensors on the inputs' device. They are made by a
+    multiplication, because Dynamo keeps that symbolic."""
     first = tensors_in(args)[0]
     dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
     converted = list(args)

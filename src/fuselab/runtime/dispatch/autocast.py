@@ -1,4 +1,4 @@
-"""Autocast around a reference."""
+"""Autocast: whether it is on, and calling a function without it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fuselab.op import tensors_in
 
 
 def has_autocast(device: str) -> bool:
-    """Whether autocast is on for this type of device; meta has none, and asking raises."""
+    """Return whether autocast is on for this type of device; meta has none, and asking raises."""
     return device != "meta" and torch.is_autocast_enabled(device)
 
 

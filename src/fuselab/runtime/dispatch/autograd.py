@@ -14,17 +14,17 @@ from fuselab.runtime.dispatch.sequences import flat_of, nested
 
 
 def autograd_function(registration: Registration) -> type[torch.autograd.Function]:
-    """The autograd.Function of an operator: raw forward, raw backward, and a second derivative.
+    """Return the autograd.Function of an operator: raw forward, raw backward, second derivative.
 
-    Its methods close over the operator's name and look the rest up in ``REGISTERED``: Dynamo can
-    trace a global dictionary, but no closure over an object of ours.
+    Its methods close over the operator's name and look everything else up in ``REGISTERED``,
+    because Dynamo can trace a global dictionary but no closure over an object of ours.
     """
     op_name = registration.op.name
 
     def raw_backward(
         name: str, needs: Sequence[bool], grad: Tensor, saved: Sequence[Any], fresh: bool = False
     ) -> Any:
-        """The gradients, ``fresh`` if none may be a view of the upstream one."""
+        """Return the gradients; none is a view of the upstream one if ``fresh``."""
         registration = REGISTERED[op_name]
         if not torch.compiler.is_compiling():
             arguments = (tuple(needs), grad, *saved)
@@ -103,7 +103,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             scalar_tensors = has_scalar_tensor(registration.schema[0], arguments)
             if torch.compiler.is_compiling():
                 return registration.raw_forward(scalar_tensors, *arguments, name)
-            # Detached: autograd gives this output its gradient.
+            # Detached, because autograd attaches the gradient to this output.
             held = launch_plans.lookup(registration.forward_id, name, tuple(arguments), True, True)
             if held is not None:
                 return held
@@ -122,7 +122,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
 
         @staticmethod
         def past_plan(name: str, arguments: tuple[Any, ...]) -> Any:
-            """The gradients where the backward has no plan, or is itself differentiated."""
+            """Return the gradients if the backward has no plan, or is itself differentiated."""
             needs, grad, *saved = arguments
             if torch.is_grad_enabled():
                 return Backward.apply(name, needs, None, grad, *saved)
@@ -164,11 +164,12 @@ def _flat_places(registration: Registration, lengths: tuple[int | None, ...] | N
 
 
 class _Saved:
-    """Stands, itself, for a tensor that lies in ``ctx.saved_tensors``."""
+    """A marker in place of a tensor that is in ``ctx.saved_tensors``."""
 
 
 def _save(ctx: Any, values: Sequence[Any]) -> None:
-    """Tensors through ``save_for_backward``, which sees in-place changes, the rest beside them."""
+    """Save tensors by ``save_for_backward``, which detects in-place changes, and the rest in
+    ``ctx.plain``."""
     tensors: list[Tensor] = []
     plain: list[Any] = []
     for value in values:

@@ -65,7 +65,7 @@ def _order(op: FusedOp, args: Sequence[Any], device: torch.device) -> Sequence[s
 
 
 def why_not(op: FusedOp, implementation: str, args: Sequence[Any]) -> str | None:
-    """None when ``implementation`` can run ``args``, else the reason in a few words."""
+    """Return None if ``implementation`` can run ``args``, else the reason in a few words."""
     if implementation == "reference":
         return None
     device = device_of(op, args)

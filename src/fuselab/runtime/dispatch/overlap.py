@@ -1,4 +1,4 @@
-"""Which tensors share memory: refused where one is written, copied where a result must be fresh."""
+"""Memory shared by tensors: refused if one of them is written, copied if a result must be new."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fuselab.op import FusedOp, tensors_in
 
 
 def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
-    """Raise where an argument to be written over shares memory with itself or another tensor.
+    """Raise if an argument to be written over shares memory with itself or another tensor.
 
-    Two tensors are taken to overlap where the ranges of their addresses do.
+    Two tensors count as overlapping if the ranges of their addresses overlap.
 
     Raises:
-        ArgumentError: names the operator and says what to do.
+        OverlapError: names the operator and says what to do.
     """
     mutated = op.mutated(args)
     for tensor in mutated:
@@ -50,8 +50,8 @@ def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
 
 
 def lies_in_memory(tensor: Tensor) -> bool:
-    """Whether address and strides say which bytes a tensor has: not of sparse, nested, meta or
-    fake ones, for which no plan is held."""
+    """Return whether address and strides tell which bytes a tensor has. They do not for sparse,
+    nested, meta or fake tensors, for which no plan is kept."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -60,7 +60,7 @@ def lies_in_memory(tensor: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> int:
-    """Bytes from the first to the last element."""
+    """Return the bytes from the first to the last element."""
     if tensor.is_contiguous():
         return tensor.nbytes
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -68,7 +68,7 @@ def _span(tensor: Tensor) -> int:
 
 
 def not_aliased(output: Tensor, arguments: Sequence[Any]) -> Tensor:
-    """``output``, copied where it is a view of an argument: raw operators return fresh tensors."""
+    """Return ``output``, copied if it is a view of an argument; raw operators return new ones."""
     for value in arguments:
         if isinstance(value, Tensor) and (
             output is value or (output._is_view() and output._base is value)
@@ -78,7 +78,7 @@ def not_aliased(output: Tensor, arguments: Sequence[Any]) -> Tensor:
 
 
 def unshared(grads: Sequence[Tensor | None], arguments: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """``grads``, copied where one lies in the memory of an argument or of another gradient."""
+    """Return ``grads``, with a copy of each that shares memory with an argument or another one."""
     taken = {tensor.untyped_storage()._cdata for tensor in tensors_in(arguments)}
     fresh: list[Tensor | None] = []
     for grad in grads:

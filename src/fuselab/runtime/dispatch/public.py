@@ -22,7 +22,7 @@ from fuselab.runtime.dispatch.registration import REGISTERED, Registration, has_
 
 
 def public_function(registration: Registration) -> Callable[..., Tensor]:
-    """Return the function that users call: a held launch plan first, else ``_call``."""
+    """Return the function that users call. It tries a launch plan first, then ``_call``."""
     names = tuple(registration.op.signature.parameters)
     defaults = {
         name: parameter.default
@@ -61,9 +61,9 @@ def public_function(registration: Registration) -> Callable[..., Tensor]:
         if kwargs or len(args) != arity:
             args = bind(args, kwargs)
         if not torch.compiler.is_compiling():
-            # A plan's key has the strides, so there is none for a tensor that overlaps itself; but
-            # of several tensors it does not know where they lie. Under torch.func and modes they
-            # may have no address, and there is no plan.
+            # A plan's key has the strides, so no plan exists for a tensor that overlaps itself. But
+            # it does not have the addresses of several tensors, so their overlap is checked here.
+            # Under torch.func and modes they may have no address, and there is no plan.
             if several and not (
                 torch._C._functorch.peek_interpreter_stack() or torch._C._len_torch_dispatch_stack()
             ):
@@ -99,11 +99,11 @@ def public_function(registration: Registration) -> Callable[..., Tensor]:
 
 
 def _call(registration: Registration, args: tuple[Any, ...], implementation: str) -> Tensor:
-    """The public function past a missed launch plan."""
+    """Run the public function's path for a call without a launch plan."""
     op = registration.op
     compiling = torch.compiler.is_compiling()
     if not compiling and op.gradient is not None:
-        # lookup has found no plan. If there is one, a gradient is needed.
+        # lookup found no plan. If there is one nevertheless, the call needs a gradient.
         output = registration.from_plan(args, implementation)
         if output is not None:
             return output
@@ -120,12 +120,12 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
         with launch_recording.ChoiceWatch() as choice:
             by_reference = (
                 implementation == "reference"
-                # Forward-mode differentiation goes through the reference: it has every derivative.
+                # Forward-mode differentiation takes the reference, which has every derivative.
                 or forward_ad._current_level >= 0
                 or (implementation == "auto" and choose_on(op, args, device) == "reference")
             )
             if by_reference and has_autocast(device.type):
-                op.validate(*args)  # 5 us less, and nothing is remembered
+                op.validate(*args)  # saves 5 us, for nothing is remembered under autocast
             elif by_reference:
                 choice.validate(op.validate, args)
         if by_reference:
@@ -142,7 +142,7 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
             return without_autocast(op.reference, args)
     if not compiling and device.type != "cpu":
         args = with_host_floats(registration, args)
-    # A float in a GPU's memory stays there: reading it would synchronise, and break a CUDA graph.
+    # A float in a GPU's memory stays there: reading it would synchronise and break a CUDA graph.
     # Dynamo in torch 2.11 cannot trace bool() of a tuple.
     scalar_tensors = len(registration.float_positions) > 0 and (
         compiling or (device.type != "cpu" and has_scalar_tensor(registration.schema[0], args))
@@ -160,7 +160,7 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
             launch_plans.keep_differentiable(registration.forward_id, implementation, args)
         return registration.differentiable(*args, implementation)
     if not compiling and op.gradient is not None and torch._C._are_functorch_transforms_active():
-        # A tensor of torch.func.vmap does not say that one of torch.func.grad lies within it, and
-        # an autograd.Function cannot be applied any more where the batching rule finds out.
+        # A tensor of torch.func.vmap does not tell that it wraps one of torch.func.grad, and when
+        # the batching rule finds out it is too late to apply an autograd.Function.
         return registration.differentiable(*args, implementation)
     return registration.raw_forward(scalar_tensors, *args, implementation)

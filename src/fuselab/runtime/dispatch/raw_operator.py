@@ -1,4 +1,4 @@
-"""Raw operators: what PyTorch's dispatcher calls, without a gradient of their own."""
+"""Raw operators: the operators that PyTorch's dispatcher calls, without a gradient of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _libraries: dict[str, torch.library.Library] = {}
 class RawOperator:
     """One raw operator with its two overloads (floats as floats, floats as 0-d tensors).
 
-    It returns ``result``, and writes over the parameters in ``mutates``.
+    It returns ``result``, and writes over the parameters named in ``mutates``.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ def _autograd_kernel(
     parameters: Sequence[tuple[str, str]],
     differentiate: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
-    """The Autograd kernel of a raw operator: passes on where nothing is differentiated.
+    """Return the Autograd kernel of a raw operator. It passes the call on if no gradient is needed.
 
-    An exported program calls raw operators with parameters that want gradients: there
-    ``differentiate`` takes over. A gradient that nothing defines is refused, never dropped.
+    An exported program calls raw operators with parameters that require gradients; then
+    ``differentiate`` computes the call. A gradient that nothing defines is refused, never dropped.
     """
     tensors = tuple(kind in ("Tensor", "Tensor?", "Tensor[]") for _, kind in parameters)
 
@@ -108,8 +108,8 @@ def _autograd_kernel(
 
 
 def _version_kernel(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
-    """The ADInplaceOrView kernel of an operator that writes over arguments: autograd then sees that
-    a tensor it saved has changed."""
+    """Return the ADInplaceOrView kernel of an operator that writes over arguments, by which
+    autograd notices that a tensor that it saved has changed."""
 
     def kernel(*args: Any) -> Any:
         bump_versions(tensors_in(args[place] for place in mutated))
@@ -137,7 +137,8 @@ def _refuse_vmap(short: str) -> Callable[..., Any]:
 
 
 def _refuse_batched_gradients(short: str) -> Callable[..., Any]:
-    """PyTorch loops over what is_grads_batched=True gives, but for operators that return lists."""
+    """Refuse is_grads_batched=True for an operator that returns a list, which PyTorch's own loop
+    over the batch cannot handle."""
 
     def kernel(*args: Any) -> Any:
         raise UnsupportedError(
@@ -150,14 +151,14 @@ def _refuse_batched_gradients(short: str) -> Callable[..., Any]:
 
 
 def _select(value: Any, dim: Any, index: int) -> Any:
-    """One sample of a value with its vmap dimension, or of each tensor of a sequence."""
+    """Return one sample of a value along its vmap dimension, or of each tensor of a sequence."""
     if isinstance(dim, (list, tuple)):
         return [_select(item, of_item, index) for item, of_item in zip(value, dim, strict=True)]
     return value.select(dim, index) if isinstance(dim, int) else value
 
 
 def _one_of_zeros(value: Any, dim: Any) -> Any:
-    """``value`` with one sample of zeros in place of none."""
+    """Return ``value`` with one sample of zeros in place of its empty batch."""
     if isinstance(dim, (list, tuple)):
         return [_one_of_zeros(item, of_item) for item, of_item in zip(value, dim, strict=True)]
     if not isinstance(dim, int):
@@ -166,14 +167,14 @@ def _one_of_zeros(value: Any, dim: Any) -> Any:
 
 
 def _loop_over_batch(overload: Any) -> Callable[..., Any]:
-    """A vmap rule for any raw operator: one call per sample, results stacked.
+    """Return a vmap rule for any raw operator: one call per sample, results stacked.
 
-    Right for every operator because it assumes nothing; an operator with leading batch dimensions
-    is faster called with them than under vmap.
+    It is right for every operator because it assumes nothing. An operator with leading batch
+    dimensions is faster if it is called with them instead of under vmap.
     """
 
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
-        if info.batch_size == 0:  # one sample of zeros says what shape each would have
+        if info.batch_size == 0:  # one sample of zeros gives the shapes of the results
             args = tuple(map(_one_of_zeros, args, in_dims))
         samples = [
             overload(

@@ -1,4 +1,4 @@
-"""Registers operators: from a FusedOp to its public function."""
+"""The registration of operators: from a FusedOp to its public function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuselab.runtime.dispatch.registration import REGISTERED, Registration
 
 
 def registered() -> dict[str, FusedOp]:
-    """Every operator registered in this process, by full name."""
+    """Return every operator registered in this process, by full name."""
     return {name: registration.op for name, registration in REGISTERED.items()}
 
 
@@ -23,8 +23,8 @@ def operator(op: FusedOp) -> Callable[..., Tensor]:
 
     The function takes the reference's parameters and ``implementation="auto"`` (keyword only):
     ``"auto"``, ``"reference"`` or a key of ``op.implementations``. Registering the same operator
-    again returns the same function; another operator of the same name and signature replaces the
-    first one, and of another signature is refused.
+    again returns the same function. Another operator of the same name replaces the first one if its
+    signature is the same, and is refused otherwise.
 
     Raises:
         ContractError: the declaration cannot be registered; names what to change.
@@ -35,7 +35,7 @@ def operator(op: FusedOp) -> Callable[..., Tensor]:
         if op.gradient is not None:
             known.differentiate_by(autograd_function(known))
         known.public = public_function(known)
-        # As namedtuple does: pickle finds a function by the module that binds it to its name.
+        # pickle finds a function by the module that binds it to its name, as for a namedtuple.
         known.public.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)
     elif known.op is not op:
         known.replace(op)

@@ -30,7 +30,7 @@ REGISTERED: dict[str, Registration] = {}
 
 
 class Registration:
-    """Everything that exists once per operator name: raw operators, autograd, public function."""
+    """The state of one operator name: its raw operators, autograd.Function and public function."""
 
     def __init__(self, op: FusedOp) -> None:
         self.op = op
@@ -85,18 +85,19 @@ class Registration:
         self.public: Callable[..., Tensor]  # given by `operator`
 
     def differentiate_by(self, function: Any) -> None:
-        """Take the operator's autograd.Function."""
+        """Use ``function`` as the operator's autograd.Function."""
         self.function = function
-        # Past Function.apply, which asks for forward's signature in every call (13 us of host time
-        # on a CPU of 2.6 GHz); torch.compile and torch.func need that one.
+        # This skips Function.apply, which inspects forward's signature in every call (13 us of host
+        # time on a CPU of 2.6 GHz). torch.compile and torch.func need Function.apply.
         plain: Any = super(torch.autograd.Function, function)
         self.apply_plainly = plain.apply
 
     def differentiable(self, *args: Any) -> Tensor:
-        """The operator as a step that autograd knows; ``args`` end with the implementation."""
+        """Call the operator as a step that autograd records; ``args`` end with the
+        implementation."""
         *values, implementation = args
         self.refuse_frozen(values)
-        # From bools: ints that an object holds are dynamic to Dynamo, and equal to no constant.
+        # From bools, because Dynamo treats ints that an object holds as dynamic.
         sequences = [place for place, is_sequence in enumerate(self.is_sequence) if is_sequence]
         flat, lengths = flat_of(values, sequences)
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
@@ -104,13 +105,13 @@ class Registration:
         return self.apply_plainly(*flat, lengths, implementation)
 
     def from_plan(self, args: tuple[Any, ...], implementation: str) -> Tensor | None:
-        """The operator as a step that autograd knows, from a plan; None where there is none, or
-        where no call of the kind has needed a gradient yet."""
+        """Call the operator from a plan, as a step that autograd records. Return None if there is
+        no plan, or if no call of this kind has needed a gradient yet."""
         if not torch.is_grad_enabled() or any(
             isinstance(args[place], Tensor) for place in self.float_positions
         ):
             return None  # a float given as a tensor may need a gradient, which is refused
-        # The node sees tensors only where they are values themselves.
+        # The node takes only tensors that are arguments themselves, not those in sequences.
         sequences = self.sequence_positions or self.saved_sequences
         attach = None if sequences else autograd_node.attach()
         if attach is None:
@@ -120,7 +121,7 @@ class Registration:
         if output is None:
             return None
         self.refuse_frozen(args)
-        torch._C._set_grad_enabled(False)  # as a Function has it; torch.no_grad() takes 1 us
+        torch._C._set_grad_enabled(False)  # as inside a Function; torch.no_grad() would take 1 us
         try:
             saved = self.op.gradient.save(output, *args)  # type: ignore[union-attr]
         finally:
@@ -133,7 +134,7 @@ class Registration:
         return attach(output, [args[place] for place in self.tensor_positions], saved, rule)
 
     def refuse_frozen(self, values: Sequence[Any]) -> None:
-        """Raise DifferentiationError where the gradient of a frozen argument is asked for."""
+        """Raise DifferentiationError if the gradient of a frozen argument is asked for."""
         frozen = self.op.gradient.frozen if self.op.gradient is not None else {}
         for name in frozen:
             value = values[list(self.op.signature.parameters).index(name)]
@@ -143,7 +144,7 @@ class Registration:
                 )
 
     def replace(self, op: FusedOp) -> None:
-        """Take ``op`` in place of the operator registered under the same name."""
+        """Replace the operator registered under this name by ``op``."""
         if schema_of(op) != self.schema:
             raise ContractError(
                 f"{op.name} is registered with another signature in this process; choose another "
@@ -154,7 +155,7 @@ class Registration:
         if op.gradient is not None:
             launch_plans.forget(self.backward_id)
 
-    # The forward, from the raw operator's kernel down.
+    # The forward, from the raw operator's kernel on.
 
     def _forward(self, *args: Any) -> Tensor | None:
         *arguments, name = args
@@ -166,7 +167,7 @@ class Registration:
         held = launch_plans.lookup(self.forward_id, name, tuple(arguments), False)
         if held is not None:
             return held
-        # Choosing and validating are recorded too: where they look at a float, so does the plan.
+        # Choosing and validating are recorded too: if they look at a float, so does the plan.
         with launch_recording.record(self.forward_id, name, tuple(arguments)) as recording:
             chosen = self._resolve(name, recording.args)
             op.validate(*recording.args)
@@ -185,8 +186,8 @@ class Registration:
         refuse_overlap(op, arguments)
         if launch_plans.lookup(self.forward_id, name, tuple(arguments), False) is not None:
             return
-        # A choice on a CPU looks at no values, so it need not be recorded, and the reference, which
-        # has no plan, is not watched: that takes 100 us.
+        # A choice on a CPU looks at no values, so it need not be recorded. The reference has no
+        # plan, so it is not recorded either, which would take 100 us.
         on_cpu = tensors_in(arguments)[0].is_cpu
         chosen = self._resolve(name, arguments) if on_cpu or name == "reference" else None
         if chosen == "reference":
@@ -213,7 +214,7 @@ class Registration:
             return choose(op, arguments)
         reason = why_not(op, name, arguments)
         if reason is not None:
-            op.validate(*arguments)  # what is wrong goes before what one kernel cannot do
+            op.validate(*arguments)  # an invalid argument is reported before a kernel's limit
             raise UnsupportedError(
                 f"{op.short_name}: implementation '{name}' cannot run these inputs: {reason}; "
                 "use implementation='auto'."
@@ -232,7 +233,7 @@ class Registration:
             return self.op.fake(*arguments)
         return not_aliased(self.op.reference(*arguments), arguments)
 
-    # The backward likewise; gradients that are not needed leave the raw operator as empty tensors.
+    # The backward, likewise. The raw operator returns empty tensors for gradients not needed.
 
     def _backward(self, *args: Any) -> Any:
         needs, grad_output, *saved_and_name = args
@@ -244,7 +245,7 @@ class Registration:
         return self._filled(grads, grad_output)
 
     def _filled(self, grads: Sequence[Tensor | None], like: Tensor) -> Any:
-        """One tensor per gradient, an empty one for None, as the raw operator's schema wants it."""
+        """Return one tensor per gradient, an empty one for None, as the raw schema needs it."""
         filled = [like.new_empty(0) if grad is None else grad for grad in grads]
         if self.sequence_positions:
             return filled
@@ -274,12 +275,14 @@ class Registration:
         return unshared(without_autocast(op.gradient.reference, arguments), arguments)
 
     def _with_backward(self, name: str, arguments: tuple[Any, ...]) -> list[str]:
-        """The implementations to ask for a backward, in order; none where it is the reference's."""
+        """Return the implementations to try for a backward, in order; none if the reference is
+        first."""
         op, device = self.op, arguments[1].device.type
         assert op.gradient is not None
         if name == "auto" and not cpu_choice.is_forced():
             name = process_choice.named(op) or name
-        # Without the forward's, where another operator has taken the name since, the reference's.
+        # If another operator has taken the name since and lacks the forward's implementation, the
+        # reference computes the backward.
         names = [known for known in op.implementations if name in ("auto", known)]
         if name == "auto" and op.gradient.prefer is not None:
             names = list(op.gradient.prefer(*arguments))
@@ -289,9 +292,10 @@ class Registration:
         return [name for name, one in known if one.backward is not None and one.device == device]
 
     def gradient_by_reference(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """The gradients by the contract's formula where no implementation is to be asked, else
-        None. They may be views of the upstream gradient, which autograd allows (a sum's are that
-        gradient: copied, a backward of 262144 x 1024 took twice as long on an H200)."""
+        """Return the gradients by the contract's formula if no implementation is to be tried, else
+        None. They may be views of the upstream gradient, which autograd allows: a sum's gradients
+        are the upstream one, and copying it doubled the time of a backward of 262144 x 1024 on an
+        H200."""
         needs, *rest = arguments
         with launch_recording.ChoiceWatch() as choice:
             if any(self.changed(needs, rest)) and self._with_backward(name, arguments):
@@ -302,7 +306,7 @@ class Registration:
         return without_autocast(reference, arguments)
 
     def changed(self, needs: Sequence[bool], arguments: Sequence[Any]) -> tuple[bool, ...]:
-        """``needs`` without the gradients that are the upstream one itself."""
+        """Return ``needs`` without the gradients that are the upstream gradient itself."""
         unchanged = self.op.gradient.unchanged  # type: ignore[union-attr]
         if unchanged is None:
             return tuple(needs)
@@ -319,7 +323,7 @@ class Registration:
 
 
 def has_scalar_tensor(parameters: Sequence[tuple[str, str]], values: Sequence[Any]) -> bool:
-    """Whether a value of a float parameter is a 0-d tensor, as it is inside torch.compile."""
+    """Return whether the value of a float parameter is a 0-d tensor, as inside torch.compile."""
     return any(
         is_scalar_tensor(kind) and isinstance(value, Tensor)
         for (_, kind), value in zip(parameters, values, strict=False)

@@ -29,7 +29,7 @@ _SCHEMA_TYPES: dict[Any, str] = {
     Sequence[int]: "SymInt[]",
 }
 
-# What a value of a parameter may be, and how an error says it.
+# The types that a parameter's value may have, and their description in an error.
 VALUE_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     Tensor: ((Tensor,), "a Tensor"),
     Sequence[Tensor]: ((list, tuple), "a list of Tensors"),
@@ -65,8 +65,8 @@ def is_scalar_tensor(schema_type: str) -> bool:
 
 
 def schema_of(op: FusedOp) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return names and schema types of the parameters of the forward and of the backward, which has
-    none where the operator has no gradient. Raises ContractError."""
+    """Return names and schema types of the forward's parameters and of the backward's, which are
+    none if the operator has no gradient. Raises ContractError."""
     forward = [
         (name, schema_type(op.name, parameter))
         for name, parameter in op.signature.parameters.items()

@@ -7,15 +7,15 @@ from typing import Any
 
 
 def with_tuples(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    """``values`` with tuples at ``places``, where the dispatcher hands over lists."""
+    """Return ``values`` with tuples at ``places``, where the dispatcher passes lists."""
     return [tuple(value) if place in places else value for place, value in enumerate(values)]
 
 
 def flat_of(
     values: Sequence[Any], places: Sequence[int]
 ) -> tuple[list[Any], tuple[int | None, ...] | None]:
-    """``values`` with the sequences at ``places`` laid out flat, and how long each was (None for
-    what is no sequence; None for all where there is none)."""
+    """Return ``values`` with the sequences at ``places`` flattened, and the length of each value:
+    None for a value that is no sequence. Without any ``places`` the lengths are None."""
     if not places:
         return list(values), None
     lengths = tuple(len(value) if place in places else None for place, value in enumerate(values))
@@ -26,7 +26,7 @@ def flat_of(
 
 
 def nested(flat: Sequence[Any], lengths: tuple[int | None, ...] | None) -> list[Any]:
-    """Return the arguments that ``flat_of`` laid out flat, their sequences as lists again."""
+    """Return the arguments that ``flat_of`` flattened, with their sequences as tuples again."""
     if lengths is None:
         return list(flat)
     values: list[Any] = []
