@@ -66,8 +66,11 @@ def hide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]
         monkeypatch.setenv("PYTHONPATH", path)
         for name in names:
             monkeypatch.setitem(sys.modules, name, None)
-        for module in ("fuselab.report.html", "fuselab.data.parquet"):  # they import one at the top
-            monkeypatch.delitem(sys.modules, module, raising=False)
+        # They import one at the top; `from fuselab.data import parquet` asks the package first.
+        for package, module in (("fuselab.report", "html"), ("fuselab.data", "parquet")):
+            monkeypatch.delitem(sys.modules, f"{package}.{module}", raising=False)
+            if package in sys.modules:
+                monkeypatch.delattr(sys.modules[package], module, raising=False)
 
     return hide
 

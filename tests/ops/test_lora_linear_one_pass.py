@@ -39,7 +39,8 @@ def test_every_block_fits_hopper():
 
 def test_wgmma_multiplies_from_one_round_of_its_tiles_on(monkeypatch):
     monkeypatch.setattr(cuda_launch, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(wgmma_launch.wgmma, "is_hopper", lambda device: True)
+    for module in (wgmma_launch, wgmma_launch.wgmma):
+        monkeypatch.setattr(module, "is_hopper", lambda device: True)
 
     def kernels(rows, inner, columns, rank=16, needs=ALL):
         shapes = ((rows, columns), (rows, inner), (columns, inner), (rank, inner))

@@ -101,7 +101,9 @@ def contract(name: str) -> FusedOp:
 
 def function(name: str) -> Callable[..., Any]:
     """Return the public function of the operator ``name``, from its package's ``__init__``."""
-    return getattr(importlib.import_module(f"{__name__}.{_package_of(name)}"), name)
+    package = importlib.import_module(f"{__name__}.{_package_of(name)}")
+    function: Callable[..., Any] = getattr(package, name)
+    return function
 
 
 def _package_of(name: str) -> str:

@@ -130,7 +130,8 @@ def _faster(points: Points, moved: int) -> list[str]:
 def _points(op: FusedOp, use: str, dtype: str, regime: str) -> Points:
     for table in _tables():
         if op.short_name in table:
-            return table[op.short_name].get(use, {}).get(dtype, {}).get(regime, ())
+            points: Points = table[op.short_name].get(use, {}).get(dtype, {}).get(regime, ())
+            return points
     return ()
 
 

@@ -56,8 +56,7 @@ using ::size_t;
 @functools.cache
 def _nvrtc() -> ModuleType:
     try:
-        from cuda.bindings import nvrtc
-
+        nvrtc: ModuleType = importlib.import_module("cuda.bindings.nvrtc")
         _check(nvrtc, nvrtc.nvrtcVersion()[0])
     except (ImportError, RuntimeError) as error:
         raise BuildError(

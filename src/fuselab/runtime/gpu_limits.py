@@ -23,4 +23,4 @@ def shared_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 2**30
     properties = torch.cuda.get_device_properties(device)
-    return properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]

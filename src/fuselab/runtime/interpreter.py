@@ -184,7 +184,8 @@ def _function(name: str) -> Callable[..., Any]:
             if where.endswith(".py")
             else importlib.import_module(where)
         )
-        return functools.reduce(getattr, attribute.split("."), module)
+        found: Callable[..., Any] = functools.reduce(getattr, attribute.split("."), module)
+        return found
     except (ImportError, OSError, AttributeError) as error:
         raise TargetError(f"'{name}' cannot be loaded: {error}.") from error
 

@@ -12,7 +12,7 @@ def allows_tf32() -> bool:
     ``fp32_precision`` follows both. It is a part of a launch plan's key, so implementations may
     depend on it.
     """
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def input_precision(dtype: torch.dtype) -> str:

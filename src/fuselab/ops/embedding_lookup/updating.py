@@ -74,7 +74,9 @@ class _UpdatingLookup(torch.autograd.Function):
         return (None,) * (2 + len(ctx.tables))
 
 
-@torch.compiler.disable(reason="its backward writes to parameters, which a graph cannot hold")
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="its backward writes to parameters, which a graph cannot hold"
+)
 def updating_embedding_lookup(
     tables: Sequence[Tensor],
     ids: Tensor,
@@ -133,4 +135,5 @@ def updating_embedding_lookup(
         )
     rules = out_of_range, hash
     step = _Step(optimizer, learning_rate, eps, tuple(states), rules, dtype, implementation)
-    return _UpdatingLookup.apply(step, ids, *tables)
+    vectors: Tensor = _UpdatingLookup.apply(step, ids, *tables)
+    return vectors

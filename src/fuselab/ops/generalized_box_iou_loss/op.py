@@ -10,6 +10,7 @@ from torch import Tensor
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING
+from fuselab.ops._shared.matrices import empty_gradients
 from fuselab.ops.generalized_box_iou_loss import (
     cases,
     configs,
@@ -21,7 +22,6 @@ from fuselab.ops.generalized_box_iou_loss import (
 from fuselab.ops.generalized_box_iou_loss.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.generalized_box_iou_loss.layout import (
     arithmetic,
-    empty_gradients,
     empty_loss,
     validate_boxes,
 )
@@ -105,9 +105,10 @@ def regime(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> str:
 
 def _torchvision() -> Callable[..., Tensor]:
     """Return torchvision's own function. It synchronises, because it indexes by a boolean mask."""
-    from torchvision.ops import generalized_box_iou_loss
+    import torchvision.ops
 
-    return generalized_box_iou_loss
+    function: Callable[..., Tensor] = torchvision.ops.generalized_box_iou_loss
+    return function
 
 
 OP = FusedOp(

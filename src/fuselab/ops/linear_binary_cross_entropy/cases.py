@@ -19,7 +19,7 @@ from fuselab.ops.linear_sigmoid.cases import (
 
 
 @made
-def _case(random: Random, shape: Sequence[int], reduction: str, **options: Any) -> Inputs:
+def _case(random: Random, /, shape: Sequence[int], reduction: str, **options: Any) -> Inputs:
     """Build a case whose targets are clicks: 0 or 1, 1 for a quarter of the rows."""
     operands = linear_arguments(random, shape, **options)
     clicks = random.uniform(*operands[0].shape[:-1], 1) < 0.25

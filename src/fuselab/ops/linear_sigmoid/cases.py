@@ -45,7 +45,7 @@ def linear_arguments(
 
 
 @made
-def _case(random: Random, shape: Sequence[int], **options: Any) -> Inputs:
+def _case(random: Random, /, shape: Sequence[int], **options: Any) -> Inputs:
     return Inputs(linear_arguments(random, shape, **options))
 
 

@@ -117,7 +117,7 @@ def _product_tile(
         depth = config.stages * config.inner + block_rank
         needed = depth * (config.rows + config.columns) * dtype.itemsize
         small = aligned or config.rows * config.columns <= _UNALIGNED_TILE
-        return small and needed <= shared_bytes(device)
+        return bool(small and needed <= shared_bytes(device))
 
     if not single and inner <= _SHORT_INNER:
         table = HALF[1:]

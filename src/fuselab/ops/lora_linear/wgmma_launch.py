@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.hopper import is_hopper
 from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.linear_activation import wgmma_launch as wgmma
 from fuselab.ops.lora_linear import triton_launch
@@ -59,7 +60,7 @@ def forward(input: Tensor, *arguments: Any) -> Tensor:
 def pulls(weight: Tensor, lora_a: Tensor) -> bool:
     """Return whether ``pull_through`` takes this layer, of 16 bits and a rank up to 64."""
     return (
-        wgmma.is_hopper(weight.device)
+        is_hopper(weight.device)
         and lora_a.shape[0] % 8 == 0  # dS is row-major
         and why_not(weight) is None
         and why_not(lora_a) is None

@@ -62,7 +62,8 @@ def candidates(
             return 0
         blocks = ceil_div(rows, 16) * config.cluster
         at_once = blocks <= (multiprocessor_count if config.cluster >= 4 else pairs)
-        return -config.cluster if at_once else config.cluster
+        cluster: int = config.cluster
+        return -cluster if at_once else cluster
 
     found = [
         Config(rows=tile, cluster=cluster, columns=8 if cluster >= 4 else 16)

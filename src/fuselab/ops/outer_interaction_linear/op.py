@@ -174,7 +174,8 @@ def _implementation(launcher: ModuleType) -> Implementation:
     def supports_backward(
         needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, *arguments: Any
     ) -> str | None:
-        return launcher.supports(*arguments)
+        reason: str | None = launcher.supports(*arguments)
+        return reason
 
     return Implementation(
         "cuda", launcher.forward, launcher.backward, launcher.supports, supports_backward

@@ -13,10 +13,10 @@ from torch import Tensor
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING
+from fuselab.ops._shared.matrices import empty_gradients
 from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.generalized_box_iou_loss.layout import (
     arithmetic,
-    empty_gradients,
     empty_loss,
     validate_boxes,
 )

@@ -174,7 +174,8 @@ def _liger() -> Callable[..., Tensor]:
 
     def softmax(input: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
         wide = input if dtype is None else input.to(dtype)
-        return LigerSoftmaxFunction.apply(wide.movedim(dim, -1)).movedim(-1, dim)
+        output: Tensor = LigerSoftmaxFunction.apply(wide.movedim(dim, -1)).movedim(-1, dim)
+        return output
 
     return softmax
 

@@ -101,14 +101,19 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             arguments = nested(flat, lengths)
             registration = REGISTERED[op_name]
             scalar_tensors = has_scalar_tensor(registration.schema[0], arguments)
+            output: Tensor
             if torch.compiler.is_compiling():
-                return registration.raw_forward(scalar_tensors, *arguments, name)
+                output = registration.raw_forward(scalar_tensors, *arguments, name)
+                return output
             # Detached, because autograd attaches the gradient to this output.
-            held = launch_plans.lookup(registration.forward_id, name, tuple(arguments), True, True)
+            held: Tensor | None = launch_plans.lookup(
+                registration.forward_id, name, tuple(arguments), True, True
+            )
             if held is not None:
                 return held
             with rehearsal.expecting_backward():
-                return registration.raw_forward(scalar_tensors, *arguments, name)
+                output = registration.raw_forward(scalar_tensors, *arguments, name)
+            return output
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -52,7 +52,7 @@ def public_function(registration: Registration) -> Callable[..., Tensor]:
         if kwargs or len(args) != arity:
             args = bind(args, kwargs)
         if not torch.compiler.is_compiling():
-            held = launch_plans.lookup(forward_id, implementation, args)
+            held: Tensor | None = launch_plans.lookup(forward_id, implementation, args)
             if held is not None:
                 return held
         return _call(registration, args, implementation)
@@ -139,7 +139,8 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
                 launch_plans.keep_reference(
                     registration.forward_id, implementation, args, op.reference
                 )
-            return without_autocast(op.reference, args)
+            by_formula: Tensor = without_autocast(op.reference, args)
+            return by_formula
     if not compiling and device.type != "cpu":
         args = with_host_floats(registration, args)
     # A float in a GPU's memory stays there: reading it would synchronise and break a CUDA graph.
@@ -163,4 +164,5 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
         # A tensor of torch.func.vmap does not tell that it wraps one of torch.func.grad, and when
         # the batching rule finds out it is too late to apply an autograd.Function.
         return registration.differentiable(*args, implementation)
-    return registration.raw_forward(scalar_tensors, *args, implementation)
+    result: Tensor = registration.raw_forward(scalar_tensors, *args, implementation)
+    return result

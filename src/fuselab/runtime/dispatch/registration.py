@@ -101,8 +101,10 @@ class Registration:
         sequences = [place for place, is_sequence in enumerate(self.is_sequence) if is_sequence]
         flat, lengths = flat_of(values, sequences)
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return self.function.apply(*flat, lengths, implementation)
-        return self.apply_plainly(*flat, lengths, implementation)
+            traced: Tensor = self.function.apply(*flat, lengths, implementation)
+            return traced
+        output: Tensor = self.apply_plainly(*flat, lengths, implementation)
+        return output
 
     def from_plan(self, args: tuple[Any, ...], implementation: str) -> Tensor | None:
         """Call the operator from a plan, as a step that autograd records. Return None if there is
@@ -164,7 +166,7 @@ class Registration:
         if op.mutates:
             self._write_over(arguments, name)
             return None
-        held = launch_plans.lookup(self.forward_id, name, tuple(arguments), False)
+        held: Tensor | None = launch_plans.lookup(self.forward_id, name, tuple(arguments), False)
         if held is not None:
             return held
         # Choosing and validating are recorded too: if they look at a float, so does the plan.
@@ -174,7 +176,7 @@ class Registration:
             if chosen != "reference":
                 try:
                     with rehearsal.Forward(op, chosen, arguments):
-                        output = op.implementations[chosen].forward(*recording.args)
+                        output: Tensor = op.implementations[chosen].forward(*recording.args)
                     recording.finish(output)
                     return output
                 except BuildError as error:
@@ -230,7 +232,8 @@ class Registration:
         if self.op.mutates:
             return None
         if self.op.fake is not None:
-            return self.op.fake(*arguments)
+            output: Tensor = self.op.fake(*arguments)
+            return output
         return not_aliased(self.op.reference(*arguments), arguments)
 
     # The backward, likewise. The raw operator returns empty tensors for gradients not needed.
