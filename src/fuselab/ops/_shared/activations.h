@@ -1,11 +1,11 @@
 // The activations as functors, for CUDA C++ (Real = float, double) and for C++ on vectors.
 //
-// Whoever includes this file first defines, for each Real it uses:
-//   FUSELAB_INLINE                 how a function is forced inline
+// A file that includes this one first defines, for each Real that it uses:
+//   FUSELAB_INLINE                 the attributes that force a function inline
 //   Scalar<Real>, Integers<Real>   the element type; an integer type of the same width and lanes
 //   constant<Real>(double)         a number in every lane
 //   bits_of(Real), from_bits<Real>(Integers<Real>)
-//   choose(condition, a, b)        per lane
+//   choose(condition, a, b)        a select, per lane
 //   half_of(Integers<Real>)        the floor of a half
 //   quotient(a, b)                 a / b for b in [1, 64]
 //   opaque(Real)                   the same value, which the compiler may not fuse into an FMA
@@ -74,12 +74,12 @@ FUSELAB_INLINE Real power_of_two(Integers<Real> exponent) {
   }
 }
 
-// exp(y) for y <= 0, subnormal results included.
+// Returns exp(y) for y <= 0, including subnormal results.
 template <class Real>
 FUSELAB_INLINE Real exponential(Real y) {
   const Real lowest = constant<Real>(is_single<Real> ? -104.0 : -746.0);
   const Exponential<Real> parts = reduced_exponential<Real>(choose(y < lowest, lowest, y));
-#if defined(__AVX512F__)  // 1 instruction for 8: gelu of 512x512 in 195 us, not 211 (one thread)
+#if defined(__AVX512F__)  // 1 instruction for 8: gelu of 512x512 takes 195 us, not 211 (one thread)
   return scaled(parts.fraction + constant<Real>(1.0), parts.n);
 #else
   const Integers<Real> half = half_of(parts.exponent);
@@ -126,7 +126,7 @@ struct Normal {
 // (1981).
 template <class Real>
 FUSELAB_INLINE Normal<Real> normal(Real x) {
-  const Real last = constant<Real>(is_single<Real> ? 14.5 : 39.0);  // the density is 0 from here
+  const Real last = constant<Real>(is_single<Real> ? 14.5 : 39.0);  // the density is 0 beyond
   const Real magnitude = absolute(x);
   const Real a = choose(magnitude > last, last, magnitude);
   const Real square = opaque(a * a);
@@ -168,7 +168,7 @@ struct Identity {
   }
 };
 
-// NaN compares false and stays; so does -0.0, as in PyTorch.
+// NaN compares false and is kept; so is -0.0, as in PyTorch.
 struct Relu {
   static constexpr Saved derivative_of = Saved::output;
   template <class Real>
@@ -253,9 +253,9 @@ struct Sigmoid {
   }
 };
 
-// With e = exp(-2 |x|): 1 - 2 e / (1 + e) where that is above a half, since the rounding error of
-// the quotient then weighs little and 1 - output^2 is as good as the output's last bit; else
-// (1 - e) / (1 + e), with 1 - e from expm1.
+// With e = exp(-2 |x|), the result is 1 - 2 e / (1 + e) if that is above a half: the rounding error
+// of the quotient then matters little, and 1 - output^2 is as good as the output's last bit. Else
+// it is (1 - e) / (1 + e), with 1 - e from expm1.
 struct Tanh {
   static constexpr Saved derivative_of = Saved::output;
   template <class Real>

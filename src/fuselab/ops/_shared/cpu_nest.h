@@ -33,11 +33,11 @@ struct Operand {
   }
 };
 
-// One operand's run of a tile, contiguous.
+// A contiguous run of one operand's elements within a tile.
 template <class Element>
 class Run {
  public:
-  Run() {}  // leaves the buffer as it is
+  Run() {}  // leaves the buffer uninitialised
 
   FUSELAB_INLINE const Element* gather(const Element* first, int64_t stride, int64_t count) {
     if (stride == 1) return first;
@@ -75,8 +75,8 @@ FUSELAB_INLINE bool is_aligned(const Element* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 64 == 0;
 }
 
-// Elements from which threads pay: starting them costs 5 us, an element of an activation without a
-// transcendental function 0.1 ns, of another 0.4 to 0.7.
+// The number of elements from which threads pay. Starting threads costs 5 us; an element costs 0.1
+// ns for an activation without a transcendental function, 0.4 to 0.7 ns for others.
 template <class Activation>
 constexpr int64_t parallel_from = std::is_same_v<Activation, Identity> ||
                                           std::is_same_v<Activation, Relu> ||
@@ -133,7 +133,7 @@ void for_each_tile(const Index& sizes, const Output* output, bool aligned, Body 
   });
 }
 
-// The rows of an operand from `row` on, `repeat` of them taken as one.
+// Returns the rows of an operand from `row` on, with `repeat` of them treated as one.
 template <class Element>
 Operand<Element> folded(Operand<Element> operand, int64_t row, int64_t repeat) {
   operand.data += row * operand.strides[rank - 2];
@@ -141,9 +141,9 @@ Operand<Element> folded(Operand<Element> operand, int64_t row, int64_t repeat) {
   return operand;
 }
 
-// Short rows are slow rows: where all operands lie row after row, as many rows as fill a tile are
-// taken as one, with the bias (null if it is not read) written out as often. Calls
-// walk(sizes, row, repeat, bias) once for the folded rows and once for those left over.
+// Short rows are slow. If all operands are contiguous from row to row, as many rows as fill a tile
+// are treated as one, and the bias (null if it is not read) is repeated as often. Calls walk(sizes,
+// row, repeat, bias) once for these folded rows and once for the remaining ones.
 template <class Bias, class Walk, class... Elements>
 void for_each_fold(const Index& sizes, const Operand<Bias>& bias, Walk walk,
                    const Operand<Elements>&... operands) {
@@ -165,10 +165,10 @@ void for_each_fold(const Index& sizes, const Operand<Bias>& bias, Walk walk,
   }
 }
 
-// Adds to totals[column] the sum of a column over all rows, in an order that the shape alone fixes,
-// not the number of threads: row after row in a block of rows, then block after block, in double.
-// body(first_row, last_row, column, count, sums) adds its rows' elements [column, column + count) to
-// sums[0 .. count); `sums` has room for a whole vector more.
+// Adds to totals[column] the sum of a column over all rows. The order depends only on the shape,
+// not on the number of threads: row after row in a block of rows, then block after block, in
+// double. body(first_row, last_row, column, count, sums) adds its rows' elements [column, column +
+// count) to sums[0 .. count); `sums` has room for one more whole vector.
 template <class Activation, class Body>
 void for_each_column_sum(int64_t rows, int64_t columns, double* totals, Body body) {
   const int64_t tiles = (columns + tile - 1) / tile;

@@ -53,7 +53,7 @@ template <class Vec>
 using Integers =
     Lanes<std::conditional_t<sizeof(Scalar<Vec>) == 4, int32_t, int64_t>, lanes<Vec>>;
 
-// Minus a zero, not plus: -0.0 must stay -0.0.
+// The zero is subtracted, not added, so that -0.0 stays -0.0.
 template <class Vec>
 FUSELAB_INLINE Vec constant(double value) {
   return static_cast<Scalar<Vec>>(value) - Vec{};
@@ -74,8 +74,8 @@ template <class Vec>
 FUSELAB_INLINE Vec quotient(Vec a, Vec b) {
   return a / b;
 }
-// Floor of n / 2. AVX2 and SSE have no arithmetic shift of 64-bit integers: a logical one of
-// n + 2^11, which is positive for every exponent of a double, gives the same.
+// Returns the floor of n / 2. AVX2 and SSE have no arithmetic shift of 64-bit integers. A logical
+// shift of n + 2^11, which is positive for every exponent of a double, gives the same result.
 template <class Ints>
 FUSELAB_INLINE Ints half_of(Ints n) {
   if constexpr (sizeof(Scalar<Ints>) == 4 || vector_bytes == 64) {
@@ -85,8 +85,8 @@ FUSELAB_INLINE Ints half_of(Ints n) {
     return (Ints)((Unsigned)(n + 2048) >> 1) - 1024;
   }
 }
-// GCC contracts a * b + c over statements; an empty asm is the one barrier that keeps the vector
-// whole (__builtin_assoc_barrier takes it apart lane by lane in GCC 12).
+// GCC contracts a * b + c across statements. An empty asm is the only barrier that keeps the vector
+// whole (GCC 12 splits __builtin_assoc_barrier lane by lane).
 template <class Vec>
 FUSELAB_INLINE Vec opaque(Vec x) {
 #if defined(__AVX512F__)
@@ -103,7 +103,7 @@ FUSELAB_INLINE Vec opaque(Vec x) {
 template <class Vec>
 FUSELAB_INLINE Vec square_error(Vec a, Vec square) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return opaque(a) * a - square;  // not the product that the compiler has already, for 0
+  return opaque(a) * a - square;  // opaque, or the compiler reuses its product and returns 0
 #else
   // Dekker's product (Numerische Mathematik 18, 1971): the upper half of the digits times itself is
   // exact, and so are the products with the lower half.
@@ -122,7 +122,7 @@ FUSELAB_INLINE Doubles scaled(Doubles x, Doubles n) {
 }
 #endif
 
-// Maximum and minimum, lane by lane; `first` stays where either is NaN.
+// Returns the maximum or minimum of every lane; `first` is kept if either is NaN.
 template <class Vec>
 FUSELAB_INLINE Vec larger(Vec first, Vec second) {
   return second > first ? second : first;
@@ -131,7 +131,7 @@ template <class Vec>
 FUSELAB_INLINE Vec smaller(Vec first, Vec second) {
   return second < first ? second : first;
 }
-// One number of all lanes, combined in pairs by a function of two vectors.
+// Reduces a vector to one number by a function of two vectors, combining lanes in pairs.
 template <int64_t by, class Vec, std::size_t... lane>
 FUSELAB_INLINE Vec rotated(Vec x, std::index_sequence<lane...>) {
   return __builtin_shufflevector(x, x, int((lane + by) % sizeof...(lane))...);
@@ -177,7 +177,7 @@ FUSELAB_INLINE Lanes<uint16_t, count> narrowed(Lanes<float, count> value, BFloat
   using Words = Lanes<uint32_t, count>;
   const Words bits = (Words)value;
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const Words result = value == value ? rounded : Words{} + 0x7fc0u;  // a carry would make NaN -0
+  const Words result = value == value ? rounded : Words{} + 0x7fc0u;  // else a carry turns NaN to -0
 #if defined(__AVX2__)
   if constexpr (count == 8) {  // GCC 12 takes four instructions more for __builtin_convertvector
     const __m256i packed = _mm256_packus_epi32((__m256i)result, (__m256i)result);
@@ -187,8 +187,8 @@ FUSELAB_INLINE Lanes<uint16_t, count> narrowed(Lanes<float, count> value, BFloat
   return __builtin_convertvector(result, Lanes<uint16_t, count>);
 }
 
-// Where the machine does not convert float16: in integers, after the layout of IEEE 754. A subnormal
-// number is made normal by adding and subtracting a power of two.
+// Converts float16 by integers, after the layout of IEEE 754, for machines without an instruction
+// for it. A subnormal number is made normal by adding and subtracting a power of two.
 template <int64_t count>
 FUSELAB_INLINE Lanes<float, count> widened(Lanes<uint16_t, count> bits, Half) {
 #if defined(__AVX512F__)
@@ -305,7 +305,7 @@ FUSELAB_INLINE void store(Element* pointer, Vec value) {
   }
 }
 
-// Which lanes of a vector take part: all, or the first `count`; nothing past them is touched.
+// The lanes of a vector that take part: all, or the first `count`. Others are not touched.
 struct Whole {};
 struct First {
   int64_t count;
@@ -365,7 +365,8 @@ FUSELAB_INLINE void store(Element* pointer, Vec value, First part) {
   for (int64_t i = 0; i < part.count; ++i) pointer[i] = lane[i];
 }
 
-// sums[lane] += values[lane] for all lanes, also those that take no part: the caller has room.
+// Adds values[lane] to sums[lane] for all lanes, including those that take no part, for which the
+// caller has room.
 FUSELAB_INLINE void accumulate(double* sums, Doubles values) {
   store<false>(sums, load<Doubles>(sums) + values);
 }

@@ -1,11 +1,11 @@
-// How the pointwise CUDA kernels compute and where their operands lie.
+// The arithmetic of the pointwise CUDA kernels, and the offsets of their operands.
 #pragma once
 
 #include "cuda_vectors.h"
 
 constexpr int threads = 256;  // of a block
 
-// Arithmetic is in float, in double where the output is.
+// Arithmetic is in float, or in double for a double output.
 template <class Output>
 struct ArithmeticOf {
   using type = float;
@@ -17,8 +17,9 @@ struct ArithmeticOf<double> {
 template <class Output>
 using Arithmetic = typename ArithmeticOf<Output>::type;
 
-// Offsets of operands in a nest of `rank` loops, from the output's own offset, which counts up.
-// Sizes and strides are those of five loops, innermost last: the first 5 - rank are not looked at.
+// The offsets of operands in a nest of `rank` loops, from the output's own offset, which is the
+// loop counter. Sizes and strides are those of five loops, innermost last; the first 5 - rank are
+// ignored.
 template <int rank, class Index>
 struct Position {
   Index index[rank];
@@ -38,7 +39,7 @@ struct Position {
   }
 };
 
-// `width` elements, `step` apart: at once where they are packed, which is contiguous and aligned.
+// Loads `width` elements, `step` apart; packed ones are contiguous and aligned, and take one load.
 template <bool packed, int width, class Element, class Index>
 FUSELAB_INLINE Pack<Element, width> load_along(const Element* first, Index step) {
   if constexpr (packed) {

@@ -1,4 +1,5 @@
-// Loads, stores and conversions for the CUDA kernels of pointwise operators; what activations.h needs.
+// Loads, stores and conversions for the CUDA kernels of pointwise operators, as activations.h
+// needs.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,7 +58,7 @@ FUSELAB_INLINE Real opaque(Real x) {
 }
 FUSELAB_INLINE float square_error(float a, float square) { return __fmaf_rn(a, a, -square); }
 FUSELAB_INLINE double square_error(double a, double square) { return __fma_rn(a, a, -square); }
-// Products that the compiler leaves out of FMAs: rounded as eager rounds them.
+// Products that the compiler does not fuse into FMAs: they are rounded as eager rounds them.
 FUSELAB_INLINE float product(float a, float b) { return __fmul_rn(a, b); }
 FUSELAB_INLINE double product(double a, double b) { return __dmul_rn(a, b); }
 
@@ -86,7 +87,7 @@ FUSELAB_INLINE void assign(__nv_bfloat16& to, float value) { to = __float2bfloat
 FUSELAB_INLINE void assign(__nv_bfloat16& to, double value) { to = __double2bfloat16(value); }
 
 // `width` consecutive elements of a thread. aligned: the address is a multiple of their size, or of
-// 16 bytes where they are more, and they travel in 16-byte instructions. Accesses carry no cache
+// 16 bytes if they are larger, and they are moved by 16-byte instructions. Accesses have no cache
 // hints: evict-first loads and stores cost 7 % at 403 MB (H200, 103.9 us against 97.5).
 template <class Element, int width>
 struct alignas(16) Pack {
@@ -129,7 +130,7 @@ FUSELAB_INLINE void store(Element* pointer, const Pack<Element, width>& pack) {
   }
 }
 
-// A float argument comes by value, or as a pointer under torch.compile.
+// A float argument is passed by value, or as a pointer under torch.compile.
 template <class Real>
 FUSELAB_INLINE Real scale_of(float scale) {
   return static_cast<Real>(scale);

@@ -1,5 +1,6 @@
-// Hopper's asynchronous machinery (sm_90a): mbarriers, the copy engine, clusters, warpgroup matrix
-// instructions, and the ring of shared memory between those that fill and those that multiply.
+// Hopper's asynchronous instructions (sm_90a): mbarriers, the copy engine (TMA), clusters,
+// warpgroup matrix instructions, and the ring of shared memory between the threads that fill it and
+// those that multiply.
 //
 // PTX ISA 8.0: "Asynchronous Warpgroup Level Matrix Instructions" (fragments, matrix descriptors),
 // "cp.async.bulk.tensor", "mbarrier".
@@ -7,7 +8,7 @@
 
 #include "cuda_vectors.h"
 
-// CUtensorMap: what the driver's cuTensorMapEncodeTiled fills.
+// CUtensorMap, which the driver's cuTensorMapEncodeTiled fills.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
@@ -16,7 +17,7 @@ FUSELAB_INLINE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// mbarriers. A wait for `parity` returns once the phase of that parity is over.
+// mbarriers. A wait for `parity` returns when the phase with that parity is over.
 
 FUSELAB_INLINE void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -45,7 +46,7 @@ FUSELAB_INLINE uint64_t nanoseconds() {
   return now;
 }
 
-// A wait of 10 seconds is a fault that would otherwise never end: it becomes a launch error.
+// A wait of 10 seconds means a fault that would otherwise hang forever; it becomes a launch error.
 FUSELAB_INLINE void wait(uint32_t barrier, uint32_t parity) {
   if (is_over(barrier, parity)) return;
   const uint64_t begin = nanoseconds();
@@ -54,8 +55,9 @@ FUSELAB_INLINE void wait(uint32_t barrier, uint32_t parity) {
   }
 }
 
-// On the barrier at the same place in block `rank` of the cluster. It publishes no ordinary writes,
-// so it needs no release in the cluster's scope, which would be a fence of the whole GPU in SASS.
+// Arrives at the barrier with the same address in block `rank` of the cluster. It publishes no
+// ordinary writes, so it needs no release in the cluster's scope, which SASS implements as a fence
+// of the whole GPU.
 template <int cluster>
 FUSELAB_INLINE void arrive(uint32_t barrier, uint32_t rank) {
   if constexpr (cluster == 1) {
@@ -80,12 +82,12 @@ FUSELAB_INLINE uint32_t cluster_rank() {
   return rank;
 }
 
-// The threads of one warp group; barrier 0 is __syncthreads.
+// Synchronises the threads of one warp group; barrier 0 is __syncthreads.
 FUSELAB_INLINE void group_sync(int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
-// The copy engine. The box whose first element is (row, column), into shared memory.
+// The copy engine. Copies the box whose first element is (row, column) into shared memory.
 FUSELAB_INLINE void copy_in(uint32_t to, const TensorMap& map, int column, int row,
                             uint32_t barrier) {
   asm volatile(
@@ -95,7 +97,7 @@ FUSELAB_INLINE void copy_in(uint32_t to, const TensorMap& map, int column, int r
       : "memory");
 }
 
-// Likewise, to the same place in all blocks of the cluster, on the barrier of each.
+// Copies the box to the same address in all blocks of the cluster, and signals the barrier of each.
 template <int cluster>
 FUSELAB_INLINE void copy_in_all(uint32_t to, const TensorMap& map, int column, int row,
                                 uint32_t barrier) {
@@ -106,16 +108,18 @@ FUSELAB_INLINE void copy_in_all(uint32_t to, const TensorMap& map, int column, i
       : "memory");
 }
 
-// The matrix unit. A descriptor of rows of 128 bytes, 128-byte swizzle: bits 0 to 13 the address
-// / 16, 16 to 29 the leading offset (unused by this layout: 1), 32 to 45 the bytes from 8 rows to
-// the next 8, 1024 / 16, and in 62 and 63 the swizzle, 1. A step of 16 in depth is 32 bytes on.
+// The matrix unit. A descriptor of rows of 128 bytes with 128-byte swizzle has the address / 16 in
+// bits 0 to 13, the leading offset (unused by this layout: 1) in 16 to 29, the distance between
+// groups of 8 rows, 1024 / 16, in 32 to 45, and the swizzle, 1, in 62 and 63. A step of 16 in depth
+// adds 32 bytes.
 FUSELAB_INLINE uint64_t descriptor(uint32_t address) {
   return uint64_t(address >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(64) << 32 |
          uint64_t(1) << 62;
 }
 
-// Of a matrix that lies as (depth, columns), in boxes of 64 deep x 64 columns side by side: the
-// leading offset is from box to box, and a step of 16 in depth is 2048 bytes on.
+// The descriptor of a matrix stored as (depth, columns), in boxes of 64 deep x 64 columns side by
+// side. The leading offset is the distance between boxes, and a step of 16 in depth adds 2048
+// bytes.
 constexpr int box_bytes = 64 * 64 * 2;
 FUSELAB_INLINE uint64_t across_descriptor(uint32_t address) {
   return uint64_t(address >> 4 & 0x3fff) | uint64_t(box_bytes >> 4) << 16 | uint64_t(64) << 32 |
@@ -131,7 +135,7 @@ FUSELAB_INLINE void multiply_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Nothing of the accumulators moves across.
+// Keeps the compiler from moving accesses to the accumulators across this point.
 template <int count>
 FUSELAB_INLINE void hold(float (&sum)[count]) {
 #pragma unroll
@@ -157,7 +161,7 @@ FUSELAB_INLINE void hold(float (&sum)[count]) {
   "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, " \
   "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// One slot of the ring after the other; `parity` is of the phase that is awaited.
+// The slots of the ring in turn; `parity` is that of the phase to wait for.
 template <int stages>
 struct Slot {
   int at = 0;

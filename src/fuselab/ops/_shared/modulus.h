@@ -9,8 +9,8 @@
 #define FUSELAB_BOTH inline
 #endif
 
-// In [0, cardinality) for a positive cardinality, negative ids too. Where both fit 32 bits, as
-// hashed ids do, the division takes a third of the instructions.
+// Returns id mod cardinality, in [0, cardinality), for a positive cardinality; ids may be negative.
+// If both fit 32 bits, as hashed ids do, the division takes a third of the instructions.
 FUSELAB_BOTH int64_t modulus(int64_t id, int64_t cardinality) {
   if (((id | cardinality) >> 32) == 0) {
     return static_cast<uint32_t>(id) % static_cast<uint32_t>(cardinality);

@@ -1,10 +1,10 @@
-// Instructions of a warp that CUDA C++ has no name for (PTX ISA 9.7, sm_80 and newer): asynchronous
-// copies, products of 16-bit matrices, the transposition of an 8 x 8 matrix.
+// Instructions of a warp for which CUDA C++ has no function (PTX ISA 9.7, sm_80 and newer):
+// asynchronous copies, products of 16-bit matrices, the transposition of an 8 x 8 matrix.
 #pragma once
 
 #include "cuda_vectors.h"
 
-// kBytes (4, 8 or 16), of which both addresses are multiples, from global to shared memory.
+// Copies kBytes (4, 8 or 16) from global to shared memory; both addresses are multiples of kBytes.
 template <int kBytes>
 FUSELAB_INLINE void copy_async(void* to, const void* from) {
   const auto place = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -16,12 +16,13 @@ FUSELAB_INLINE void copy_async(void* to, const void* from) {
   }
 }
 
-// Until the thread's own copies are there; a barrier then shows them to others.
+// Waits for the thread's own copies; a barrier must follow before other threads read them.
 FUSELAB_INLINE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// total += a b for a 16 x 16 and b 16 x 8. With g = lane / 4 and q = 2 (lane % 4), a lane holds of a
-// (g, q) (g + 8, q) (g, q + 8) (g + 8, q + 8), of b (q, g) (q + 8, g), each with its right or lower
-// neighbour in the high half; of total (g, q) (g, q + 1) (g + 8, q) (g + 8, q + 1).
+// Computes total += a b for a 16 x 16 and b 16 x 8. With g = lane / 4 and q = 2 (lane % 4), a lane
+// has the elements (g, q) (g + 8, q) (g, q + 8) (g + 8, q + 8) of a and (q, g) (q + 8, g) of b,
+// each with its right or lower neighbour in the high half; of total it has (g, q) (g, q + 1) (g +
+// 8, q) (g + 8, q + 1).
 FUSELAB_INLINE void multiply_add(__half, float (&total)[4], const unsigned (&a)[4], unsigned b0,
                                  unsigned b1) {
   asm volatile(
@@ -39,7 +40,7 @@ FUSELAB_INLINE void multiply_add(__nv_bfloat16, float (&total)[4], const unsigne
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// An 8 x 8 matrix of 16-bit elements, of which a lane holds (g, q) and (g, q + 1), transposed.
+// Transposes an 8 x 8 matrix of 16-bit elements, of which a lane has (g, q) and (g, q + 1).
 FUSELAB_INLINE unsigned transposed(unsigned pair) {
   unsigned result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));

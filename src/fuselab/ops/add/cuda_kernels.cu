@@ -1,9 +1,9 @@
-// input + other on NVIDIA GPUs. Every element is read once and written once: memory is the floor.
+// input + other on NVIDIA GPUs. Every element is read once and written once: memory is the limit.
 //
-// A thread owns `width` consecutive elements of the output (16 bytes of the narrowest type), within
-// one row of the loop nest: one loop where both tensors are dense alike, and then Position divides
-// nothing. A packed operand comes in 16-byte loads; one that is broadcast (stride 0) or strided, an
-// element at a time. Both loads are issued before the first use: 32 bytes per thread, 64 KB per
+// A thread owns `width` consecutive elements of the output (16 bytes of the narrowest type), all in
+// one row of the loop nest. If both tensors are dense alike there is one loop, and Position divides
+// nothing. A packed operand is read by 16-byte loads; a broadcast (stride 0) or strided one,
+// element by element. Both loads are issued before the first use: 32 bytes per thread, 64 KB per
 // multiprocessor.
 
 #include "../_shared/cuda_nest.h"

@@ -1,15 +1,15 @@
 // Sums over the leading dimensions of a dense tensor on NVIDIA GPUs: the gradient of an operand
 // that was broadcast along them.
 //
-// The tensor is a matrix (rows, columns), read once: memory is the floor. Threads of a block are
-// (x, y), a power of two each; a thread owns `width` columns (16 bytes) and has `unroll` rows in
+// The tensor is a matrix (rows, columns), read once: memory is the limit. Threads of a block are
+// (x, y), a power of two each. A thread owns `width` columns (16 bytes) and has `unroll` rows in
 // flight, so that a tile is x * width columns of unroll * y rows. The blocks of rows sweep the rows
-// together, a tile each at a time, and each leaves its column sums, which column_sums adds up: two
-// fixed orders, no atomics.
+// together, one tile each at a time, and each writes its column sums, which column_sums adds. Both
+// orders are fixed, and there are no atomics.
 
 #include "../add_mul_activation/cuda_kernels.cu"
 
-// One element, or 16 bytes that are not worth keeping.
+// Loads one element, or 16 bytes, marked as not worth keeping in the cache.
 template <int width, class Element>
 FUSELAB_INLINE Pack<Element, width> load_once(const Element* pointer) {
   if constexpr (width == 1) {
@@ -21,11 +21,11 @@ FUSELAB_INLINE Pack<Element, width> load_once(const Element* pointer) {
   }
 }
 
-// Row b of `sums` is what block b of rows adds up. A thread adds the rows that it has in flight in
-// pairs, in float, and those in double: a conversion per `unroll` elements, of which a
-// multiprocessor makes 16 a cycle. With width > 1 the matrix is aligned and columns are a multiple
-// of width. Grid: tiles of columns, blocks of rows. Without the second bound ptxas keeps to 40
-// registers, and waits for half of the loads before it asks for the others.
+// Row b of `sums` is the sum of block b of rows. A thread adds its rows in flight in pairs, in
+// float, and those sums in double: that is one conversion per `unroll` elements, of which a
+// multiprocessor makes 16 per cycle. With width > 1 the matrix is aligned and the columns are a
+// multiple of width. Grid: tiles of columns, blocks of rows. Without the second launch bound ptxas
+// keeps to 40 registers and waits for half of the loads before it issues the others.
 template <class Grad, int width, int block_threads, int unroll>
 __global__ void __launch_bounds__(block_threads, 1024 / block_threads)
     leading_sums(const Grad* __restrict__ grad, double* __restrict__ sums, int64_t rows,

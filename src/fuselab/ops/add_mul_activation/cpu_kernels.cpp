@@ -11,7 +11,7 @@
 template <class Output>
 using Arithmetic = std::conditional_t<std::is_same_v<Output, double>, double, float>;
 
-// Which terms there are beside the input.
+// Tells which terms there are besides the input.
 template <bool update, bool bias>
 struct Terms {
   static constexpr bool has_update = update, has_bias = bias;
@@ -93,8 +93,8 @@ void forward(const Input* input, const Update* update, const Bias* bias, Output*
   }
 }
 
-// The gradient of the pre-activation from the upstream gradient and what was saved: the output, or
-// the operands that the pre-activation is computed from again.
+// Returns the gradient of the pre-activation from the upstream gradient and the saved tensors: the
+// output, or the operands from which the pre-activation is computed again.
 template <class Activation, class Terms, class Vec, class Part, class Grad, class... Runs>
 FUSELAB_INLINE Vec pullback(Scalar<Vec> scale, int64_t i, Part part, const Grad* grad,
                             const Runs*... saved) {
@@ -121,7 +121,7 @@ void with_saved(Walk walk, const First& first, const Update& update, const Bias&
   }
 }
 
-// Gradients of input and update, null where not needed; both are dense, in memory order.
+// Computes the gradients of input and update, null if not needed; both are dense, in memory order.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
           class Bias>
 void backward(const Output* grad, const First* first, const Update* update, const Bias* bias,
@@ -155,7 +155,7 @@ void backward(const Output* grad, const First* first, const Update* update, cons
   with_saved<Activation, Terms>(walk, x, u, b);
 }
 
-// The same for a matrix (rows, columns), with the gradient of the bias: the column sums.
+// Computes the same for a matrix (rows, columns), and the bias's gradient: the column sums.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
           class Bias>
 void backward_with_bias(const Output* grad, const First* first, const Update* update,
@@ -170,7 +170,7 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
   const Operand<First> all_x{first, {0, 0, 0, first_row, first_column}};
   const Operand<Update> all_u{update, {0, 0, 0, update_row, update_column}};
   const Operand<Bias> all_b{bias, {0, 0, 0, 0, bias_column}};
-  std::vector<double> totals(columns), lost(columns);  // what rounding took from each total
+  std::vector<double> totals(columns), lost(columns);  // lost: the rounding errors of the totals
 
   const auto walk = [&](const Index& part, int64_t skipped, int64_t repeat, const auto& b) {
     const int64_t width = part[rank - 1];
@@ -199,7 +199,7 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
       for_each_column_sum<Activation>(part[rank - 2], width, sums_of_part.data(), body);
     };
     with_saved<Activation, Terms>(sum, x, u, b);
-    // A narrow bias is folded up to `width` times: that many additions in a row need care.
+    // A narrow bias is folded up to `width` times: so many additions in a row need compensation.
     for (int64_t i = 0; i < width; ++i) {
       double& total = totals[i % columns];
       const double before = total, added = sums_of_part[i];
@@ -217,7 +217,7 @@ void backward_with_bias(const Output* grad, const First* first, const Update* up
     for_each_fold(sizes, all_b, walk, all_g, all_x, all_u);
   }
   for (int64_t i = 0; i < columns; ++i) {
-    if (std::isfinite(lost[i])) totals[i] += lost[i];  // not where a total is infinite
+    if (std::isfinite(lost[i])) totals[i] += lost[i];  // a total may be infinite
   }
   for_each_vector<Doubles>(columns, [&](int64_t i, auto part) {
     store<false>(grad_bias + i, load<Doubles>(totals.data() + i, part), part);

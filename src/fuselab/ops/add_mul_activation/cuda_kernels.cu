@@ -1,26 +1,26 @@
 // act(input + scale * update + bias) on NVIDIA GPUs, forward and backward; update or bias may be
 // absent (bias_activation has no update).
 //
-// The floor is memory: every operand is read once, every output written once. The flat kernels give
-// a thread one pack of `width` elements (16 bytes of the narrowest type) of every operand, all loads
-// before the first use: 32 bytes per thread and two operands, so 64 KB in flight per multiprocessor,
-// where 4.8 TB/s over 132 of them at 0.7 us latency needs 25. A second pack per thread is slower
-// (H200, 65536 x 512 float32: forward 98.5 us against 97.5, backward 136.6 against 131.0).
-// Arithmetic is in float (double where the output is), product and sums rounded one by one as eager
-// rounds them.
+// Memory is the limit: every operand is read once, every output written once. In the flat kernels a
+// thread has one pack of `width` elements (16 bytes of the narrowest type) of every operand, and
+// all loads precede the first use. That is 32 bytes per thread for two operands, 64 KB in flight
+// per multiprocessor, where 4.8 TB/s over 132 of them at 0.7 us latency needs 25 KB. A second pack
+// per thread is slower (H200, 65536 x 512 float32: forward 98.5 us against 97.5, backward 136.6
+// against 131.0). Arithmetic is in float (double for a double output); product and sums are rounded
+// one by one, as eager rounds them.
 //
 // Index is int32_t, or int64_t where an offset needs it. Sizes and strides count elements.
 
 #include "../_shared/cuda_nest.h"
 #include "../_shared/activations.h"
 
-// Which terms there are beside the input.
+// Tells which terms there are besides the input.
 template <bool update, bool bias>
 struct Terms {
   static constexpr bool has_update = update, has_bias = bias;
 };
 
-// Which pointers are aligned for 16-byte access.
+// Tells which pointers are aligned for 16-byte access.
 template <bool first_, bool second_, bool bias_, bool written_>
 struct Access {
   static constexpr bool first = first_, second = second_, bias = bias_, written = written_;
@@ -34,9 +34,9 @@ FUSELAB_INLINE Real preactivation(Input input, Update update, Bias bias, Real sc
   return sum;
 }
 
-// The bias of `width` consecutive elements. One division per pack: the column counts up from there.
-// The launcher says that packs do not straddle rows (Access::bias) by passing an aligned bias whose
-// columns are a multiple of width.
+// Loads the bias of `width` consecutive elements, with one division per pack, from which the column
+// counts up. If packs do not straddle rows, the launcher says so by Access::bias: the bias is
+// aligned and its columns are a multiple of width.
 template <class Access, int width, class Bias, class Index>
 FUSELAB_INLINE Pack<Bias, width> load_bias(const Bias* bias, Index offset, Index columns,
                                            Index bias_stride) {
@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// The gradient of the pre-activation from the upstream gradient and what was saved: the output, or
-// the operands that the pre-activation is computed from again.
+// Returns the gradient of the pre-activation from the upstream gradient and the saved tensors: the
+// output, or the operands from which the pre-activation is computed again.
 template <class Activation, class Terms, class Real, class Grad, class First, class Update,
           class Bias>
 FUSELAB_INLINE Real pulled_back(Grad grad, First first, Update update, Bias bias, Real scale) {
@@ -136,7 +136,7 @@ FUSELAB_INLINE Real pulled_back(Grad grad, First first, Update update, Bias bias
   }
 }
 
-// Which saved operands a backward kernel reads.
+// Tells which saved operands a backward kernel reads.
 template <class Activation, class Terms>
 struct Reads {
   static constexpr bool first = Activation::derivative_of != Saved::nothing;
@@ -145,8 +145,8 @@ struct Reads {
   static constexpr bool bias = operands && Terms::has_bias;
 };
 
-// Gradients of input and update, null where not needed. Access::first is the alignment of grad and
-// first, Access::second of update.
+// Computes the gradients of input and update, null if not needed. Access::first is the alignment of
+// grad and first, Access::second that of update.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
           class Bias, class Scale, class Index, class Access, int width>
 __global__ void __launch_bounds__(threads)
@@ -227,8 +227,9 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// Adds up, per column, what the block's rows of threads hold; the first row of threads gets the sum.
-// The order is fixed: in every step the upper half of the rows hands its sums to the lower half.
+// Adds, per column, the values of the block's rows of threads; the first row of threads gets the
+// sum. The order is fixed: in every step the upper half of the rows passes its sums to the lower
+// half.
 template <int block_threads, int width>
 FUSELAB_INLINE void sum_over_rows_of_threads(double (&total)[width]) {
   constexpr int slots = block_threads / 2;
@@ -249,7 +250,8 @@ FUSELAB_INLINE void sum_over_rows_of_threads(double (&total)[width]) {
   }
 }
 
-// Of lanes whose numbers differ by multiples of `apart`, a power of two; all of them get the sum.
+// Adds the values of lanes whose numbers differ by multiples of `apart`, a power of two, in all
+// lanes.
 FUSELAB_INLINE double sum_over_lanes_apart(double value, int apart) {
   for (int distance = 16; distance >= apart; distance /= 2) {
     value += __shfl_xor_sync(0xffffffffu, value, distance);
@@ -257,13 +259,13 @@ FUSELAB_INLINE double sum_over_lanes_apart(double value, int apart) {
   return value;
 }
 
-// A matrix (rows, columns) with the gradient of the bias. Threads are (x, y), a power of two each,
-// block_threads in all; a thread has `unroll` rows in flight, so that a tile is x * width columns of
-// unroll * y rows. The blocks of rows together sweep the rows from first to last, a tile each at a
-// time; block b leaves its column sums in sums[b][column], or in the bias's gradient if there is one
-// block of rows. Sums are in double: one conversion and one addition per element, which a GPU that
-// waits for memory has time for. With width > 1 all matrices are row-major, aligned, and columns are a
-// multiple of width. Grid: tiles of columns, blocks of rows.
+// Computes the gradients of a matrix (rows, columns), with that of the bias. Threads are (x, y), a
+// power of two each, block_threads in all; a thread has `unroll` rows in flight, so that a tile is
+// x * width columns of unroll * y rows. The blocks of rows sweep the rows together, one tile each
+// at a time. Block b writes its column sums to sums[b][column], or to the bias's gradient if it is
+// the only block of rows. Sums are in double: that is one conversion and one addition per element,
+// for which a GPU that waits for memory has time. With width > 1 all matrices are row-major and
+// aligned, and the columns are a multiple of width. Grid: tiles of columns, blocks of rows.
 template <class Activation, class Terms, class Output, class First, class Input, class Update,
           class Bias, class Sum, class Scale, class Index, int width, int block_threads, int unroll>
 __global__ void __launch_bounds__(block_threads)
@@ -334,10 +336,10 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// grad_bias[column] = the sum of sums[block][column]. A block is (8, 128) threads. The order is
-// fixed: rows of threads, four in turn, then lanes of a warp, then warps. Where the L2 is cold the
-// code comes from memory too: sizes are constants, so that it is 126 instructions (248 without) and
-// few jumps.
+// grad_bias[column] = the sum of sums[block][column]. A block has (8, 128) threads. The order is
+// fixed: rows of threads, four in turn, then lanes of a warp, then warps. Sizes are constants,
+// which makes the code 126 instructions (instead of 248) with few jumps: with a cold L2 the code is
+// read from memory too.
 template <class Bias>
 __global__ void __launch_bounds__(1024)
     column_sums(const double* __restrict__ sums, Bias* __restrict__ grad_bias, int64_t blocks,
@@ -353,7 +355,7 @@ __global__ void __launch_bounds__(1024)
     const double* const end = sums + blocks * columns;
 #pragma unroll 1
     for (; from < end; from += 4 * down * columns) {
-      double part[4] = {};  // all loads are on their way before the first addition
+      double part[4] = {};  // all loads are issued before the first addition
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (from + i * down * columns < end) part[i] = from[i * down * columns];

@@ -1,9 +1,10 @@
 // The dot interaction and its gradient on the CPU.
 //
-// A thread takes whole samples, whose vectors it converts once into a scratch of the arithmetic
-// type that stays in L1. Forward: transposed, so that a vector register holds one element of 16
-// neighbouring vectors (8 for double) and no product is summed across lanes. Backward: the packed
-// upstream gradient becomes a symmetric matrix, and lanes lie along the vectors' elements.
+// A thread takes whole samples. It converts a sample's vectors once into a scratch of the
+// arithmetic type, which stays in L1. Forward: the scratch is transposed, so that a vector register
+// has one element of 16 neighbouring vectors (8 for double), and no product is summed across lanes.
+// Backward: the packed upstream gradient becomes a symmetric matrix, and lanes are the vectors'
+// elements.
 
 #include "../_shared/cpu_vectors.h"
 
@@ -74,7 +75,7 @@ void forward(const Element* dense, const Element* embeddings, Element* output, i
   }
 }
 
-// grad_dense or grad_embeddings is null where nobody wants it.
+// Computes the gradients; grad_dense or grad_embeddings is null if it is not needed.
 template <class Element>
 void backward(const Element* grad_output, const Element* dense, const Element* embeddings,
               Element* grad_dense, Element* grad_embeddings, int64_t batch, int64_t vectors,
@@ -103,7 +104,7 @@ void backward(const Element* grad_output, const Element* dense, const Element* e
           symmetric[vector * vectors + other] = symmetric[other * vectors + vector] = *pair++;
       }
       for (int64_t k = 0; k < width; k += lanes<Vec>) {
-        // G has zeros at and above its diagonal: like eager's G Z, 0 * infinity is NaN.
+        // As in eager's G Z, an infinity or NaN makes its column NaN: G has zeros to multiply it.
         Vec zero = {};
         for (int64_t other = 0; other < vectors; ++other)
           zero += load<Vec>(values.get() + other * across + k) * Real(0);

@@ -2,19 +2,17 @@
 //
 // Tiling: a block of 256 threads owns kSamples samples, 256 / kSamples threads each (one warp for
 // DLRM's 27 vectors of 16). A sample's vectors Z are read once from memory into shared memory, in
-// the arithmetic type; products run on registers, each thread a 4 x 4 tile: 27 vectors are 7 blocks
-// of 4, whose 28 tiles on and below the diagonal are one round of a warp. Forward: tiles meet in
-// shared memory as packed rows, and since the rows of a block's samples are neighbours in memory,
-// they leave in 16-byte words whatever the width of a row. Backward: the packed upstream gradient is
-// read once into a symmetric matrix S, and (S Z) is written once.
+// the arithmetic type. Products are computed in registers, a 4 x 4 tile per thread: 27 vectors are
+// 7 blocks of 4, whose 28 tiles on and below the diagonal take a warp one round. Forward: the tiles
+// are gathered in shared memory as packed rows. As the rows of a block's samples are contiguous in
+// memory, they are stored in 16-byte words whatever the width of a row. Backward: the packed
+// upstream gradient is read once into a symmetric matrix S, and S Z is written once.
 //
-// Per sample of 27 x 16 float32: forward 32 LDS.128 and 256 FFMA a lane, 3.2 KB moved; backward
-// 54 and 432, 4.9 KB. On an H200 (4.2 TB/s, 132 SMs) memory asks for 177 and 273 cycles of its SM,
-// the FMAs, four warps at a time, for 64 and 108, shared memory for about 240 and 360 (LDS.128 in four
-// passes, tiles scattered over packed rows): shared memory and barriers are what holds it at 375 and
-// 636 (measured, 65536 samples). warp_kernels.cu asks for fewer.
+// Shared memory and barriers are the limit: per sample of 27 x 16 float32 on an H200, memory needs
+// 177 and 273 cycles of a multiprocessor (forward, backward), but the kernels take 375 and 636.
+// warp_kernels.cu needs less shared memory.
 //
-// Strides count elements and may be 0; a row's elements are neighbours. `output`, `grad_dense` and
+// Strides count elements and may be 0; a row's elements are contiguous. `output`, `grad_dense` and
 // `grad_embeddings` are contiguous.
 
 #include "../_shared/cuda_vectors.h"
@@ -41,8 +39,8 @@ struct alignas(16) Four {
   Real element[4];
 };
 
-// Elements 4 chunk to 4 chunk + 3 of a row, 0 past its end. kAligned: rows are whole chunks that
-// travel in one instruction (two for double).
+// Loads elements 4 chunk to 4 chunk + 3 of a row, 0 past its end. kAligned: rows are whole chunks
+// that are loaded in one instruction (two for double).
 template <bool kAligned, int kWidth, class Element>
 __device__ Pack<Element, 4> load_chunk(const Element* row, int chunk) {
   if constexpr (kAligned) {
@@ -165,7 +163,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Shared memory: kSamples x (Z, [kVectors][kChunks]; S, [kVectors][kBlocks]), in chunks of 4.
-// grad_dense or grad_embeddings is null where nobody wants it.
+// grad_dense or grad_embeddings is null if it is not needed.
 template <class Element, int kVectors, int kWidth, int kSamples, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     backward(const Element* __restrict__ grad_output, const Element* __restrict__ dense,
@@ -221,7 +219,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int k = 0; k < 4; ++k) total[i][k] += weight.element[i] * value.element[k];
       }
     }
-    if (any_odd) {  // G has zeros at and above its diagonal: like eager's G Z, 0 * infinity is NaN
+    if (any_odd) {  // as in eager's G Z, whose G has zeros: 0 * infinity is NaN
       for (int vector = 0; vector < kVectors; ++vector) {
         const Four<Real> value = vectors[vector * kChunks + chunk];
 #pragma unroll

@@ -1,11 +1,11 @@
-// Where a sample's vectors lie, and how its pairs are numbered.
+// The addresses of a sample's vectors, and the numbering of its pairs.
 #pragma once
 
 #include <cstdint>
 
 __device__ constexpr int divided_up(int number, int by) { return (number + by - 1) / by; }
 
-// Pairs (1, 0), (2, 0), (2, 1), ... of vectors below this one.
+// Returns the number of pairs (1, 0), (2, 0), (2, 1), ... of vectors before this one.
 __device__ constexpr int pairs_before(int vector) { return vector * (vector - 1) / 2; }
 
 // Vector 0 is the dense one.

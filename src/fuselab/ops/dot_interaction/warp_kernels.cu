@@ -1,23 +1,22 @@
-// The dot interaction of small samples (up to 32 vectors) and its gradient, in CUDA C++: warps that
-// wait for nobody but themselves.
+// The dot interaction of small samples (up to 32 vectors) and its gradient, in CUDA C++, by warps
+// that never wait for other warps.
 //
 // Tiling: a warp owns a few neighbouring samples, as many as make their packed rows whole words of
-// up to 16 bytes. Every byte of memory is read once and written once; rows (forward: to be written,
-// backward: the upstream gradient) lie in the warp's own shared memory.
+// up to 16 bytes. Every byte of memory is read once and written once. Rows (forward: the output,
+// backward: the upstream gradient) are in the warp's own part of shared memory.
 //
-// lanes: float32 vectors of 16. Four samples, eight lanes each; lane l owns vectors l, l + 8, l + 16
-// and l + 24, in registers, and meets every vector, read from shared memory by all eight at once.
-// Forward: the vector's products with those before it, neighbouring lanes making neighbouring pairs.
-// Backward: its part of the owned vectors' gradients, weighted by pairs read where they lie packed.
-// Of 27 vectors a sample takes an SM, forward and backward, 224 and 432 FFMA instructions (56 and
-// 108 cycles), 26 and 27 LDS.128 of one word per eight lanes, 14 STS and 27 LDS of one word a lane;
-// its 3.2 and 4.9 KB take 177 and 273 cycles at an H200's 4.2 TB/s.
+// lanes: float32 vectors of 16. A warp has four samples, eight lanes each. Lane l has vectors l, l
+// + 8, l + 16 and l + 24 in registers, and multiplies them with every vector, which all eight lanes
+// read from shared memory at once. Forward: a vector's products with those before it, so that
+// neighbouring lanes compute neighbouring pairs. Backward: the owned vectors' gradients, weighted
+// by the pairs, which are read from the packed row. Memory is the limit at 27 vectors on an H200.
 //
 // matrix: 16-bit vectors of 16, 32, ... A lane reads 8 bytes of every eighth vector, which are its
-// share of both operands of a product of matrices (elements 4 q to 4 q + 3 stand for columns 2 q,
-// 2 q + 1, 2 q + 8 and 2 q + 9: a sum over columns does not mind). Backward: the pairs below the
-// diagonal, gathered as blocks of 8 x 8, and their transposes are the symmetric matrix; vectors are
-// transposed in registers. 6 and 12 products of matrices per sample of 27 x 16.
+// share of both operands of a matrix product. (Elements 4 q to 4 q + 3 stand for columns 2 q, 2 q +
+// 1, 2 q + 8 and 2 q + 9; a sum over columns does not depend on their order.) Backward: the pairs
+// below the diagonal are gathered as blocks of 8 x 8, which together with their transposes make the
+// symmetric matrix; vectors are transposed in registers. A sample of 27 x 16 takes 6 and 12 matrix
+// products.
 //
 // Strides count elements and may be 0; rows of `dense` and `embeddings` begin on 4 elements' bytes.
 // `output`, `grad_dense` and `grad_embeddings` are contiguous.
@@ -46,7 +45,7 @@ struct WordOf<4> {
   using type = unsigned;
 };
 
-// Bytes of which the rows of that many samples are whole words, whatever the number of columns.
+// The size of a word such that kSamples rows are whole words, whatever the number of columns.
 template <class Element, int kSamples>
 constexpr int kWordBytes = kSamples * sizeof(Element) < 16 ? kSamples * sizeof(Element) : 16;
 
@@ -61,7 +60,7 @@ __device__ void write_rows(Element* to, const Element* rows, int count, int lane
   for (int i = words * kEach + lane; i < count; i += 32) to[i] = rows[i];
 }
 
-// Rows that are neighbours arrive in words, after wait_for_copies and a barrier.
+// Copies contiguous rows in words; they have arrived after wait_for_copies and a barrier.
 template <int kBytes, class Element>
 __device__ void read_rows(Element* rows, const Element* from, int samples, int columns,
                           int64_t stride, int lane) {
@@ -79,18 +78,18 @@ __device__ void read_rows(Element* rows, const Element* from, int samples, int c
   }
 }
 
-// Numbers from one sample's vectors to the next: 4 modulo 32, so that a word of each of four samples
-// comes out of other banks.
+// The distance from one sample's vectors to the next, in elements: 4 modulo 32, so that a word of
+// each of four samples comes from different banks.
 template <int kVectors>
 constexpr int kPitch = kVectors * kLaneWidth + (36 - kVectors * kLaneWidth % 32) % 32;
 
-// Where chunk 0 to 3 of a vector begins. Two vectors fill all banks once, eight lanes read a chunk of
-// a vector each, and every second vector's chunks begin one further on.
+// Returns the offset of chunk 0 to 3 of a vector. Two vectors fill all banks once, and eight lanes
+// read a chunk of one vector each, so every second vector's chunks are rotated by one.
 __device__ __forceinline__ int chunk_place(int vector, int chunk) {
   return vector * kLaneWidth + (chunk + vector / 2) % 4 * 4;
 }
 
-// A sample's vectors by eight lanes, a chunk of each of two vectors at a time.
+// Copies a sample's vectors by eight lanes, a chunk of each of two vectors at a time.
 template <int kVectors>
 __device__ __forceinline__ void copy_vectors(float* vectors, int eighth, int64_t sample,
                                              const float* dense, const float* embeddings,
@@ -124,8 +123,9 @@ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 }  // namespace
 
-// Shared memory, of each warp: kLaneSamples x kPitch numbers, then as many rows. kUnrolled: of eight
-// vectors in a row; 8 makes all places constants and the code long (24 and 45 KB for 27 vectors).
+// Shared memory, for each warp: kLaneSamples x kPitch numbers, then as many rows. kUnrolled is the
+// unrolling of a loop over eight vectors; 8 makes all offsets constants and the code long (24 and
+// 45 KB for 27 vectors).
 template <int kVectors, int kUnrolled>
 __global__ void __launch_bounds__(32 * kWarps, 4)
     forward_lanes(const float* __restrict__ dense, const float* __restrict__ embeddings,
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kLaneSamples;
   if (first >= batch) return;
   const int here = first + kLaneSamples <= batch ? kLaneSamples : static_cast<int>(batch - first);
-  const int64_t sample = first + smaller(quarter, here - 1);  // the last again, where there is none
+  const int64_t sample = first + smaller(quarter, here - 1);  // the last one again past the end
   auto* rows = reinterpret_cast<float*>(memory) + warp * kLaneSamples * (kPitch<kVectors> + columns);
   const float* vectors = rows + quarter * kPitch<kVectors>;
   copy_vectors<kVectors>(rows + quarter * kPitch<kVectors>, eighth, sample, dense, embeddings,
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
   float own[kOwned][kLaneWidth];
 #pragma unroll
   for (int i = 0; i < kOwned; ++i) {
-    // A vector that is not there is not stored either.
+    // A vector past the end is replaced by the last one, and not stored.
     load_vector(own[i], vectors, 8 * i + 7 < kVectors ? 8 * i + eighth
                                                       : smaller(8 * i + eighth, kVectors - 1));
   }
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
   write_rows<16>(output + first * columns, rows, here * columns, lane);
 }
 
-// Shared memory as in forward_lanes. grad_dense or grad_embeddings is null where nobody wants it.
+// Shared memory is that of forward_lanes. grad_dense or grad_embeddings is null if not needed.
 template <int kVectors, int kUnrolled>
 __global__ void __launch_bounds__(32 * kWarps, 4)
     backward_lanes(const float* __restrict__ grad_output, const float* __restrict__ dense,
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
   wait_for_copies();
   __syncwarp();
 
-  float zero = 0.0f;  // NaN where an element is infinite or NaN
+  float zero = 0.0f;  // becomes NaN if an element is infinite or NaN
 #pragma unroll
   for (int two = 0; two < kTwos; ++two) {
     const int vector = smaller(2 * two + eighth / 4, kVectors - 1);
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
 
   const float* grad = rows + smaller(quarter, here - 1) * columns;
   const float* pairs = grad + kLaneWidth;
-  // The pairs of an owned vector with those before it. A vector that is not there reads the last
-  // one's, from one earlier on: it meets the last one too, and past the row the memory can end.
+  // The pairs of an owned vector with those before it. A vector past the end reads the last one's
+  // pairs, shifted by one, because memory can end behind the row.
   const float* below[kOwned];
   float total[kOwned][kLaneWidth] = {};
 #pragma unroll
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
       }
     }
   }
-  if (any_odd) {  // G has zeros at and above its diagonal: like eager's G Z, 0 * infinity is NaN
+  if (any_odd) {  // as in eager's G Z, whose G has zeros: 0 * infinity is NaN
 #pragma unroll 1
     for (int vector = 0; vector < kVectors; ++vector) {
       float value[kLaneWidth];
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
     for (int k = 0; k < kLaneWidth; ++k) total[0][k] += grad[k];
   }
   __syncwarp();
-  // The gradients take the vectors' places, and leave as those came.
+  // The gradients replace the vectors in shared memory, and are stored as the vectors were loaded.
 #pragma unroll
   for (int i = 0; i < kOwned; ++i) {
     const int vector = 8 * i + eighth;
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
 
 namespace {
 
-// Where a lane reads: elements 4 q to 4 q + 3 of every 16 of vectors g, g + 8, ... of a warp's samples.
+// A lane's part of a warp's samples: elements 4 q to 4 q + 3 of every 16 of vectors g, g + 8, ...
 template <class Element, int kVectors, int kWidth>
 struct Share {
   static constexpr int kBlocks = divided_up(kVectors, 8), kSteps = kWidth / 16;
@@ -329,13 +329,13 @@ struct Share {
   }
 };
 
-// Samples whose vectors a lane asks for before it needs the first.
+// The number of samples whose vectors a lane loads before it needs the first.
 template <int kWidth, int kSamples>
 constexpr int kAhead = kWidth == 16 && kSamples % 4 == 0 ? 4 : kWidth <= 32 ? 2 : 1;
 
 }  // namespace
 
-// Shared memory, of each warp: kSamples rows.
+// Shared memory, for each warp: kSamples rows.
 template <class Element, int kVectors, int kWidth, int kSamples>
 __global__ void __launch_bounds__(32 * kWarps)
     forward_matrix(const Element* __restrict__ dense, const Element* __restrict__ embeddings,
@@ -406,7 +406,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   write_rows<kWordBytes<Element, kSamples>>(output + first * columns, rows, here * columns, lane);
 }
 
-// Shared memory as in forward_matrix. grad_dense or grad_embeddings is null where nobody wants it.
+// Shared memory is that of forward_matrix. grad_dense or grad_embeddings is null if not needed.
 template <class Element, int kVectors, int kWidth, int kSamples>
 __global__ void __launch_bounds__(32 * kWarps)
     backward_matrix(const Element* __restrict__ grad_output, const Element* __restrict__ dense,
@@ -474,7 +474,7 @@ __global__ void __launch_bounds__(32 * kWarps)
           columns_of[0][j] = transposed(value[j][step].x);
           columns_of[1][j] = transposed(value[j][step].y);
         }
-        // G has zeros at and above its diagonal: like eager's G Z, 0 * infinity is NaN.
+        // As in eager's G Z, an infinity or NaN makes its column NaN: G has zeros to multiply it.
         float zero[2][4] = {};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

@@ -1,9 +1,9 @@
-// Embedding look-up over many tables, and what its gradient does to them, on the CPU.
+// Embedding look-up over many tables, and the change that its gradient makes to them, on the CPU.
 //
-// Look-up: samples are shared out among threads. Change: a task is one part of one table's rows. It
-// takes the samples whose ids lie in its part, sorts them by row, and adds up every row's gradient in
-// the samples' order, so that results depend neither on threads nor on parts; nothing is written
-// before every id is known to be right.
+// Look-up: samples are divided among threads. Change: a task is one part of one table's rows. It
+// collects the samples whose ids are in its part, sorts them by row, and adds every row's gradients
+// in the samples' order, so that results depend neither on threads nor on parts. Nothing is written
+// before every id is known to be valid.
 
 #include <algorithm>
 #include <atomic>
@@ -50,13 +50,13 @@ inline float widened(bfloat16 x) {
 inline void assign(float& to, float x) { to = x; }
 inline void assign(double& to, double x) { to = x; }
 inline void assign(_Float16& to, float x) { to = static_cast<_Float16>(x); }
-inline void assign(bfloat16& to, float x) {  // to nearest even; a NaN stays one
+inline void assign(bfloat16& to, float x) {  // to nearest even; NaN stays NaN
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   to.bits = x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
 }
 
-// The first id that is no row, as the user's error.
+// Throws the user's error for the first id that is no row.
 template <Rule rule, class Id>
 void check(const Id* ids, int64_t batch, int64_t tables, int64_t sample_stride,
            int64_t table_stride, int64_t first_table, const Tables<kCapacity>& description) {
@@ -88,7 +88,7 @@ struct Entry {
   int64_t sample;
 };
 
-// By row, samples in their order: least significant digits first, as many as `most` has.
+// Sorts by row and keeps the samples' order: a radix sort by as many digits as `most` has.
 void sort_by_row(std::vector<Entry>& entries, std::vector<Entry>& other, int64_t most) {
   if (entries.size() < 512) {
     std::stable_sort(entries.begin(), entries.end(),
@@ -110,7 +110,7 @@ void sort_by_row(std::vector<Entry>& entries, std::vector<Entry>& other, int64_t
 
 }  // namespace
 
-// Before the first of several groups of tables changes.
+// Checks the ids before the first of several groups of tables changes.
 template <class Id, Rule rule>
 void check_group(const Id* ids, int64_t batch, int64_t tables, int64_t id_sample_stride,
                  int64_t id_table_stride, int64_t first_table, Tables<kCapacity> description) {
@@ -153,7 +153,7 @@ void change(const Id* ids, const Gradient* grad_output, int64_t batch, int64_t t
 #pragma omp parallel if (batch * tables * width > 16384)
   {
     std::vector<Entry> entries, other;
-    std::vector<double> sum(width);  // in float, 2048 times 1.1 end 57 ulp off
+    std::vector<double> sum(width);  // in float, 2048 times 1.1 would be 57 ulp off
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tables * parts; ++task) {
       const int64_t table = task / parts, part = task % parts;
@@ -184,7 +184,7 @@ void change(const Id* ids, const Gradient* grad_output, int64_t batch, int64_t t
         Number factor = learning_rate;
         if constexpr (update == Update::rowwise_adagrad) {
           auto* state = reinterpret_cast<Number*>(description.state[table]) + row;
-          // In float one by one, 513 squares end 8 ulp off.
+          // Added one by one in float, 513 squares would be 8 ulp off.
           double squares[8] = {};
           for (int64_t i = 0; i < width; ++i) squares[i % 8] += sum[i] * sum[i];
           *state += Number(std::accumulate(squares, squares + 8, 0.0) / width);

@@ -1,27 +1,29 @@
-// Embedding look-up over many tables, and what its gradient does to them.
+// Embedding look-up over many tables, and the change that its gradient makes to them.
 //
-// A position is one id, sample * tables + table. Rows are moved by `lanes` neighbouring threads, 16
-// bytes each where addresses allow, and every thread has several rows in flight: a gather waits for
-// memory, not for bandwidth, until enough of them are under way.
+// A position is one id, sample * tables + table. A row is moved by `lanes` neighbouring threads, 16
+// bytes each where addresses allow, and every thread has several rows in flight: a gather is
+// limited by latency, not by bandwidth, until enough rows are in flight.
 //
-// look_up: a block owns 256 / lanes * kItems consecutive positions, so ids are read and vectors
-//   written coalesced. Each id is read once, each row once per position, each vector written once.
-// scatter: adds gradients to rows by atomics. A block owns 256 samples of one table. Where that has
-//   fewer rows, it first sorts them by row in shared memory and adds up equal rows in registers, then
-//   over a warp, then, of the smallest tables, in shared memory: 256 samples of a table of 3 rows
-//   take 3 atomics per column, and no sum is one long chain of floats.
-// look_up_samples, scatter_samples: the same of many samples, by one block per multiprocessor that
-//   stays until the end and takes whole samples, of which ids, upstream gradients and vectors are
-//   one piece of memory. A thread keeps one table and one chunk of its vectors. What it will need
-//   is under way to its own place in shared memory some samples before, so no thread waits for
-//   another. Rows of the smallest tables are summed in shared memory until the end, which makes
-//   one atomic of a block's whole share of a row.
-// key_positions, reduce_runs, join_runs: the same in a fixed order, and what Adagrad needs, a row's
-//   whole gradient. Positions are sorted by row (between the first two); a group of lanes adds up
-//   `run` sorted positions and writes every row that lies within them. The rest, runs of one row that
-//   cross such a border, are partial sums of which join_runs makes one, in an order that depends on
-//   their number alone. No row is read or written by two groups.
-// update_tables: the same of few samples in one launch. A block owns a table and sorts, adds up and
+// look_up: a block owns 256 / lanes * kItems consecutive positions, so that ids are read and
+//   vectors written coalesced. Each id is read once, each row once per position, each vector
+//   written once.
+// scatter: adds gradients to rows by atomics. A block owns 256 samples of one table. If the table
+//   has fewer rows than that, the block first sorts its samples by row in shared memory and adds
+//   equal rows in registers, then over a warp and, for the smallest tables, in shared memory. So
+//   256 samples of a table of 3 rows take 3 atomics per column, and no sum is one long chain of
+//   floats.
+// look_up_samples, scatter_samples: the same for many samples, by one block per multiprocessor that
+//   stays until the end and takes whole samples, whose ids, upstream gradients and vectors are
+//   contiguous in memory. A thread always has the same table and the same chunk of its vectors. It
+//   copies its next data to its own place in shared memory some samples ahead, so no thread waits
+//   for another. Rows of the smallest tables are summed in shared memory until the end, so that a
+//   block makes one atomic for its whole share of a row.
+// key_positions, reduce_runs, join_runs: the same in a fixed order, and for Adagrad, which needs a
+//   row's whole gradient. Positions are sorted by row between the first two. A group of lanes adds
+//   `run` sorted positions and changes every row whose run lies inside them. A run that crosses the
+//   border leaves partial sums, which join_runs adds in an order that depends only on their number.
+//   No row is read or written by two groups.
+// update_tables: the same for few samples in one launch. A block owns a table and sorts, adds and
 //   joins in shared memory.
 
 #include <cuda_bf16.h>
@@ -34,9 +36,9 @@
 
 constexpr int kThreads = 256;
 constexpr int kItems = 4;           // rows that a thread of look_up has in flight
-constexpr int kSums = 1024;         // numbers that a block of scatter adds up in shared memory
+constexpr int kSums = 1024;         // numbers that a block of scatter sums in shared memory
 constexpr int kMostThreads = 1024;  // of a block that takes whole samples
-constexpr int kSamplesAhead = 4;    // samples that each of these threads has under way
+constexpr int kSamplesAhead = 4;    // samples that each of these threads has in flight
 
 enum class Update { gradient, sgd, rowwise_adagrad };
 
@@ -60,11 +62,11 @@ __device__ __forceinline__ void assign(double& to, double x) { to = x; }
 __device__ __forceinline__ void assign(__half& to, float x) { to = __float2half_rn(x); }
 __device__ __forceinline__ void assign(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }
 
-// Rows loaded before the first is used: as many as registers hold.
+// The rows that are loaded before the first is used: as many as registers allow.
 template <int vector, int tiles>
 constexpr int kAhead = vector * tiles > 8 ? 1 : 4;
 
-// Blocks of scatter that a multiprocessor shall hold: narrow rows wait for memory most.
+// The blocks of scatter that should fit a multiprocessor: narrow rows wait for memory most.
 template <int vector, int tiles>
 constexpr int kBlocks = vector * tiles > 4 ? 1 : 4;
 
@@ -73,8 +75,8 @@ struct alignas(sizeof(Element) * vector < 16 ? sizeof(Element) * vector : 16) Ve
   Element at[vector];
 };
 
-// Positions of one table are scattered over a warp: indexing the kernel's parameters by them would
-// read constant memory once per lane.
+// Copies a kernel parameter's array to shared memory. The lanes of a warp have positions of
+// different tables, and indexing the parameter by them would read constant memory once per lane.
 template <int capacity>
 __device__ __forceinline__ void share(const int64_t (&from)[capacity], int64_t (&to)[capacity],
                                       int tables) {
@@ -93,7 +95,7 @@ __device__ __forceinline__ int64_t checked_row_of(int64_t id, int64_t rows) {
 
 // ---------------------------------------------------------------------------- look-up
 
-// What becomes of a chunk of a row: a copy, or its elements in another type.
+// The treatment of a chunk of a row: a copy, or a conversion of its elements to another type.
 template <class From>
 struct Copy {
   using Chunk = From;
@@ -175,9 +177,9 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---------------------------------------------------------------------------- whole samples
 
-// `bytes` (4, 8 or 16), of which both addresses are multiples, to shared memory, for this thread
-// alone. Streamed: past the L1 and first out of the L2, which are kept for the rest (of 16 bytes;
-// fewer always go through the L1).
+// Copies `bytes` (4, 8 or 16), of which both addresses are multiples, to shared memory, for this
+// thread only. Streamed: 16-byte copies bypass L1 and are the first to be evicted from L2, which
+// keeps room for other data; smaller ones always go through L1.
 template <int bytes, bool streamed>
 __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
   const auto place = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -195,19 +197,20 @@ __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
 __device__ __forceinline__ void end_of_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until all but the `younger` last groups of this thread's copies are there.
+// Waits until all but the last `younger` groups of this thread's copies have arrived.
 template <int younger>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(younger) : "memory");
 }
 
-// What a thread keeps of a block that takes whole samples: it is one of the `lanes` threads of a
-// table in one of as many samples, `places`, as the block has threads for; the last ones rest.
+// A thread's share in a block that takes whole samples. The thread is one of the `lanes` threads of
+// a table, in one of `places` samples, as many as the block has threads for; spare threads do
+// nothing.
 template <int lanes>
 struct Share {
   int table, lane, place, places;
-  int64_t first, step;  // of its samples
-  int steps;            // how many they are
+  int64_t first, step;  // the first of its samples, and the distance to the next
+  int steps;            // the number of its samples
 
   __device__ __forceinline__ Share(int64_t batch, int tables)
       : table(threadIdx.x / lanes % tables),
@@ -220,7 +223,7 @@ struct Share {
                                               : 0) {}
 };
 
-// Rows are under way `ahead` samples before their vectors are written, ids twice that.
+// Rows are loaded `ahead` samples before their vectors are written, ids twice as early.
 template <class Move, class Id, Rule rule, int lanes, int capacity>
 __global__ void __launch_bounds__(kMostThreads, 1)
     look_up_samples(const Id* __restrict__ ids, typename Move::Result* __restrict__ output,
@@ -285,7 +288,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
 // ---------------------------------------------------------------------------- atomics on global memory
 
-// By name: atomicAdd on an address that comes as an integer is one on generic memory, and returns.
+// Adds by an instruction that names global memory: atomicAdd on an address that is an integer in
+// the source is one on generic memory, and returns a value.
 __device__ __forceinline__ void reduce_add(float* to, float x) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "f"(x));
 }
@@ -302,7 +306,7 @@ __device__ __forceinline__ void reduce_add(float* to, float x, float y, float z,
 
 // ---------------------------------------------------------------------------- rows in registers
 
-// `tiles` vectors of each of `lanes` threads: columns (tile * lanes + lane) * vector and on.
+// A row in `tiles` vectors of each of `lanes` threads: columns (tile * lanes + lane) * vector on.
 template <class Element, int vector, int lanes, int tiles>
 struct Row {
   static constexpr int kLanes = lanes;
@@ -316,7 +320,7 @@ struct Row {
     }
   }
 
-  // Of a row of Stored, which is Element or, for partial sums, what it is computed in.
+  // Loads a row of Stored, which is Element or, for partial sums, the arithmetic type.
   template <class Stored>
   __device__ __forceinline__ void load(const Stored* row, int width) {
     const int lane = threadIdx.x % lanes;
@@ -377,7 +381,7 @@ struct Row {
     }
   }
 
-  // The same in shared memory.
+  // Adds to a row in shared memory.
   __device__ __forceinline__ void add_to_shared(Compute<Element>* row, int width) const {
     const int lane = threadIdx.x % lanes;
 #pragma unroll
@@ -399,7 +403,7 @@ struct Row {
     return found;
   }
 
-  // Sum of squares over the whole row, the same in all its lanes.
+  // Returns the sum of squares over the whole row, the same in all its lanes.
   __device__ __forceinline__ Compute<Element> squares(unsigned mask) const {
     Compute<Element> sum = 0;
 #pragma unroll
@@ -412,7 +416,7 @@ struct Row {
     return sum;
   }
 
-  // What the lane `step` further on in the warp holds.
+  // Returns the values of the lane `step` further on in the warp.
   __device__ __forceinline__ Row of_lane_behind(int step) const {
     Row other;
 #pragma unroll
@@ -425,7 +429,7 @@ struct Row {
     return other;
   }
 
-  // Adds the rows that the groups of a warp hold; every group gets the same sum.
+  // Adds the rows of a warp's groups; every group gets the same sum.
   __device__ __forceinline__ void add_groups() {
 #pragma unroll
     for (int step = lanes; step < 32; step *= 2) {
@@ -440,15 +444,15 @@ struct Row {
   }
 };
 
-// The threads of a warp that share this thread's row.
+// Returns the mask of the threads of a warp that share this thread's row.
 template <int lanes>
 __device__ __forceinline__ unsigned lanes_mask() {
   if constexpr (lanes == 32) return 0xffffffffu;
   return ((1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
 }
 
-// What one step of an optimizer needs beside the gradient. A number that lies on the device (in a
-// captured graph it may change from replay to replay) comes as a pointer.
+// The numbers of an optimizer's step besides the gradient. A number in device memory (which may
+// change between replays of a captured graph) is passed as a pointer.
 template <class Number>
 struct Step {
   const Number* learning_rate_tensor;
@@ -466,9 +470,9 @@ struct Step {
 
 // ---------------------------------------------------------------------------- atomics
 
-// Walks `count` gradients and flushes the sum of each run of equal rows but the last, which stays
-// in `sum`; returns that row, -1 for none. `fetch(place, value)` loads one and returns its row, -1
-// for none; `flush(sum, row)`.
+// Walks `count` gradients and flushes the sum of each run of equal rows except the last, which
+// stays in `sum`; returns that row, or -1 for none. `fetch(place, value)` loads one gradient and
+// returns its row, or -1 for none; `flush(sum, row)` stores a sum.
 template <int ahead, class Values, class Fetch, class Flush>
 __device__ __forceinline__ int add_runs(int count, Values& sum, Fetch fetch, Flush flush) {
   sum.clear();
@@ -492,8 +496,8 @@ __device__ __forceinline__ int add_runs(int count, Values& sum, Fetch fetch, Flu
   return current;
 }
 
-// Adds up what the groups of a warp hold for equal rows, which are neighbours, in a tree; true in
-// the groups that then hold a row's sum.
+// Adds the values of a warp's groups with equal rows, which are neighbours, in a tree. Returns true
+// in the groups that then have a row's sum.
 template <class Values>
 __device__ __forceinline__ bool join_groups(Values& sum, int row) {
   const int lane = threadIdx.x % 32;
@@ -506,7 +510,7 @@ __device__ __forceinline__ bool join_groups(Values& sum, int row) {
   return row >= 0 && (lane < Values::kLanes || before != row);
 }
 
-// Exclusive prefix sum of kThreads counts, in place.
+// Computes the exclusive prefix sum of kThreads counts, in place.
 __device__ __forceinline__ void scan(int (&counts)[kThreads]) {
   __shared__ int warp_totals[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = counts[threadIdx.x];
@@ -548,7 +552,7 @@ struct Block {
   }
 };
 
-// Every gradient to its row; it is under way beside its id.
+// Adds every gradient to its row; the gradient is loaded together with its id.
 template <int ahead, class Values, class Element, class Gradient, class Id, Rule rule>
 __device__ __forceinline__ void add_each(
     const Block<Values, Element, Gradient, Id, rule>& block) {
@@ -572,9 +576,10 @@ __device__ __forceinline__ void add_each(
   }
 }
 
-// Sums of the samples, sorted by row, to the rows, fewer than kThreads: a thread sorts a sample, a
-// group of lanes adds up as many as it has lanes. Gradients of up to 32 KB are under way beside
-// their ids and wait in shared memory until those are sorted; wider ones are read in their order.
+// Adds the sums of the samples, sorted by row, to the rows, of which there are fewer than kThreads:
+// a thread sorts one sample, and a group of lanes adds as many samples as it has lanes. Gradients
+// of up to 32 KB are loaded together with their ids and wait in shared memory until those are
+// sorted; larger ones are read in sorted order.
 template <int columns, int ahead, class Values, class Element, class Gradient, class Id, Rule rule>
 __device__ __forceinline__ void add_sorted(
     const Block<Values, Element, Gradient, Id, rule>& block) {
@@ -676,8 +681,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<vector, tiles>)
   }
 }
 
-// Tables of at most `most_rows` rows, `summed` together, are summed in shared memory: each place has
-// its own sums, which one thread alone adds to. All threads clear them and, in the end, add them up.
+// Tables of at most `most_rows` rows, `summed` rows together, are summed in shared memory. Each
+// place has its own sums, to which only one thread adds. All threads clear them and, in the end,
+// add them.
 template <class Element, class Gradient, class Id, Rule rule, Update update, int vector, int lanes,
           int capacity>
 __global__ void __launch_bounds__(kMostThreads, 1)
@@ -726,7 +732,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     if (slot < steps) fetch(slot);
     end_of_copies();
   }
-  int before = 0;  // rows summed here of the tables before
+  int before = 0;  // the rows of earlier tables that are summed here
   for (int table = 0; table < share.table; ++table) {
     if (description.rows[table] <= most_rows) before += static_cast<int>(description.rows[table]);
   }
@@ -783,7 +789,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
 // ---------------------------------------------------------------------------- sorted runs
 
-// A position's key is its row counted through all tables; that of an ignored id is past all rows.
+// A position's key is its row counted through all tables; an ignored id's key is past all rows.
 template <class Id, class Key, Rule rule, int capacity>
 __global__ void __launch_bounds__(kThreads)
     key_positions(const Id* __restrict__ ids, Key* __restrict__ keys, int64_t positions, int tables,
@@ -802,13 +808,13 @@ __global__ void __launch_bounds__(kThreads)
   keys[position] = static_cast<Key>(row < 0 ? all_rows : first[table] + row);
 }
 
-// position / tables; 32 bits, where they do, divide in a third of the instructions.
+// Returns position / tables; if it fits 32 bits, the division takes a third of the instructions.
 __device__ __forceinline__ int64_t quotient(int64_t position, int tables) {
   if (position >> 32 == 0) return static_cast<uint32_t>(position) / static_cast<uint32_t>(tables);
   return position / tables;
 }
 
-// A row that its whole gradient is to change, and its state: loaded before that gradient is known.
+// A row that its whole gradient will change, and its state, loaded before that gradient is known.
 template <class Element, Update update, int vector, int lanes, int tiles>
 struct Target {
   using Number = Compute<Element>;
@@ -851,7 +857,7 @@ struct Target {
   }
 };
 
-// Where the gradient of a sorted position lies, and the row it is for.
+// The address of a sorted position's gradient, and the row it is for.
 template <class Gradient>
 struct Place {
   const Gradient* gradient;
@@ -898,7 +904,7 @@ struct SharedRuns {
   }
 };
 
-// A group of lanes adds up the piece-th `run` sorted positions.
+// Adds, by a group of lanes, the piece-th `run` sorted positions.
 template <class Element, Update update, int vector, int lanes, int tiles, int run, class Runs>
 __device__ __forceinline__ void reduce_piece(const Runs& runs, int64_t piece,
                                              Compute<Element>* heads, Compute<Element>* tails,
@@ -945,7 +951,7 @@ __device__ __forceinline__ void reduce_piece(const Runs& runs, int64_t piece,
   if (goes_on) sum.store((began_before ? heads : tails) + piece * width, width);
 }
 
-// One warp joins the run that begins in a piece and goes on in the next ones.
+// Joins, by one warp, the run that begins in a piece and continues in the next ones.
 template <class Element, Update update, int vector, int lanes, int tiles, int run, class Runs>
 __device__ __forceinline__ void join_piece(const Runs& runs, int64_t piece,
                                            const Compute<Element>* heads,
@@ -957,8 +963,8 @@ __device__ __forceinline__ void join_piece(const Runs& runs, int64_t piece,
   const bool began_before = begin > 0 && runs.key(begin - 1) == key;
   if (next != key || key == runs.none || began_before) return;
 
-  // The first piece that the run does not reach. Most runs end within 32 pieces, which the lanes look
-  // at first; of the rest they cut a 32nd out at a time.
+  // Finds the first piece that the run does not reach. Most runs end within 32 pieces, which the
+  // lanes test first; then each step narrows the rest to a 32nd.
   const int lane = threadIdx.x % 32;
   int64_t low = piece + 2, high = (runs.positions - 1) / run + 1;
   for (bool near = true; low < high; near = false) {
@@ -1036,14 +1042,15 @@ __global__ void __launch_bounds__(kThreads)
       Step<Compute<Element>>{learning_rate_tensor, learning_rate, eps_tensor, eps});
 }
 
-// One step of a bitonic sort, with the key `stride` places on, which is another lane's.
+// Makes one step of a bitonic sort with the key `stride` places on, which another lane has.
 __device__ __forceinline__ void compare_lanes(uint64_t& key, int place, int stride, int length) {
   const uint64_t other = __shfl_xor_sync(0xffffffffu, key, stride);
   const bool keeps_less = ((place & stride) == 0) == ((place & length) == 0);
   if ((other < key) == keeps_less) key = other;
 }
 
-// Bitonic: with a stride of up to 32 a warp stays within 64 keys, two in the registers of each lane.
+// A bitonic sort: with a stride of up to 32 a warp stays within 64 keys, two in each lane's
+// registers.
 template <int size, int threads>
 __device__ __forceinline__ void sort_keys(uint64_t* keys) {
   static_assert(size >= 64 && threads % 32 == 0);

@@ -2,16 +2,18 @@
 // reduction; in kPadded a row of the second boxes whose bottom is not above 0 is padding.
 //
 // A thread takes tiles of kTile pairs. Each tile's boxes are converted to the arithmetic type and
-// taken apart into one run per coordinate, which stay in L1; the arithmetic is vectors over runs.
+// split into one run per coordinate, which stay in L1; the arithmetic is on vectors of these runs.
 // Every byte is read once from memory and written once; the backward computes the areas again.
-// Arithmetic is in float (double where one of the boxes is), products kept out of FMAs: it rounds as
-// eager's, and what cancels in eager cancels here. Reductions add up in double, tile by tile, in an order that the shape alone fixes.
+// Arithmetic is in float (double if one of the boxes is), and products are kept out of FMAs: it
+// rounds as eager does, and what cancels in eager cancels here. Reductions are summed in double,
+// tile by tile, in an order that depends only on the shape.
 //
-// Maxima and minima may drop a NaN: one in any coordinate makes the union NaN, and that the loss and
-// all eight derivatives.
+// Maxima and minima may drop a NaN, but a NaN in any coordinate makes the union NaN, and so the
+// loss and all eight derivatives.
 //
-// Pair i of a nest of three loops (innermost last; the loss is contiguous) lies at the sum of index
-// times stride; the coordinates of a box lie `step` apart. Strides count elements and may be 0.
+// The offset of pair i, in a nest of three loops (innermost last; the loss is contiguous), is the
+// sum of index times stride; the coordinates of a box are `step` apart. Strides count elements and
+// may be 0.
 
 #include <omp.h>
 
@@ -20,7 +22,7 @@
 
 #include "../_shared/cpu_vectors.h"
 
-// As cpu_launch.py counts them.
+// The numbers are those of cpu_launch.py.
 enum Reduction : int32_t { kNone, kSum, kMean, kPadded };
 
 namespace {
@@ -32,7 +34,7 @@ template <class First, class Second>
 using Arithmetic = std::conditional_t<
     std::is_same_v<First, double> || std::is_same_v<Second, double>, double, float>;
 
-// Coordinates of a tile's boxes: run[0] the x1 of all, then y1, x2, y2.
+// The coordinates of a tile's boxes: run[0] has x1 of all boxes, then y1, x2, y2.
 template <class Real>
 struct Runs {
   alignas(64) Real run[4][kTile];
@@ -49,7 +51,7 @@ struct Operand {
            outer_stride == 4 * inner_size * middle_size;
   }
 
-  // Calls body(i, address) for i in [0, count): where pair `pair` + i lies.
+  // Calls body(i, address) for i in [0, count) with the address of pair `pair` + i.
   template <class Body>
   void for_each(int64_t pair, int64_t count, Body body) const {
     int64_t inner = pair % inner_size, row = pair / inner_size;
@@ -65,7 +67,7 @@ struct Operand {
   }
 };
 
-// `count` boxes from `pair` on, taken apart; lanes of the last vector past them are left as they are.
+// Reads and splits `count` boxes from `pair` on; the last vector's lanes past them are not written.
 template <class Real, class Element>
 void read(const Operand<Element>& boxes, int64_t pair, int64_t count, Runs<Real>& runs) {
   Element gathered[4 * kTile];
@@ -101,8 +103,8 @@ FUSELAB_INLINE Vec product(Vec a, Vec b) {
   return opaque<Vec>(a * b);
 }
 
-// The gradient that `mine` gets: that of the maximum of two coordinates if it is the larger, that of
-// their minimum if it is the smaller, half of both where they tie.
+// Returns the gradient of `mine`: that of the maximum of two coordinates if it is the larger, that
+// of their minimum if it is the smaller, half of both if they tie.
 template <class Vec>
 FUSELAB_INLINE Vec of_edge(Vec if_larger, Vec if_smaller, Vec mine, Vec other) {
   const Vec alone = choose(mine > other, if_larger, if_smaller);
@@ -126,8 +128,8 @@ template <class Vec>
 struct Pair {
   Integers<Vec> overlap;
   Vec width, height, hull_width, hull_height;  // of the intersection (0 without overlap), the hull
-  Vec intersection, gap;                       // the hull without the union
-  Vec union_area, hull_area;                   // with eps
+  Vec intersection, gap;                       // gap: the hull without the union
+  Vec union_area, hull_area;                   // eps included
 
   FUSELAB_INLINE Pair(const Box<Vec>& a, const Box<Vec>& b, Scalar<Vec> eps) {
     const Vec left = larger(a.x1, b.x1), top = larger(a.y1, b.y1);
@@ -171,8 +173,8 @@ struct Derivatives {
     outer_y = product(of_hull, pair.hull_width);
   }
 
-  // The gradient of `mine`, one box of the pair, where `valid`, else 0. The intersection has the
-  // larger of two low edges and the smaller of two high ones.
+  // Stores the gradient of `mine`, one box of the pair, or 0 if not `valid`. The intersection's low
+  // edge is the larger of two, its high edge the smaller.
   template <class Real>
   FUSELAB_INLINE void write(const Box<Vec>& mine, const Box<Vec>& other, Integers<Vec> valid,
                             Runs<Real>& to, int64_t i) const {
@@ -210,7 +212,7 @@ struct BackwardScratch {
   alignas(64) Real grad[kTile];
 };
 
-// The losses of one tile into scratch.loss.
+// Writes the losses of one tile to scratch.loss.
 template <class Real, class First, class Second>
 void losses(const Operand<First>& a, const Operand<Second>& b, int64_t begin, int64_t count,
             Real eps, ForwardScratch<Real>& scratch) {
@@ -242,7 +244,7 @@ void forward(const First* first, const Second* second, Arithmetic<First, Second>
       });
 }
 
-// The reduced loss, one number.
+// Computes the reduced loss, one number.
 template <class First, class Second>
 void reduce(const First* first, const Second* second, Arithmetic<First, Second>* result,
             int32_t reduction, Arithmetic<First, Second> eps, int64_t count, int64_t middle_size, int64_t inner_size,
@@ -276,8 +278,8 @@ void reduce(const First* first, const Second* second, Arithmetic<First, Second>*
   *result = static_cast<Real>(total);
 }
 
-// Gradients of both boxes, null where not needed, contiguous. `grad` is one number, its strides 0,
-// behind a reduction.
+// Computes the gradients of both boxes, null if not needed, contiguous. After a reduction `grad` is
+// one number, with strides 0.
 template <class First, class Second>
 void backward(const Arithmetic<First, Second>* grad, const First* first, const Second* second,
               First* grad_first, Second* grad_second, int32_t reduction,

@@ -1,25 +1,26 @@
 // The generalized IoU loss of pairs of boxes and its gradient on NVIDIA GPUs, with or without a
 // reduction; in kPadded a row of the second boxes whose bottom is not above 0 is padding.
 //
-// The floor is memory: forward 32 bytes per pair in float32 (36 without a reduction), backward 32
+// Memory is the limit: forward 32 bytes per pair in float32 (36 without a reduction), backward 32
 // plus 16 per gradient. A thread owns `boxes` pairs, a block's threads apart, and loads all of them
 // before it computes: one 16-byte load per float32 box, 8 bytes per 16-bit box, two of 16 per
 // float64 box. So 256 threads x 8 blocks have 64 KB in flight per multiprocessor, where 4.8 TB/s
-// over 132 of them at 0.7 us latency needs 25. Every byte is read once and written once; the
-// backward computes the areas again, some 150 instructions per pair, where the time its 52 bytes
-// take leaves room for 350. No branch depends on the data but the one around padding.
+// over 132 of them at 0.7 us latency needs 25. Every byte is read once and written once. The
+// backward computes the areas again: about 150 instructions per pair, where its 52 bytes leave time
+// for 350. The only branch that depends on the data is the one around padding.
 //
-// Arithmetic is in float (double where one of the boxes is), compiled without FMA and with IEEE
-// division: the forward rounds as eager rounds. Reductions add up in double in an order that shape
-// and device fix: thread, warp, block; then `finish` adds the blocks. That is a launch of its own
-// because the counter by which the last block would know itself had to be zeroed by a launch too.
+// Arithmetic is in float (double if one of the boxes is), compiled without FMA and with IEEE
+// division, so that the forward rounds as eager does. Reductions are summed in double in an order
+// that depends on shape and device only: thread, warp, block; then `finish` adds the blocks. It is
+// a separate launch, because the counter by which the last block could know itself would need a
+// launch to be zeroed.
 //
-// Maxima and minima may drop a NaN: one in any coordinate makes the union NaN, and that the loss and
-// all eight derivatives.
+// Maxima and minima may drop a NaN, but a NaN in any coordinate makes the union NaN, and so the
+// loss and all eight derivatives.
 //
-// Pair i of a nest of `rank` loops (innermost last; the loss is contiguous) lies at the sum of index
-// times stride; the coordinates of a box lie `step` apart. Strides count elements and may be 0.
-// aligned: steps are 1, every box begins on its own size or on 16 bytes.
+// The offset of pair i, in a nest of `rank` loops (innermost last; the loss is contiguous), is the
+// sum of index times stride; the coordinates of a box are `step` apart. Strides count elements and
+// may be 0. aligned: steps are 1, and every box is aligned to its own size or to 16 bytes.
 
 #include "../_shared/cuda_vectors.h"
 
@@ -52,8 +53,8 @@ FUSELAB_INLINE double larger(double a, double b) { return fmax(a, b); }
 FUSELAB_INLINE float smaller(float a, float b) { return fminf(a, b); }
 FUSELAB_INLINE double smaller(double a, double b) { return fmin(a, b); }
 
-// The gradient that `mine` gets: that of the maximum of two coordinates if it is the larger, that of
-// their minimum if it is the smaller, half of both where they tie.
+// Returns the gradient of `mine`: that of the maximum of two coordinates if it is the larger, that
+// of their minimum if it is the smaller, half of both if they tie.
 template <class Real>
 FUSELAB_INLINE Real of_edge(Real if_larger, Real if_smaller, Real mine, Real other) {
   const Real alone = mine > other ? if_larger : if_smaller;
@@ -118,8 +119,8 @@ struct Pair {
   }
 };
 
-// Derivatives of one pair's loss, times the upstream gradient. Two reciprocals in place of six
-// divisions, 8 instructions instead of 11 each: 16-bit boxes have time for some 190 per pair.
+// The derivatives of one pair's loss, times the upstream gradient. Two reciprocals replace six
+// divisions and save 3 instructions each: 16-bit boxes leave time for about 190 per pair.
 template <class Real>
 struct Derivatives {
   Real of_union;
@@ -137,8 +138,8 @@ struct Derivatives {
     outer_y = of_hull * pair.hull_width;
   }
 
-  // The gradient of `mine`, one of the pair's boxes. The intersection has the larger of two low edges
-  // and the smaller of two high ones.
+  // Returns the gradient of `mine`, one of the pair's boxes. The intersection's low edge is the
+  // larger of two, its high edge the smaller.
   FUSELAB_INLINE Box<Real> of(const Box<Real>& mine, const Box<Real>& other) const {
     const Real area_x = of_union * (mine.y2 - mine.y1), area_y = of_union * (mine.x2 - mine.x1);
     return {-(area_x + of_edge(inner_x, outer_x, mine.x1, other.x1)),
@@ -148,7 +149,7 @@ struct Derivatives {
   }
 };
 
-// Index of a pair in a nest of up to three loops, of which the inner two have these sizes.
+// The offset of a pair in a nest of up to three loops, of which the inner two have these sizes.
 template <int rank, class Index>
 struct Place {
   Index outer = 0, middle = 0, inner;
@@ -172,7 +173,7 @@ struct Place {
   }
 };
 
-// 1 - GIoU of each pair.
+// Computes 1 - GIoU of each pair.
 template <class First, class Second, class Eps, class Index, int rank, bool aligned, int boxes>
 __global__ void __launch_bounds__(threads)
     forward(const First* __restrict__ first, const Second* __restrict__ second,
@@ -200,14 +201,15 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// The sum over a block, in thread 0; every thread calls. block_threads is a multiple of 32.
+// Returns the sum over a block in thread 0; all threads must call it. block_threads is a multiple
+// of 32.
 template <int block_threads>
 FUSELAB_INLINE double sum_over_block(double value) {
   __shared__ double of_warp[block_threads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_down_sync(0xffffffffu, value, step);
-  __syncthreads();  // an earlier call's last reads
+  __syncthreads();  // an earlier call may still be reading
   if (lane == 0) of_warp[warp] = value;
   __syncthreads();
   if (warp == 0) {
@@ -218,7 +220,7 @@ FUSELAB_INLINE double sum_over_block(double value) {
   return value;
 }
 
-// The result of a reduction over `count` pairs of which `valid` are boxes (kPadded).
+// Returns the result of a reduction over `count` pairs, of which `valid` are boxes (kPadded).
 template <Reduction reduction>
 FUSELAB_INLINE double reduced(double sum, double valid, int64_t count) {
   if constexpr (reduction == kMean) return sum / static_cast<double>(count);
@@ -226,8 +228,8 @@ FUSELAB_INLINE double reduced(double sum, double valid, int64_t count) {
   return sum;
 }
 
-// Blocks take tiles of block_threads * boxes pairs in turn. One block alone writes the result, several
-// leave their sums in partial[block], and in kPadded their number of boxes in
+// Blocks take tiles of block_threads * boxes pairs in turn. A single block writes the result.
+// Several blocks write their sums to partial[block] and, in kPadded, their number of boxes to
 // partial[gridDim.x + block].
 template <class First, class Second, class Eps, Reduction reduction, class Index, int rank,
           bool aligned, int boxes, int block_threads>
@@ -273,7 +275,7 @@ __global__ void __launch_bounds__(block_threads)
   if constexpr (reduction == kPadded) partial[gridDim.x + blockIdx.x] = valid;
 }
 
-// One block adds up what `blocks` blocks of `reduce` left.
+// Adds, in one block, the sums of the `blocks` blocks of `reduce`.
 template <class Real, Reduction reduction>
 __global__ void __launch_bounds__(finish_threads)
     finish(const double* __restrict__ partial, Real* __restrict__ result, int64_t blocks,
@@ -288,7 +290,8 @@ __global__ void __launch_bounds__(finish_threads)
   if (threadIdx.x == 0) *result = static_cast<Real>(reduced<reduction>(sum, valid, count));
 }
 
-// Adds the number of boxes that are no padding to *valid, which was 0. Integers: any order will do.
+// Adds the number of boxes that are no padding to *valid, which was 0. They are integers, so any
+// order is right.
 template <class Second, class Index, int rank>
 __global__ void __launch_bounds__(threads)
     count_valid(const Second* __restrict__ second, unsigned long long* __restrict__ valid,
@@ -306,9 +309,9 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x % 32 == 0) atomicAdd(valid, static_cast<unsigned long long>(mine));
 }
 
-// Gradients of both boxes, null where not needed, contiguous. `grad` is one number, its strides 0,
-// behind a reduction. In kPadded *valid is the number of boxes; null: every block counts them, for
-// batches so small that another launch would cost more.
+// Computes the gradients of both boxes, null if not needed, contiguous. After a reduction `grad` is
+// one number, with strides 0. In kPadded *valid is the number of boxes; if it is null, every block
+// counts them, for batches so small that another launch would cost more.
 template <class First, class Second, class Eps, Reduction reduction, class Index, int rank,
           bool aligned, int boxes>
 __global__ void __launch_bounds__(threads)

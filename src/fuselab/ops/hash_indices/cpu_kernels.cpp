@@ -1,4 +1,4 @@
-// Hashing ids by their modulus: rows are shared out among threads.
+// Hashes ids by their modulus: rows are divided among threads.
 
 #include <cstdint>
 #include <stdexcept>

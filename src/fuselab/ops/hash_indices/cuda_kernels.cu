@@ -1,8 +1,8 @@
-// Hashing ids by their modulus.
+// Hashes ids by their modulus.
 //
-// Each thread takes kItems ids a block's width apart, all loaded before the first division; every id
-// is read and every index written once, coalesced where ids are contiguous. Cardinalities come from
-// the cache.
+// Each thread takes kItems ids, a block's width apart, and loads all of them before the first
+// division. Every id is read and every index written once, coalesced if ids are contiguous.
+// Cardinalities come from the cache.
 
 #include "../_shared/device_assert.cuh"
 #include "../_shared/modulus.h"

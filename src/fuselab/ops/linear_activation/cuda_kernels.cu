@@ -1,10 +1,10 @@
-// act(input Wᵀ + b) for a depth K up to 32, on NVIDIA GPUs: a stream of output.
+// act(input Wᵀ + b) for a depth K up to 32, on NVIDIA GPUs, where writing the output is the limit.
 //
-// The floor is memory, and nearly all of it is the output (65536 x 13 -> 512 in bfloat16: 67 of 69
-// MB). So the weights of a warp's columns stay in its registers, and the warp walks rows: it reads
-// their K elements, multiplies, and stores 16 bytes per thread. 16-bit inputs go through the tensor
-// cores (mma.m16n8k16, float32 accumulators), float32 through FMAs, exact whatever allow_tf32 says:
-// 13 FMAs per 4 bytes stored are 13 us of an H200's time where the bytes take 31.
+// Nearly all of the traffic is the output (65536 x 13 -> 512 in bfloat16: 67 of 69 MB). So the
+// weights of a warp's columns stay in its registers, and the warp walks rows: it reads their K
+// elements, multiplies, and stores 16 bytes per thread. 16-bit inputs use the tensor cores
+// (mma.m16n8k16, float32 accumulators). float32 uses FMAs, which are exact whatever allow_tf32
+// says: 13 FMAs per 4 bytes stored take 13 us on an H200, the bytes 31 us.
 //
 // Sizes and strides count elements; offsets are 64-bit, formed once per row.
 
@@ -25,8 +25,8 @@ FUSELAB_INLINE uint32_t paired(Element low, Element high) {
   return *reinterpret_cast<uint32_t*>(pair);
 }
 
-// 16 bytes in one instruction. Written in C++ the compiler takes the pack apart and stores half of
-// them 4 bytes at a time (NVRTC 13.0, sm_80 and sm_90; seen in SASS).
+// Stores 16 bytes in one instruction. For plain C++ the compiler splits the pack and stores half of
+// it 4 bytes at a time (NVRTC 13.0, sm_80 and sm_90; seen in SASS).
 template <class Element, int width>
 FUSELAB_INLINE void store_whole(Element* pointer, const Pack<Element, width>& pack) {
   static_assert(sizeof(pack.element) == 16);
@@ -54,7 +54,8 @@ FUSELAB_INLINE void multiply(float (&sum)[4], const uint32_t (&a)[4], const uint
         "f"(start[1]), "f"(start[2]), "f"(start[3]));
 }
 
-// Two neighbours of a row, finished and rounded: relu in the instruction that rounds (to the same).
+// Two neighbours of a row, with bias and activation, rounded. relu is part of the rounding
+// instruction, with the same result.
 template <class Activation, class Element>
 struct Rounded {
   static FUSELAB_INLINE uint32_t pair(float low, float high) {
@@ -81,15 +82,15 @@ struct Rounded<Relu, __half> {
   }
 };
 
-// Until the thread's own asynchronous copies are there; a barrier then shows them to others.
+// Waits for the thread's own asynchronous copies; a barrier must follow before others read them.
 FUSELAB_INLINE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 constexpr int half_warps = 8, half_threads = 32 * half_warps;
 constexpr int tall = 16;  // rows that a warp takes at a time
 
-// A block asks for `rows` rows of a matrix, `most` or fewer, to lie as `depth` elements each.
-// dense: they lie so in the matrix, from a multiple of 16 bytes on, and all but the last few come
-// in copies of 16 bytes.
+// Starts copies, by a block, of `rows` rows of a matrix, `most` or fewer, as `depth` elements each.
+// dense: the matrix has them so, aligned to 16 bytes, and all but the last few are copied 16 bytes
+// at a time.
 template <int padded_depth, int most, bool dense, class Element>
 FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int rows, int depth,
                                int64_t row_stride, int64_t column_stride) {
@@ -119,23 +120,25 @@ FUSELAB_INLINE void fetch_rows(Element* to, const Element* from, int rows, int d
   }
 }
 
-// Two neighbours in shared memory, of which `keep` says what belongs to the row. The others are set
-// to zero: what lies there may be an infinity.
+// Returns two neighbours from shared memory; `keep` masks those that belong to the row. The others
+// become zero, because the memory there may contain an infinity.
 template <class Element>
 FUSELAB_INLINE uint32_t pair_of(const Element* pointer, uint32_t keep) {
   const auto bits = reinterpret_cast<const uint16_t*>(pointer);
   return (bits[0] | uint32_t(bits[1]) << 16) & keep;
 }
 
-// 16-bit elements. A block owns `wide` groups of 64 columns, a warp one of them, and consecutive
-// rows: `share` times 8, and 8 more in the first `extra` blocks. Weights and the input of a `slab`
-// of tiles of 16 rows come to shared memory at once, so that one wait comes before the first store.
-// One block per multiprocessor: what stands before that store is issued half as often as with two.
+// 16-bit elements. A block owns `wide` groups of 64 columns, one for each of its warps, and
+// consecutive rows: `share` times 8, and 8 more in the first `extra` blocks. Weights and the input
+// of a `slab` of tiles of 16 rows are copied to shared memory at once, so that there is one wait
+// before the first store. With one block per multiprocessor, the code before that store is issued
+// half as often as with two.
 //
-// Weights are the tensor core's operand A (mma.m16n8k16, of 16 columns), and rows its B, of 8: four
-// tiles whose rows g and g + 8 are columns 8 g + 2 tile and the next give thread (g, t), that is
-// (lane / 4, lane % 4), eight neighbours of rows 2 t and 2 t + 1, one store each. packed: columns
-// are a multiple of 8. Rows and columns beyond the edges are multiplied as they lie and not stored.
+// Weights are the tensor core's operand A (mma.m16n8k16, 16 columns), and rows its operand B, 8
+// rows. In four tiles, rows g and g + 8 are columns 8 g + 2 tile and the next. So thread (g, t),
+// that is (lane / 4, lane % 4), gets eight neighbours of rows 2 t and 2 t + 1, one store each.
+// packed: columns are a multiple of 8. Rows and columns beyond the edges are multiplied too, but
+// not stored.
 template <class Activation, class Element, int steps, bool dense, bool packed>
 __global__ void __launch_bounds__(half_threads, 2)
     forward_shallow_half(const Element* __restrict__ input, const Element* __restrict__ weight,
@@ -163,11 +166,11 @@ __global__ void __launch_bounds__(half_threads, 2)
                                                input_column);
   };
   fetch_slab(0, inputs[0]);
-  // Warps that the groups leave take rows of their own: 8, 4, 2 or 1 to a group.
+  // If there are fewer groups than warps, 8, 4, 2 or 1 warps share a group and split its rows.
   const int spare = (wide <= 4) + (wide <= 2) + (wide <= 1), places = 1 << spare;
   const int group = warp >> spare, place = warp % places;
   const int column = group * 64 + g * 8, left = inside - column;
-  float added[4][4];  // as the sums lie: each bias of two columns, for two rows
+  float added[4][4];  // the bias in the layout of the sums: of two columns, for two rows
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const Element* const from = bias + (first_column + column + i) * bias_stride;
@@ -243,10 +246,10 @@ __global__ void __launch_bounds__(half_threads, 2)
   }
 }
 
-// float32. A thread owns 4 neighbouring columns (a warp 128) and their `padded_depth` weights each,
-// and walks two rows at a time, whose elements the whole warp reads at one address. Warps of a
-// block take neighbouring columns of the same rows: all but the first's reads hit L1. packed:
-// columns are a multiple of 4, and the output is aligned.
+// float32. A thread owns 4 neighbouring columns (a warp 128) and their `padded_depth` weights each.
+// It walks two rows at a time, whose elements the whole warp reads at one address. Warps of a block
+// take neighbouring columns of the same rows, so that all reads but the first warp's hit L1.
+// packed: columns are a multiple of 4, and the output is aligned.
 template <class Activation, int padded_depth, bool packed>
 __global__ void __launch_bounds__(threads)
     forward_shallow_float(const float* __restrict__ input, const float* __restrict__ weight,

@@ -1,22 +1,23 @@
 // act(input Wᵀ + b) in 16-bit floats on Hopper's warpgroup matrix instructions (sm_90a only).
 //
-// Blocks stay on their multiprocessor and walk tiles of 128 x tile_columns of the output. One warp
-// group of three feeds: one thread of it has the copy engine fill a ring of `stages` slots, each 64
-// deep: 128 rows of input and tile_columns of weight, zero beyond their edges. The other two own 64
-// rows each, multiply (wgmma m64nNk16, float32 accumulators in registers) and finish their rows:
-// bias and activation in float32, one rounding, and out of their registers, which waits for nothing
-// and leaves the ring all shared memory. Through shared memory by the copy engine, behind its copies
-// in, 65536 x 512 -> 256 took 42.3 us for 37.5 (bfloat16, H200, 2026-11-21).
-// The ring fills on while they finish a tile. A full and an empty mbarrier per slot hand it over.
+// Blocks stay on their multiprocessor and walk tiles of 128 x tile_columns of the output. One of
+// three warp groups loads: one thread of it lets the copy engine fill a ring of `stages` slots,
+// each 64 deep, with 128 rows of input and tile_columns rows of weight, zero beyond their edges.
+// The other two own 64 rows each. They multiply (wgmma m64nNk16, float32 accumulators in
+// registers), add the bias and apply the activation in float32, round once, and store from their
+// registers. That waits for nothing and leaves the ring all shared memory; stores by the copy
+// engine were slower (H200). The ring is filled on while they finish a tile. A full and an empty
+// mbarrier per slot hand it over.
 //
-// A cluster of blocks takes tiles one above the other: each block loads its part of the weights and
-// the copy engine gives it to all, which divides what the weights cost in L2 by their number.
+// The blocks of a cluster take tiles below each other. Each block loads its part of the weights,
+// and the copy engine sends it to all of them, which divides the weights' traffic from L2 by their
+// number.
 //
 // An element of input is read columns / tile_columns times, one of weight rows / (128 * cluster)
 // times, mostly from L2; the output is written once.
 //
-// Rows in shared memory are 128 bytes, swizzled by the copy engine: 16-byte word j of row r lies
-// at j ^ (r % 8), which the matrix unit undoes; every array begins at 1024 bytes.
+// Rows in shared memory are 128 bytes, swizzled by the copy engine: 16-byte word j of row r is
+// stored at j ^ (r % 8), as the matrix unit expects; every array is aligned to 1024 bytes.
 
 #include "../_shared/cuda_vectors.h"
 #include "../_shared/activations.h"
@@ -26,9 +27,9 @@ constexpr int tile_rows = 128, tile_depth = 64;
 constexpr int multipliers = 2;  // warp groups that multiply, 64 rows each
 constexpr int threads = 128 * (1 + multipliers);
 
-// sum (64 x columns) = a (64 x 16) bᵀ (columns x 16), plus sum where `adds`; multiply_across reads b
-// as (16 x columns). Accumulator 4 j + 2 h + i of thread (g, t) = (lane / 4, lane % 4) of warp w is
-// row 16 w + g + 8 h, column 8 j + 2 t + i.
+// Computes sum (64 x columns) = a (64 x 16) bᵀ (columns x 16), plus sum if `adds`; multiply_across
+// reads b as (16 x columns). Accumulator 4 j + 2 h + i of thread (g, t) = (lane / 4, lane % 4) of
+// warp w is row 16 w + g + 8 h, column 8 j + 2 t + i.
 #define FUSELAB_MULTIPLY(function, columns, across, type, element, names, a_name, b_name,     \
                          adds_name, ...)                                                     \
   FUSELAB_INLINE void function(float (&sum)[columns / 2], uint64_t a, uint64_t b, int adds,  \
@@ -54,8 +55,8 @@ constexpr int threads = 128 * (1 + multipliers);
 FUSELAB_MULTIPLY_ALL("f16", __half)
 FUSELAB_MULTIPLY_ALL("bf16", __nv_bfloat16)
 
-// What lies where in a block's shared memory, in bytes from its first multiple of 1024.
-// shared_bytes of wgmma_launch.py counts the same.
+// The layout of a block's shared memory, in bytes from its first multiple of 1024. shared_bytes of
+// wgmma_launch.py computes the same.
 template <int tile_columns, int stages>
 struct Shared {
   static constexpr int input_bytes = tile_rows * tile_depth * 2;
@@ -65,9 +66,10 @@ struct Shared {
   static constexpr int empty = full + stages * 8;
 };
 
-// The tiles, in an order whose neighbours share their operands in L2: down `height` clusters, then
-// across. Their count fits an int: 2^31 tiles would be 256 GB of output or more. A 64-bit division
-// would be a subroutine for both roles, of more registers than the feeding one keeps (seen in SASS).
+// The tiles, in an order in which neighbours share their operands in L2: down `height` clusters,
+// then across. Their number fits an int, because 2^31 tiles would be 256 GB of output or more. A
+// 64-bit division would be a subroutine that needs more registers than the loading role has (seen
+// in SASS).
 template <int tile_columns, int cluster>
 struct Tiles {
   int count, down, across;
@@ -87,7 +89,7 @@ struct Tiles {
   }
 };
 
-// Two neighbours of a row, finished and rounded.
+// Returns two neighbours of a row with bias and activation, rounded, in one word.
 template <class Activation, class Element>
 FUSELAB_INLINE uint32_t finished(const float* pair, const Element* added) {
   const uint32_t added_pair = *reinterpret_cast<const uint32_t*>(added);
@@ -101,8 +103,9 @@ FUSELAB_INLINE uint32_t finished(const float* pair, const Element* added) {
          uint32_t(*reinterpret_cast<const uint16_t*>(&result[1])) << 16;
 }
 
-// 64 rows from (row, column) on, by the warp group that has their sums. packed: columns are a
-// multiple of 8, and four threads, who have 4 bytes each of every 16 of a row, swap them and store 16.
+// Stores 64 rows from (row, column) on, by the warp group that has their sums. packed: columns are
+// a multiple of 8. Then four threads, which have 4 bytes each of every 16 of a row, exchange them,
+// and each stores 16 bytes.
 template <class Activation, class Element, bool packed, int count>
 FUSELAB_INLINE void write_rows(const float (&sum)[count], const Element* added,
                                Element* __restrict__ output, int row, int column, int rows,
@@ -122,7 +125,7 @@ FUSELAB_INLINE void write_rows(const float (&sum)[count], const Element* added,
       const int64_t to = own_row + half * 8;
       Element* const line = output + to * columns;
       if constexpr (packed) {
-        // The 4 x 4 words of four threads, transposed: each pair of threads, then the pairs.
+        // Transposes the 4 x 4 words of four threads: each pair of threads, then the pairs.
 #pragma unroll
         for (int apart = 1; apart < 4; apart *= 2) {
 #pragma unroll
@@ -158,8 +161,8 @@ FUSELAB_INLINE void write_rows(const float (&sum)[count], const Element* added,
   }
 }
 
-// packed: as above. adapts: up to 64 further columns of input and weight lie in matrices of their
-// own, with zeros behind them; across: weights lie as (depth, columns). Both are lora_linear's.
+// packed: see above. adapts: up to 64 further columns of input and weight are in separate matrices,
+// padded with zeros; across: weights are stored as (depth, columns). Both are used by lora_linear.
 template <class Activation, class Element, int tile_columns, int stages, int cluster, bool packed,
           bool adapts, bool across>
 FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& weight_map,
@@ -188,7 +191,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
   const int steps = (depth - 1) / tile_depth + 1 + adapts;
   const int begin = blockIdx.x / cluster, stride = gridDim.x / cluster;
   Slot<stages> slot;
-  // 40 * 128 + 232 * 256 registers are the 168 * 384 that the block starts with.
+  // 40 * 128 + 232 * 256 registers are the 168 * 384 with which the block starts.
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
@@ -202,7 +205,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
           const TensorMap& left = further ? further_input_map : input_map;
           const TensorMap& right = further ? further_weight_map : weight_map;
           const int at = further ? 0 : step * tile_depth;
-          // The slots begin empty: of a new barrier, the phase before the first counts as over.
+          // The slots begin empty: for a new barrier, the phase before the first counts as over.
           wait(shared + Layout::empty + slot.at * 8, slot.parity ^ 1);
           expect_bytes(full, Layout::stage_bytes);
           copy_in(to, left, at, row, full);
@@ -233,7 +236,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
     const int multiplier = group - 1, thread = threadIdx.x % 128;
     Element* const added = reinterpret_cast<Element*>(bytes + Layout::bias) +
                            multiplier * tile_columns;
-    // The first threads of each warp release a slot, each in one block, the first in its own.
+    // The first threads of each warp release a slot, each in one block of the cluster.
     const int lane = thread % 32;
     const bool releases = lane < cluster;
     int added_column = -1;
@@ -270,7 +273,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
         }
         multiply_commit();
         hold(sum);
-        // This step runs on while the one before is known to be done with its slot.
+        // This step continues while the step before is known to be done with its slot.
         multiply_wait<1>();
         if (step > 0 && releases) {
           arrive<cluster>(shared + Layout::empty + previous * 8, rank ^ lane);
@@ -283,7 +286,7 @@ FUSELAB_INLINE void multiply_tiles(const TensorMap& input_map, const TensorMap& 
       write_rows<Activation, Element, packed>(sum, added, output, row, column, rows, columns);
     }
   }
-  // A neighbour may still arrive on this block's barriers.
+  // Another block may still arrive on this block's barriers.
   if constexpr (cluster > 1) cluster_sync();
 }
 

@@ -1,10 +1,9 @@
-// One logit per row, z = input w + b, and what comes of it: sigmoid or binary cross entropy, on the
-// CPU.
+// One logit per row, z = input w + b, and its sigmoid or its binary cross entropy, on the CPU.
 //
-// The input is read once, in vectors, by rows; the backward forms a loss's logit again while the row
-// is in L1. Rows are split into `parts` of a fixed size, whatever the number of threads, so that sums
-// repeat to the bit. Arithmetic is in float, sums over rows go on in double. Rows and weights have
-// stride 1 along their depth.
+// The input is read once, in vectors, by rows; the backward computes a loss's logit again while the
+// row is in L1. Rows are split into `parts` of a fixed size, whatever the number of threads, so
+// that sums are reproducible to the bit. Arithmetic is in float, sums over rows continue in double.
+// Rows and weights have stride 1 along their depth.
 
 #include <omp.h>
 
@@ -17,7 +16,8 @@ enum class Kind { sigmoid, losses, loss };
 
 constexpr int64_t parallel_from = 1 << 16;  // elements of the input
 
-// log(1 + x) for x in [0, 1], relatively exact: 2 artanh(x / (2 + x)), its series to s^17.
+// Returns log(1 + x) for x in [0, 1] to full relative precision: 2 artanh(x / (2 + x)), by its
+// series to s^17.
 FUSELAB_INLINE Floats log_of_one_plus(Floats x) {
   const Floats s = x / (x + 2.0f), q = s * s;
   const Floats p = horner(q, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15,
@@ -28,13 +28,14 @@ FUSELAB_INLINE Floats log_of_one_plus(Floats x) {
 // -(t log sigmoid(z) + (1 - t) log(1 - sigmoid(z))), with infinities where eager has them.
 FUSELAB_INLINE Floats loss_of(Floats z, Floats target) {
   const Floats zero = constant<Floats>(0.0);
-  // In this order: z + (-z) is exact, and log1p, small where |z| is large, keeps its digits.
+  // The order matters: z + (-z) is exact, and log1p, small for a large |z|, keeps its digits.
   const Floats rest = (1.0f - target) * z - choose(z > zero, zero, z);
   return rest + log_of_one_plus(exponential<Floats>(zero - absolute(z)));
 }
 
-// sigmoid(z) - t by way of 1 - sigmoid(z) for t above a half, where both are near 1 and their
-// difference keeps its digits so. An infinite or NaN target goes where eager puts it.
+// Returns sigmoid(z) - t. For t above a half it is computed from 1 - sigmoid(z), so that the
+// difference of two numbers near 1 keeps its digits. An infinite or NaN target gives eager's
+// result.
 FUSELAB_INLINE Floats loss_gradient(Floats z, Floats target) {
   const Logistic<Floats> at = logistic<Floats>(z);
   return choose(target > constant<Floats>(0.5), (1.0f - target) - at.complement, at.gate - target);
@@ -80,8 +81,8 @@ FUSELAB_INLINE Floats logits(const Element* rows, int64_t row_stride, const Elem
   return z;
 }
 
-// output: a probability or loss per row; where kind is loss, the sum of all losses over divisor, by
-// way of sums[part], which may be null for one part.
+// output: a probability or loss per row. If kind is loss, it is the sum of all losses over divisor,
+// with partial sums in sums[part], which may be null for one part.
 template <Kind kind, class Element, class Target, class Output>
 void forward(const Element* input, const Element* weight, const Element* bias, const Target* target,
              Output* output, double* sums, int64_t rows, int64_t depth, int64_t rows_per_part,
@@ -122,8 +123,9 @@ void forward(const Element* input, const Element* weight, const Element* bias, c
   }
 }
 
-// Gradients of input, weight and bias, null where not needed. saved is the output of sigmoid, the
-// target of a loss. weight_sums: per part, a float for every column and up to 15 more.
+// Computes the gradients of input, weight and bias, null if not needed. saved is the output of
+// sigmoid or the target of a loss. weight_sums has, per part, a float for every column and up to 15
+// more.
 template <Kind kind, class Element, class Saved, class Grad>
 void backward(const Grad* grad, const Saved* saved, const Element* input, const Element* weight,
               const Element* bias, Element* grad_input, Element* grad_weight, Element* grad_bias,
@@ -152,7 +154,7 @@ void backward(const Grad* grad, const Saved* saved, const Element* input, const 
         of_logit = upstream * loss_gradient(z, kept);
       }
       for (int64_t i = 0; i < count; ++i) of_bias += of_logit[i];
-      // Columns outside, rows inside: a sum is read and written once per group.
+      // Columns are the outer loop, so that a sum is read and written once per group of rows.
       for_each_vector<Floats>(depth, [&](int64_t at, auto lanes) {
         Floats sum = load<Floats>(of_weight + at);
         const Floats w = load<Floats>(weight + at, lanes);

@@ -1,11 +1,11 @@
-// One logit per row, z = input w + b, and what comes of it: sigmoid or binary cross entropy, on NVIDIA
-// GPUs.
+// One logit per row, z = input w + b, and its sigmoid or its binary cross entropy, on NVIDIA GPUs.
 //
-// The floor is memory: the input is read once, the gradient's pass writes as much again. A warp owns a
-// row at a time: a lane holds `chunks` packs of `width` weights in registers, loads the row's packs at
-// the same places (16 bytes each where width says so), and the warp adds up by shuffles. `in_flight`
-// rows are loaded before the first is used: 64 bytes per lane at a depth of 256 in bfloat16.
-// Arithmetic is in float, sums over rows go on in double; their order depends on the grid alone.
+// Memory is the limit: the input is read once, and the backward writes as much again. A warp owns
+// one row at a time. A lane has `chunks` packs of `width` weights in registers, loads the row's
+// packs at the same places (16 bytes each if width allows), and the warp adds by shuffles.
+// `in_flight` rows are loaded before the first is used: 64 bytes per lane at a depth of 256 in
+// bfloat16. Arithmetic is in float, sums over rows continue in double; their order depends on the
+// grid only.
 //
 // Rows are walked grid-wide: warp i of n takes groups of in_flight rows i, i + n, ... Sizes and strides
 // count elements; an input has stride 1 along its depth where width > 1.
@@ -17,15 +17,17 @@ constexpr int block_warps = 8;
 constexpr int threads = 32 * block_warps;
 constexpr int in_flight = 4;
 
-// Blocks that an SM's registers are to hold, `most` where a lane has few elements of a row. Without
-// that ptxas saves registers: it used each load right behind it, so that one waited for the other.
+// The blocks that a multiprocessor's registers should allow: `most` if a lane has few elements of a
+// row. Without that bound ptxas saves registers by using each load at once, so that each load waits
+// for the one before.
 template <int most, int elements>
 constexpr int resident_blocks = elements <= 8 ? most : 1;
 
-// What is made of a logit: the probability, a loss per row, or a block's sum of losses.
+// The result for a logit: the probability, a loss per row, or a block's sum of losses.
 enum class Kind { sigmoid, losses, loss };
 
-// log(1 + x) for x in [0, 1], relatively exact: 2 artanh(x / (2 + x)), its series to s^17.
+// Returns log(1 + x) for x in [0, 1] to full relative precision: 2 artanh(x / (2 + x)), by its
+// series to s^17.
 FUSELAB_INLINE float log_of_one_plus(float x) {
   const float s = quotient(x, 2.0f + x), q = s * s;
   const float p = horner(q, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15,
@@ -35,26 +37,27 @@ FUSELAB_INLINE float log_of_one_plus(float x) {
 
 // -(t log sigmoid(z) + (1 - t) log(1 - sigmoid(z))), with infinities where eager has them.
 FUSELAB_INLINE float loss_of(float z, float target) {
-  // In this order: z + (-z) is exact, and log1p, small where |z| is large, keeps its digits.
+  // The order matters: z + (-z) is exact, and log1p, small for a large |z|, keeps its digits.
   const float rest = product(1.0f - target, z) - (z > 0.0f ? 0.0f : z);
   return rest + log_of_one_plus(exponential(-absolute(z)));
 }
 
-// sigmoid(z) - t, which near 1 keeps its digits by way of 1 - sigmoid(z): 1 - t is exact from 0.5 to 2.
-// No product: an infinite target times a gate that underflowed would be NaN.
+// Returns sigmoid(z) - t. Near 1 it is computed from 1 - sigmoid(z) to keep its digits, for 1 - t
+// is exact from 0.5 to 2. It is selected, not multiplied: an infinite target times a gate that
+// underflowed would be NaN.
 FUSELAB_INLINE float loss_gradient(float z, float target) {
   const Logistic<float> at = logistic(z);
   return target > 0.5f ? (1.0f - target) - at.complement : at.gate - target;
 }
 
-// A lane's part of one row: packs lane, lane + 32, ... of `width` elements, zeros where the row ends.
+// A lane's part of a row: packs lane, lane + 32, ... of `width` elements, zeros past the row's end.
 template <class Element, int width, int chunks>
 struct Part {
   Pack<Element, width> pack[chunks];
 
-  // Zeros first, then a load over them: with a choice behind it several loads had one register, and
-  // waited for each other. Packs go past the read-only cache: its loads ptxas moves behind a
-  // __syncwarp().
+  // Zeros first, then a load over them: with a select after the load, several loads shared a
+  // register and waited for each other. Packs bypass the read-only cache, because ptxas moves such
+  // loads past a __syncwarp().
   FUSELAB_INLINE void load_from(const Element* row, int64_t stride, int depth, bool inside) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -76,7 +79,7 @@ struct Part {
   FUSELAB_INLINE float at(int chunk, int i) const {
     return widened<float>(pack[chunk].element[i]);
   }
-  // This lane's share of a row's logit.
+  // Returns this lane's share of a row's logit.
   FUSELAB_INLINE float times(const Part& weight) const {
     float sum = 0.0f;
 #pragma unroll
@@ -88,7 +91,7 @@ struct Part {
   }
 };
 
-// The logit of row k, in lane k.
+// Returns the logit of row k in lane k.
 template <class Row>
 FUSELAB_INLINE float logit_of_lane(const Row (&x)[in_flight], const Row& weight, float added) {
   float sum[in_flight], z = 0.0f;
@@ -106,9 +109,9 @@ FUSELAB_INLINE float logit_of_lane(const Row (&x)[in_flight], const Row& weight,
   return z;
 }
 
-// ceil(columns / blockDim.x) blocks add up what the blocks of another kernel left in sums (blocks,
-// columns), in a fixed order; the last column's total goes to `last`, the others' to `others`, which
-// are null where not needed.
+// Adds, in ceil(columns / blockDim.x) blocks and in a fixed order, the sums (blocks, columns) of
+// another kernel's blocks. The last column's total goes to `last`, the others' to `others`; either
+// is null if not needed.
 template <class Result>
 __global__ void __launch_bounds__(1024)
     add_up(const double* __restrict__ sums, Result* __restrict__ others, Result* __restrict__ last,
@@ -133,7 +136,7 @@ __global__ void __launch_bounds__(1024)
   if (result && threadIdx.y == 0) assign(result[result == last ? 0 : column], total[thread]);
 }
 
-// The sum of the `value` of every warp's first in_flight lanes, in thread 0.
+// Returns, in thread 0, the sum of `value` over the first in_flight lanes of every warp.
 FUSELAB_INLINE double sum_over_block(double value) {
   __shared__ double of_warp[block_warps];
 #pragma unroll
@@ -147,7 +150,7 @@ FUSELAB_INLINE double sum_over_block(double value) {
   return total;
 }
 
-// output: a probability or loss per row; where kind is loss, sums[block] of losses times factor.
+// output: a probability or loss per row; if kind is loss, sums[block] of losses times factor.
 template <Kind kind, class Element, class Target, class Output, int width, int chunks>
 __global__ void __launch_bounds__(threads, resident_blocks<4, chunks * width>)
     forward(const Element* __restrict__ input, const Element* __restrict__ weight,
@@ -163,7 +166,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<4, chunks * width>)
   double total = 0.0;
   for (int64_t first = (int64_t(blockIdx.x) * block_warps + threadIdx.x / 32) * in_flight;
        first < rows; first += warps * in_flight) {
-    const int64_t row = first + lane;  // what belongs to row k is in lane k
+    const int64_t row = first + lane;  // lane k has the values of row k
     const bool inside = lane < in_flight && row < rows;
     Target wanted;
     if constexpr (kind != Kind::sigmoid) wanted = target[min(row, rows - 1) * target_row];
@@ -172,7 +175,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<4, chunks * width>)
     for (int k = 0; k < in_flight; ++k) {
       x[k].load_from(input + min(first + k, rows - 1) * input_row, input_column, depth, true);
     }
-    __syncwarp();  // all loads are on their way before the first is used
+    __syncwarp();  // all loads are issued before the first is used
     const float z = logit_of_lane(x, w, added);
     if (inside) {
       if constexpr (kind == Kind::sigmoid) {
@@ -190,10 +193,10 @@ __global__ void __launch_bounds__(threads, resident_blocks<4, chunks * width>)
   }
 }
 
-// Gradients of input (null where not needed), and every block's sums for those of weight and bias:
-// weight_sums[block][column] and bias_sums[block], rows of depth + 1. saved is the output of sigmoid, the target of a loss,
-// whose logit is formed again from the row that the warp has loaded. factor is what the loss's mean
-// divides by.
+// Computes the gradient of input (null if not needed), and every block's sums for those of weight
+// and bias: weight_sums[block][column] and bias_sums[block], in rows of depth + 1. saved is the
+// output of sigmoid or the target of a loss, whose logit is computed again from the row that the
+// warp has loaded. factor is 1 over the number by which the loss's mean is divided.
 template <Kind kind, class Element, class Saved, class Grad, int width, int chunks>
 __global__ void __launch_bounds__(threads, resident_blocks<3, chunks * width>)
     backward(const Grad* __restrict__ grad, const Saved* __restrict__ saved,
@@ -212,7 +215,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<3, chunks * width>)
   double of_bias = 0.0;
   for (int64_t first = (int64_t(blockIdx.x) * block_warps + warp) * in_flight; first < rows;
        first += warps * in_flight) {
-    const int64_t row = first + lane;  // what belongs to row k is in lane k
+    const int64_t row = first + lane;  // lane k has the values of row k
     const bool inside = lane < in_flight && row < rows;
     Grad of_output = Grad(0.0f);
     Saved kept = Saved(0.0f);
@@ -225,7 +228,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<3, chunks * width>)
     for (int k = 0; k < in_flight; ++k) {
       x[k].load_from(input + (first + k) * input_row, input_column, depth, first + k < rows);
     }
-    __syncwarp();  // all loads are on their way before the first is used
+    __syncwarp();  // all loads are issued before the first is used
     const float value = widened<float>(kept);
     float of_row;
     if constexpr (kind == Kind::sigmoid) {
@@ -233,7 +236,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<3, chunks * width>)
     } else {
       of_row = loss_gradient(logit_of_lane(x, w, added), value);
     }
-    // Chosen, not trusted to be 0: an infinite bias makes NaN of a row that is not there.
+    // Masked by a select: an infinite bias would make a row past the edge NaN.
     of_row = inside ? widened<float>(of_output) * factor * of_row : 0.0f;
     of_bias += static_cast<double>(of_row);
 #pragma unroll
@@ -262,7 +265,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<3, chunks * width>)
   __shared__ float shared[block_warps][32 * width];
 #pragma unroll
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    __syncthreads();  // of the chunk before
+    __syncthreads();  // the chunk before has been read
 #pragma unroll
     for (int i = 0; i < width; ++i) shared[warp][i * 32 + lane] = of_weight[chunk][i];
     __syncthreads();

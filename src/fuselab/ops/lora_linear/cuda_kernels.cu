@@ -1,48 +1,46 @@
-// The one pass of lora_linear's backward over dY, Y and x, for 16-bit floats on GPUs with clusters of
-// blocks (sm_90 and newer).
+// The single pass of lora_linear's backward over dY, Y and x, for 16-bit floats on GPUs with
+// clusters of blocks (sm_90 and newer).
 //
 // With S = x Aᵀ, dZ = dY act'(Y) and dS = scale dZ B it writes dZ and dS, and sums dB = dZᵀ S and
-// dA = dSᵀ x: dY, Y and x are read once and dZ is written once, which is all the traffic that counts.
-// S is computed again for nothing, since dA reads x anyway.
+// dA = dSᵀ x. dY, Y and x are read once and dZ is written once; other traffic is negligible. S is
+// computed again at no cost, because dA reads x anyway.
 //
-// S needs a whole row of x and dS a whole row of dZ. So a cluster of blocks owns whole rows, 16 at a
-// time, and each of its blocks 512 columns of both, in strips of 64 for its 8 warps. A warp has its
-// 16 x 64 tiles of the next rows on their way into a ring of shared memory, pulls back its part of
-// dZ there, and multiplies it by the strip's part of B, and x by that of Aᵀ; the warps' parts are
-// added in a block, and the blocks' sums sent to all blocks of the cluster; then every warp adds its
-// strip's part of dB and dA, which stay in registers to the end. `finish` adds up what clusters leave.
-// All sums have a fixed order.
+// S needs a whole row of x and dS a whole row of dZ. So a cluster of blocks owns whole rows, 16 at
+// a time, and each of its blocks 512 columns of both, in strips of 64 for its 8 warps. A warp
+// copies its 16 x 64 tiles of the next rows into a ring of shared memory ahead of time. It pulls
+// back its part of dZ there, multiplies it by the strip's part of B, and x by that of Aᵀ. The
+// warps' parts are added in a block, and the blocks' sums are sent to all blocks of the cluster.
+// Then every warp adds its strip's part of dB and dA, which stay in registers to the end. `finish`
+// adds the clusters' parts. All sums have a fixed order.
 //
-// A tile's rows are 128 bytes in shared memory; 16-byte word j of row r lies at j ^ (r % 8), so that
-// neither the copies nor ldmatrix, by rows or transposed, meet in a bank.
+// A tile's rows are 128 bytes in shared memory. 16-byte word j of row r is stored at j ^ (r % 8),
+// so that neither the copies nor ldmatrix, by rows or transposed, have bank conflicts.
 
 #include "../_shared/cuda_vectors.h"
 #include "../_shared/activations.h"
 #include "../_shared/hopper.h"
 #include "../_shared/warp_instructions.h"
 
-// As in one_pass.py.
+// These sizes are those of cuda_launch.py.
 constexpr int warps = 8, threads = 32 * warps;
 constexpr int tile_rows = 16, strip_columns = 64;
-// Tiles of a warp in shared memory at a time. us of the backward with 2 / 3 / 4 (H200, bfloat16,
-// 2026-11-21): 8192 x 4096 -> 4096 454.6 / 455.1 / no room, 65536 x 512 -> 512 156.2 / 156.8 /
-// 157.3, 4096 x 1024 -> 1024 44.5 / 44.9 / 47.3.
+// Tiles of a warp in shared memory at a time. More were not faster (H200).
 constexpr int stages = 2;
 constexpr int tile_bytes = tile_rows * strip_columns * 2;
 constexpr int steps = strip_columns / 16;  // of a product along a strip
 
-// Bytes from a tile's beginning to a 16-byte word of a row.
+// Returns the offset in bytes of a 16-byte word of a row from its tile's beginning.
 FUSELAB_INLINE int place(int row, int word) { return row * 128 + (word ^ row % 8) * 16; }
 
-// A warp's strip of a matrix, tile after tile into shared memory: a lane copies 16 bytes of every
+// Copies a warp's strip of a matrix to shared memory tile by tile: a lane copies 16 bytes of every
 // fourth row.
 template <class Element>
 struct Stream {
   const Element* from;
   int64_t four_rows, step;
-  bool inside;  // the strip's columns that the lane copies are the matrix's
+  bool inside;  // whether the lane's columns of the strip are columns of the matrix
 
-  // step: elements from a tile to the next.
+  // step: the distance from one tile to the next, in elements.
   FUSELAB_INLINE Stream(const Element* matrix, int64_t row_stride, int64_t first, int64_t stride,
                         int column, int columns) {
     const int lane = threadIdx.x % 32, own = column + lane % 8 * 8;
@@ -52,7 +50,8 @@ struct Stream {
     inside = own < columns;
   }
 
-  // The next tile, of which the matrix has `height` rows; zeros past them, which read nothing.
+  // Starts copying the next tile, of which the matrix has `height` rows; rows past them become
+  // zero.
   FUSELAB_INLINE void fetch(uint8_t* tile, int height) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -73,8 +72,9 @@ FUSELAB_INLINE void wait_for_fetches() {
   __syncwarp();
 }
 
-// Four 8 x 8 matrices whose rows begin where lanes 0 to 7, 8 to 15, ... say; with g = lane / 4 and
-// q = 2 (lane % 4) a lane gets (g, q) and (g, q + 1) of each, transposed (q, g) and (q + 1, g).
+// Loads four 8 x 8 matrices whose rows begin at the addresses of lanes 0 to 7, 8 to 15, ... With g
+// = lane / 4 and q = 2 (lane % 4), a lane gets (g, q) and (g, q + 1) of each; transposed, (q, g)
+// and (q + 1, g).
 template <bool transposed>
 FUSELAB_INLINE void load_matrices(unsigned (&to)[4], const void* from) {
   if constexpr (transposed) {
@@ -90,7 +90,7 @@ FUSELAB_INLINE void load_matrices(unsigned (&to)[4], const void* from) {
   }
 }
 
-// Columns 16 step to 16 step + 15 of a tile as a left operand: its rows, or its columns.
+// Loads columns 16 step to 16 step + 15 of a tile as a left operand: its rows, or its columns.
 FUSELAB_INLINE void load_rows(unsigned (&to)[4], const uint8_t* tile, int step) {
   const int lane = threadIdx.x % 32, matrix = lane / 8;
   load_matrices<false>(to, tile + place(lane % 8 + matrix % 2 * 8, step * 2 + matrix / 2));
@@ -106,7 +106,7 @@ FUSELAB_INLINE unsigned packed(Element low, Element high) {
          unsigned(*reinterpret_cast<const uint16_t*>(&high)) << 16;
 }
 
-// A strip's part of a factor of (column, rank) as right operands, zeros past its edges.
+// Loads a strip's part of a factor (column, rank) as right operands, zeros past its edges.
 template <int rank_blocks, class Element>
 FUSELAB_INLINE void load_factor(unsigned (&to)[steps][rank_blocks][2], const Element* factor,
                                 int64_t column_stride, int64_t rank_stride, int column, int columns,
@@ -132,8 +132,9 @@ FUSELAB_INLINE void load_factor(unsigned (&to)[steps][rank_blocks][2], const Ele
   }
 }
 
-// What blocks of a cluster send each other: 16 bytes that count themselves on the receiver's
-// mbarrier. A cluster barrier that releases stores would wait for dZ's too (MEMBAR.ALL.GPU).
+// Opens the mbarrier for what the blocks of a cluster send each other: 16-byte messages that count
+// themselves on the receiver's mbarrier. A cluster barrier with release would also wait for the
+// stores of dZ (MEMBAR.ALL.GPU).
 FUSELAB_INLINE void open(uint32_t arrived, int bytes) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -165,10 +166,11 @@ FUSELAB_INLINE void add(float4& total, float4 part) {
   total.w += part.w;
 }
 
-// The matrices are row-major, their rows of a multiple of 8 elements on 16 bytes; of lora_a (rank,
-// inner) and lora_b (columns, rank) any strides. saved: what the activation's derivative is of, not
-// read for identity. grad: dZ, or null where nobody asks for it. parts: float32 (clusters, columns +
-// inner, rank), of each cluster dB / scale and dAᵀ. Grid: as many clusters as run at a time.
+// The matrices are row-major, with rows of a multiple of 8 elements, aligned to 16 bytes; lora_a
+// (rank, inner) and lora_b (columns, rank) may have any strides. saved: the argument of the
+// activation's derivative, not read for identity. grad: dZ, or null if not needed. parts: float32
+// (clusters, columns + inner, rank), per cluster dB / scale and dAᵀ. Grid: as many clusters as run
+// at a time.
 template <class Activation, class Element, class Scale, int cluster, int rank_blocks>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     pull_back_and_reduce(const Element* __restrict__ upstream, const Element* __restrict__ saved,
@@ -179,13 +181,13 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
                          int64_t saved_row, int64_t input_row, int64_t a_component,
                          int64_t a_column, int64_t b_column, int64_t b_component, Scale scale) {
   constexpr bool passes = Activation::derivative_of == Saved::nothing;
-  constexpr int slot_bytes = (passes ? 2 : 3) * tile_bytes;  // dY, x and what is saved
+  constexpr int slot_bytes = (passes ? 2 : 3) * tile_bytes;  // dY, x and the saved tensor
   constexpr int ranks = 8 * rank_blocks, sums = 2 * tile_rows * ranks;  // of S and dS
   extern __shared__ __align__(128) uint8_t bytes[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint8_t* const ring = bytes + warp * stages * slot_bytes;
   float* const of_warps = reinterpret_cast<float*>(bytes + warps * stages * slot_bytes);
-  float* const of_blocks = of_warps + warps * sums;  // [2][cluster][sums], of a cluster alone
+  float* const of_blocks = of_warps + warps * sums;  // [2][cluster][sums], for clusters only
   constexpr int from_blocks = cluster == 1 ? 0 : cluster * sums;
   Element* const narrow = reinterpret_cast<Element*>(of_blocks + 2 * from_blocks);
   const uint32_t arrived = shared_address(narrow + sums);  // two mbarriers
@@ -219,7 +221,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
   int slot = 0;
   unsigned turn = 0;
   for (int64_t first = begin; first < rows; first += stride, ++turn) {
-    // The slot of the tile before, which the warp has read to its end.
+    // The slot of the tile before, which the warp has finished reading.
     __syncwarp();
     fetch(slot == 0 ? stages - 1 : slot - 1, first + (stages - 1) * stride);
     wait_for_fetches<stages - 1>();
@@ -286,8 +288,9 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
         add(sum, reinterpret_cast<const float4*>(of_warps + i * sums)[threadIdx.x]);
       }
       if constexpr (cluster > 1) {
-        // Whoever fills a buffer again, two turns on, has everyone's sums of the turn between, sent
-        // behind a barrier that a block's warps reach only when they have read this turn's.
+        // A block that fills a buffer again, two turns later, has all blocks' sums of the turn
+        // between. These are sent after a barrier that a block's warps reach only when they have
+        // read this turn's.
         float4* const box = reinterpret_cast<float4*>(of_blocks + turn % 2 * from_blocks);
         const int own = rank_of_block * (sums / 4) + threadIdx.x;
         const uint32_t barrier = arrived + turn % 2 * 8;
@@ -307,7 +310,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
       Element rounded[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Past the last row an infinite factor would make 0 * inf of the zeros.
+        // Past the last row an infinite factor would make 0 * inf, which is NaN, of the zeros.
         assign(rounded[i], row < height ? values[i] * multiple : 0.0f);
         if (which == 1 && rank_of_block == 0 && row < height && component + i < rank) {
           grad_projection[(first + row) * rank + component + i] = rounded[i];
@@ -363,8 +366,8 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
   }
 }
 
-// The clusters' parts added up, in a fixed order: grad_b (columns, rank) times scale, and grad_a
-// (rank, inner). A block owns 32 elements, each of its 8 warps every eighth part of them.
+// Adds the clusters' parts in a fixed order: grad_b (columns, rank) times scale, and grad_a (rank,
+// inner). A block owns 32 elements; each of its 8 warps adds every eighth part.
 template <class Element, class Scale>
 __global__ void __launch_bounds__(threads)
     finish(const float* __restrict__ parts, Element* __restrict__ grad_a,

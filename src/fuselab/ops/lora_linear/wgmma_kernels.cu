@@ -1,6 +1,6 @@
-// act(x Wᵀ + b + S Bᵀ), and dZ W + dS A, in 16-bit floats on Hopper's matrix unit (sm_90a only):
-// linear_activation's tiles, to which S = scale x Aᵀ and B, or dS and A, are one step more in depth,
-// of zeros past the rank.
+// act(x Wᵀ + b + S Bᵀ), and dZ W + dS A, in 16-bit floats on Hopper's matrix unit (sm_90a only).
+// They use linear_activation's tiles, with one more step in depth for S = scale x Aᵀ and B, or for
+// dS and A, padded with zeros past the rank.
 
 #include "../linear_activation/wgmma_kernels.cu"
 
@@ -14,7 +14,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
       input_map, weight_map, projection_map, up_map, bias, output, rows, columns, depth, bias_stride);
 }
 
-// input_map: of dZ; weight_map: of W, read across, as A is.
+// input_map is dZ's; weight_map is W's, read across, as A's is.
 template <class Activation, class Element, int tile_columns, int stages, int cluster, bool packed>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, 1)
     pull_through(const __grid_constant__ TensorMap input_map,
