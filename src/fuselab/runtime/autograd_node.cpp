@@ -1,7 +1,7 @@
 // The C++ half of autograd_node.py: a node of autograd's graph whose backward is a launch plan.
 //
-// torch.autograd.Function goes through Python five times per forward and backward; this node goes
-// straight from the engine to `lookup` of launcher.cpp, and to Python where that finds no plan.
+// torch.autograd.Function goes through Python five times per forward and backward. This node goes
+// directly from the engine to `lookup` of launcher.cpp, and to Python only if that finds no plan.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
@@ -27,7 +27,7 @@ using torch::dynamo::autograd::CompiledNodeArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
 using NodePointer = decltype(std::declval<Node&>().getptr());  // another type from torch 2.12 on
 
-class Object {  // a reference that is held; made, copied and ended under the GIL only
+class Object {  // an owned reference; made, copied and destroyed under the GIL only
  public:
   explicit Object(PyObject* held) : held_(held) {
     if (held_ == nullptr) throw python_error();
@@ -50,17 +50,17 @@ class Gil {
   PyGILState_STATE state_;
 };
 
-// What a backward is made of beside tensors. The objects are borrowed.
+// The arguments of a backward besides tensors. The references are borrowed.
 struct Formula {
-  PyObject* rule;   // name, lookup, id of the backward, implementation, what runs without a plan
-  PyObject* plain;  // a tuple of what is saved, None at `places`, where tensors go
+  PyObject* rule;   // name, lookup, id of the backward, implementation, function without a plan
+  PyObject* plain;  // a tuple of the saved values, None at `places`, where tensors go
   std::vector<Py_ssize_t> places;
 
-  // The gradients that are needed, of the rest none. Under the GIL.
+  // Returns the gradients that are needed, and none for the others. Called under the GIL.
   variable_list operator()(const at::Tensor& grad, const variable_list& saved,
                            const std::vector<bool>& needed) const {
     const Py_ssize_t wanted = static_cast<Py_ssize_t>(needed.size());
-    // No input has an edge where all that require a gradient are views made under no_grad.
+    // If all inputs that require a gradient are views made under no_grad, none has an edge.
     if (std::ranges::none_of(needed, std::identity())) return variable_list(wanted);
     Object needs(PyTuple_New(wanted));
     for (Py_ssize_t place = 0; place < wanted; ++place) {
@@ -111,13 +111,13 @@ class PlannedBackward : public Node {
       : Node(std::move(edges)), formula_{Py_NewRef(rule), nullptr, {}} {}
 
   ~PlannedBackward() override {
-    if (Py_IsInitialized() == 0) return;  // the process ends
+    if (Py_IsInitialized() == 0) return;  // the process is ending
     Gil gil;
     Py_DECREF(formula_.rule);
     Py_XDECREF(formula_.plain);
   }
 
-  // What the backward needs: tensors become saved variables, the rest stays in the tuple.
+  // Saves the backward's arguments: tensors become saved variables, the others stay in the tuple.
   void save(PyObject* values, const at::Tensor& output) {
     const Py_ssize_t count = PyTuple_GET_SIZE(values);
     Object plain(PyTuple_New(count));
@@ -141,7 +141,7 @@ class PlannedBackward : public Node {
     return formula_(grads[0], unpacked(), needed());
   }
 
-  // Compiled autograd: the saved tensors are inputs of its graph, all else is its key.
+  // Compiled autograd: the saved tensors are inputs of its graph, everything else is its key.
   void compiled_args(CompiledNodeArgs& args) const override {
     Gil gil;
     TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
@@ -157,7 +157,7 @@ class PlannedBackward : public Node {
     args.collect(saved_, true);
   }
 
-  // A call of the formula in that graph; traced, it finds no plan and calls the raw operator.
+  // Calls the formula in that graph. While traced, it finds no plan and calls the raw operator.
   variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
     namespace compiled = torch::dynamo::autograd;
     Gil gil;
@@ -166,7 +166,7 @@ class PlannedBackward : public Node {
     const auto metadata = compiled::IValuePacker<
         std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
-    Formula formula = formula_;  // torch keeps a bound function for good, so its objects live on
+    Formula formula = formula_;  // torch keeps bound functions forever, so its objects must live
     Py_INCREF(formula.rule), Py_INCREF(formula.plain);
     const auto& interface = compiled::getPyCompilerInterface();
     const std::string bound = interface->bind_function(
@@ -225,8 +225,9 @@ auto make_node(PyObject* rule, torch::autograd::edge_list&& edges) {
   }
 }
 
-// attach(output, inputs, saved, rule): output, whose gradient `rule` takes to the inputs, if one of
-// them requires one. `inputs` is a list of tensors and None, `saved` a tuple.
+// attach(output, inputs, saved, rule): returns output with a node by which `rule` passes its
+// gradient to the inputs, if one of them requires one. `inputs` are tensors and None, `saved` is a
+// tuple.
 PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 4 && THPVariable_Check(args[0]) && PyList_Check(args[1]) &&
@@ -239,18 +240,18 @@ PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Edge& edge = edges.emplace_back();
     if (!THPVariable_Check(input)) continue;
     const at::Tensor& tensor = THPVariable_Unpack(input);
-    // Asked of the tensor and not of its edge: a view of a leaf that was made under no_grad requires
-    // a gradient and has no edge. PyTorch's own functions give their output a node there too.
+    // The tensor is asked, not its edge: a view of a leaf that was made under no_grad requires a
+    // gradient and has no edge, and PyTorch's own functions give their output a node there too.
     if (!tensor.requires_grad()) continue;
     requires_grad = true;
     edge = torch::autograd::impl::gradient_edge(tensor);
   }
-  // Another thread recorded the plan after the call, which needs no gradient, had looked for one.
+  // Another thread recorded the plan after this call, which needs no gradient, had looked for one.
   if (!requires_grad) return Py_NewRef(args[0]);
   NodePointer node = make_node<NodePointer>(args[3], std::move(edges));
   at::Tensor output = THPVariable_Unpack(args[0]);
   torch::autograd::create_gradient_edge(output, node);
-  // Past the edge: an output that is saved must not hold its node.
+  // Saved after the edge is set: a saved output must not own its node.
   static_cast<PlannedBackward&>(*node).save(args[2], output);
   return Py_NewRef(args[0]);
   END_HANDLE_TH_ERRORS

@@ -1,8 +1,9 @@
 // The C++ half of launch_plans.py: launch plans, found by an exact key and run in about a
-// microsecond, calls known to be the reference's, and the direct launch that every first call makes.
+// microsecond, calls that are known to run the reference, and the direct launch of every first
+// call.
 //
-// Plain CPython and ATen, no CUDA headers: the few driver symbols come from libcuda.so.1 by dlsym,
-// the current stream from torch's own C function. Built once by g++ (extension.py says how).
+// It is plain CPython and ATen without CUDA headers: the few driver symbols come from libcuda.so.1
+// by dlsym, the current stream from torch's own C function. extension.py builds it once by g++.
 
 #include <Python.h>
 #include <dlfcn.h>
@@ -35,8 +36,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
-// As torch/csrc/autograd/python_variable.h has them in torch 2.11 to 2.13. That header itself brings
-// pybind11 and 8 s of build; launch_plans.py compares what `probe` reads with what Python sees.
+// This declares what torch/csrc/autograd/python_variable.h has in torch 2.11 to 2.13. That header
+// itself includes pybind11 and takes 8 s; launch_plans.py compares what `probe` reads with Python.
 struct THPVariable {
   PyObject_HEAD
   at::Tensor cdata;
@@ -62,9 +63,9 @@ constexpr std::size_t max_parameters = 64;  // of a launch
 constexpr std::size_t max_tensors = 64;     // of a call
 constexpr std::size_t max_maps = 8;          // tensor maps of a launch
 constexpr std::size_t max_memory = 255;      // outputs and workspaces of a plan
-constexpr std::size_t max_plans = 4096;      // per operator, then it starts afresh
+constexpr std::size_t max_plans = 4096;      // per operator; then all are dropped
 constexpr std::size_t max_values = 64;       // per key whose plan depends on a float's value
-constexpr int64_t release_gil_bytes = 1 << 20;  // of a plan: over 1 MiB a CPU kernel runs 20 us
+constexpr int64_t release_gil_bytes = 1 << 20;  // of a plan: above 1 MiB a CPU kernel runs 20 us
 
 // ---------------------------------------------------------------------------- the CUDA driver
 
@@ -78,7 +79,7 @@ struct Driver {
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                 void**, void**);
   int (*set_bytes)(unsigned long long, unsigned char, std::size_t, void*);
-  // Of tensor_map.py; null in drivers older than 12.0.
+  // As for tensor_map.py; null in drivers older than 12.0.
   int (*encode_map)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
                     const uint32_t*, int, int, int, int);
   std::vector<Context> primary;
@@ -122,8 +123,8 @@ struct Driver {
   }
 };
 
-// Makes a device's primary context current for one launch: the device guard, 30 ns where it already
-// is current (cudaSetDevice takes ten times that).
+// Makes a device's primary context current for one launch. It is the device guard, and takes 30 ns
+// if the context is current already (cudaSetDevice takes ten times that).
 class ContextGuard {
  public:
   explicit ContextGuard(int device_index) : driver_(Driver::instance()) {
@@ -153,7 +154,7 @@ PyObject* out_of_memory = nullptr;       // torch.OutOfMemoryError
 
 struct Raised {};  // a Python exception is set
 
-// Runs `body`, whose C++ exceptions become Python's.
+// Runs `body` and turns its C++ exceptions into Python's.
 template <typename Body>
 PyObject* translated(Body body) {
   try {
@@ -185,13 +186,13 @@ struct alignas(64) TensorMap {  // CUtensorMap
   uint64_t words[16];
 };
 
-// All of a tensor map but the address, as `Layout` in tensor_map.py has it.
+// All of a tensor map except the address, as `Layout` of tensor_map.py.
 struct MapLayout {
   int dtype;
   unsigned long long rows, columns, pitch;  // pitch in bytes
   unsigned box_rows, box_columns;
 
-  // Under 0.5 us, so that a map is made for the present address in every launch.
+  // This takes less than 0.5 us, so a map is made for the current address in every launch.
   void encode(TensorMap& map, uint64_t address) const {
     const uint64_t sizes[2] = {columns, rows};
     const uint64_t strides[1] = {pitch};
@@ -218,7 +219,7 @@ struct MapLayout {
 
 // ---------------------------------------------------------------------------- plans
 
-// A CUDA device's current stream, asked for once, with the device's context current.
+// A CUDA device's current stream, asked for once, while the device's context is current.
 class Queue {
  public:
   explicit Queue(int device_index) : stream_(current_stream(device_index)), guard_(device_index) {}
@@ -262,12 +263,12 @@ struct Launch {
   }
 };
 
-// Where a value comes from.
+// The source of a value.
 struct Origin {
   enum class Source : uint8_t { constant, argument, memory };
   Source source = Source::constant;
   uint8_t index = 0;  // of the argument or of the memory
-  // Of the constant, how many bytes into the memory, or which item of the argument, -1 for itself.
+  // A constant's bits, the byte offset into the memory, or the item of the argument (-1: itself).
   uint64_t bits = 0;
 };
 
@@ -276,11 +277,11 @@ struct Parameter {
   Origin origin;
   MapLayout map;                                         // of code 'm'
   std::string content;                                   // of code 's', a struct by value
-  std::vector<std::pair<std::size_t, Origin>> addresses;  // that go into it, from which byte on
+  std::vector<std::pair<std::size_t, Origin>> addresses;  // in `content`, each with its byte offset
 };
 
-// What a call allocates: an output, or a workspace that lives until the last step has been enqueued
-// (torch's allocator gives its bytes to later work of the same stream only).
+// Memory that a call allocates: an output, or a workspace that lives until the last step has been
+// enqueued (torch's allocator gives its bytes to later work of the same stream only).
 struct Memory {
   bool present;
   std::vector<int64_t> sizes;
@@ -288,7 +289,7 @@ struct Memory {
   c10::TensorOptions options;
 };
 
-// A tensor of a product: what it lies in, and how it lies there.
+// A tensor of a product: its source, sizes and strides.
 struct Operand {
   Origin origin;
   std::vector<int64_t> sizes;
@@ -296,14 +297,14 @@ struct Operand {
 };
 
 // A product of PyTorch's own library. It follows torch's settings (TF32, deterministic) in every
-// call, as the eager one does.
+// call, as in eager PyTorch.
 struct Product {
   enum class Kind : uint8_t { none, mm, addmm, relu, gelu };  // the last two _addmm_activation's
   Kind kind = Kind::none;
-  std::vector<Operand> operands;  // the result, then what the library takes
+  std::vector<Operand> operands;  // the result, then the library's operands
 };
 
-// A launch, a product, or without either the filling of one memory with zeros.
+// A launch, a product, or, with neither, the filling of one memory with zeros.
 struct Step {
   Launch launch;
   std::vector<Parameter> parameters;
@@ -346,8 +347,8 @@ struct Equal {
 template <typename Value>
 using Table = std::unordered_map<Key, Value, Hash, Equal>;
 
-// What is known for one key: one plan for all values of the floats, or one per value, or that there
-// can be none.
+// The knowledge of one key: one plan for all values of the floats, one plan per value, or that
+// there can be none.
 struct Entry {
   bool rejected = false;
   std::shared_ptr<const Plan> plan;
@@ -356,14 +357,14 @@ struct Entry {
 
 struct Operator {
   std::string name;
-  uint64_t float_arguments = 0;  // arguments once seen as a float: an int there means its float
+  uint64_t float_arguments = 0;  // arguments once seen as floats: an int there means its float
   Table<Entry> entries;
-  // Calls that were checked and found to be the reference's, by their key with the floats' values
-  // and which tensors need a gradient.
+  // Calls that were checked and run the reference. The key has the floats' values and the tensors
+  // that need a gradient.
   std::unordered_set<Key, Hash, Equal> by_reference;
   PyObject* reference = nullptr;
-  // Kinds of calls that need a gradient and may take a plan: an operator can choose the reference
-  // for those, and an implementation where no gradient is needed.
+  // Calls that need a gradient and may use a plan. An operator may choose the reference for those,
+  // and an implementation if no gradient is needed.
   std::unordered_set<Key, Hash, Equal> differentiable;
 
   bool is_empty() const { return entries.empty() && by_reference.empty(); }
@@ -374,15 +375,15 @@ std::vector<std::unique_ptr<Operator>> operators;
 
 // ---------------------------------------------------------------------------- keys
 
-// Everything that a plan may depend on, as words. Float values are kept apart: most plans hold for
-// all of them.
+// Everything that a plan may depend on, as words. Float values are kept apart, because most plans
+// hold for all of them.
 class KeyBuilder {
  public:
-  // Whether anything can be known of the arguments at all.
+  // Returns whether the arguments can have a key at all.
   bool build(const Operator& op, PyObject* implementation, PyObject* args) {
     const at::Context& settings = at::globalContext();
     const bool tf32 = settings.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-                      at::Float32Precision::TF32;  // as allows_tf32 has it
+                      at::Float32Precision::TF32;  // as in allows_tf32
     push((settings.deterministicAlgorithms() ? 1 : 0) | (tf32 ? 2 : 0));
     if (!add_string(implementation)) return false;
     const Py_ssize_t count = PyTuple_GET_SIZE(args);
@@ -429,7 +430,7 @@ class KeyBuilder {
     if (PyFloat_Check(arg)) return add_float(PyFloat_AS_DOUBLE(arg)), true;
     if (PyLong_CheckExact(arg)) return add_integer(arg);
     if (PyUnicode_CheckExact(arg)) return add_string(arg);
-    if (Py_TYPE(arg) == dtype_type) {  // one object per dtype, alive as long as torch
+    if (Py_TYPE(arg) == dtype_type) {  // one object per dtype, which lives as long as torch
       push(Tag::dtype);
       return push(reinterpret_cast<intptr_t>(arg)), true;
     }
@@ -438,8 +439,8 @@ class KeyBuilder {
   }
 
   bool add_tensor(const at::Tensor& value) {
-    // Backends and keys of a plain strided tensor. Whatever else a tensor can be (sparse, quantised,
-    // conjugate, negative, named, functorch's, fake) shows as another key.
+    // Backends and keys of a plain strided tensor. Any other kind of tensor (sparse, quantised,
+    // conjugate, negative, named, functorch's, fake) has another key.
     constexpr c10::DispatchKeySet plain =
         c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA,
                              c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
@@ -453,9 +454,9 @@ class KeyBuilder {
     if (device_.has_value() && *device_ != device) return false;
     device_ = device;
     const auto address = reinterpret_cast<uintptr_t>(value.const_data_ptr());
-    const int64_t alignment = std::countr_zero(address | 16);  // 2 to its power divides the address
-    // Which earlier tensor begins at the same address, if any (1 the first): a plan recorded with
-    // one tensor twice cannot tell which of two it passed to the kernel.
+    const int64_t alignment = std::countr_zero(address | 16);  // the exponent of the divisor
+    // The number of the earlier tensor that begins at the same address, if any (1 is the first): a
+    // plan recorded with one tensor twice cannot tell which of two it passed to the kernel.
     if (address_count_ == max_tensors) return false;
     const std::span<const uintptr_t> earlier(addresses_, address_count_);
     const auto same = std::find(earlier.begin(), earlier.end(), address);
@@ -497,7 +498,7 @@ class KeyBuilder {
     return true;
   }
 
-  // Of tensors, ints, bools and None; a list and a tuple are the same.
+  // Adds a sequence of tensors, ints, bools and None; a list and a tuple are the same.
   bool add_sequence(PyObject* arg) {
     const Py_ssize_t length = PySequence_Fast_GET_SIZE(arg);
     push(Tag::sequence | static_cast<int64_t>(length) << 8);
@@ -523,7 +524,7 @@ class KeyBuilder {
   uint64_t requires_grad_ = 0;  // a bit per tensor
 };
 
-// The plan of a call, also of one that needs a gradient where that may take it.
+// Returns the plan of a call, or of a call that needs a gradient if that may use it.
 std::shared_ptr<const Plan> plan_for(const Operator& op, const KeyBuilder& key) {
   if (key.needs_gradient() && !op.differentiable.contains(key.words())) return nullptr;
   const auto found = op.entries.find(key.words());
@@ -538,8 +539,8 @@ bool is_by_reference(const Operator& op, KeyBuilder& key) {
   return !op.by_reference.empty() && op.by_reference.contains(key.with_values());
 }
 
-// Whether nothing in this thread wants to see the operator call: no mode, no functorch layer, no
-// tracer, no autocast.
+// Returns whether the operator call need not be visible in this thread: there is no mode, no
+// functorch layer, no tracer, no autocast.
 bool nobody_watches() {
   static const uint64_t autocast =
       c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})
@@ -552,8 +553,8 @@ bool nobody_watches() {
 
 // ---------------------------------------------------------------------------- running a plan
 
-// The arguments of a call, with tuples in place of lists: another thread may change a list while a
-// CPU kernel runs.
+// The arguments of a call, with tuples in place of lists, because another thread may change a list
+// while a CPU kernel runs.
 class Arguments {
  public:
   explicit Arguments(PyObject* given) : held_(Py_NewRef(given)) {
@@ -625,7 +626,7 @@ uint64_t value_of(const Origin& origin, char code, const Plan& plan, PyObject* a
   if (code == 'f' || code == 'd') return float_bits(code, as_double(arg));
   const auto item = static_cast<Py_ssize_t>(origin.bits);
   const at::Tensor& tensor = tensor_of(item < 0 ? arg : PyTuple_GET_ITEM(arg, item));
-  // In place: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
+  // For in-place operators: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
   return reinterpret_cast<uintptr_t>(plan.outputs == 0 ? tensor.mutable_data_ptr()
                                                        : tensor.const_data_ptr());
 }
@@ -688,7 +689,7 @@ at::Tensor tensor_at(const Operand& operand, PyObject* args, const Tensors& memo
 }
 
 void multiply(const Product& product, PyObject* args, const Tensors& memory) {
-  const at::AutoDispatchBelowADInplaceOrView guard;  // whoever called `run` sees to gradients
+  const at::AutoDispatchBelowADInplaceOrView guard;  // the caller of `run` attaches gradients
   Tensors t;
   for (const Operand& operand : product.operands) t.push_back(tensor_at(operand, args, memory));
   const WithoutGil without_gil;
@@ -765,10 +766,10 @@ bool arguments_are(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted) {
 Operator& operator_of(PyObject* id) { return *operators[PyLong_AsLong(id)]; }
 
 // lookup(id, implementation, args, named=True, detached=False): the output from a plan, or from the
-// reference where that is known to be what such a call runs, else None. A named hit tells the
-// profiler the operator's name; inside a raw operator the dispatcher has done that. Detached, a
-// gradient that the arguments need is the caller's affair. The reference is for neither: its output
-// may be a view of an argument, and has its own gradient.
+// reference if that is known to run for such a call, else None. A named hit tells the profiler the
+// operator's name; inside a raw operator the dispatcher has done that. With detached, the caller
+// attaches the gradient that the arguments need. With either, the reference is not used, because
+// its output may be a view of an argument and has its own gradient.
 PyObject* lookup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, std::min<Py_ssize_t>(count, 3), 3)) return nullptr;
   const bool named = count < 4 || args[3] == Py_True;
@@ -814,7 +815,7 @@ PyObject* planned(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// wanted(id, implementation, args): whether a plan could be kept for these arguments and is not.
+// wanted(id, implementation, args): whether there is no plan for these arguments but could be.
 PyObject* wanted(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, count, 3)) return nullptr;
   return translated([&]() -> PyObject* {
@@ -923,7 +924,7 @@ bool read_struct(PyObject* content, PyObject* addresses, Parameter& parameter) {
   return true;
 }
 
-// A product from (kind, [((source, index, constant), sizes, strides)]).
+// Reads a product from (kind, [((source, index, constant), sizes, strides)]).
 bool read_product(PyObject* described, Product& product) {
   int kind = 0;
   PyObject* operands = nullptr;
@@ -946,8 +947,8 @@ bool read_product(PyObject* described, Product& product) {
   return PyErr_Occurred() == nullptr;
 }
 
-// Step of a plan from (launch, parameters, bytes touched), from a product (a pair), or from the
-// place of the memory to zero.
+// Reads a step of a plan from (launch, parameters, bytes touched), from a product (a pair), or from
+// the index of the memory to zero.
 bool read_step(PyObject* described, Step& step) {
   if (PyLong_Check(described)) {
     step.zeroed = static_cast<uint8_t>(PyLong_AsLong(described));
@@ -982,13 +983,13 @@ bool read_step(PyObject* described, Step& step) {
 }
 
 // keep(id, implementation, args, steps, memory, outputs, is_tuple, by_value)
-//   steps: [(launch, parameters, bytes touched), a product as `read_product` has it, or the place
-//     of the memory to fill with zeros]
+//   steps: [(launch, parameters, bytes touched), a product as for `read_product`, or the index of the
+//     memory to fill with zeros]
 //     launch: (cuda, function, device index, grid, block, shared bytes)
-//     parameters: [(code, source, index, constant)], source 0 constant; 1 argument, of which the
-//     constant says which item, -1 for itself; 2 memory, of which it says how many bytes into it.
-//     For a tensor map its layout behind; for a struct, whose bytes are the constant, the addresses
-//     in it: [(byte, (source, index, constant))]
+//     parameters: [(code, source, index, constant)]. Source 0 is a constant; 1 an argument, whose
+//     item is the constant, -1 for itself; 2 a memory, with the constant as byte offset. A tensor
+//     map's layout follows. A struct's bytes are the constant, and the addresses in it follow:
+//     [(byte, (source, index, constant))]
 //   memory: [a tensor of that shape, strides and dtype, or None], `outputs` outputs first
 PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, count, 8)) return nullptr;
@@ -1035,13 +1036,13 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   } else if (entry.by_value.size() < max_values) {
     entry.by_value[Key(key.float_bits().begin(), key.float_bits().end())] = std::move(plan);
   } else {
-    entry = Entry{.rejected = true};  // a new value in every call: recording would cost more
+    entry = Entry{.rejected = true};  // every call has a new value: recording would cost more
   }
   Py_RETURN_TRUE;
   });
 }
 
-// launch(described, codes, values): launch once, no plan.
+// launch(described, codes, values): launches once, without a plan.
 PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3 || !PyTuple_Check(args[0]) || !PyUnicode_Check(args[1]) || !PyList_Check(args[2])) {
     PyErr_SetString(PyExc_TypeError, "expected (launch, codes, values)");
@@ -1091,7 +1092,7 @@ PyObject* launch_once(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (launch.cuda) {
     launch.run_cuda(pointers.data(), Queue(launch.device_index));
   } else {
-    launch.run_cpu(pointers.data(), true);  // it may wait for a disk, whatever its size
+    launch.run_cpu(pointers.data(), true);  // releases the GIL, because it may wait for a disk
   }
   Py_RETURN_NONE;
   });
@@ -1112,13 +1113,13 @@ PyObject* forget(PyObject*, PyObject* id) {
   Py_RETURN_NONE;
 }
 
-// count(id): how many keys have a plan (or are known to have none).
+// count(id): the number of keys that have a plan, or are known to have none.
 PyObject* count_entries(PyObject*, PyObject* id) {
   const auto index = static_cast<std::size_t>(PyLong_AsLong(id));
   return PyLong_FromSize_t(index < operators.size() ? operators[index]->entries.size() : 0);
 }
 
-// probe(tensor): (data pointer, number of elements), to check that torch is laid out as expected.
+// probe(tensor): (data pointer, number of elements), to check that torch's layout is as expected.
 PyObject* probe(PyObject*, PyObject* object) {
   const at::Tensor& tensor = tensor_of(object);
   return Py_BuildValue("(KL)", reinterpret_cast<unsigned long long>(tensor.const_data_ptr()),

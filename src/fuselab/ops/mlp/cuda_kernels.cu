@@ -1,18 +1,19 @@
 // A whole MLP in one launch, 16-bit weights, on NVIDIA GPUs from sm_80 on.
 //
 // A cluster of blocks takes 16 * row_tiles rows of the input through all layers; without clusters
-// (cluster = 1) a block does. The activations of its rows stay in shared memory, in two buffers of
-// which a layer reads one and writes the other. Of a layer's outputs, units of 8 * column_tiles
-// columns go around the warps of all blocks of the cluster, and each writes its own into the shared
-// memory of every block. A weight is read once per cluster, an element of input by each of its
-// blocks, straight from global memory: at 64 bytes per clock an SM takes 5.7 us for the 0.64 MB of
-// DLRM's prediction layers (1.75 GHz), a block of a cluster of 8 an eighth of that.
+// (cluster = 1) a block does. The activations of its rows stay in shared memory, in two buffers: a
+// layer reads one and writes the other. A layer's outputs are divided into units of 8 *
+// column_tiles columns, which are dealt to the warps of all blocks of the cluster; each warp writes
+// its own units into the shared memory of every block. A weight is read once per cluster, an
+// element of input by each of its blocks, straight from global memory. At 64 bytes per clock a
+// multiprocessor needs 5.7 us for the 0.64 MB of DLRM's prediction layers (1.75 GHz), a block of a
+// cluster of 8 an eighth of that.
 //
 // Products are mma.m16n8k16 with float32 sums. A thread's 16 bytes of a weight's row are 8
-// neighbours in depth, k to k + 7; the tensor core takes any order of depths that both operands
-// share, so the first 4 of all four threads of a row are one step of 16 and the last 4 the next:
-// neither operand needs ldmatrix. Weights are on their way `slots` steps of 32 in depth ahead, past
-// the end of a unit and of a layer: they depend on nothing.
+// neighbours in depth, k to k + 7. The tensor core accepts any order of depths that both operands
+// share, so the first 4 of all four threads of a row are one step of 16 and the last 4 the next,
+// and neither operand needs ldmatrix. Weights are loaded `slots` steps of 32 in depth ahead, also
+// past the end of a unit and of a layer, because they depend on nothing.
 #include "../_shared/cuda_vectors.h"
 #include "../_shared/activations.h"
 #include "../_shared/hopper.h"
@@ -21,27 +22,26 @@
 constexpr int warps = 8;
 constexpr int threads = 32 * warps;
 constexpr int most_layers = 16;
-constexpr int loads = 8;  // of 16 bytes that a thread has on their way
+constexpr int loads = 8;  // 16-byte loads that a thread has in flight
 
 #if __CUDA_ARCH__ >= 900
 #define FUSELAB_CLUSTER(cluster) __cluster_dims__(cluster, 1, 1)
 constexpr bool has_clusters = true;
-#else  // the launcher asks for none here
+#else  // the launcher does not ask for clusters here
 #define FUSELAB_CLUSTER(cluster)
 constexpr bool has_clusters = false;
 #endif
 
-// weight (columns, depth), of which a row begins `stride` elements behind the one before; bias
-// (columns) or null.
+// weight (columns, depth), whose rows are `stride` elements apart; bias (columns) or null.
 struct Layer {
   const void* weight;
   const void* bias;
   int64_t stride;
   int depth, columns;
 };
-// row_strides: of the buffers that even and odd layers read, in elements: depths of all layers fit,
-// rounded up to 32. An odd multiple of 32, so that neighbouring rows lie in the other half of the
-// banks.
+// row_strides: of the buffers that even and odd layers read, in elements. All layers' depths fit,
+// rounded up to 32. It is an odd multiple of 32, so that neighbouring rows use different halves of
+// the banks.
 struct Network {
   Layer layer[most_layers];
   int layers;
@@ -54,8 +54,9 @@ FUSELAB_INLINE void round_to(Element& to, float value) {
   assign(to, value);
 }
 
-// Eight neighbours of a row, `step` apart in memory, as 16-bit Elements; zeros where `count`, what
-// is left of the row, ends. whole: step is 1, the address and count are multiples of eight.
+// Returns eight neighbours of a row, `step` apart in memory, as 16-bit Elements; zeros past
+// `count`, the remaining elements of the row. whole: step is 1, address and count are multiples of
+// eight.
 template <class Element, bool whole, class From>
 FUSELAB_INLINE uint4 eight(const From* first, int64_t step, int count) {
   Pack<Element, 8> pack;
@@ -82,7 +83,7 @@ FUSELAB_INLINE uint4 eight(const From* first, int64_t step, int count) {
   return *reinterpret_cast<const uint4*>(pack.element);
 }
 
-// The next layer reads steps of 32 in depth, of which the columns past the end are written as zeros.
+// Returns the columns to write: the next layer reads steps of 32 in depth, padded with zeros.
 FUSELAB_INLINE int covered(int columns) { return (columns + 31) / 32 * 32; }
 
 template <int column_tiles>
@@ -92,7 +93,7 @@ FUSELAB_INLINE int units_of(const Network& network, int index) {
   return ((index + 1 < network.layers ? covered(columns) : columns) + width - 1) / width;
 }
 
-// What a thread reads of the weights, in the order in which its warp multiplies them.
+// A thread's loads of the weights, in the order in which its warp multiplies them.
 template <class Element, int column_tiles>
 struct Weights {
   static constexpr int slots = loads / column_tiles;
@@ -101,13 +102,14 @@ struct Weights {
   int index, unit, units = 0, base, depth = 0;  // layer, unit of it, depth of the first slot
   bool whole = false;                           // rows are read 16 bytes at a time
   const Element* from[column_tiles];  // the thread's part of the first slot, of each tile's column
-  int left[column_tiles];             // elements from there to the end of the row
+  int left[column_tiles];             // the elements from there to the end of the row
 
   FUSELAB_INLINE Weights(const Network& network, int worker, int workers)
       : network(network), worker(worker), workers(workers) {
     open(0);
   }
-  // The first layer from `first` on that has a unit for this warp; past the last nothing is read.
+  // Opens the first layer from `first` on that has a unit for this warp; past the last none is
+  // read.
   FUSELAB_INLINE void open(int first) {
     index = first;
     unit = worker;
@@ -167,8 +169,8 @@ struct Weights {
   }
 };
 
-// One product of all slots, in place of whose weights the following ones are read. from: in shared
-// memory, the thread's part of the first slot in row lane / 4; depth: what is left of a row.
+// Multiplies the weights of all slots, and loads the following ones into the slots. from: in shared
+// memory, the thread's part of the first slot in row lane / 4; depth: the rest of a row.
 template <bool whole, int slots, int chains, int row_tiles, int column_tiles, class Element>
 FUSELAB_INLINE void multiply(float (&sum)[chains][row_tiles][column_tiles][4],
                              uint4 (&words)[slots][column_tiles],
@@ -196,8 +198,8 @@ FUSELAB_INLINE void multiply(float (&sum)[chains][row_tiles][column_tiles][4],
   }
 }
 
-// Every weight behind the first layer's into L2, a line per thread of the grid: from a cold L2 a
-// layer would wait for memory once more.
+// Prefetches all weights but the first layer's into L2, a line per thread of the grid: with a cold
+// L2 each layer would otherwise wait for memory.
 template <class Element>
 FUSELAB_INLINE void prefetch(const Network& network) {
   const int64_t thread = int64_t(blockIdx.x) * threads + threadIdx.x;
@@ -221,7 +223,7 @@ FUSELAB_INLINE int rank_in() {
   }
 }
 
-// Shows all blocks' writes to shared memory to all blocks.
+// Makes all blocks' writes to shared memory visible to all blocks.
 template <int cluster>
 FUSELAB_INLINE void sync_blocks() {
   if constexpr (cluster == 1 || !has_clusters) {
@@ -231,7 +233,7 @@ FUSELAB_INLINE void sync_blocks() {
   }
 }
 
-// 16 bytes to the same place in block `rank`.
+// Stores 16 bytes at the same address in block `rank`.
 FUSELAB_INLINE void send(const void* place, int rank, uint4 value) {
   asm volatile(
       "{\n.reg .b32 there;\n"
@@ -241,9 +243,10 @@ FUSELAB_INLINE void send(const void* place, int rank, uint4 value) {
       : "memory");
 }
 
-// Two rows, 8 apart, of 8 neighbouring outputs, of which each of 4 neighbouring threads holds a pair
-// per row, into every block of the cluster: thread t sends row t % 2 to the blocks t / 2, t / 2 + 2,
-// ... `place` is where the first row's first lies; the second's lies `distance` elements on.
+// Stores two rows, 8 apart, of 8 neighbouring outputs in every block of the cluster. Each of 4
+// neighbouring threads has a pair per row; thread t sends row t % 2 to the blocks t / 2, t / 2 + 2,
+// ... `place` is the address of the first row's first output; the second row's is `distance`
+// elements on.
 template <int cluster, class Element>
 FUSELAB_INLINE void store_everywhere(Element* place, int distance, const uint32_t (&pairs)[2]) {
   const int t = threadIdx.x % 4;
@@ -268,7 +271,8 @@ FUSELAB_INLINE void store_everywhere(Element* place, int distance, const uint32_
 
 // input (rows, depth of the first layer) with its strides in elements; output (rows, columns of the
 // last), contiguous. Grid: ceil(rows / (16 * row_tiles)) * cluster blocks. Dynamic shared memory:
-// 16 * row_tiles rows of both buffers. Of 16 rows an SM holds two blocks: the launcher counts on it.
+// 16 * row_tiles rows of both buffers. With 16 rows two blocks fit a multiprocessor, on which the
+// launcher counts.
 template <class Hidden, class Last, class Element, class Input, class Output, int row_tiles,
           int column_tiles, int cluster>
 __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, row_tiles == 1 ? 2 : 1)
@@ -276,7 +280,7 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, row_tiles ==
             int64_t input_row, int64_t input_column, const __grid_constant__ Network network) {
   constexpr int tile_rows = 16 * row_tiles;
   constexpr int slots = Weights<Element, column_tiles>::slots;
-  // Few sums would wait for each other: then every other step has its own.
+  // A few sums would wait for each other, so every other step then has sums of its own.
   constexpr int chains = row_tiles * column_tiles >= 4 ? 1 : 2;
   extern __shared__ uint4 memory[];
   Element* const activations = reinterpret_cast<Element*>(memory);
@@ -337,10 +341,10 @@ __global__ void FUSELAB_CLUSTER(cluster) __launch_bounds__(threads, row_tiles ==
           added[tile][i] = bias && column < columns ? widened<float>(__ldg(bias + column)) : 0.0f;
         }
       }
-      __syncwarp();  // behind stores that not all lanes made: products want the warp together
+      __syncwarp();  // not all lanes stored, but products need the whole warp
       for (int base = 0; base < depth; base += 32 * slots) {
         ahead.advance();
-        if (ahead.whole) {  // apart, so that nothing branches between products
+        if (ahead.whole) {  // two loops, so that nothing branches between products
           multiply<true>(sum, words, ahead, from + base, read_stride, depth - base);
         } else {
           multiply<false>(sum, words, ahead, from + base, read_stride, depth - base);

@@ -1,21 +1,22 @@
 // The outer interaction's linear layer and its gradients in 16-bit floats on Hopper's warpgroup
 // matrix instructions (sm_90a only). The sums, the order of the pairs and the pieces of the folded
-// weight are triton_kernels.py's, whose `fold` goes before these kernels and whose finishing ones
-// follow. K is a multiple of 16 here: a square of 16 x 16 pairs is whole, and its rows are i.
+// weight are those of triton_kernels.py, whose `fold` runs before these kernels and whose finishing
+// kernels run after them. K is a multiple of 16 here: a square of 16 x 16 pairs is whole, and its
+// rows are i.
 //
-// In all three one warp group of three feeds a ring of slots in shared memory through the copy
-// engine, 64 of the sum's depth each; the other two multiply, in float32 accumulators. What they
-// multiply with is never stored: a product z_i z_j is rounded to 16 bits in the register from which
-// the matrix unit takes it. That is 1 instruction for 2 products, 4 for 128 cycles of the unit.
+// In all three, one of three warp groups fills a ring of slots in shared memory by the copy engine,
+// each 64 of the sum's depth; the other two multiply, in float32 accumulators. Products z_i z_j are
+// never stored: each is rounded to 16 bits in the register from which the matrix unit takes it.
+// That is 1 instruction for 2 products, 4 for 128 cycles of the unit.
 //
 // forward           a block owns 128 samples x 256 columns and a share of a piece's squares. The
-//                   z_j of a square stay in registers, the z_i come by lane and are handed around.
+//                   z_j of a square stay in registers, the z_i are held by lanes and exchanged.
 // weight_gradient   a block walks tiles of a square of pairs x 128 columns, sums over all samples,
 //                   and writes both mirror images from shared memory, 32 and 16 bytes in a row.
 // input_gradient    a block owns 128 samples and a share of a piece's squares: grad V is a tile of
 //                   128 x 256, whose rows are multiplied with z_j for z_i and with z_i for z_j. A
-//                   thread of a quad keeps the sums of its own 4 elements of 16, whichever of the
-//                   two they are, so that additions to `partial` are one thread's, in one order.
+//                   thread of a quad has the sums of its 4 elements of 16 for both, so that each
+//                   element of `partial` is added to by one thread, in one order.
 //
 // 2048 x 432 -> 512 is 203 GFLOP in each; a slot is 1024 cycles of the matrix unit and 20 to 48 KB
 // out of L2 (4096^3 of linear_activation takes 48 at 740 TFLOP/s).
@@ -23,18 +24,18 @@
 #include "../_shared/hopper.h"
 
 constexpr int side = 16, square = side * side;
-constexpr int tile_rows = 128;  // of samples, where a block owns samples
+constexpr int tile_rows = 128;  // samples, if a block owns samples
 constexpr int depth = 64;       // of a slot
 constexpr int multipliers = 2;
 constexpr int threads = 128 * (1 + multipliers);
 
-// Places on and below the diagonal of a square of `size`.
+// Returns the number of places on and below the diagonal of a square of `size`.
 FUSELAB_INLINE int triangle(int size) { return size * (size + 1) / 2; }
 
 // number = triangle(upper) + lower, lower <= upper.
 FUSELAB_INLINE void locate(int number, int& upper, int& lower) {
   upper = int((sqrtf(8.0f * float(number) + 1.0f) - 1.0f) * 0.5f);
-  // The root is within 1 of the truth for all that float32 counts (2^24).
+  // The root is off by 1 at most for all numbers that float32 can count (2^24).
   if (triangle(upper) > number) --upper;
   if (triangle(upper + 1) <= number) ++upper;
   lower = number - triangle(upper);
@@ -47,8 +48,8 @@ FUSELAB_INLINE void next_square(int& upper, int& lower) {
   }
 }
 
-// Where a share of the squares begins, of gridDim.y shares. 32768 elements have 2^21 squares, and
-// there are no more shares than multiprocessors: 32 bits.
+// Returns the first square of a share, of gridDim.y shares. 32 bits are enough: 32768 elements have
+// 2^21 squares, and there are no more shares than multiprocessors.
 FUSELAB_INLINE int share_begin(int squares, int share) { return squares * share / int(gridDim.y); }
 
 // Two 16-bit floats in a word, and their products, rounded once.
@@ -86,9 +87,9 @@ FUSELAB_INLINE uint32_t word_at(const void* pointer) {
   return __ldg(static_cast<const uint32_t*>(pointer));
 }
 
-// sum (64 x columns) += a (64 x 16) b (16 x columns). In registers, word 2 u + v of a is row
-// g + 8 v, elements 2 t + 8 u and the next, of the warp's 16 rows; accumulator 4 j + 2 h + e is row
-// g + 8 h, column 8 j + 2 t + e; (g, t) = (lane / 4, lane % 4).
+// Computes sum (64 x columns) += a (64 x 16) b (16 x columns). Word 2 u + v of a, in registers, is
+// row g + 8 v, elements 2 t + 8 u and the next, of the warp's 16 rows; accumulator 4 j + 2 h + e is
+// row g + 8 h, column 8 j + 2 t + e; (g, t) = (lane / 4, lane % 4).
 #define OUTER_PRODUCTS(function, columns, across, type, element, names, b_name, a_names, ...)     \
   FUSELAB_INLINE void function(float (&sum)[columns / 2], const uint32_t* a, uint64_t b,          \
                                element) {                                                         \
@@ -118,7 +119,7 @@ OUTER_MULTIPLY_ALL("f16", __half)
 OUTER_MULTIPLY_ALL("bf16", __nv_bfloat16)
 
 // A ring of slots and its barriers, from the first multiple of 1024 bytes of a block's shared
-// memory. _shared_bytes of wgmma_launch.py counts the same.
+// memory. _shared_bytes of wgmma_launch.py computes the same.
 template <int stages, int stage_bytes>
 struct Ring {
   uint32_t begin;
@@ -139,7 +140,7 @@ struct Ring {
     return begin + stages * stage_bytes + stage * 16;
   }
   FUSELAB_INLINE uint32_t empty(int stage) const { return full(stage) + 8; }
-  // Waits until the slot may be filled; the bytes that will fill it are announced.
+  // Waits until the slot may be filled, and announces the bytes that will fill it.
   FUSELAB_INLINE void claim(const Slot<stages>& slot) const {
     wait(empty(slot.at), slot.parity ^ 1);
     expect_bytes(full(slot.at), stage_bytes);
@@ -147,7 +148,7 @@ struct Ring {
 };
 
 FUSELAB_INLINE void become_feeder() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
-// 40 * 128 + 232 * 256 registers are the 168 * 384 that the block starts with.
+// 40 * 128 + 232 * 256 registers are the 168 * 384 with which the block starts.
 FUSELAB_INLINE void become_multiplier() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
 
 constexpr int forward_stages = 6, forward_stage_bytes = 256 * depth * 2;
@@ -180,15 +181,15 @@ __global__ void __launch_bounds__(threads, 1)
   become_multiplier();
   const int thread = threadIdx.x % 128, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int64_t own_row = tile_row + (group - 1) * 64 + thread / 32 * 16 + g;  // and own_row + 8
-  // Rows past the last are computed as that one, and not stored.
+  // Rows past the last are computed from the last row, and not stored.
   const Element* const low = z + min(own_row, int64_t(rows - 1)) * width;
   const Element* const high = z + min(own_row + 8, int64_t(rows - 1)) * width;
   float* const share = partial + (blockIdx.y * int64_t(rows) + own_row) * columns + column + 2 * t;
   float sum[128];
 #pragma unroll
   for (int i = 0; i < 128; ++i) sum[i] = 0.0f;
-  if (first >= last) return;  // else ptxas (13.0) keeps the loop to 168 registers, and waits for each product
-  // z_j as the words of an operand's rows; of z_i, lane t holds 4 t to 4 t + 3 in two words a row.
+  if (first >= last) return;  // else ptxas (13.0) keeps to 168 registers, and waits each time
+  // z_j as the words of an operand's rows. Of z_i, lane t has 4 t to 4 t + 3, in two words per row.
   uint32_t right[4], left[4], next_right[4], next_left[4];
   const auto load = [&](int upper, int lower) {
     const int j = upper * side + 2 * t, i = lower * side + 4 * t;
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(threads, 1)
     for (int quarter = 0; quarter < 4; ++quarter) {
       wait(ring.full(slot.at), slot.parity);
       const uint64_t b = descriptor(ring.at(slot.at));
-      uint32_t products[2][8];  // of two i, and of the next two while those are multiplied
+      uint32_t products[2][8];  // of two i, and of the next two while the first are multiplied
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         uint32_t(&a)[8] = products[pair];
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(threads, 1)
         }
         multiply_commit();
         hold(sum);
-        // These are multiplied on while those before are known to be done.
+        // These products continue while those before are known to be done.
         multiply_wait<1>();
         if (pair == 0) {
           if (lane == 0 && previous >= 0) arrive<1>(ring.empty(previous), 0);
@@ -309,7 +310,7 @@ __global__ void __launch_bounds__(threads, 1)
   const int half = group - 1;  // which 8 of the square's i
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
   const int g = lane / 4, t = lane % 4;
-  // 16-byte word w of row r of a box lies at w ^ (r % 8).
+  // 16-byte word w of row r of a box is stored at w ^ (r % 8).
   const uint32_t right_row = (lane / 8 % 2 * 8 + lane % 8) * 128;
   uint32_t left_row[2], left_swizzle[2];
 #pragma unroll
@@ -376,8 +377,8 @@ __global__ void __launch_bounds__(threads, 1)
     hold(sum[1]);
     if (lane == 0) arrive<1>(ring.empty(previous), 0);
 
-    // The tile as [column][i][j]: 16-byte word 2 i + j / 8 of a column's 16 lies at that xor
-    // column % 8 xor i / 4, so that neither columns nor i's meet in a bank.
+    // The tile as [column][i][j]: 16-byte word 2 i + j / 8 of a column's 16 is stored at that index
+    // xor column % 8 xor i / 4, so that neither columns nor i's have bank conflicts.
     int upper, lower;
     locate(tile / column_tiles, upper, lower);
     const int column = tile % column_tiles * weight_columns;
@@ -446,10 +447,10 @@ constexpr int input_stages = 4;
 constexpr int upstream_bytes = tile_rows * depth * 2;
 constexpr int input_stage_bytes = upstream_bytes + square / 64 * box_bytes;
 
-// What the quad's four threads hold of 16 sums each, added up: thread t gets those of the elements
-// 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+// Adds the 16 sums of each of a quad's four threads: thread t gets those of the elements 2 t, 2 t +
+// 1, 2 t + 8 and 2 t + 9.
 FUSELAB_INLINE void add_up_quad(const float (&value)[side], int t, float (&total)[4]) {
-  float some[8];  // of the two threads whose t / 2 is this one's: [8 a][2 b][e]
+  float some[8];  // sums of the two threads with this one's t / 2: [8 a][2 b][e]
   const bool is_upper = t / 2, is_odd = t % 2;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -467,10 +468,10 @@ FUSELAB_INLINE void add_up_quad(const float (&value)[side], int t, float (&total
   }
 }
 
-// One of a thread's two rows of a square's gradient, multiplied with z_j and added up over all j
-// (of_left), and with z_i over all i (of_right). Of a square on the diagonal the pairs i <= j count:
-// the others' weights are zeros, but a NaN of the upstream gradient or an infinite element would
-// make them NaN.
+// Multiplies one of a thread's two rows of a square's gradient with z_j and adds over all j
+// (of_left), and with z_i and adds over all i (of_right). In a square on the diagonal only the
+// pairs i <= j count: the others' weights are zeros, but a NaN in the upstream gradient or an
+// infinite element would make them NaN.
 template <bool is_diagonal, class Element>
 FUSELAB_INLINE void pull_back(const float (&sum)[128], int h, const uint32_t (&left)[8],
                               const uint32_t (&right)[2], int t, float (&of_left)[4],
@@ -532,7 +533,7 @@ __global__ void __launch_bounds__(threads, 1)
   float* share_of[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    // Rows past the last are computed as that one, and not stored.
+    // Rows past the last are computed from the last row, and not stored.
     row_of[h] = z + min(own_row + 8 * h, int64_t(rows - 1)) * width;
     share_of[h] = partial + (blockIdx.y * int64_t(rows) + own_row + 8 * h) * width + 2 * t;
   }

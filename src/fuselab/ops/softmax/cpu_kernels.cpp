@@ -1,12 +1,12 @@
 // Softmax and log_softmax over one dimension and their gradients on the CPU.
 //
-// Rows: a thread takes whole rows. A row is read from memory once, for its maximum, and again from the
-// cache for its exponentials, which wait in a scratch row that stays in L1 or L2 until their sum is
+// Rows: a thread takes whole rows. A row is read from memory once, for its maximum, and again from
+// the cache for its exponentials, which are kept in a scratch row in L1 or L2 until their sum is
 // known. Columns: a thread takes strips of kStrip neighbouring columns and walks down the dimension
 // three times.
 //
-// In place (output is input): a thread reads and writes only its own rows or columns, and writes a row
-// or a strip after its last read.
+// In place (output is input): a thread reads and writes only its own rows or columns, and writes a
+// row or a strip after its last read of it.
 
 #include <algorithm>
 #include <cmath>
@@ -29,13 +29,13 @@ using VectorFor = Vector<Compute<T>>;
 template <typename T>
 constexpr int kLanes = lanes<VectorFor<T>>;
 
-constexpr int64_t kSerial = 1 << 15;  // elements below which a second thread costs more than it does
+constexpr int64_t kSerial = 1 << 15;  // elements below which a second thread does not pay
 constexpr int64_t kStrip = 64;        // columns that one thread takes: 4 cache lines of float32
-constexpr int64_t kStreamFrom = 1 << 22;  // output bytes; below, the reader finds it in the cache
+constexpr int64_t kStreamFrom = 1 << 22;  // output bytes; smaller outputs stay in the cache
 
-// exp(x) for x <= 0 or NaN. Where all of a row is bounded, results are normal numbers, and so is 2^n.
-// Elsewhere what is below half the smallest subnormal number becomes 0 without a multiplication that
-// underflows: that takes 150 cycles on some machines, and masks are full of -inf.
+// Returns exp(x) for x <= 0 or NaN. kBounded: all results of the row are normal numbers, and so is
+// 2^n. Otherwise results below half the smallest subnormal number become 0 without a multiplication
+// that underflows, which takes 150 cycles on some machines; masks are full of -inf.
 template <bool kBounded, typename V>
 FUSELAB_INLINE V exponential_of(V x) {
   if constexpr (kBounded) {
@@ -50,8 +50,8 @@ FUSELAB_INLINE V exponential_of(V x) {
 template <typename C>
 constexpr C kBound = sizeof(C) == 4 ? C(-86) : C(-707);
 
-// What is kept of an element until its row's sum is known, and what then becomes of it: `factor` is
-// 1 / sum, or log(sum).
+// Returns the value that is kept of an element until its row's sum is known, and the output from
+// it; `factor` is 1 / sum or log(sum).
 template <Form kForm, typename V>
 FUSELAB_INLINE V kept(V difference, V term) {
   return kForm == kSoftmax ? term : difference;
@@ -71,7 +71,7 @@ FUSELAB_INLINE V factors_of(V sums) {
   return sums;
 }
 
-// What the backward sums over a row, and the gradient of an element.
+// Returns the term that the backward sums over a row, and the gradient of an element.
 template <Form kForm, typename V>
 FUSELAB_INLINE V summand(V grad, V y) {
   return kForm == kSoftmax ? grad * y : grad;
@@ -82,16 +82,16 @@ FUSELAB_INLINE V gradient(V grad, V y, V sum) {
   return grad - exponential_of<false>(y) * sum;
 }
 
-// Calls body(element, repeated) for vectors that cover [0, width), width >= kStep. Where the width is
-// no multiple, the last vector begins kStep before the end: its first `repeated` lanes were in the one
-// before.
+// Calls body(element, repeated) for vectors that cover [0, width), width >= kStep. If the width is
+// not a multiple of kStep, the last vector begins kStep before the end, and its first `repeated`
+// lanes were in the one before.
 template <int kStep, typename Body>
 FUSELAB_INLINE void for_vectors(int64_t begin, int64_t width, Body body) {
   int64_t element = begin;
   for (; element + kStep <= width; element += kStep) body(element, Whole{});
   if (element < width) body(width - kStep, First{kStep - (width - element)});
 }
-// The lanes of a vector of for_vectors that no other vector has counted.
+// Selects the lanes of a vector of for_vectors that no other vector has counted.
 template <typename V>
 FUSELAB_INLINE V fresh(Whole, V value) {
   return value;
@@ -107,8 +107,8 @@ FUSELAB_INLINE int64_t row_offset(int64_t row, int64_t inner_count, int64_t oute
   return (row / inner_count) * outer_stride + (row % inner_count) * inner_stride;
 }
 
-// kLanes rows narrower than a vector, `count` of them wanted: one row per lane. They are gathered,
-// widened, transposed, and go back the same way.
+// Computes kLanes rows narrower than a vector, of which `count` are wanted, with one row per lane.
+// They are gathered, widened and transposed, and stored the reverse way.
 template <Form kForm, typename T>
 FUSELAB_INLINE void forward_row_per_lane(const T* const* from, T* to, int64_t count,
                                          int64_t width) {
@@ -141,7 +141,7 @@ FUSELAB_INLINE void forward_row_per_lane(const T* const* from, T* to, int64_t co
   std::memcpy(to, packed, count * width * sizeof(T));
 }
 
-// Exponentials of a row's differences from its maximum into `waiting`; returns their sum.
+// Writes exponentials of a row's differences from its maximum to `waiting`; returns their sum.
 template <Form kForm, bool kBounded, typename T>
 FUSELAB_INLINE Compute<T> exponentials(const T* from, Compute<T>* waiting, int64_t width,
                                        Compute<T> maximum) {
@@ -165,7 +165,7 @@ FUSELAB_INLINE Compute<T> exponentials(const T* from, Compute<T>* waiting, int64
   return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// The row that waits, times or minus `factor`, into the output, past the caches where `stream`.
+// Writes the waiting row, times or minus `factor`, to the output; past the caches if kStream.
 template <Form kForm, bool kStream, typename T>
 FUSELAB_INLINE void finish(const Compute<T>* waiting, T* to, int64_t width, Compute<T> factor) {
   using V = VectorFor<T>;
@@ -188,9 +188,9 @@ FUSELAB_INLINE void finish(const Compute<T>* waiting, T* to, int64_t width, Comp
 
 }  // namespace
 
-// output[row, :] = softmax(input[row, :]), or log_softmax: rows of `width` contiguous elements; row =
-// outer * inner_count + inner begins at outer * outer_stride + inner * inner_stride. The output is
-// contiguous.
+// output[row, :] = softmax(input[row, :]), or log_softmax, for rows of `width` contiguous elements.
+// Row = outer * inner_count + inner begins at outer * outer_stride + inner * inner_stride. The
+// output is contiguous.
 template <Form kForm, typename T>
 void forward_rows(const T* input, T* output, int64_t rows, int64_t width, int64_t inner_count,
                   int64_t outer_stride, int64_t inner_stride) {
@@ -234,7 +234,7 @@ void forward_rows(const T* input, T* output, int64_t rows, int64_t width, int64_
           maximum_of(larger(larger(maxima[0], maxima[1]), larger(maxima[2], maxima[3])));
       const C minimum =
           minimum_of(smaller(smaller(minima[0], minima[1]), smaller(minima[2], minima[3])));
-      // A NaN is in neither of the two. Its exponential is NaN on both ways.
+      // A NaN is in neither of the two, and its exponential is NaN either way.
       const C sum = minimum - maximum >= kBound<C>
                         ? exponentials<kForm, true>(from, waiting, width, maximum)
                         : exponentials<kForm, false>(from, waiting, width, maximum);
@@ -249,9 +249,9 @@ void forward_rows(const T* input, T* output, int64_t rows, int64_t width, int64_
   }
 }
 
-// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), of log_softmax
-// grad_output - exp(output) * sum(grad_output): grad_output has contiguous rows placed as
-// forward_rows' input, output and grad_input are contiguous.
+// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), or for log_softmax
+// grad_output - exp(output) * sum(grad_output). grad_output has rows like forward_rows' input;
+// output and grad_input are contiguous.
 template <Form kForm, typename T>
 void backward_rows(const T* grad_output, const T* output, T* grad_input, int64_t rows,
                    int64_t width, int64_t inner_count, int64_t outer_stride,
@@ -317,8 +317,8 @@ FUSELAB_INLINE void for_columns(int64_t columns, Body body) {
   });
 }
 
-// The forward along the middle dimension of a contiguous (outer, width, inner) tensor. Lanes past the
-// last column hold zeros throughout.
+// Computes the forward along the middle dimension of a contiguous (outer, width, inner) tensor.
+// Lanes past the last column contain zeros.
 template <Form kForm, typename T>
 void forward_columns(const T* input, T* output, int64_t outer, int64_t width, int64_t inner) {
   using C = Compute<T>;
@@ -358,7 +358,8 @@ void forward_columns(const T* input, T* output, int64_t outer, int64_t width, in
   }
 }
 
-// The gradient along the middle dimension; all three tensors are contiguous (outer, width, inner).
+// Computes the gradient along the middle dimension; all tensors are contiguous (outer, width,
+// inner).
 template <Form kForm, typename T>
 void backward_columns(const T* grad_output, const T* output, T* grad_input, int64_t outer,
                       int64_t width, int64_t inner) {

@@ -1,27 +1,28 @@
 // Softmax and log_softmax over one dimension and their gradients, in CUDA C++.
 //
-// A "row" is one softmax: `width` elements. Three ways to own a row, chosen by the launcher:
-//   *_resident  rows along the last dimension that fit on chip (*_cluster: on several blocks): each
-//               element is read once, its exp is computed once, kept in registers, scaled and
-//               written once. A row belongs to 1 to 32 lanes of a warp, to a block, or to a cluster
-//               of blocks (sm_90 and newer). Of long 16-bit rows the elements stay in registers, and
-//               exp is computed twice: half the bytes, so twice as many rows at a time.
-//   *_pieces    rows of any width, cut into pieces of one block each: one launch reads every piece
-//               for its maximum and sum (backward: sum), and *_apply, the next launch, merges those
-//               of a row in a fixed order, reads the elements again and writes. So a single row
-//               occupies the whole GPU.
-//   *_columns   the dimension is not the last one: lanes lie across columns (coalesced), warps along
-//               the dimension.
-// The reduction is one exchange, not two: every warp takes exp against its own maximum, and what
-// crosses the block is the pair (maximum, sum); 2^(warp maximum - row maximum) is then a part of the
-// one factor that every element is multiplied with anyway. So a row costs one barrier.
+// A "row" is one softmax: `width` elements. The launcher chooses one of three ways to own a row:
+//   *_resident  rows along the last dimension that fit on chip (*_cluster: on several blocks). Each
+//               element is read once and written once, and its exp is computed once and kept in
+//               registers. A row belongs to 1 to 32 lanes of a warp, to a block, or to a cluster of
+//               blocks (sm_90 and newer). For long 16-bit rows the elements are kept, and exp
+//               is computed twice: half the bytes allow twice as many rows at a time.
+//   *_pieces    rows of any width, cut into pieces of one block each. One launch reads every piece
+//               for its maximum and sum (backward: sum). The next launch, *_apply, merges a row
+//               in a fixed order, reads the elements again and writes. So a single row can
+//               occupy the whole GPU.
+//   *_columns   the dimension is not the last one: lanes run across columns (coalesced), warps
+//               along the dimension.
+// The reduction needs one exchange instead of two: every warp computes exp against its own maximum
+// and passes the pair (maximum, sum) to the block. The factor 2^(warp maximum - row maximum) then
+// becomes a part of the factor by which every element is multiplied anyway. So a row costs one
+// barrier.
 //
-// In place (kInPlace: output is input, of equal layout): in every kernel an element of the output is
-// written by the thread that read that element, after its last read of it, and by no other; no
-// thread reads an element that another one writes. So pointers are not __restrict__, and loads take
-// the read-only path (which may be moved past a store) only where input and output are kApart.
+// In place (kInPlace: output is input, of equal layout): an element of the output is written by the
+// thread that read it, after its last read, and no thread reads an element that another one writes.
+// So pointers are not __restrict__, and loads use the read-only path (which may be moved past a
+// store) only if input and output are kApart.
 //
-// A row's place: row = outer * inner_count + inner, and its first element lies at
+// The layout of a row: row = outer * inner_count + inner, and its first element is at
 // outer * outer_stride + inner * inner_stride. Strides count elements and may be 0.
 
 #include <cuda_bf16.h>
@@ -104,13 +105,13 @@ __device__ Accumulator negative_infinity() {
   return static_cast<Accumulator>(-__int_as_float(0x7f800000));
 }
 
-// exp(difference) for difference <= 0, within 2 ulp. 2^n * 2^r: n is the nearest integer to
-// difference * log2(e), found by adding 1.5 * 2^23 (+ 127, so that the low bits of the sum are 2^n's
-// exponent field), and r takes what rounding n * ln(2) would lose: ex2(difference * log2(e)) alone
-// errs by 7e-6 of the result near e^-90, where a slice across the softmax may hold nothing larger.
-// n ends at -126, so that ex2 never flushes (.ftz is 1 instruction, without it 4) and the product
-// rounds to a subnormal number once, as eager's does. NaN and -inf come out as NaN and 0. 8
-// instructions, where ex2 without .ftz takes 5.
+// Returns exp(difference) for difference <= 0, within 2 ulp, as 2^n * 2^r. n is the nearest integer
+// to difference * log2(e), found by adding 1.5 * 2^23 (+ 127, so that the low bits of the sum are
+// 2^n's exponent field). r includes what rounding n * ln(2) would lose: ex2(difference * log2(e))
+// alone is off by 7e-6 of the result near e^-90, and a slice across the softmax may have nothing
+// larger. n is at least -126, so that ex2 never flushes (.ftz is 1 instruction, without it 4) and
+// the product rounds to a subnormal number once, as eager's does. NaN gives NaN, -inf gives 0. It
+// takes 8 instructions; ex2 without .ftz takes 5.
 __device__ __forceinline__ float exponential(float difference) {
   constexpr float kLog2e = 1.4426950216293335f, kLog2eRest = 1.9259629911e-8f;
   constexpr float kMagic = 12582912.0f + 127.0f;
@@ -123,11 +124,12 @@ __device__ __forceinline__ float exponential(float difference) {
 }
 __device__ __forceinline__ double exponential(double difference) { return exp(difference); }
 
-// exp of an element's difference; in softmax times a power of two that Output fixes and the division
-// by the sum takes away again. 16-bit rows run close to the issue limit (28 instructions per element
-// at the ceiling of an H200), and float32's accuracy is lost on their output. float16 ends at 2^-25,
-// far above 2^-126; bfloat16 ends at 2^-134, so 2^8 keeps its terms normal. log_softmax adds such
-// terms to a sum of at least 1, and nothing more: there 2^-126 is nothing.
+// Returns exp of an element's difference. In softmax it is multiplied by a power of two that
+// depends only on Output, and the division by the sum removes it. 16-bit rows are close to the
+// issue limit (28 instructions per element at the ceiling of an H200), and float32's accuracy would
+// be lost on their output. float16's smallest result is 2^-25, far above 2^-126; bfloat16's is
+// 2^-134, so 2^8 keeps its terms normal. log_softmax only adds such terms to a sum of at least 1,
+// where 2^-126 is negligible.
 template <Form kForm, typename Output>
 __device__ __forceinline__ typename AccumulatorOf<Output>::type exponential_term(
     typename AccumulatorOf<Output>::type difference) {
@@ -143,7 +145,8 @@ __device__ __forceinline__ typename AccumulatorOf<Output>::type exponential_term
   }
 }
 
-// A maximum of -inf (nothing but -inf, or nothing at all) must not make inf - inf of the terms.
+// Returns the maximum, or 0 in place of -inf (only -inf, or nothing at all), so that no term
+// becomes inf - inf.
 template <typename Accumulator>
 __device__ Accumulator shift_for(Accumulator maximum) {
   return maximum == negative_infinity<Accumulator>() ? Accumulator(0) : maximum;
@@ -172,7 +175,7 @@ struct Word<16> {
   using type = uint4;
 };
 
-// Through the read-only path where nothing that is read is written (kReadOnly).
+// Loads by the read-only path if nothing that is read is written (kReadOnly).
 template <bool kReadOnly, typename T>
 __device__ T read(const T* from) {
   if constexpr (kReadOnly) return __ldg(from);
@@ -211,9 +214,10 @@ union Pack {
   }
 };
 
-// Element i of a vector. The upper bfloat16 of a pair is a float32 but for 16 bits below its own: one
-// instruction, where its conversion takes two. Where a row is widened twice, the second time is by
-// widened(pack.element[i]), or the compiler keeps the floats of the first, and spills.
+// Returns element i of a vector. The upper bfloat16 of a pair is a float32 except for the 16 bits
+// below its own, which takes one instruction; its conversion takes two. If a row is widened twice,
+// the second time must use widened(pack.element[i]), or the compiler keeps the first floats, and
+// spills.
 template <typename Output, typename T, int kCount>
 __device__ typename AccumulatorOf<Output>::type widened(const Pack<T, kCount>& pack, int i) {
   if constexpr (IsBfloat16<T> && IsBfloat16<Output> && kCount > 1) {
@@ -235,7 +239,8 @@ __device__ void load_vector(Pack<T, kCount>& pack, const T* row, int64_t element
   }
 }
 
-// Where a row begins. The 64-bit division costs 70 instructions, so it runs only where needed.
+// Returns the offset of a row. The 64-bit division costs 70 instructions, so it runs only if
+// needed.
 __device__ int64_t row_offset(int64_t row, int64_t inner_count, int64_t outer_stride,
                               int64_t inner_stride) {
   if (inner_count == 1) return row * outer_stride;
@@ -264,8 +269,8 @@ __device__ Accumulator lanes_sum(Accumulator value) {
   return value;
 }
 
-// A compensated sum (Kahan): a thread of a long row adds the same small terms up to 10^5 times, and
-// float alone then rounds each of them the same way (1.6 % off after 10^6 terms of 0.02).
+// A compensated sum (Kahan). A thread of a long row adds up to 10^5 similar small terms, and float
+// alone rounds each of them in the same direction (1.6 % off after 10^6 terms of 0.02).
 template <typename Accumulator>
 struct LongSum {
   Accumulator sum = 0;
@@ -283,7 +288,8 @@ struct LongSum {
   }
 };
 
-// What becomes of a row's kept values: exp(element - maximum of some threads), or the elements.
+// Turns a row's kept values, exp(element - maximum of some threads) or the elements, into the
+// output.
 template <Form kForm, typename Accumulator>
 struct Finish {
   Accumulator shift;
@@ -300,7 +306,7 @@ struct Finish {
   }
 };
 
-// What the backward sums over a row, and the gradient of one element.
+// Returns the term that the backward sums over a row, and the gradient of one element.
 template <Form kForm, typename Accumulator>
 __device__ Accumulator summand(Accumulator grad, Accumulator output) {
   return kForm == kSoftmax ? grad * output : grad;
@@ -311,7 +317,8 @@ __device__ Accumulator gradient(Accumulator grad, Accumulator output, Accumulato
   return grad - exponential_term<kLogSoftmax, Grad>(output) * sum;
 }
 
-// Where the warps of a block, and the blocks of a cluster, leave a Message each.
+// The shared memory to which the warps of a block, and the blocks of a cluster, write a Message
+// each.
 template <int kWarps, int kCluster, typename Message>
 struct Mailbox {
   Message of_warp[kWarps];
@@ -327,9 +334,10 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Clusters (sm_90), in PTX, since NVRTC's cooperative_groups.h takes longer to compile than these
-// kernels. Messages travel by st.async, which counts itself on the receiver's mbarrier: a cluster
-// barrier that releases stores is a MEMBAR.ALL.GPU, and a relaxed one for "all blocks run" is not.
+// Clusters (sm_90), in PTX, because NVRTC's cooperative_groups.h takes longer to compile than these
+// kernels. Messages are sent by st.async, which counts itself on the receiver's mbarrier. A cluster
+// barrier that releases stores would be a MEMBAR.ALL.GPU; a relaxed one for "all blocks run" is
+// not.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -338,7 +346,7 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// Before the loads: this block's mailbox is open, and it says so to the others.
+// Opens this block's mailbox before the loads, and tells the other blocks so.
 template <int kWarps, int kCluster, typename Message>
 __device__ __forceinline__ void open_mailbox() {
 #if __CUDA_ARCH__ >= 900
@@ -374,8 +382,9 @@ __device__ __forceinline__ void send(const void* slot, const void* arrived, unsi
                : "memory");
 #endif
 }
-// acquire.cta: what arrives lies in this block's own shared memory, which no cache stands before.
-// acquire.cluster is a CCTL.IVALL besides, which empties L1, of every warp in every row (sm_90).
+// acquire.cta is enough, because messages arrive in this block's own shared memory, which has no
+// cache in front. acquire.cluster adds a CCTL.IVALL, which empties L1, in every warp for every row
+// (sm_90).
 __device__ __forceinline__ void wait_until_filled(const void* arrived) {
 #if __CUDA_ARCH__ >= 900
   unsigned filled = 0;
@@ -390,8 +399,8 @@ __device__ __forceinline__ void wait_until_filled(const void* arrived) {
 #endif
 }
 
-// kCount partial results, one per lane, become one, in a fixed order. Nothing but -inf in a block or a
-// piece sums to 0, for the row may go on: see shift_for.
+// Merges kCount partial results, one per lane, in a fixed order. A block or piece of only -inf sums
+// to 0, because the row may continue elsewhere: see shift_for.
 struct MergePartials {
   template <int kCount, typename Accumulator>
   static __device__ Partial<Accumulator> of(const Partial<Accumulator>* partials) {
@@ -408,9 +417,10 @@ struct AddSums {
   }
 };
 
-// Every warp gives lane 0's partial result and gets that of the row: one barrier in a block; in a
-// cluster the first warp of each block then sends the block's to all blocks. A block has all its
-// messages before it ends. Shared memory is written once per launch: nothing guards its reuse.
+// Every warp gives lane 0's partial result and gets that of the row, with one barrier in a block.
+// In a cluster the first warp of each block then sends the block's result to all blocks. A block
+// has all its messages before it ends. Shared memory is written once per launch, so nothing guards
+// its reuse.
 template <int kWarps, int kCluster, typename Merge, typename Accumulator>
 __device__ Partial<Accumulator> exchange(Partial<Accumulator> own) {
   auto& box = mailbox<kWarps, kCluster, Partial<Accumulator>>();
@@ -433,7 +443,7 @@ __device__ Partial<Accumulator> exchange(Partial<Accumulator> own) {
   }
 }
 
-// What a thread owns of a resident row: vectors `first + i * kStep`, for i below kVectors.
+// A thread's part of a resident row: vectors `first + i * kStep`, for i below kVectors.
 template <int kThreads, int kCluster>
 struct Place {
   static constexpr int kLanes = kThreads < 32 ? kThreads : 32;
@@ -453,18 +463,18 @@ struct Place {
   }
 };
 
-// The sum and maximum of a thread become those of its warp. A maximum of -inf minus anything finite
-// is a factor of 0, for a sum that is 0 or NaN.
+// Merges the sums and maxima of a warp's threads. A maximum of -inf minus any finite number gives a
+// factor of 0, for a sum that is 0 or NaN.
 template <typename Accumulator>
 __device__ Partial<Accumulator> merge_lanes(Accumulator maximum, Accumulator sum) {
   const Accumulator all = lanes_maximum<1, 16>(maximum);
   return {all, lanes_sum<1, 16>(sum * exponential(maximum - shift_for(all)))};
 }
 
-// Whether a thread's share of the registers holds its 16-bit elements, but not a float32 term of each
-// and 16 registers for the rest: then terms are computed once for the sum and again for the output.
-// `resident` threads shall fit one SM. For pairs of Output's own type only: elements that come one by
-// one, or are cast, take a register each.
+// Returns whether a thread's registers have room for its 16-bit elements, but not for a float32
+// term of each and 16 other registers. Then terms are computed once for the sum and again for the
+// output. `resident` threads must fit a multiprocessor. This is only for pairs of Output's own
+// type: elements that are read one by one, or cast, take a register each.
 template <typename Output>
 __device__ constexpr bool has_terms_twice(int elements, int resident) {
   return sizeof(Output) == 2 && 65536 / resident < elements + 16;
@@ -482,8 +492,8 @@ __device__ __forceinline__ unsigned larger_pair(unsigned first, unsigned second,
   return reinterpret_cast<const unsigned&>(result);
 }
 
-// The maximum of vectors of pairs, none of them widened: ptxas would keep the floats for the terms,
-// and spill. A pair of NaN gives NaN, which no maximum over threads takes.
+// Returns the maximum of vectors of pairs without widening them, because ptxas would keep the
+// floats for the terms, and spill. A pair of NaN gives NaN, which no maximum over threads takes.
 template <typename T, int kCount, int kVectors>
 __device__ float maximum_of_pairs(const Pack<T, kCount> (&packs)[kVectors]) {
   Pack<T, 2> largest;
@@ -503,7 +513,7 @@ __device__ __forceinline__ void forward_on_chip(
   using Accumulator = typename AccumulatorOf<Output>::type;
   using Where = Place<kThreads, kCluster>;
   static_assert(!kTwice || (kVector > 1 && IsSame<Input, Output>), "terms twice: of pairs");
-  // A read-only load may sink below the wait for the other blocks: ptxas put it there (CUDA 13.0).
+  // ptxas may move a read-only load below the wait for the other blocks (it did, CUDA 13.0).
   constexpr bool kReadOnly = kAliasing == kApart && kCluster == 1;
   if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
   const Where place;
@@ -645,11 +655,11 @@ struct Piece {
 
 // output[row, :] = softmax(input[row, :]) or log_softmax, each element read once and written once.
 //
-// kThreads threads own a row, in forward_cluster of each of kCluster blocks, and hold kVectors
-// vectors of kVector elements, so width <= kThreads * kCluster * kVectors * kVector. kVector > 1
-// wants dim_stride 1 and rows of input and output aligned to vectors. The output is contiguous.
-// kBlocks blocks shall fit one SM: that bounds the registers. Block: kThreads, or kNarrowBlock where
-// kThreads <= 32. Grid: ceil(rows / rows per block), or rows * kCluster.
+// kThreads threads own a row (in forward_cluster, of each of kCluster blocks) and have kVectors
+// vectors of kVector elements each, so width <= kThreads * kCluster * kVectors * kVector. kVector >
+// 1 needs dim_stride 1 and rows of input and output aligned to vectors. The output is contiguous.
+// kBlocks blocks must fit a multiprocessor, which limits the registers. Block: kThreads, or
+// kNarrowBlock if kThreads <= 32. Grid: ceil(rows / rows per block), or rows * kCluster.
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector,
           int kVectors, int kThreads, int kBlocks>
 __global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlocks)
@@ -673,12 +683,12 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
 }
 
-// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), of log_softmax
-// grad_output - exp(output) * sum(grad_output); each read once.
+// grad_input[row, :] = output * (grad_output - sum(grad_output * output)), or for log_softmax
+// grad_output - exp(output) * sum(grad_output); each is read once.
 //
-// Parameters as above; output and grad_input are contiguous, grad_output has the strides given and
-// is read kGradVector (kVector, or 1: by stride) elements at a time. Both operands stay in registers
-// as they came (16-bit types packed in pairs).
+// Parameters are as above. output and grad_input are contiguous; grad_output has the strides given
+// and is read kGradVector (kVector, or 1: by stride) elements at a time. Both operands stay in
+// registers in their own types (16-bit types packed in pairs).
 template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
           int kThreads, int kBlocks>
 __global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlocks)
@@ -745,7 +755,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) of_piece[blockIdx.x] = of_block;
 }
 
-// Then the output. Blocks come in reverse, so that what was read last is met in L2.
+// Writes the output. Blocks run in reverse order, so that they find in L2 what was read last.
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector, int kUnroll,
           int kThreads, typename Index>
 __global__ void __launch_bounds__(kThreads)
@@ -783,7 +793,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The gradient likewise: first the sum of every piece (of log_softmax that of grad_output alone).
+// The gradient likewise: first the sum of every piece (for log_softmax that of grad_output alone).
 template <Form kForm, typename Grad, int kVector, int kGradVector, int kUnroll, int kThreads,
           typename Index>
 __global__ void __launch_bounds__(kThreads)
@@ -864,10 +874,10 @@ __global__ void __launch_bounds__(kThreads)
 
 namespace {
 
-// Columns: kLanes neighbouring columns across the lanes of every warp; the other lanes of a warp and
-// all warps of the block lie along the dimension, kPhases of them, so that kPhases consecutive
-// elements of a column are read together. kWarps == 0: one thread owns a column alone, or kAcross
-// neighbours, whose elements one access moves.
+// Columns: kLanes neighbouring columns are across the lanes of every warp. The other lanes of a
+// warp and all warps of the block are along the dimension, kPhases of them, so that kPhases
+// consecutive elements of a column are read together. kWarps == 0: one thread owns a column alone,
+// or kAcross neighbouring columns, whose elements one access moves.
 template <int kLanes, int kWarps, int kAcross>
 struct Tile {
   static constexpr bool kAlone = kWarps == 0;
@@ -885,7 +895,7 @@ struct Tile {
   }
 };
 
-// Over the threads that share a column: first the lanes of the warp, then the warps.
+// Reduces over the threads that share a column: first the lanes of the warp, then the warps.
 template <Form kForm, int kLanes, int kWarps, typename Accumulator>
 __device__ Finish<kForm, Accumulator> finish_column(Accumulator maximum, Accumulator sum) {
   if constexpr (kWarps == 0) return {{maximum, sum}, Accumulator(1)};
@@ -896,7 +906,7 @@ __device__ Finish<kForm, Accumulator> finish_column(Accumulator maximum, Accumul
   const int column = threadIdx.x % kLanes;
   if (threadIdx.x % 32 < kLanes) slots[threadIdx.x / 32][column] = {maximum, sum};
   __syncthreads();
-  // Unrolled by 4: all 32 at once would spill what the thread holds of its column.
+  // Unrolled by 4: all 32 at once would spill the thread's part of its column.
   maximum = negative_infinity<Accumulator>();
 #pragma unroll 4
   for (int i = 0; i < kWarps; ++i) maximum = larger(maximum, slots[i][column].maximum);
@@ -923,14 +933,14 @@ __device__ Accumulator column_sum(Accumulator sum) {
 
 }  // namespace
 
-// Softmax or log_softmax along `width` for `columns` columns: column c has its place by inner_count
-// as rows have, consecutive elements lie dim_stride apart in input and inner_count apart in the
+// Softmax or log_softmax along `width` for `columns` columns. Column c is located by inner_count as
+// rows are; consecutive elements are dim_stride apart in input and inner_count apart in the
 // contiguous output.
 // kRows > 0: width <= kRows * kPhases, terms stay in registers; kRows == 0: any width, read twice.
-// grid = ceil(columns / (kColumns * kAcross)). kAcross > 1 wants inner_stride 1, and inner_count, the
-// other strides and the tensors aligned to kAcross elements.
-// 16 elements of one column are kept to 1536 threads of an SM, 40 registers; blocks of 1024 to two
-// on an SM, which spills two to four words (float32 and bfloat16, 32-bit Index).
+// grid = ceil(columns / (kColumns * kAcross)). kAcross > 1 needs inner_stride 1, and inner_count,
+// the other strides and the tensors aligned to kAcross elements. With 16 elements of one column,
+// 1536 threads must fit a multiprocessor, with 40 registers; of blocks of 1024 threads two must
+// fit, which spills two to four words (float32 and bfloat16, 32-bit Index).
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kRows, int kLanes,
           int kWarps, int kAcross, typename Index>
 __global__ void __launch_bounds__(Tile<kLanes, kWarps, kAcross>::kBlock,

@@ -1,9 +1,9 @@
 // input * input on NVIDIA GPUs, and its gradient. Every element is read once and written once:
-// memory is the floor.
+// memory is the limit.
 //
-// A thread owns `width` consecutive elements of the output (16 bytes of the narrowest type), within
-// one row of the loop nest: one loop where the tensors are dense alike, and then Position divides
-// nothing. A packed operand comes in 16-byte loads, a strided one an element at a time.
+// A thread owns `width` consecutive elements of the output (16 bytes of the narrowest type), all in
+// one row of the loop nest. If the tensors are dense alike there is one loop, and Position divides
+// nothing. A packed operand is read by 16-byte loads, a strided one element by element.
 
 #include "../_shared/cuda_nest.h"
 

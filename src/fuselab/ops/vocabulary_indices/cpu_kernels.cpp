@@ -1,5 +1,4 @@
-// Vocabulary look-up: binary search over each column's sorted keys. Rows are shared out among
-// threads.
+// Vocabulary look-up: a binary search in each column's sorted keys. Rows are divided among threads.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Vocabulary look-up: binary search over each column's sorted keys.
+// Vocabulary look-up: a binary search in each column's sorted keys.
 //
 // A thread searches kItems ids side by side, so that kItems loads are in flight in every step; a
 // search takes as many steps as the widest column of its ids needs. Upper levels of the search stay
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
       longest = max(longest, count[item]);
     }
   }
-  // The answer lies in [low, low + count]; without a branch both halves cost the same.
+  // The answer is in [low, low + count]; without a branch both halves cost the same.
   for (; longest > 0; longest >>= 1) {
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
