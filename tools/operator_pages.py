@@ -212,11 +212,15 @@ def implementations(op: FusedOp) -> list[str]:
 
 
 def said(function: Callable[..., Any]) -> str:
-    """Return the first paragraph of a function's docstring."""
+    """Return the first paragraph of a function's docstring, as a statement about its operator:
+    without the verb "Return", and without the "None" and "else the reason" of ``supports``."""
     while isinstance(function, functools.partial):
         function = function.func
     paragraph = markdown(inspect.cleandoc(function.__doc__ or "")).split("\n\n")[0]
-    return joined(paragraph) or NONE
+    text = joined(paragraph)
+    text = re.sub(r"^Return None (?:for|if) (.*?)[,;] else the reason\.", r"\1.", text)
+    text = text.removeprefix("Return ")
+    return text[:1].upper() + text[1:] or NONE
 
 
 def text(dtype: torch.dtype) -> str:

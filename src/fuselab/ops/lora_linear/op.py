@@ -100,12 +100,11 @@ _MEASURED_PRODUCTS, _MEASURED_OUTPUT, _MEASURED_SIDE = 2**32, 2**22, 512
 
 
 def prefer(input: Tensor, *arguments: Any) -> Sequence[str]:
-    """Return the implementations in the order in which ``auto`` tries them.
-
-    On a GPU our kernels are faster for 16-bit layers of at least the size of 4096 x 1024 -> 1024,
-    with K and N multiples of 16 and a rank up to 32; other layers were not measured and take
-    PyTorch's products. Of ours, ``cuda`` is first if K and N are at least 512 and the output is
-    large enough; it takes K and N up to 4096 and ranks up to 16.
+    """Return the implementations in the order in which ``auto`` tries them. On a GPU our kernels
+    are used for 16-bit layers of at least the size of 4096 x 1024 -> 1024, with K and N multiples
+    of 16 and a rank up to 32; other layers were not measured and take PyTorch's products. Of ours,
+    ``cuda`` is first if K and N are at least 512 and the output is as large as that layer's; it
+    takes K and N up to 4096 and ranks up to 16.
 
     If gelu, gelu_tanh or silu need a gradient, the backward computes the product again. That takes
     longer than our kernel gains, so the reference is used.

@@ -90,12 +90,10 @@ def fake_gradient(
 
 
 def prefer(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Sequence[str]:
-    """Return the implementations in the order in which ``auto`` tries them.
-
-    In 16 bits ``wgmma`` and ``triton`` take a third of the reference's time on an H200. float32
-    takes ``cublas`` where ``pays`` says that it is no slower than the reference, 276 samples or
-    more at 26 x 16 -> 512, and the reference below.
-    """
+    """Return the implementations in the order in which ``auto`` tries them. In 16 bits ``wgmma``
+    and ``triton`` take a third of the reference's time on an H200. float32 takes ``cublas`` from as
+    many samples on as make it no slower than the reference, 276 at 26 x 16 -> 512, and the
+    reference below."""
     return _order(dense, embeddings, weight)
 
 
