@@ -76,6 +76,22 @@ class Case:
     make: Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
     tags: frozenset[str] = frozenset()
 
+    @classmethod
+    def normal(cls, shapes: Sequence[Sequence[int]], *tags: str) -> Case:
+        """Return a case whose arguments are tensors of normal values in the case's dtype, one for
+        each of ``shapes``. Its name is the shapes: ``1024x64_and_64``."""
+
+        def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+            drawn = (torch.randn(tuple(shape), generator=generator) for shape in shapes)
+            return Inputs(tuple(tensor.to(device, dtype) for tensor in drawn))
+
+        return cls(sized(*shapes), make, frozenset(tags))
+
+
+def sized(*shapes: Sequence[int]) -> str:
+    """Return a case's name by its operands' shapes: ``33x31``, or ``0d`` without dimensions."""
+    return "_and_".join("x".join(map(str, shape)) or "0d" for shape in shapes)
+
 
 class Draw(Protocol):
     """The source from which ``FusedOp.draw`` draws random inputs.
@@ -90,6 +106,9 @@ class Draw(Protocol):
     def size(self, *interesting: int) -> int:
         """Draw a dimension: 0 to 3, powers of two and their neighbours, or one of
         ``interesting``."""
+
+    def shape(self, *interesting: int) -> tuple[int, ...]:
+        """Draw a shape of one to three dimensions, the last of them by ``size(*interesting)``."""
 
     def choice(self, options: Sequence[Element]) -> Element:
         """Draw one of ``options``; the first is the simplest."""

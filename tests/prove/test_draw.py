@@ -56,6 +56,16 @@ def test_sizes_reach_every_interesting_one() -> None:
     assert {0, 1, 2, 3, 76, 77, 78, 63, 64, 65, 1023, 1024, 1025} <= seen
 
 
+def test_shapes_have_one_to_three_dimensions_and_an_interesting_last_one() -> None:
+    assert RecordedDraw(CPU, torch.float32, replay=[]).shape(77) == (1, 1)
+    shapes = [draw(seed).shape(77) for seed in range(800)]
+    assert {len(shape) for shape in shapes} == {1, 2, 3}
+    assert {0, 1, 76, 77, 78} <= {shape[-1] for shape in shapes}
+    first = draw(5)
+    shape = first.shape(77)
+    assert RecordedDraw(CPU, torch.float32, replay=first.choices).shape(77) == shape
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 4), (2, 3, 5), (0, 4)])
 def test_layouts_hold_the_values(layout: str, shape: tuple[int, ...]) -> None:

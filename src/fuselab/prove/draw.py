@@ -110,6 +110,11 @@ class RecordedDraw:
         self._product *= max(size, 1)
         return size
 
+    def shape(self, *interesting: int) -> tuple[int, ...]:
+        """Draw a shape of one to three dimensions, the last of them by ``size(*interesting)``."""
+        lead = [self.size() for _ in range(self.choice((1, 0, 2)))]
+        return (*lead, self.size(*interesting))
+
     def choice(self, options: Sequence[Element]) -> Element:
         """Draw one of ``options``; the first is the simplest."""
         named = all(isinstance(option, str) for option in options)

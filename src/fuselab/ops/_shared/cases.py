@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Inputs
+from fuselab.op import sized as sized
 
 Make = Callable[[torch.device, torch.dtype, torch.Generator], Inputs]
 Parameters = ParamSpec("Parameters")
@@ -56,11 +57,6 @@ def made(
         return make
 
     return make_of
-
-
-def sized(*shapes: Sequence[int]) -> str:
-    """Return a case's name by its operands' shapes: ``33x31``, or ``0d`` without dimensions."""
-    return "_and_".join("x".join(map(str, shape)) or "0d" for shape in shapes)
 
 
 def sweep_tags(tiny: bool, huge: bool = False) -> frozenset[str]:
