@@ -33,6 +33,31 @@ def tensors_in(values: Iterable[Any]) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
+def on_meta(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return ``args`` with meta tensors of the same sizes, strides and dtypes."""
+    return tuple(map(_on_meta, args))
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return tuple(map(_on_meta, value)) if tensors_in((value,)) else value
+
+
+def bytes_behind(*tensors: Tensor | None) -> int:
+    """Return the least bytes that reading the tensors takes: an expanded dimension counts once,
+    None counts nothing."""
+    total = 0
+    for tensor in tensors:
+        if tensor is None or tensor.numel() == 0:
+            continue
+        elements = 1
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            elements *= size if stride != 0 else 1
+        total += elements * tensor.element_size()
+    return total
+
+
 @dataclass(frozen=True)
 class Cost:
     """The least work that one call must do, whichever implementation runs it.
@@ -51,6 +76,15 @@ class Cost:
     def bytes_moved(self) -> int:
         """Bytes read plus bytes written."""
         return self.bytes_read + self.bytes_written
+
+    @classmethod
+    def of(cls, read: Sequence[Tensor], written: Sequence[Tensor]) -> Cost:
+        """Return the cost of reading and writing these tensors once, with one operation for each
+        element written: a lower bound for any operator that memory limits."""
+        numel = sum(tensor.numel() for tensor in written)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in written)
+        is_double = any(tensor.dtype == torch.float64 for tensor in written)
+        return cls(bytes_behind(*read), size, numel, "fp64" if is_double else "fp32")
 
 
 @dataclass(frozen=True)
@@ -192,6 +226,22 @@ class Rewrite:
     result: Callable[..., Tensor] | None = None
 
 
+def _contiguous(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.contiguous()
+    return tuple(map(_contiguous, value)) if tensors_in((value,)) else value
+
+
+def _is_method(function: Callable[..., Any], method: Callable[..., Any]) -> bool:
+    """Return whether ``function`` is ``method`` of any instance."""
+    return getattr(function, "__func__", None) is method
+
+
+def _undeclared_cost(*args: Any) -> Cost:
+    """Stand for ``FusedOp.cost`` where it is not given; ``FusedOp`` puts its own in its place."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class FusedOp:
     """A fused operator: the single declaration that every verb works from.
@@ -199,10 +249,15 @@ class FusedOp:
     ``name`` is ``namespace::operator``. ``reference`` defines the right result, in plain PyTorch
     that autograd understands. Its parameters must be annotated, because the annotations become the
     raw operator's schema (Tensor, Tensor | None, Sequence[Tensor], float, int, bool, str,
-    torch.dtype | None; ``Sequence[Tensor]`` arrives as a tuple). ``cost(*args)`` counts the least
-    work of one forward. ``cost_backward(*args)`` takes the forward's arguments too and counts the
-    least work of a backward that computes every gradient. ``validate(*args)`` raises a typed error
-    for arguments that the operator refuses. ``fake(*args)`` returns an empty output with the
+    torch.dtype | None; ``Sequence[Tensor]`` arrives as a tuple). Inside torch.compile a float
+    arrives as a 0-d tensor, in the reference too. ``cost(*args)`` counts the least work of one
+    forward. ``cost_backward(*args)`` takes the forward's arguments too and counts the least work of
+    a backward that computes every gradient. If neither is given, the forward reads every tensor
+    argument and writes the output once, the backward reads the upstream gradient and what is saved
+    and writes the gradients once, each with one operation per element written. Where ``contiguous``
+    is True the implementations receive contiguous tensors only, copied where they are not, and the
+    raw operator's results are contiguous, the reference's too. ``validate(*args)`` raises a typed
+    error for arguments that the operator refuses. ``fake(*args)`` returns an empty output with the
     strides the implementations produce; without it the reference runs on fake tensors.
     ``prefer(*args)`` returns the order in which ``implementation="auto"`` asks ``supports``;
     without it, the order of ``implementations`` is used. ``autocast(autocast_dtype, *args)``
@@ -228,8 +283,8 @@ class FusedOp:
     name: str
     reference: Callable[..., Any]
     implementations: Mapping[str, Implementation]
-    cost: Callable[..., Cost]
-    cases: Sequence[Case]
+    cost: Callable[..., Cost] = field(default=_undeclared_cost)
+    cases: Sequence[Case] = ()
     gradient: Gradient | None = None
     cost_backward: Callable[..., Cost] | None = None
     draw: Callable[[Draw], Inputs] | None = None
@@ -246,6 +301,7 @@ class FusedOp:
         default_factory=dict
     )
     mutates: Sequence[str] = ()
+    contiguous: bool = False
     regime: Callable[..., str] | None = None
     cpu_cases: Sequence[Case] = ()
 
@@ -268,11 +324,24 @@ class FusedOp:
                 f"{self.name}: the name of an operator ends in '_' if and only if FusedOp.mutates "
                 "names the arguments that it writes over."
             )
+        if self.mutates and self.contiguous:
+            raise ContractError(
+                f"{self.name}: FusedOp.contiguous hands copies to the implementations, which could "
+                "not write over the arguments in FusedOp.mutates; leave one of the two out."
+            )
         if self.mutates and self.gradient is not None:
             raise ContractError(
                 f"{self.name}: an operator that writes over its arguments has no gradient; give "
                 "FusedOp.gradient to the one that returns a new tensor."
             )
+        # Defaults that `dataclasses.replace` copied from another operator give way to its own.
+        backward = self.cost_backward
+        if self.cost is _undeclared_cost or _is_method(self.cost, FusedOp._least_cost):
+            object.__setattr__(self, "cost", self._least_cost)
+            backward = backward or self._least_cost_backward
+        if backward is not None and _is_method(backward, FusedOp._least_cost_backward):
+            default = None if self.gradient is None else self._least_cost_backward
+            object.__setattr__(self, "cost_backward", default)
 
     @property
     def namespace(self) -> str:
@@ -304,6 +373,32 @@ class FusedOp:
             for name, parameter in self.signature.parameters.items()
             if parameter.annotation is float
         )
+
+    def arranged(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """Return ``values``, with every tensor contiguous where the operator is ``contiguous``."""
+        return tuple(map(_contiguous, values)) if self.contiguous else tuple(values)
+
+    def _least_cost(self, *args: Any) -> Cost:
+        output = self._outputs_on_meta(on_meta(args), "cost")
+        return Cost.of(tensors_in(args), tensors_in((output,)))
+
+    def _least_cost_backward(self, *args: Any) -> Cost:
+        assert self.gradient is not None
+        like = on_meta(args)
+        output = self._outputs_on_meta(like, "cost_backward")
+        saved = tensors_in(self.gradient.save(output, *like))
+        gradients = [tensor for tensor in tensors_in(args) if tensor.is_floating_point()]
+        return Cost.of((output, *saved), gradients)
+
+    def _outputs_on_meta(self, like: Sequence[Any], cost: str) -> Any:
+        """Return what the operator returns for meta tensors: shapes and dtypes without values."""
+        try:
+            return (self.fake or self.reference)(*like)
+        except Exception as error:
+            raise ContractError(
+                f"{self.name}: give FusedOp.{cost}; the default runs the reference on meta "
+                f"tensors, which raised {type(error).__name__}: {error}"
+            ) from error
 
     def mutated(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
         """Return the tensors among the bound arguments that a call overwrites, including those

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fuselab.op import FusedOp, tensors_in
+from fuselab.op import FusedOp, on_meta
 from fuselab.runtime import builds
 
 Rehearsal = Callable[[], None]
@@ -80,11 +80,11 @@ class Forward(_Call):
     def rehearse(self) -> None:
         """Run the forward on meta tensors, and the backward if one will follow."""
         op, args = self._op, on_meta(self._args)
-        self._implementation.forward(*args)
+        self._implementation.forward(*op.arranged(args))
         if not self._expects_backward or self._implementation.backward is None:
             return
         assert op.gradient is not None
-        output = (op.fake or op.reference)(*args)
+        (output,) = op.arranged([(op.fake or op.reference)(*args)])
         needs = tuple(
             isinstance(value, Tensor) and value.requires_grad
             for parameter, given in zip(op.signature.parameters, self._args, strict=True)
@@ -92,7 +92,7 @@ class Forward(_Call):
             for value in (given if isinstance(given, (list, tuple)) else (given,))
         )
         saved = op.gradient.save(output, *args)
-        self._implementation.backward(needs, torch.empty_like(output), *saved)
+        self._implementation.backward(needs, *op.arranged([torch.empty_like(output), *saved]))
 
 
 class Backward(_Call):
@@ -101,18 +101,7 @@ class Backward(_Call):
     def rehearse(self) -> None:
         """Run the backward on meta tensors."""
         assert self._implementation.backward is not None
-        self._implementation.backward(*on_meta(self._args))
-
-
-def on_meta(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return ``args`` with meta tensors of the same sizes, strides and dtypes."""
-    return tuple(map(_on_meta, args))
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return tuple(map(_on_meta, value)) if tensors_in((value,)) else value
+        self._implementation.backward(*self._op.arranged(on_meta(self._args)))
 
 
 def is_noted(source: Source, expression: str) -> bool:

@@ -5,21 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fuselab.op import bytes_behind as bytes_behind
 from fuselab.runtime.matmul_precision import allows_tf32
-
-
-def bytes_behind(*tensors: Tensor | None) -> int:
-    """Return the least bytes that reading the tensors takes: an expanded dimension counts once,
-    None counts nothing."""
-    total = 0
-    for tensor in tensors:
-        if tensor is None or tensor.numel() == 0:
-            continue
-        elements = 1
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            elements *= size if stride != 0 else 1
-        total += elements * tensor.element_size()
-    return total
 
 
 def bytes_of(*tensors: Tensor | None) -> int:

@@ -176,12 +176,16 @@ class Registration:
             if chosen != "reference":
                 try:
                     with rehearsal.Forward(op, chosen, arguments):
-                        output: Tensor = op.implementations[chosen].forward(*recording.args)
+                        output: Tensor = op.implementations[chosen].forward(
+                            *op.arranged(recording.args)
+                        )
                     recording.finish(output)
                     return output
                 except BuildError as error:
                     fallback.note_failed_build(op.name, chosen, error)
-        return not_aliased(without_autocast(op.reference, arguments), arguments)
+        fresh = not_aliased(without_autocast(op.reference, arguments), arguments)
+        (output,) = op.arranged([fresh])
+        return output
 
     def _write_over(self, arguments: list[Any], name: str) -> None:
         op = self.op
@@ -233,8 +237,10 @@ class Registration:
             return None
         if self.op.fake is not None:
             output: Tensor = self.op.fake(*arguments)
-            return output
-        return not_aliased(self.op.reference(*arguments), arguments)
+        else:
+            fresh = not_aliased(self.op.reference(*arguments), arguments)
+            (output,) = self.op.arranged([fresh])
+        return output
 
     # The backward, likewise. The raw operator returns empty tensors for gradients not needed.
 
@@ -270,12 +276,13 @@ class Registration:
                     launch_recording.record(self.backward_id, name, arguments) as recording,
                     rehearsal.Backward(op, candidate, arguments),
                 ):
-                    grads = implementation.backward(*recording.args)
+                    grads = implementation.backward(*op.arranged(recording.args))
                     recording.finish(grads)
                 return grads
             except BuildError as error:
                 fallback.note_failed_build(op.name, candidate, error)
-        return unshared(without_autocast(op.gradient.reference, arguments), arguments)
+        grads = unshared(without_autocast(op.gradient.reference, arguments), arguments)
+        return op.arranged(grads)
 
     def _with_backward(self, name: str, arguments: tuple[Any, ...]) -> list[str]:
         """Return the implementations to try for a backward, in order; none if the reference is
@@ -322,7 +329,8 @@ class Registration:
         gradient = self.op.gradient
         assert gradient is not None
         grads = (gradient.fake or gradient.reference)(needs, grad_output, *saved)
-        return self._filled(unshared(grads, (grad_output, *saved)), grad_output)
+        grads = self.op.arranged(unshared(grads, (grad_output, *saved)))
+        return self._filled(grads, grad_output)
 
 
 def has_scalar_tensor(parameters: Sequence[tuple[str, str]], values: Sequence[Any]) -> bool:
