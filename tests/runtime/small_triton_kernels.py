@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fuselab.errors import ShapeError, UnknownNameError
-from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.triton_float import float_value
+from fuselab.runtime.triton_launch import launch, triton_float
 
 
 @triton.jit
@@ -44,6 +45,21 @@ def scaled(input, output, numel, scale, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < numel
     tl.store(output + index, tl.load(input + index, mask=mask) * scale, mask=mask)
+
+
+@triton.jit
+def shifted(input, output, numel, by_pointer, by: tl.float64, BLOCK: tl.constexpr):
+    """output[i] = input[i] + by"""
+    index = tl.arange(0, BLOCK)
+    mask = index < numel
+    value = tl.load(input + index, mask=mask)
+    tl.store(output + index, value + float_value(by_pointer, by, input.dtype.element_ty), mask=mask)
+
+
+def run_shifted(value: Tensor, by: float | Tensor) -> Tensor:
+    output = torch.empty_like(value)
+    launch(shifted, (1,), value, output, value.numel(), *triton_float(by), BLOCK=64)
+    return output
 
 
 def run_scaled(value: Tensor, scale: float) -> Tensor:

@@ -31,6 +31,13 @@ def test_block_edges(numel: int) -> None:
     assert torch.equal(run("run_scaled", value, scale=0.25), value * 0.25)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_float_argument_is_a_number_or_a_tensor(dtype: torch.dtype) -> None:
+    value = torch.randn(20, dtype=dtype)
+    for by in (0.1, torch.tensor(0.1, dtype=dtype)):
+        assert torch.equal(run("run_shifted", value, by), value + 0.1)  # type: ignore[arg-type]
+
+
 def test_one_process_serves_all_calls() -> None:
     first, second = run("process"), run("process")
     assert first == second != os.getpid()

@@ -95,6 +95,15 @@ def launch(
     )
 
 
+def triton_float(value: float | Tensor) -> tuple[Tensor | None, float]:
+    """Return the two arguments of a kernel that stand for a float argument of its operator.
+
+    The value is a number, or a tensor of one element under torch.compile. The kernel declares
+    ``(eps_pointer, eps: tl.float64)`` and reads it by ``fuselab.runtime.triton_float.float_value``.
+    """
+    return (value, 0.0) if isinstance(value, Tensor) else (None, value)
+
+
 def _is_jit_function(kernel: Any) -> bool:
     from triton.runtime.jit import JITFunction
 

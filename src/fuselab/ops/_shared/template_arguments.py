@@ -41,8 +41,3 @@ def cuda_float(value: float | Tensor, arithmetic: torch.dtype) -> tuple[str, Ten
     if isinstance(value, Tensor):
         return f"const {CUDA_NAMES[value.dtype]}*", value
     return ("double", f64(value)) if arithmetic == torch.float64 else ("float", f32(value))
-
-
-def triton_float(value: float | Tensor) -> tuple[Tensor | None, float]:
-    """Return a float argument as a Triton kernel takes it: (pointer or None, number)."""
-    return (value, 0.0) if isinstance(value, Tensor) else (None, value)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fuselab.ops._shared.grid import flat_tile, nest_numbers, tile_of, triton_arithmetic
 from fuselab.ops._shared.layout import Nest
-from fuselab.ops._shared.template_arguments import triton_float
 from fuselab.ops.add_mul_activation import configs
 from fuselab.ops.add_mul_activation.layout import (
     Gradients,
@@ -25,7 +24,7 @@ from fuselab.ops.add_mul_activation.layout import (
 )
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
-from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.triton_launch import launch, triton_float
 
 
 def _walk(

@@ -9,7 +9,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fuselab.ops._shared.template_arguments import triton_float
 from fuselab.ops.generalized_box_iou_loss import triton_kernels as kernels
 from fuselab.ops.generalized_box_iou_loss.configs import chosen
 from fuselab.ops.generalized_box_iou_loss.layout import (
@@ -21,7 +20,7 @@ from fuselab.ops.generalized_box_iou_loss.layout import (
 )
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div
-from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.triton_launch import launch, triton_float
 from fuselab.runtime.tuning import Config
 
 _FINISH_BLOCK = 1024

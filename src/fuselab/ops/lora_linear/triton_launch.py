@@ -11,13 +11,12 @@ from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import as_rows, empty_output
-from fuselab.ops._shared.template_arguments import triton_float
 from fuselab.ops.lora_linear import configs
 from fuselab.ops.lora_linear.operands import Layer
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
-from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.triton_launch import launch, triton_float
 from fuselab.runtime.tuning import Config
 
 Gradients = tuple[Tensor | None, ...]
