@@ -336,6 +336,44 @@ def test_command_fails_with_the_case_and_what_repeats_it(
     assert "FAIL shapes" in capsys.readouterr().out
 
 
+RAISES = """
+def forward(input, bias, scale):
+    raise RuntimeError("no such instruction")
+
+def make_op(name, _make=make_op):
+    return _make(name, forward=forward)
+"""
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_an_error_that_many_checks_raise_is_shown_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_honest(tmp_path, RAISES, "raises")
+    assert run(["check", spec, "--quick", "--dtype", "float32", "--device", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("FAIL ")] == [
+        "FAIL cases: plain float32 (cpu)"
+    ]
+    assert out.count("raised RuntimeError: no such instruction") == 1
+    assert "The same error in 4 more: shapes, values, layouts, gradients." in " ".join(out.split())
+    assert "FAIL: 5 checks" in out
+
+
+def test_a_reference_that_wants_a_python_number_is_told_what_a_float_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reference(input: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.nn.functional.silu(input * float(scale) + bias)
+
+    compiling = tuple(known for known in checking.CHECKS if known.name == "compile")
+    monkeypatch.setattr(checking, "CHECKS", compiling)
+    op = honest.make_op("wants_a_number", reference=reference)
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    (result,) = report.groups[0].failures
+    assert "a float (scale) arrives as a 0-d tensor, in the reference" in str(result.reason)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -374,10 +412,12 @@ def test_triton_is_checked_under_the_interpreter() -> None:
         (torch.float16, Verdict.PASS),
         (torch.bfloat16, Verdict.NOT_JUDGED),  # the interpreter's stores truncate
     ):
-        report = check(spec, dtype=dtype, quick=True, device="cpu")
+        lines: list[str] = []
+        report = check(spec, dtype=dtype, quick=True, device="cpu", progress=lines.append)
         assert report.passed, report.failed_checks()
         (group,) = report.groups
         assert (group.where, group.verdict) == ("interpreter", verdict)
+        assert [line.split()[0] for line in lines] == ["mine::squared_relu:", "triton"]
 
 
 def test_a_wrong_triton_kernel_is_caught_under_the_interpreter(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def check(
         budget_s: the time in seconds for one implementation and dtype, by default 20 s when quick
             and otherwise 20 minutes. When it ends, each check still makes a quarter of its trials,
             and the report is ``cut_short``.
-        progress: called with one line per implementation.
+        progress: called with a line for each implementation, and one more where it is interpreted.
 
     On a GPU each implementation and dtype is checked in its own process, if there are several and
     another process can import the operator.
@@ -124,6 +124,7 @@ def check(
                 )
                 rows.append(subject)
         elif is_triton(name):
+            progress(f"{name} runs in Triton's interpreter: with --quick, about a minute per dtype")
             rows += interpreted_groups(found, name, dtypes, quick, seed, case, budget_s)
         else:
             # ``case`` asks for one trial, which runs kernels; compiling would not answer it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -41,7 +42,8 @@ def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
             )
         problem = _opcheck(getattr(packet, overload), (*args, subject.implementation))
         if problem is not None:
-            return Outcome(problem)
+            hint = f" {_float_hint(subject)}" if overload == "scalar_tensor" else ""
+            return Outcome(problem + hint)
     gradient = subject.op.gradient
     if gradient is None:
         return Outcome()
@@ -57,6 +59,35 @@ def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
 
 def _scalar_dtype(subject: Subject) -> torch.dtype:
     return torch.float64 if subject.dtype == torch.float64 else torch.float32
+
+
+def _float_hint(subject: Subject) -> str:
+    """Return the sentence that explains an error of a call whose floats are tensors."""
+    names = ", ".join(subject.op.float_parameters)
+    return (
+        f"Inside torch.compile a float ({names}) arrives as a 0-d tensor, in the reference as in "
+        "the kernels' launchers; docs/contract.md says how a kernel takes it."
+    )
+
+
+def _explaining_floats(
+    trial_of: Callable[[Subject, Trial], Outcome],
+) -> Callable[[Subject, Trial], Outcome]:
+    """Return the check with the reason added where Dynamo meets a float that it cannot know."""
+
+    @functools.wraps(trial_of)
+    def explained(subject: Subject, trial: Trial) -> Outcome:
+        from torch._dynamo.exc import UserError  # Dynamo takes a second to import
+
+        try:
+            return trial_of(subject, trial)
+        except UserError as error:
+            if not subject.op.float_parameters:
+                raise
+            said = str(error).strip().splitlines()[0][:120]
+            return Outcome(f"raised {type(error).__name__}: {said}. {_float_hint(subject)}")
+
+    return explained
 
 
 def _opcheck(overload: Any, args: tuple[Any, ...]) -> str | None:
@@ -146,6 +177,7 @@ def _with_other_floats(args: Sequence[Any], number: int) -> tuple[Any, ...]:
     )
 
 
+@_explaining_floats
 def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
     """Check that one graph serves every size and every float value, with fullgraph and dynamic."""
     listed = _of_one_structure(subject, trial, 4)
@@ -178,6 +210,7 @@ def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
     return outcome
 
 
+@_explaining_floats
 def compiled_gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge forward and backward of a compiled function, in one graph each."""
     bar, names, places, upstream = gradient_bar(subject, trial)

@@ -35,8 +35,8 @@ def show(report: CheckReport, console: Console) -> None:
         )
     console.print(table)
     for group in report.groups:
-        for failure in group.failures:
-            show_failure(group, failure, console)
+        for failure, others in failures_by_error(group):
+            show_failure(group, failure, others, console)
     for line in notes(report):
         console.print(line, style="dim", soft_wrap=False)
     console.print(summary(report), soft_wrap=True)
@@ -75,9 +75,23 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g}%" if 100 * share < 999.5 else ">999%"
 
 
-def show_failure(group: Group, failure: Result, console: Console) -> None:
+def failures_by_error(group: Group) -> list[tuple[Result, list[str]]]:
+    """Return each failure with the names of the later checks that raised the same error: a kernel
+    that raises in every call fails in two dozen checks, and is one mistake."""
+    found: dict[str, tuple[Result, list[str]]] = {}
+    for failure in group.failures:
+        has_raised = failure.reason is not None and failure.reason.startswith("raised ")
+        key = str(failure.reason) if has_raised else f"{failure.check} {len(found)}"
+        if key in found:
+            found[key][1].append(failure.check)
+        else:
+            found[key] = (failure, [])
+    return list(found.values())
+
+
+def show_failure(group: Group, failure: Result, others: list[str], console: Console) -> None:
     """Print one failure: what is wrong, the smallest case found, and the unwrapped commands that
-    repeat it."""
+    repeat it; then the names of the ``others`` that raised the same error."""
     console.print(f"FAIL {failure.check}: {group.implementation} {group.dtype} ({group.where})")
     console.print(f"  {failure.reason}", markup=False)
     for line in failure.case:
@@ -85,6 +99,8 @@ def show_failure(group: Group, failure: Result, console: Console) -> None:
     for repeat in (failure.repeat_command, failure.repeat_call):
         if repeat is not None:
             console.print(f"  {repeat}", markup=False, soft_wrap=True)
+    if others:
+        console.print(f"  The same error in {len(others)} more: {', '.join(others)}.")
     console.print()
 
 
