@@ -60,6 +60,7 @@ STORIES = (
     "square",
     "softmax_four_ways",
     "matmul_activation",
+    "add_an_operator",
     "giou",
     "lora",
     "dlrm_layers",
