@@ -79,7 +79,7 @@ struct Driver {
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                 void**, void**);
   int (*set_bytes)(unsigned long long, unsigned char, std::size_t, void*);
-  // As for tensor_map.py; null in drivers older than 12.0.
+  // cuTensorMapEncodeTiled; null in drivers older than 12.0.
   int (*encode_map)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
                     const uint32_t*, int, int, int, int);
   std::vector<Context> primary;
@@ -454,7 +454,7 @@ class KeyBuilder {
     if (device_.has_value() && *device_ != device) return false;
     device_ = device;
     const auto address = reinterpret_cast<uintptr_t>(value.const_data_ptr());
-    const int64_t alignment = std::countr_zero(address | 16);  // the exponent of the divisor
+    const int64_t alignment = std::countr_zero(address | 16);  // 2^alignment divides the address
     // The number of the earlier tensor that begins at the same address, if any (1 is the first): a
     // plan recorded with one tensor twice cannot tell which of two it passed to the kernel.
     if (address_count_ == max_tensors) return false;

@@ -96,7 +96,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 def row_strides(rows: int, columns: int, matrix: Tensor) -> tuple[int, int]:
     """Return the strides of a (rows, columns) tensor. The stride of a dimension of size 1 is
-    arbitrary, so it is replaced by the one that a contiguous tensor would have."""
+    arbitrary; it is chosen such that the elements look contiguous if they are."""
     row, column = matrix.stride()
     if columns == 1:
         column = row

@@ -158,7 +158,7 @@ def combine(
 def pull_back_and_reduce(
     upstream, saved,  # (rows, columns); saved (row-major) or None: the upstream gradient passes
     factor, projection,  # (columns, rank) or None, (rows, rank) or None
-    grad,  # (rows, columns): the pre-activation's gradient; None where nobody needs it
+    grad,  # (rows, columns): the pre-activation's gradient; None if not needed
     row_parts,  # float32 (column tiles, rows, rank): parts of grad factor; None where factor is
     column_parts,  # float32 (workers, columns, rank): parts of gradᵀ projection; None likewise
     rows, columns, rank, rows_per_worker,

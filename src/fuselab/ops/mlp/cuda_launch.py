@@ -52,7 +52,7 @@ def candidates(
     The default is the largest cluster of 16 rows whose blocks all run at once: one block per
     multiprocessor in clusters of 8 and 4, two in clusters of 2 and 1. Beyond that it is 64 rows,
     which read the weights a quarter as often. On an H200 that rule chose the fastest tile for
-    DLRM's layers from 128 to 8192 rows, within 1 us.
+    DLRM's layers from 128 to 8192 rows, or one within 1 us of it.
     """
     per_row = 2 * sum(row_strides(widths[:-1]))
     pairs = min(2, most_shared_bytes // (16 * per_row)) * multiprocessor_count
