@@ -49,8 +49,8 @@ class IndexKernels:
     triton_constants: Callable[..., Mapping[str, int]] = lambda *others: {}
 
     def forward_cuda(self, ids: Tensor, *others: Any) -> Tensor:
-        """Return the indices from one CUDA launch. The ids are read by their strides; other operands
-        are copied if they have another dtype or layout than the kernel's."""
+        """Return the indices from one CUDA launch. The ids are read by their strides; other
+        operands are copied if the kernel needs another dtype or layout."""
         output = empty_indices(ids)
         if output.numel():
             self.cuda.launch(

@@ -86,12 +86,12 @@ def cost(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) ->
     """Return the least traffic, operands read once and the output written once, and the product's
     arithmetic.
 
-    A shallow product is limited by writing its output: 65536x13->512 in bfloat16 writes 69 MB,
-    which takes 16 us on an H200. A deep one is limited by arithmetic. 65536x512->256 needs about as
-    long for either, 24 and 22 us; ``wgmma`` takes 36 to 38 us for it, and a copy of the same bytes
-    30.7 us, so the kernel runs at about 81 % of the copy's rate. Experiments ruled
-    out reads from L2, the rates of memory and matrix units, and the epilogue as the reason for the
-    difference; it has not been found.
+    A shallow product is limited by writing its output: 65536x13->512 in bfloat16 moves 69 MB,
+    nearly all of it output, which takes 16 us on an H200. A deep one is limited by arithmetic.
+    65536x512->256 needs about as long for either, 24 and 22 us. ``wgmma`` takes 36 to 38 us for it
+    and a copy of the same bytes 30.7 us, so the kernel runs at about 81 % of the copy's rate.
+    Experiments ruled out reads from L2, the rates of memory and matrix units, and the epilogue as
+    the reason for the difference; it has not been found.
     """
     rows, columns = input.shape[:-1].numel(), weight.shape[0]
     return Cost(

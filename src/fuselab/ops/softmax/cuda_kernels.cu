@@ -4,12 +4,12 @@
 //   *_resident  rows along the last dimension that fit on chip (*_cluster: on several blocks). Each
 //               element is read once and written once, and its exp is computed once and kept in
 //               registers. A row belongs to 1 to 32 lanes of a warp, to a block, or to a cluster of
-//               blocks (sm_90 and newer). For long 16-bit rows the elements are kept, and exp
-//               is computed twice: half the bytes allow twice as many rows at a time.
+//               blocks (sm_90 and newer). For long 16-bit rows the elements are kept, and exp is
+//               computed twice: half the bytes allow twice as many rows at a time.
 //   *_pieces    rows of any width, cut into pieces of one block each. One launch reads every piece
-//               for its maximum and sum (backward: sum). The next launch, *_apply, merges a row
-//               in a fixed order, reads the elements again and writes. So a single row can
-//               occupy the whole GPU.
+//               for its maximum and sum (backward: sum). The next launch, *_apply, merges the
+//               results of a row in a fixed order, reads the elements again and writes. So a
+//               single row can occupy the whole GPU.
 //   *_columns   the dimension is not the last one: lanes run across columns (coalesced), warps
 //               along the dimension.
 // The reduction needs one exchange instead of two: every warp computes exp against its own maximum
