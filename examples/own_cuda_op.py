@@ -30,7 +30,7 @@ CUDA_NAMES = {
     torch.bfloat16: "__nv_bfloat16",
     torch.float64: "double",
 }
-# Every instantiation, for commands that compile without a GPU: check, asm, CI.
+# Every instantiation, for commands that compile without a GPU: check and CI.
 CUDA_EXPRESSIONS = tuple(
     f"{kernel}<{name}>" for kernel in ("forward", "backward") for name in CUDA_NAMES.values()
 )
