@@ -159,8 +159,10 @@ def test_raw_results_of_a_contiguous_operator_are_contiguous_whatever_runs() -> 
     """torch.compile asserts the strides of the fake on what comes back."""
     fuselab.operator(make_op("raw", contiguous=True))
     forward, backward = torch.ops.contracttest.raw, torch.ops.contracttest.raw_backward
+    transposed = torch.randn(3, 4).t()
     with FakeTensorMode() as mode:
-        fake = mode.from_tensor(ROWS.t().contiguous().t())
+        fake = mode.from_tensor(transposed)
+        assert not fake.is_contiguous()
         assert forward(fake, mode.from_tensor(WEIGHT), 1.0, "auto").is_contiguous()
     for name in ("reference", "cpp"):
         input = torch.randn(3, 4).t()
