@@ -92,6 +92,7 @@ def test_operators_check_and_bench_need_no_optional_package(hide: Callable[..., 
 NEED_EXTRAS = (
     "fuselab.cli.",
     "fuselab.data.parquet",
+    "fuselab.report.check_text",
     "fuselab.report.html",
     "fuselab.report.tables",
 )
