@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +20,14 @@ from fuselab.device.ceiling import Ceilings
 from fuselab.errors import BuildError, MissingDependencyError
 from fuselab.ops.hash_indices import op as hash_indices
 from fuselab.prove import cpu_builds, cpu_times
-from fuselab.runtime import autograd_node, cpp_source, cpu_choice, cuda_source, launch_plans
+from fuselab.runtime import (
+    autograd_node,
+    cpp_source,
+    cpu_choice,
+    cuda_source,
+    launch_plans,
+    process_choice,
+)
 from fuselab.runtime.cpp_source import CppSource
 
 EXTENSIONS = (autograd_node.EXTENSION, launch_plans.EXTENSION)
@@ -245,6 +252,50 @@ def test_a_cache_folder_that_cannot_be_written_or_is_full(
     check = doctor._cache_folder()
     assert check.status == "missing"
     assert check.detail.endswith("0.5 GiB free; 1 GiB is needed")
+
+
+@pytest.fixture
+def read_anew() -> Iterator[None]:
+    process_choice._value.cache_clear()
+    yield
+    process_choice._value.cache_clear()
+
+
+@pytest.mark.usefixtures("read_anew")
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [
+        ("auto", None),
+        ("reference", "FUSELAB_IMPLEMENTATION is set: every operator runs reference"),
+        (
+            "triton",
+            "FUSELAB_IMPLEMENTATION is set: every operator runs triton where that supports the "
+            "arguments, and the reference elsewhere",
+        ),
+    ],
+)
+def test_the_choice_for_a_whole_process_is_shown(
+    value: str, detail: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSELAB_IMPLEMENTATION", value)
+    shown = [] if detail is None else [doctor.Check("auto", "works", detail)]
+    assert list(doctor._process_choice()) == shown
+
+
+@pytest.mark.usefixtures("read_anew")
+def test_a_choice_that_no_operator_has_is_one_sentence_and_status_1(
+    asked: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSELAB_IMPLEMENTATION", "tritn")
+    assert run(["doctor", "--device", "cpu"]) == 1
+    screen = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"missing auto unknown FUSELAB_IMPLEMENTATION 'tritn'; known: auto, [\w, ]+\. Did you mean "
+        r"'triton'\? get it: unset FUSELAB_IMPLEMENTATION, or set it to a known name",
+        screen,
+    )
+    assert screen.endswith("Something essential is missing: auto.")
+    assert asked == []
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fuselab.errors import FuselabError, OutputError
+from fuselab.errors import FuselabError, OutputError, UnknownNameError
 
 if TYPE_CHECKING:
     import torch
@@ -139,6 +139,7 @@ def examine(device: torch.device) -> Iterator[Check]:
     yield _launcher()
     yield _nvrtc(device)
     yield _gpu(device)
+    yield from _process_choice()
     for distribution, (purpose, installed_by) in OPTIONAL_PACKAGES.items():
         yield _optional(distribution, purpose, installed_by)
 
@@ -268,6 +269,23 @@ def _gpu(device: torch.device) -> Check:
     if capability < TUNED_CAPABILITY:
         detail += "; older than 8.0: kernels run but are not tuned for it"
     return Check("GPU", "works", detail)
+
+
+def _process_choice() -> Iterator[Check]:
+    """Yield what ``auto`` takes if an environment variable decides it; else nothing."""
+    from fuselab.runtime import process_choice
+
+    try:
+        name = process_choice.checked()
+    except UnknownNameError as error:
+        mend = f"unset {process_choice.VARIABLE}, or set it to a known name"
+        yield Check("auto", "missing", str(error), mend)
+        return
+    if name is not None:
+        detail = f"{process_choice.VARIABLE} is set: every operator runs {name}"
+        if name != "reference":
+            detail += " where that supports the arguments, and the reference elsewhere"
+        yield Check("auto", "works", detail)
 
 
 def _cache_folder() -> Check:

@@ -21,7 +21,19 @@ def named(op: FusedOp) -> str | None:
         UnknownNameError: no operator has an implementation of that name.
     """
     name = _value()
-    if name is not None and name != "reference" and name not in op.implementations:
+    if name is not None and name not in op.implementations:
+        _check_known(name)
+    return name
+
+
+def checked() -> str | None:
+    """Return the implementation that the variable names, or None if ``auto`` may choose.
+
+    Raises:
+        UnknownNameError: no operator of the library, and none registered, has it.
+    """
+    name = _value()
+    if name is not None:
         _check_known(name)
     return name
 
@@ -35,8 +47,10 @@ def _value() -> str | None:
 @functools.cache
 def _check_known(name: str) -> None:
     """Raise UnknownNameError unless some operator, of the library or registered, has ``name``.
-    Importing the library's packages takes a moment; it happens once, and only if the operator that
-    is called lacks the name."""
+    Importing the library's packages takes a moment; it happens once, and a call needs it only if
+    its operator lacks the name."""
+    if name == "reference":
+        return
     from fuselab import ops
     from fuselab.runtime.dispatch import registered
 
