@@ -41,8 +41,8 @@ from torch import Tensor
 from fuselab.data import Batch
 from fuselab.data.layout import DENSE_COLUMNS
 from fuselab.device.environment import describe
+from fuselab.measure.device_timer import timer
 from fuselab.measure.fresh import allocation_is_pinned, run_pinned
-from fuselab.measure.timer import timer
 from fuselab.models.branch import branch_of
 from fuselab.models.dlrm import MAIN, Dlrm, DlrmConfig
 from fuselab.models.dlrm_fused import FusedDlrm, dense_parameters

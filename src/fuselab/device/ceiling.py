@@ -22,9 +22,10 @@ import torch
 
 from fuselab.device.environment import cpu_model, driver_version
 from fuselab.device.streaming import Streaming, variants
+from fuselab.measure.device_timer import timer
 from fuselab.measure.host import host_latency_samples_us
 from fuselab.measure.statistics import significant
-from fuselab.measure.timer import Call, timer
+from fuselab.measure.timer import Call
 from fuselab.runtime import cache
 
 MIB = 1 << 20

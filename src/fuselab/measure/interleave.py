@@ -11,8 +11,9 @@ from time import perf_counter
 import torch
 
 from fuselab.measure.cpu_timer import without_garbage_collection
+from fuselab.measure.device_timer import timer
 from fuselab.measure.host import HostTimer
-from fuselab.measure.timer import Call, Timer, timer
+from fuselab.measure.timer import Call, Timer
 from fuselab.measure.verdict import LOOKS
 
 FEWEST_ROUNDS = 6  # the fewest whose range covers the median with 95 % confidence

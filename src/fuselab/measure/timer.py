@@ -1,11 +1,9 @@
-"""The protocol of timers, and the choice of the timer for a device."""
+"""The protocol of timers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
-
-import torch
 
 Call = Callable[[], object]
 
@@ -27,18 +25,3 @@ class Timer(Protocol):
 
     @property
     def page_faults_per_call(self) -> float | None: ...
-
-
-def timer(call: Call, device: torch.device, *, cold: bool = True, graph: bool = False) -> Timer:
-    """Return a warmed timer of ``call``: CUDA events on a CUDA ``device``, else the wall clock.
-
-    ``cold`` evicts the last-level cache before every call; ``graph`` replays the call from a CUDA
-    graph, which removes launch gaps (CUDA only).
-    """
-    if device.type == "cuda":
-        from fuselab.measure.cuda_timer import CudaTimer
-
-        return CudaTimer(call, device, cold=cold, graph=graph)
-    from fuselab.measure.cpu_timer import CpuTimer
-
-    return CpuTimer(call, cold=cold)

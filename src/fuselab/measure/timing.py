@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fuselab.errors import ArgumentError, ArgumentTypeError, DeviceError
 from fuselab.measure.cpu_timer import without_garbage_collection
+from fuselab.measure.device_timer import timer
 from fuselab.measure.host import host_latency_samples_us
 from fuselab.measure.statistics import median_interval, quantiles
-from fuselab.measure.timer import timer
 from fuselab.notebook import ShownInNotebooks
 
 FEWEST_SAMPLES = 6  # the fewest whose range covers the median with 95 % confidence
