@@ -7,6 +7,7 @@ import os
 
 from fuselab.errors import UnknownNameError
 from fuselab.op import FusedOp
+from fuselab.runtime.registered import registered
 
 VARIABLE = "FUSELAB_IMPLEMENTATION"
 
@@ -52,7 +53,6 @@ def _check_known(name: str) -> None:
     if name == "reference":
         return
     from fuselab import ops
-    from fuselab.runtime.dispatch import registered
 
     every = [*map(ops.contract, ops.operators()), *registered().values()]
     known = {"auto", "reference"}.union(*(op.implementations for op in every))

@@ -26,7 +26,8 @@ import torch
 
 from fuselab.errors import ArgumentError, ContractError, DataError, OutputError
 from fuselab.op import FusedOp
-from fuselab.runtime import cache, dispatch, launch_plans
+from fuselab.runtime import cache, launch_plans
+from fuselab.runtime.registered import registered
 
 SCHEMA = 1
 
@@ -188,7 +189,7 @@ def device_name(op_name: str, implementation: str) -> str | None:
     if there is none, as under the Triton interpreter."""
     kind = _kinds.get((op_name, implementation))
     if kind is None:
-        op = dispatch.registered().get(op_name)
+        op = registered().get(op_name)
         declared = op.implementations.get(implementation.removesuffix("_backward")) if op else None
         if declared is None:
             return None
@@ -218,7 +219,7 @@ def _choices(op_name: str, device: str) -> dict[tuple[str, str], Config]:
     found = _saved.get((op_name, device))
     if found is None:
         found = {}
-        for file in (shipped_file(dispatch.registered()[op_name], device), user_file(device)):
+        for file in (shipped_file(registered()[op_name], device), user_file(device)):
             with _warned_of_bad_files():
                 for place, entry in _entries(file, op_name):
                     found[place] = Config(**entry["config"])

@@ -22,6 +22,7 @@ Sequences of tensors: autograd sees only tensors that are arguments themselves, 
 
 from fuselab.runtime.dispatch.arguments import check_types
 from fuselab.runtime.dispatch.choice import choose, why_not
-from fuselab.runtime.dispatch.register import operator, registered
+from fuselab.runtime.dispatch.register import operator
+from fuselab.runtime.registered import registered
 
 __all__ = ["check_types", "choose", "operator", "registered", "why_not"]

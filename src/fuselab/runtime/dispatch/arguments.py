@@ -17,7 +17,8 @@ from fuselab.errors import (
     OperandError,
 )
 from fuselab.op import FusedOp, tensors_in
-from fuselab.runtime.dispatch.registration import REGISTERED, Registration
+from fuselab.runtime.dispatch.registration import Registration
+from fuselab.runtime.registered import REGISTERED
 
 
 def check_types(op: FusedOp, args: Sequence[Any]) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fuselab.runtime import launch_plans, rehearsal
-from fuselab.runtime.dispatch.registration import REGISTERED, Registration, has_scalar_tensor
+from fuselab.runtime.dispatch.registration import Registration, has_scalar_tensor
 from fuselab.runtime.dispatch.sequences import flat_of, nested
+from fuselab.runtime.registered import REGISTERED
 
 
 def autograd_function(registration: Registration) -> type[torch.autograd.Function]:

@@ -18,7 +18,8 @@ from fuselab.runtime.dispatch.autocast import has_autocast, without_autocast
 from fuselab.runtime.dispatch.choice import choose_on, device_of
 from fuselab.runtime.dispatch.overlap import lies_in_memory, refuse_overlap
 from fuselab.runtime.dispatch.raw_operator import bump_versions
-from fuselab.runtime.dispatch.registration import REGISTERED, Registration, has_scalar_tensor
+from fuselab.runtime.dispatch.registration import Registration, has_scalar_tensor
+from fuselab.runtime.registered import REGISTERED
 
 
 def public_function(registration: Registration) -> Callable[..., Tensor]:

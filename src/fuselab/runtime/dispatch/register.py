@@ -10,12 +10,8 @@ from torch import Tensor
 from fuselab.op import FusedOp
 from fuselab.runtime.dispatch.autograd import autograd_function
 from fuselab.runtime.dispatch.public import public_function
-from fuselab.runtime.dispatch.registration import REGISTERED, Registration
-
-
-def registered() -> dict[str, FusedOp]:
-    """Return every operator registered in this process, by full name."""
-    return {name: registration.op for name, registration in REGISTERED.items()}
+from fuselab.runtime.dispatch.registration import Registration
+from fuselab.runtime.registered import REGISTERED
 
 
 def operator(op: FusedOp) -> Callable[..., Tensor]:

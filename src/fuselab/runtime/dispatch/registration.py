@@ -26,8 +26,6 @@ from fuselab.runtime.dispatch.raw_operator import RawOperator
 from fuselab.runtime.dispatch.schema import VALUE_TYPES, is_scalar_tensor, schema_of
 from fuselab.runtime.dispatch.sequences import flat_of, with_tuples
 
-REGISTERED: dict[str, Registration] = {}
-
 
 class Registration:
     """The state of one operator name: its raw operators, autograd.Function and public function."""
