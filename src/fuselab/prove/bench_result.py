@@ -116,6 +116,8 @@ class Bench(ShownInNotebooks):
     """A whole benchmark: where it ran, what was skipped and why, and one group per case, dtype and
     phase."""
 
+    text_by = "fuselab.report.tables:bench_text"
+
     operator: str
     environment: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -123,14 +125,6 @@ class Bench(ShownInNotebooks):
     groups: Sequence[Group]
     skipped: Sequence[str]
     notes: Sequence[str]
-
-    def screen(self) -> str:
-        """Return what ``fuselab bench`` prints, in 80 columns; without rich, ``str`` of it."""
-        try:
-            from fuselab.report import tables
-        except ImportError:
-            return str(self)
-        return tables.as_text(lambda screen: screen.print(tables.bench_table(self)))
 
     @property
     def failures(self) -> list[str]:

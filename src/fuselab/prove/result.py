@@ -121,19 +121,13 @@ class Group:
 class CheckReport(ShownInNotebooks):
     """The report of ``fuselab.check``; it is true if nothing failed."""
 
+    text_by = "fuselab.report.check_text:check_text"
+
     op: str
     seed: int
     quick: bool
     device: str
     groups: tuple[Group, ...]
-
-    def screen(self) -> str:
-        """Return what ``fuselab check`` prints, in 80 columns; without rich, ``str`` of it."""
-        try:
-            from fuselab.report import check_text, tables
-        except ImportError:
-            return str(self)
-        return tables.as_text(lambda screen: check_text.show(self, screen))
 
     @property
     def passed(self) -> bool:

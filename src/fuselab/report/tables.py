@@ -33,6 +33,11 @@ def as_text(show: Callable[[Console], object]) -> str:
     return printed.getvalue().rstrip("\n")
 
 
+def bench_text(bench: Bench) -> str:
+    """Return what ``fuselab bench`` prints of a benchmark."""
+    return as_text(lambda screen: screen.print(bench_table(bench)))
+
+
 def bench_table(bench: Bench) -> RenderableType:
     """Return a benchmark's tables, group by group, with what was skipped and the notes."""
     environment = bench.environment
