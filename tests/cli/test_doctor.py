@@ -93,12 +93,12 @@ def test_measure_times_ceilings_and_operators(
     """The operators' times are made up: measuring them takes minutes."""
     points = [[512, {"reference": 9.0, "cpp": 3.0}], [4096, {"reference": 9.0, "cpp": 12.0}]]
 
-    def measure_apart(file: Path, arguments: Sequence[str]) -> int:
+    def measure_in_process(file: Path, arguments: Sequence[str]) -> int:
         table = {"inference": {"float32": {"rows": points}}}
         file.write_text(json.dumps({"schema": cpu_choice.SCHEMA, "operators": {"softmax": table}}))
         return 0
 
-    monkeypatch.setattr(cpu_times, "measure_apart", measure_apart)
+    monkeypatch.setattr(cpu_times, "measure_in_process", measure_in_process)
     monkeypatch.setattr(cpu_choice, "own_file", lambda: tmp_path / "own.json")
     assert run(["doctor", "--device", "cpu", "--measure"]) == 0
     assert asked == [True]

@@ -16,8 +16,7 @@ from fuselab import ops
 from fuselab.cli.main import run
 from fuselab.errors import UnknownNameError
 from fuselab.op import Case, FusedOp, Gradient, Inputs
-from fuselab.prove import check as checking
-from fuselab.prove import check_build, check_device, check_gradients
+from fuselab.prove import check_build, check_device, check_gradients, check_group
 from fuselab.prove.check import check
 from fuselab.prove.result import Verdict, group_facts, group_from_facts
 from fuselab.prove.subject import Subject
@@ -29,9 +28,11 @@ QUICK = {"cases", "shapes", "values", "layouts", "gradients"}
 
 @pytest.fixture
 def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = tuple(known for known in checking.CHECKS if known.name in QUICK)
-    monkeypatch.setattr(checking, "CHECKS", some)
-    monkeypatch.setattr(checking, "QUICK_BUDGET_S", float("inf"))  # a busy machine changes nothing
+    some = tuple(known for known in check_group.CHECKS if known.name in QUICK)
+    monkeypatch.setattr(check_group, "CHECKS", some)
+    monkeypatch.setattr(
+        check_group, "QUICK_BUDGET_S", float("inf")
+    )  # a busy machine changes nothing
 
 
 def write_honest(folder: Path, change: str = "", name: str = "honest_file") -> str:
@@ -142,8 +143,8 @@ def rounded_op(name: str, draw: Any) -> FusedOp:
 
 def test_a_rounded_output_has_no_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finite differences of an output narrower than its inputs are 0 or a jump."""
-    some = tuple(known for known in checking.CHECKS if known.name == "gradcheck")
-    monkeypatch.setattr(checking, "CHECKS", some)
+    some = tuple(known for known in check_group.CHECKS if known.name == "gradcheck")
+    monkeypatch.setattr(check_group, "CHECKS", some)
     report = check(rounded_op("rounded", draw_rounded), dtype=torch.float64, device="cpu")
     (result,) = report.results("gradcheck")
     assert result.verdict is Verdict.PASS, result.reason
@@ -164,8 +165,8 @@ def test_a_projected_jacobian_shows_a_wrong_gradient(monkeypatch: pytest.MonkeyP
         grads = honest.backward(*args)
         return tuple(None if grad is None else grad * 1.1 for grad in grads)
 
-    some = tuple(known for known in checking.CHECKS if known.name == "gradcheck")
-    monkeypatch.setattr(checking, "CHECKS", some)
+    some = tuple(known for known in check_group.CHECKS if known.name == "gradcheck")
+    monkeypatch.setattr(check_group, "CHECKS", some)
     monkeypatch.setattr(check_gradients, "_MOST_NUMBERS", 0)
     before = torch.get_rng_state()
     for name, passed in (("projected", True), ("projected_wrong", False)):
@@ -182,14 +183,14 @@ def test_a_row_whose_time_ends_first_says_so(
     op = honest.make_op("hurried")
     whole = check(op, dtype=torch.float32, quick=True, device="cpu")
     assert whole.passed and not whole.cut_short and "cut short" not in str(whole)
-    monkeypatch.setattr(checking, "QUICK_BUDGET_S", 0.0)
+    monkeypatch.setattr(check_group, "QUICK_BUDGET_S", 0.0)
     report = check(op, dtype=torch.float32, quick=True, device="cpu")
     assert report.passed and report.cut_short and report.groups[0].cut_short
     assert report.trials < report.planned == whole.trials
     assert f"passes, cut short ({report.trials} of {report.planned} trials)" in str(report)
 
     target = tmp_path / "check.json"
-    monkeypatch.setattr(checking, "QUICK_BUDGET_S", float("inf"))
+    monkeypatch.setattr(check_group, "QUICK_BUDGET_S", float("inf"))
     arguments = ["check", write_honest(tmp_path), "--quick", "--dtype", "float32"]
     arguments += ["--budget", "1e-9"]
     assert run([*arguments, "--device", "cpu", "--json", str(target)]) == 0
@@ -286,8 +287,8 @@ def test_what_autocast_makes_of_inputs_is_asked_only_of_what_supports_it(
     op = honest.make_op("float32_only", autocast=cast)
     plain = replace(op.implementations["plain"], supports=float32_only)
     op = replace(op, implementations={"plain": plain})
-    some = tuple(known for known in checking.CHECKS if known.name in ("cases", "autocast"))
-    monkeypatch.setattr(checking, "CHECKS", some)
+    some = tuple(known for known in check_group.CHECKS if known.name in ("cases", "autocast"))
+    monkeypatch.setattr(check_group, "CHECKS", some)
     report = check(op, dtype=torch.float32, quick=True, device="cpu")
     assert report.passed, report.failed_checks()
     (result,) = report.results("autocast")
@@ -366,8 +367,8 @@ def test_a_reference_that_wants_a_python_number_is_told_what_a_float_is(
     def reference(input: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
         return torch.nn.functional.silu(input * float(scale) + bias)
 
-    compiling = tuple(known for known in checking.CHECKS if known.name == "compile")
-    monkeypatch.setattr(checking, "CHECKS", compiling)
+    compiling = tuple(known for known in check_group.CHECKS if known.name == "compile")
+    monkeypatch.setattr(check_group, "CHECKS", compiling)
     op = honest.make_op("wants_a_number", reference=reference)
     report = check(op, dtype=torch.float32, quick=True, device="cpu")
     (result,) = report.groups[0].failures

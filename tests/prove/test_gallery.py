@@ -11,8 +11,7 @@ from gallery import honest, in_place, lookup, remainder, wrong, wrong_arguments
 from gallery.wrong import Exhibit
 
 from fuselab.op import FusedOp
-from fuselab.prove import accuracy
-from fuselab.prove import check as checking
+from fuselab.prove import accuracy, check_group
 from fuselab.prove.check import check
 from fuselab.prove.result import CheckReport
 from fuselab.runtime.dispatch import public, raw_operator, registration
@@ -46,14 +45,16 @@ def run(exhibit: Exhibit, device: str, monkeypatch: pytest.MonkeyPatch, seed: in
     # not about make a quarter of their trials; a GPU takes 5 s for all of them.
     monkeypatch.setattr(accuracy, "COPIES", 4)
     asked = {"cases", exhibit.caught_by}
-    others = {known.name for known in checking.CHECKS} - SLOW - asked if device == "cpu" else set()
+    others = (
+        {known.name for known in check_group.CHECKS} - SLOW - asked if device == "cpu" else set()
+    )
     wanted = [
         replace(known, shrink_tries=4, quick=known.quick if known.name in asked else quarter)
-        for known in checking.CHECKS
+        for known in check_group.CHECKS
         if known.name in asked | others
         for quarter in [(known.quick + 3) // 4]
     ]
-    monkeypatch.setattr(checking, "CHECKS", tuple(wanted))
+    monkeypatch.setattr(check_group, "CHECKS", tuple(wanted))
     op = exhibit.build(device)
     return check(op, dtype=exhibit.dtype, quick=True, seed=seed, device=device)
 
@@ -91,8 +92,8 @@ def test_honest_operators_of_other_arguments_pass(
     kind: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cuda":  # what torch.compile makes there, the operator of the test above shows
-        quick = [known for known in checking.CHECKS if known.name not in SLOW]
-        monkeypatch.setattr(checking, "CHECKS", tuple(quick))
+        quick = [known for known in check_group.CHECKS if known.name not in SLOW]
+        monkeypatch.setattr(check_group, "CHECKS", tuple(quick))
     op = OTHERS[kind](f"honest_{kind}_{device}", device)
     report = check(op, quick=True, device=device)
     assert report.passed, [failure for group in report.groups for failure in group.failures]

@@ -367,7 +367,7 @@ def measure_operators() -> None:
         file=sys.stderr,
     )
     file = cpu_choice.own_file()
-    if cpu_times.measure_apart(file, MEASURED) != 0:
+    if cpu_times.measure_in_process(file, MEASURED) != 0:
         raise OutputError(f"the operators' times could not be measured and written to {file}.")
     cpu_choice.forget()
     print("\nwhat auto takes on this CPU, of the calls measured")

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import re
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 
 from fuselab.device.select import select
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.op import FusedOp
-from fuselab.prove import (
-    check_build,
-    check_device,
-    check_gradients,
-    check_memory,
-    check_torch,
-    check_values,
-)
-from fuselab.prove.apart import groups_apart
+from fuselab.prove import check_build
+from fuselab.prove.check_group import check_of, run_group
+from fuselab.prove.check_processes import groups_in_processes
 from fuselab.prove.interpreted import interpreted_groups
 from fuselab.prove.load import load_op, spec_of
-from fuselab.prove.result import CheckReport, Group, Result, Verdict
+from fuselab.prove.result import CheckReport, Group
 from fuselab.prove.subject import Subject
-from fuselab.prove.trials import Check, planned_trials, run_check, still_answers
-from fuselab.runtime import fallback
 from fuselab.runtime.cuda_source import device_arch
-
-CHECKS: tuple[Check, ...] = (
-    *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
-    *check_values.CHECKS,
-    *check_memory.CHECKS,
-    *check_gradients.CHECKS,
-    *check_torch.CHECKS,
-    *check_device.CHECKS,
-)
-
-QUICK_BUDGET_S = 20.0  # seconds for the checks of one implementation and dtype
-BUDGET_S = 1200.0
 
 Progress = Callable[[str], None]
 
@@ -100,7 +74,7 @@ def check(
     if dtype is not None and dtype not in op.dtypes:
         raise UnknownNameError("dtype", _text(dtype), map(_text, op.dtypes))
     if case is not None:
-        _find(case)
+        check_of(case)
     if budget_s is not None and not budget_s > 0:
         raise ArgumentError(f"the budget is {budget_s} s; it must be above 0.")
     dtypes = list(op.dtypes) if dtype is None else [dtype]
@@ -158,73 +132,4 @@ def _run_groups(subjects: list[Subject], importable: bool, case: str | None) -> 
             target=check_build.compile_ahead, args=(on_gpu[0].op, name, arch), daemon=True
         )
         ahead.start()
-    return groups_apart(subjects)
-
-
-def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None) -> Group:
-    """Run all checks of one implementation and dtype in this process, or only the trial ``case``.
-
-    Huge cases wait for ``huge_lock``, because a GPU's memory holds those of only one process.
-    """
-    results: list[Result] = []
-    checks = CHECKS if case is None else (_find(case),)
-    begin, budget_s = time.monotonic(), subject.budget_s
-    if budget_s is None:
-        budget_s = QUICK_BUDGET_S if subject.quick else BUDGET_S
-    total = sum(planned_trials(subject, known) for known in checks)
-    planned, broken = 0, not still_answers(subject.device)
-    for known in checks:
-        planned += planned_trials(subject, known)
-        if broken:
-            reason = "an earlier kernel broke this process's CUDA context"
-            results.append(Result(known.name, Verdict.NOT_JUDGED, reason))
-        elif known.once and subject.quick and not subject.first and case is None:
-            reason = "with --quick made in the first dtype only"
-            results.append(Result(known.name, Verdict.SKIPPED, reason))
-        else:
-            # Each check ends early enough for the checks after it; the first half of the budget is
-            # open to any check.
-            until = begin + budget_s * max(0.5, planned / total)
-            results.append(_run(subject, known, case, until))
-            broken = results[-1].verdict is Verdict.FAIL and not still_answers(subject.device)
-    if case is None and not subject.quick and not broken:
-        with _held(huge_lock):
-            results.append(check_device.huge_cases(subject))
-    where = "interpreter" if subject.interpreted else subject.device.type
-    return Group(subject.implementation, subject.dtype_name, where, tuple(results))
-
-
-@contextlib.contextmanager
-def _held(lock: Path | None) -> Iterator[None]:
-    """Hold an exclusive lock on the file ``lock``, if one is given."""
-    if lock is None:
-        yield
-        return
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _run(subject: Subject, known: Check, case: str | None, until: float) -> Result:
-    fallback.forget()
-    begin = time.monotonic()
-    try:
-        with fallback.strict():
-            only = None if case is None else case.partition("@")[2]
-            result = run_check(subject, known, only, until)
-            return replace(result, seconds=time.monotonic() - begin)
-    except torch.OutOfMemoryError:
-        return Result(known.name, Verdict.NOT_JUDGED, "the device ran out of memory")
-
-
-def _find(case: str) -> Check:
-    names = {known.name.replace(" ", "-"): known for known in CHECKS}
-    wanted, _, choices = case.partition("@")
-    if wanted not in names:
-        raise UnknownNameError("check", wanted, names)
-    if names[wanted].source == "draws" and not re.fullmatch(r"\d+(\.\d+)*", choices):
-        raise ArgumentError(
-            f"the case '{case}' names no trial of '{wanted}', whose inputs are drawn: behind the @ "
-            "stand the numbers of a failure's own command, such as 3.1.4."
-        )
-    return names[wanted]
+    return groups_in_processes(subjects)

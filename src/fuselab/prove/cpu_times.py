@@ -213,7 +213,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def measure_apart(file: Path, arguments: Sequence[str] = ()) -> int:
+def measure_in_process(file: Path, arguments: Sequence[str] = ()) -> int:
     """Run ``main`` in a fresh process with pinned allocation; returns its exit status."""
     return fresh.run_pinned(__name__, [str(file), *arguments])
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fuselab.errors import TargetError
+from fuselab.prove.check_group import run_group
 from fuselab.prove.load import load_op
 from fuselab.prove.result import Group, Result, Verdict, group_facts, group_from_facts
 from fuselab.prove.subject import Subject
@@ -77,8 +78,6 @@ def answer(
     budget_s: float | None = None,
 ) -> dict[str, Any]:
     """Load the operator in the child process, make its Triton code run on the CPU, and check it."""
-    from fuselab.prove.check import run_group
-
     op = load_op(spec)
     interpreted = replace(op.implementations[implementation], device="cpu")
     op = replace(op, implementations={implementation: interpreted}, configs={}, prefer=None)

@@ -60,7 +60,7 @@ class Subject:
 
     ``first`` marks the first of the dtypes under check. ``spec`` is the text by which the user
     named the operator; a failure's command repeats it. ``budget_s`` is the time in seconds for all
-    checks; None selects the default of ``fuselab.prove.check``.
+    checks; None selects the default of ``fuselab.prove.check_group``.
     """
 
     op: FusedOp

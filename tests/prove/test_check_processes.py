@@ -9,9 +9,9 @@ import pytest
 import torch
 from gallery import honest
 
-from fuselab.prove import check as checking
-from fuselab.prove.apart import groups_apart
-from fuselab.prove.check import run_group
+from fuselab.prove import check_group
+from fuselab.prove.check_group import run_group
+from fuselab.prove.check_processes import groups_in_processes
 from fuselab.prove.load import load_op
 from fuselab.prove.result import Group, Verdict
 from fuselab.prove.subject import Subject
@@ -37,9 +37,9 @@ def subject_of(folder: Path, name: str, change: str = "") -> Subject:
 
 
 def test_a_row_is_the_same_in_a_process_of_its_own(tmp_path: Path) -> None:
-    first = replace(subject_of(tmp_path, "apart_honest"), budget_s=0.0)  # the fewest trials
+    first = replace(subject_of(tmp_path, "process_honest"), budget_s=0.0)  # the fewest trials
     second = replace(first, first=False)  # skips what --quick makes in one dtype only
-    found = groups_apart([first, second])
+    found = groups_in_processes([first, second])
 
     def figures(group: Group) -> list[object]:
         return [(entry.check, entry.verdict, entry.share_of_bar) for entry in group.results]
@@ -52,8 +52,8 @@ def test_a_row_is_the_same_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies_is_a_failure_with_its_last_words(tmp_path: Path) -> None:
-    dying = subject_of(tmp_path, "apart_dies", DIES)
-    (group,) = groups_apart([dying])
+    dying = subject_of(tmp_path, "process_dies", DIES)
+    (group,) = groups_in_processes([dying])
     (failure,) = group.failures
     assert failure.check == "process" and "exit status 7" in str(failure.reason)
     assert failure.case[-1] == "the kernel's last words"
@@ -63,10 +63,10 @@ def test_a_process_that_dies_is_a_failure_with_its_last_words(tmp_path: Path) ->
 def test_a_check_past_its_time_still_makes_a_quarter_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = [known for known in checking.CHECKS if known.name in ("cases", "shapes", "layouts")]
-    monkeypatch.setattr(checking, "CHECKS", tuple(some))
-    monkeypatch.setattr(checking, "QUICK_BUDGET_S", 0.0)
-    group = run_group(subject_of(tmp_path, "apart_late"), None)
+    some = [known for known in check_group.CHECKS if known.name in ("cases", "shapes", "layouts")]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(some))
+    monkeypatch.setattr(check_group, "QUICK_BUDGET_S", 0.0)
+    group = run_group(subject_of(tmp_path, "process_late"), None)
     counted = {entry.check: (entry.trials, entry.planned) for entry in group.results}
     assert counted["shapes"] == (10, 40) and counted["layouts"] == (14, 56)
     assert counted["cases"][0] == counted["cases"][1] > 0

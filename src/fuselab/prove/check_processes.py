@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fuselab.prove.check_group import run_group
 from fuselab.prove.load import load_op
 from fuselab.prove.result import Group, Result, Verdict, group_facts, group_from_facts
 from fuselab.prove.subject import Subject
@@ -26,7 +27,7 @@ from fuselab.prove.subject import Subject
 TIME_LIMIT_S = 7200.0  # for a row that hangs; the checks' own time budgets end long before
 
 
-def groups_apart(subjects: Sequence[Subject]) -> list[Group]:
+def groups_in_processes(subjects: Sequence[Subject]) -> list[Group]:
     """Return one group per subject, in their order; every subject's ``spec`` must be loadable."""
     cores = len(os.sched_getaffinity(0))
     workers = min(len(subjects), cores)
@@ -95,8 +96,6 @@ def _group(subject: Subject, folder: Path, number: int, threads: int) -> Group:
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     """Check the operator of ``question`` in the child process, huge cases in one process at a
     time."""
-    from fuselab.prove.check import run_group
-
     subject = Subject(
         load_op(question["spec"]),
         question["implementation"],
