@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import tomllib
 from pathlib import Path
@@ -44,6 +45,37 @@ def test_every_room_is_described() -> None:
     assert folders == set(re.findall(r"`(\w+)/`", rows))
     picture = (CLONE / "docs" / "pictures" / "architecture.svg").read_text(encoding="utf-8")
     assert folders <= set(re.findall(r'class="name">(\w+)<', picture))
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(file: Path, modules: set[str]) -> set[str]:
+    """Return the modules of ours that a file imports, those inside functions included; what is for
+    type checkers alone is never imported."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None and node.level == 0, f"{file}: a relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names | ({node.module} if names - modules else set())
+        waiting += ast.iter_child_nodes(node)
+    return found & modules - {module_name(file)}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    files = {module_name(file): file for file in SOURCE.rglob("*.py")}
+    graph = {name: imported(file, set(files)) for name, file in files.items()}
+    assert graph["fuselab.cli.doctor"] >= {"fuselab.runtime.cache", "fuselab.device.ceiling"}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
 @pytest.mark.parametrize("page", PAGES)
