@@ -205,7 +205,7 @@ _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 def tensor_map(address: int, layout: Sequence[int]) -> Any:
     """Return a CUtensorMap, 128 bytes at a multiple of 64, for a ``layout`` of tensor_map.py. It
-    takes 8 us; launcher.cpp does the same for plans. Raises BuildError or LaunchError."""
+    takes 8 us; launcher/launch.h does the same for plans. Raises BuildError or LaunchError."""
     dtype, rows, columns, pitch, box_rows, box_columns = layout
     memory = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGNMENT))()
     place = -ctypes.addressof(memory) % _MAP_ALIGNMENT

@@ -3,7 +3,7 @@
 A call of an operator on a small tensor is mostly host time: choosing, checking, allocating and
 packing arguments in Python takes 20 us and more. All of that depends only on shapes, dtypes and
 plain arguments, so it is done once. ``launch_recording`` makes a plan of what an implementation
-launches; ``lookup`` finds the plan of a later call and runs it in C++ (``launcher.cpp``), which
+launches; ``lookup`` finds the plan of a later call and runs it in C++ (``launcher/``), which
 takes 1 to 3 us and the time of the library's products.
 
 A plan allocates its workspaces in every call, from torch's allocator and on the current stream, so
@@ -146,7 +146,7 @@ def _install(loaded: ModuleType) -> None:
 
 
 EXTENSION = NativeExtension(
-    Path(__file__).with_name("launcher.cpp"),
+    Path(__file__).with_name("launcher") / "launcher.cpp",
     "fuselab_launcher",
     _install,
     "the C++ launcher cannot be used, small tensors take longer",

@@ -67,7 +67,7 @@ class Unrecorded:
 
 @dataclass(frozen=True)
 class _Product:
-    """A matrix product of PyTorch's library; ``kind`` is ``Product::Kind`` of launcher.cpp."""
+    """A matrix product of PyTorch's library; ``kind`` is ``Product::Kind`` of launcher/plan.h."""
 
     kind: int
     tensors: tuple[Tensor, ...]  # the result, then the library's operands

@@ -1,0 +1,191 @@
+// Running a plan: its memory, launches and products.
+
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_addmm_activation.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/mm.h>
+
+#include "plan.h"
+#include "python_values.h"
+
+namespace {
+
+// The arguments of a call, with tuples in place of lists, because another thread may change a list
+// while a CPU kernel runs.
+class Arguments {
+ public:
+  explicit Arguments(PyObject* given) : held_(Py_NewRef(given)) {
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); ++index) {
+      PyObject* arg = PyTuple_GET_ITEM(given, index);
+      if (!PyList_CheckExact(arg)) continue;
+      if (held_ == given) copy(given);
+      Py_DECREF(PyTuple_GET_ITEM(held_, index));
+      PyTuple_SET_ITEM(held_, index, PyList_AsTuple(arg));
+    }
+  }
+  ~Arguments() { Py_DECREF(held_); }
+  PyObject* get() const { return held_; }
+
+ private:
+  void copy(PyObject* given) {
+    Py_DECREF(given);
+    held_ = PyTuple_New(PyTuple_GET_SIZE(given));
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); ++index) {
+      PyTuple_SET_ITEM(held_, index, Py_NewRef(PyTuple_GET_ITEM(given, index)));
+    }
+  }
+
+  PyObject* held_;
+};
+
+using Tensors = c10::SmallVector<at::Tensor, 8>;
+
+uint64_t value_of(const Origin& origin, char code, const Plan& plan, PyObject* args,
+                  const Tensors& memory) {
+  if (origin.source == Origin::Source::constant) return origin.bits;
+  if (origin.source == Origin::Source::memory) {
+    return reinterpret_cast<uintptr_t>(memory[origin.index].mutable_data_ptr()) + origin.bits;
+  }
+  PyObject* arg = PyTuple_GET_ITEM(args, origin.index);
+  if (code == 'f' || code == 'd') return float_bits(code, as_double(arg));
+  const auto item = static_cast<Py_ssize_t>(origin.bits);
+  const at::Tensor& tensor = tensor_of(item < 0 ? arg : PyTuple_GET_ITEM(arg, item));
+  // For in-place operators: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
+  return reinterpret_cast<uintptr_t>(plan.outputs == 0 ? tensor.mutable_data_ptr()
+                                                       : tensor.const_data_ptr());
+}
+
+void put_address(std::string& content, std::size_t at, uint64_t address) {
+  std::memcpy(content.data() + at, &address, sizeof address);
+}
+
+void run_step(const Step& step, const Plan& plan, PyObject* args, const Tensors& memory,
+              const std::optional<Queue>& queue) {
+  uint64_t values[max_parameters];
+  void* pointers[max_parameters];
+  TensorMap maps[max_maps];
+  std::deque<std::string> structs;
+  std::size_t count = 0, map_count = 0;
+  for (const Parameter& parameter : step.parameters) {
+    uint64_t& value = values[count];
+    pointers[count++] = &value;
+    value = value_of(parameter.origin, parameter.code, plan, args, memory);
+    if (parameter.code == 'm') {
+      TensorMap& map = maps[map_count++];
+      pointers[count - 1] = &map;
+      parameter.map.encode(map, value);
+    } else if (parameter.code == 's') {
+      std::string& content = structs.emplace_back(parameter.content);
+      pointers[count - 1] = content.data();
+      for (const auto& [at, origin] : parameter.addresses) {
+        put_address(content, at, value_of(origin, 't', plan, args, memory));
+      }
+    }
+  }
+  if (queue.has_value()) {
+    step.launch.run_cuda(pointers, *queue);
+  } else {
+    step.launch.run_cpu(pointers, step.release_gil);
+  }
+}
+
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+
+ private:
+  PyThreadState* state_;
+};
+
+at::Tensor tensor_at(const Operand& operand, PyObject* args, const Tensors& memory) {
+  const Origin& origin = operand.origin;
+  const bool in_memory = origin.source == Origin::Source::memory;
+  PyObject* arg = in_memory ? nullptr : PyTuple_GET_ITEM(args, origin.index);
+  const auto item = static_cast<Py_ssize_t>(origin.bits);
+  const at::Tensor& base = in_memory ? memory[origin.index]
+                                     : tensor_of(item < 0 ? arg : PyTuple_GET_ITEM(arg, item));
+  const int64_t offset = in_memory ? static_cast<int64_t>(origin.bits / base.element_size()) : 0;
+  if (offset == 0 && base.sizes() == operand.sizes && base.strides() == operand.strides) {
+    return base;
+  }
+  return base.as_strided(operand.sizes, operand.strides, base.storage_offset() + offset);
+}
+
+void multiply(const Product& product, PyObject* args, const Tensors& memory) {
+  const at::AutoDispatchBelowADInplaceOrView guard;  // the caller of `run` attaches gradients
+  Tensors t;
+  for (const Operand& operand : product.operands) t.push_back(tensor_at(operand, args, memory));
+  const WithoutGil without_gil;
+  switch (product.kind) {
+    case Product::Kind::none:
+      break;
+    case Product::Kind::mm:
+      at::mm_out(t[0], t[1], t[2]);
+      break;
+    case Product::Kind::addmm:
+      at::addmm_out(t[0], t[1], t[2], t[3]);
+      break;
+    case Product::Kind::relu:
+    case Product::Kind::gelu:
+      at::_addmm_activation_out(t[0], t[1], t[2], t[3], 1, 1,
+                                product.kind == Product::Kind::gelu);
+      break;
+  }
+}
+
+void fill_with_zeros(const at::Tensor& memory, const std::optional<Queue>& queue) {
+  void* bytes = memory.mutable_data_ptr();
+  if (!queue.has_value()) {
+    std::memset(bytes, 0, memory.nbytes());
+    return;
+  }
+  const int status = Driver::instance().set_bytes(reinterpret_cast<uintptr_t>(bytes), 0,
+                                                  memory.nbytes(), queue->stream());
+  TORCH_CHECK(status == 0, "memory cannot be filled with zeros (CUresult ", status, ")");
+}
+
+PyObject* run(const Plan& plan, PyObject* args) {
+  Tensors memory;
+  for (const Memory& wanted : plan.memory) {
+    memory.push_back(wanted.present
+                         ? at::empty_strided(wanted.sizes, wanted.strides, wanted.options)
+                         : at::Tensor());
+  }
+  {
+    std::optional<Queue> queue;
+    if (plan.device_index >= 0) queue.emplace(plan.device_index);
+    for (const Step& step : plan.steps) {
+      if (step.product.kind != Product::Kind::none) {
+        multiply(step.product, args, memory);
+      } else if (step.launch.function == nullptr) {
+        fill_with_zeros(memory[step.zeroed], queue);
+      } else {
+        run_step(step, plan, args, memory, queue);
+      }
+    }
+  }
+  if (!plan.is_tuple) return THPVariable_Wrap(std::move(memory[0]));
+  PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(plan.outputs));
+  for (std::size_t index = 0; index < plan.outputs; ++index) {
+    PyObject* item =
+        memory[index].defined() ? THPVariable_Wrap(std::move(memory[index])) : Py_NewRef(Py_None);
+    PyTuple_SET_ITEM(result, static_cast<Py_ssize_t>(index), item);
+  }
+  return result;
+}
+
+}  // namespace
