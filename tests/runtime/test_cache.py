@@ -115,6 +115,34 @@ def test_two_processes_build_once(tmp_path: Path) -> None:
     assert log.read_text() == "built\n"
 
 
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, time\n"
+        "from fuselab.runtime import cache\n"
+        f"with cache.locked(pathlib.Path({str(tmp_path / 'lock')!r})):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, env=child(), stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        taken: list[bool] = []
+
+        def take() -> None:
+            with cache.locked(tmp_path / "lock"):
+                taken.append(holder.poll() is not None)
+
+        waiter = threading.Thread(target=take)
+        waiter.start()
+        waiter.join(0.2)
+        assert waiter.is_alive()
+        holder.kill()
+        holder.wait()
+        waiter.join(60)
+    assert taken == [True]
+    assert not (tmp_path / "lock").exists()
+
+
 def child() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 

@@ -6,7 +6,6 @@ may be deleted at any time.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import os
@@ -18,8 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock
+
 from fuselab.errors import BuildError
 
+POLL_S = 0.01  # between two looks at a lock that another process holds
 _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
@@ -173,20 +175,9 @@ def _fetch(key: str, suffix: str, publish: Callable[[Path, Path, int], None]) ->
 def locked(path: Path) -> Iterator[int]:
     """Hold an exclusive lock between processes (and between threads), and yield its file handle. A
     process that inherits the handle shares the lock. The file is removed afterwards."""
-    while True:
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        # The previous holder removes the file, and a lock on a removed file excludes nobody.
+    handles: list[int] = []
+    with FileLock(path, on_acquired=handles.append, poll_interval=POLL_S):
         try:
-            if os.fstat(handle).st_ino == os.stat(path).st_ino:
-                break
-        except FileNotFoundError:
-            pass
-        os.close(handle)
-    try:
-        yield handle
-    finally:
-        os.unlink(path)
-        # Closing alone does not unlock, because a process forked meanwhile has the same open file.
-        fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
+            yield handles[0]
+        finally:
+            path.unlink()
