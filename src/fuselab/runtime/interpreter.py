@@ -13,26 +13,23 @@ import functools
 import importlib
 import importlib.util
 import io
+import multiprocessing
 import os
 import pickle
-import select
-import struct
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from fuselab.errors import FuselabError, TargetError
 
-_LENGTH = struct.Struct("<Q")
-_READY = b"ready"
 _START_S = 120.0  # importing torch takes 2 s, more on a busy machine
 
 
@@ -94,10 +91,7 @@ class Interpreter:
         process, self._process = self._process, None
         if process is None:
             return None
-        for stream in (process.stdin, self._replies):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        self._connection.close()
         try:
             return process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
@@ -107,46 +101,32 @@ class Interpreter:
     def _exchange(self, payload: bytes, timeout_s: float) -> bytes:
         if self._process is None or self._process.poll() is not None:
             self._start()
-            self._read(len(_READY), time.monotonic() + _START_S)
-        deadline = time.monotonic() + timeout_s
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(_LENGTH.pack(len(payload)) + payload)
-        self._process.stdin.flush()
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
-        return self._read(length, deadline)
+            self._receive(_START_S)  # says that it is ready
+        self._connection.send_bytes(payload)
+        return self._receive(timeout_s)
 
     def _start(self) -> None:
-        # Replies have a pipe of their own, because a kernel's print() must not mix with them.
-        receiving, sending = os.pipe()
+        # A connection of its own, because a kernel's print() must not mix with the replies.
+        self._connection, theirs = multiprocessing.Pipe()
         environment = {
             **os.environ,
             "TRITON_INTERPRET": "1",
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(sending)],
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-            env=environment,
-            pass_fds=(sending,),
-        )
-        os.close(sending)
-        self._replies: BinaryIO = os.fdopen(receiving, "rb", buffering=0)
-
-    def _read(self, count: int, deadline: float) -> bytes:
-        received = bytearray()
-        while len(received) < count:
-            ready, _, _ = select.select(
-                [self._replies], [], [], max(0.0, deadline - time.monotonic())
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
             )
-            if not ready:
-                raise TimeoutError
-            piece = self._replies.read(min(count - len(received), 1 << 20))
-            if not piece:
-                raise EOFError
-            received += piece
-        return bytes(received)
+
+    def _receive(self, timeout_s: float) -> bytes:
+        if not self._connection.poll(timeout_s):
+            raise TimeoutError
+        return self._connection.recv_bytes()
 
 
 @functools.cache
@@ -232,14 +212,10 @@ def _reply(payload: bytes) -> bytes:
 
 
 def _serve(descriptor: int) -> None:
-    requests = sys.stdin.buffer
-    with os.fdopen(descriptor, "wb") as replies:
-        replies.write(_READY)
-        replies.flush()
-        while head := requests.read(_LENGTH.size):
-            reply = _reply(requests.read(_LENGTH.unpack(head)[0]))
-            replies.write(_LENGTH.pack(len(reply)) + reply)
-            replies.flush()
+    with Connection(descriptor) as caller, contextlib.suppress(EOFError, ConnectionError):
+        caller.send_bytes(b"ready")
+        while True:
+            caller.send_bytes(_reply(caller.recv_bytes()))
 
 
 if __name__ == "__main__":
