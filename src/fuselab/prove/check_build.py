@@ -75,23 +75,15 @@ def _sources(op: FusedOp, implementation: str) -> list[tuple[CudaSource, Sequenc
     mapping from each source's file name to its expressions.
     """
     declared = op.implementations[implementation]
-    functions = [*_functions(declared.forward), *_functions(declared.backward)]
+    parts = [*_parts(declared.forward), *_parts(declared.backward)]
+    functions = [part for part in parts if isinstance(part, FunctionType)]
     own = [names for function in functions for names in _namespaces(function.__globals__, True)]
     # An operator without its own kernels launches another package's (embedding_sgd_).
     others = (names for function in functions for names in _namespaces(function.__globals__, False))
     found = list(_declared(own)) or list(_declared(others))
     # A launcher that several packages share is given the source of one of them.
-    given = {*map(id, _given(declared.forward)), *map(id, _given(declared.backward))}
+    given = {id(part) for part in parts if isinstance(part, CudaSource)}
     return [each for each in found if id(each[0]) in given] or found
-
-
-def _given(launcher: Any) -> Iterator[CudaSource]:
-    """Yield the sources among the arguments of a partial, and of partials among those."""
-    if isinstance(launcher, functools.partial):
-        for part in (launcher.func, *launcher.args, *launcher.keywords.values()):
-            if isinstance(part, CudaSource):
-                yield part
-            yield from _given(part)
 
 
 def _declared(
@@ -109,22 +101,20 @@ def _declared(
             yield source, tuple(listed)
 
 
-def _functions(launcher: Any) -> Iterator[FunctionType]:
-    """Yield the plain functions behind a launcher.
-
-    A decorated function yields the decorator's and its own (``functools.wraps``). A partial yields
-    its function and any functions among its arguments; a bound method yields its function and any
-    functions among its object's attributes.
-    """
+def _parts(launcher: Any) -> Iterator[Any]:
+    """Yield a launcher and all that it is made of: the function that a decorator wraps
+    (``functools.wraps``), a partial's function and arguments, a bound method's function and the
+    attributes of its object."""
+    yield launcher
+    inner: tuple[Any, ...] = ()
     if isinstance(launcher, FunctionType):
-        yield launcher
-        yield from _functions(getattr(launcher, "__wrapped__", None))
+        inner = (getattr(launcher, "__wrapped__", None),)
     elif isinstance(launcher, MethodType):
-        for part in (launcher.__func__, *getattr(launcher.__self__, "__dict__", {}).values()):
-            yield from _functions(part)
+        inner = (launcher.__func__, *getattr(launcher.__self__, "__dict__", {}).values())
     elif isinstance(launcher, functools.partial):
-        for part in (launcher.func, *launcher.args, *launcher.keywords.values()):
-            yield from _functions(part)
+        inner = (launcher.func, *launcher.args, *launcher.keywords.values())
+    for part in inner:
+        yield from _parts(part)
 
 
 def _namespaces(names: Mapping[str, Any], of_package: bool) -> Iterator[Mapping[str, Any]]:
