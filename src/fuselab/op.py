@@ -21,6 +21,11 @@ from fuselab.errors import ContractError
 Element = TypeVar("Element")
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the short name of a dtype, such as ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def tensors_in(values: Iterable[Any]) -> tuple[Tensor, ...]:
     """Return the tensors among ``values``, including those inside its lists and tuples, in
     order."""

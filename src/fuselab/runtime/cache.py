@@ -53,6 +53,11 @@ def _writable(path: Path) -> Path:
         return temporary
 
 
+def slug(device: str) -> str:
+    """Return the name of a device as files are called: ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
 def key(*parts: object) -> str:
     """Return the sha256 of the parts, each with its length, so that different lists differ."""
     digest = hashlib.sha256()

@@ -35,6 +35,10 @@ def run_compiler(arguments: Sequence[str], what: str) -> None:
 def check(result: subprocess.CompletedProcess[str], what: str) -> None:
     """Raise BuildError, with the log, for a run of the compiler that has failed."""
     if result.returncode:
-        log = result.stderr
-        first = next((line for line in log.splitlines() if "error" in line), log.strip())
-        raise BuildError(f"{what} does not compile: {first}", log=log)
+        raise build_error(f"{what} does not compile", result.stderr)
+
+
+def build_error(what: str, log: str) -> BuildError:
+    """Return the error that says ``what``, with the first error of a compiler's log."""
+    first = next((line for line in log.splitlines() if "error" in line), log.strip())
+    return BuildError(f"{what}: {first}", log=log)

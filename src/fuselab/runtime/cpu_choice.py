@@ -14,7 +14,6 @@ import contextlib
 import functools
 import json
 import math
-import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fuselab.op import FusedOp, tensors_in
+from fuselab.op import FusedOp, dtype_name, tensors_in
 from fuselab.runtime import cache, launch_plans
 from fuselab.runtime.instruction_set import instruction_set
 
@@ -101,7 +100,7 @@ def use_of(op: FusedOp, args: Sequence[Any]) -> str:
 
 def dtype_of(args: Sequence[Any]) -> str:
     """Return the dtype that a call is measured under: the first tensor's."""
-    return str(tensors_in(args)[0].dtype).removeprefix("torch.")
+    return dtype_name(tensors_in(args)[0].dtype)
 
 
 def regime_of(op: FusedOp, args: Sequence[Any]) -> str:
@@ -185,8 +184,8 @@ def own_file() -> Path:
     """Return the path of this machine's own table, which ``fuselab doctor --measure`` writes."""
     from fuselab.device.environment import cpu_model  # imports fuselab's own version
 
-    model = re.sub(r"[^a-z0-9]+", "-", cpu_model().lower()).strip("-")
-    return cache.folder() / "measured" / f"{model}-{instruction_set()}.json"
+    name = f"{cache.slug(cpu_model())}-{instruction_set()}.json"
+    return cache.folder() / "measured" / name
 
 
 def forget() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fuselab.errors import BuildError, DeviceError, LaunchError
 from fuselab.runtime import builds, cache, cuda_driver, kernel_launch
+from fuselab.runtime.compiler import build_error
 from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
 
 if TYPE_CHECKING:
@@ -256,7 +257,8 @@ class CudaSource:
             if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
                 log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
                 nvrtc.nvrtcGetProgramLog(program, log)
-                raise _build_error(self.path, expressions, arch, log.rstrip(b"\0").decode())
+                what = f"{self.path.name}: {', '.join(expressions)} does not compile for {arch}"
+                raise build_error(what, log.rstrip(b"\0").decode())
             names = {
                 expression: nvrtc.nvrtcGetLoweredName(program, expression.encode())[1].decode()
                 for expression in expressions
@@ -268,13 +270,6 @@ class CudaSource:
         finally:
             nvrtc.nvrtcDestroyProgram(program)
         new.write_bytes(json.dumps(names).encode() + b"\n" + bytes(image))
-
-
-def _build_error(path: Path, expressions: Sequence[str], arch: str, log: str) -> BuildError:
-    first = next((line for line in log.splitlines() if "error" in line), log.strip())
-    return BuildError(
-        f"{path.name}: {', '.join(expressions)} does not compile for {arch}: {first}", log=log
-    )
 
 
 def _device_index(values: Sequence[object]) -> int:

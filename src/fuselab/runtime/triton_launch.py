@@ -30,7 +30,7 @@ _CODES = {
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Compiled:
     """A compiled kernel: the sources of its parameters, and how it is launched."""
 
     function: int
@@ -40,7 +40,7 @@ class _Held:
     places: tuple[int | str, ...]  # of each parameter: its position, or its keyword's name
 
 
-_held: dict[Any, _Held | None] = {}
+_compiled: dict[Any, _Compiled | None] = {}
 
 
 def launch(
@@ -77,9 +77,9 @@ def launch(
         tuple(constexprs.items()),
     )
     try:
-        held = _held[key]
+        held = _compiled[key]
     except KeyError:
-        held = _held[key] = _hold(kernel, device, args, options, constexprs)
+        held = _compiled[key] = _compile(kernel, device, args, options, constexprs)
     except TypeError:  # an argument that cannot be hashed: a tensor descriptor
         held = None
     if held is None or _someone_hooks_launches():
@@ -145,13 +145,13 @@ def _someone_hooks_launches() -> bool:
     )
 
 
-def _hold(
+def _compile(
     kernel: Any,
     device: torch.device,
     args: tuple[Any, ...],
     options: Mapping[str, Any],
     constexprs: Mapping[str, Any],
-) -> _Held | None:
+) -> _Compiled | None:
     """Compile and load the kernel; return None if only Triton's own launcher can launch it."""
     with torch.cuda.device(device):
         compiled = compile_for(kernel, args, {**options, **constexprs})
@@ -162,7 +162,7 @@ def _hold(
             _built(kernel, compiled._init_handles)
     codes, places = layout
     block = (compiled.metadata.num_warps * compiled.metadata.target.warp_size, 1, 1)
-    return _Held(compiled.function, block, compiled.metadata.shared, codes + "nn", places)
+    return _Compiled(compiled.function, block, compiled.metadata.shared, codes + "nn", places)
 
 
 class _LateLauncher:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,23 +35,13 @@ class Registration:
         self.schema = schema_of(op)
         forward_parameters, backward_parameters = self.schema
         self.forward_id = launch_plans.register(op.name)
-        self.tensor_positions = tuple(
-            index
-            for index, name in enumerate(op.signature.parameters)
-            if name in op.tensor_parameters
-        )
         self.is_tensor = tuple(name in op.tensor_parameters for name in op.signature.parameters)
         self.is_sequence = tuple(kind == "Tensor[]" for _, kind in forward_parameters)
-        self.sequence_positions = tuple(
-            index for index, (_, kind) in enumerate(forward_parameters) if kind == "Tensor[]"
-        )
-        self.saved_sequences = tuple(
-            index for index, (_, kind) in enumerate(backward_parameters[2:]) if kind == "Tensor[]"
-        )
-        self.float_positions = tuple(
-            index
-            for index, name in enumerate(op.signature.parameters)
-            if name in op.float_parameters
+        self.tensor_positions = _positions(self.is_tensor)
+        self.sequence_positions = _positions(self.is_sequence)
+        self.saved_sequences = _positions(kind == "Tensor[]" for _, kind in backward_parameters[2:])
+        self.float_positions = _positions(
+            name in op.float_parameters for name in op.signature.parameters
         )
         self.accepted = tuple(
             (name, *VALUE_TYPES[parameter.annotation])
@@ -329,6 +319,10 @@ class Registration:
         grads = (gradient.fake or gradient.reference)(needs, grad_output, *saved)
         grads = self.op.arranged(unshared(grads, (grad_output, *saved)))
         return self._filled(grads, grad_output)
+
+
+def _positions(flags: Iterable[bool]) -> tuple[int, ...]:
+    return tuple(place for place, flag in enumerate(flags) if flag)
 
 
 def has_scalar_tensor(parameters: Sequence[tuple[str, str]], values: Sequence[Any]) -> bool:
