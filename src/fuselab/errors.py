@@ -159,3 +159,9 @@ class MissingDependencyError(FuselabError, ImportError):
         ``use`` names what needs the package, its verb included: ``"plots need"``.
         """
         return cls(f"{use} {package}, which is not installed; pip install 'fuselab[{extra}]'.")
+
+
+def summary(error: BaseException, most: int | None = None) -> str:
+    """Return an error's class and the first line of its message, of at most ``most`` characters."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0][:most]}"

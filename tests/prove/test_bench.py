@@ -29,7 +29,7 @@ from fuselab.prove import bench as bench_module
 from fuselab.prove import bench_run
 from fuselab.prove.bench import bench
 from fuselab.prove.bench_result import Bench, Group, Record
-from fuselab.prove.bench_work import Made
+from fuselab.prove.bench_work import CaseArguments
 from fuselab.report import tables
 from fuselab.runtime import fallback
 
@@ -557,7 +557,7 @@ def test_made_arguments_are_drawn_once_and_handed_out_as_copies_with_their_layou
         return Inputs((value.t(), value.t()[:1].expand(6, 4)))
 
     op = replace(ops.contract("add"), cases=(Case("transposed", make),))
-    made = Made(op, op.cases[0], torch.device("cpu"), torch.float32)
+    made = CaseArguments(op, op.cases[0], torch.device("cpu"), torch.float32)
     made.keeps = True  # as on a GPU
     first = made(0)
     kept = [tensor.clone() for tensor in first]

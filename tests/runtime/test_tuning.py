@@ -16,14 +16,16 @@ from torch import Tensor
 from fuselab.errors import ArgumentError, ContractError, DataError, OutputError
 from fuselab.op import Case, Cost, FusedOp, Implementation, Inputs
 from fuselab.runtime import dispatch, launch_plans, tuning
-from fuselab.runtime.tuning import Choice, Config, chosen, forced
+from fuselab.runtime.tuning import Config, TunedConfig, chosen, forced
 
 A, B, C = (Config(tile=tile, path="plain") for tile in (8, 16, 32))
 DEVICE = tuning._cpu_name()
 
 
-def choice(config: Config) -> Choice:
-    return Choice(config, 1.5, 2.0, ["8x8, float32"], "2026-01-01", {"torch": "2"}, "fuselab bench")
+def choice(config: Config) -> TunedConfig:
+    return TunedConfig(
+        config, 1.5, 2.0, ["8x8, float32"], "2026-01-01", {"torch": "2"}, "fuselab bench"
+    )
 
 
 def make_op(name: str, forward: Any, **fields: Any) -> FusedOp:

@@ -131,22 +131,20 @@ def judge(
     becomes ``slack`` times as wide.
     """
     if ours.shape != eager.shape:
-        return Judgement(
-            math.inf, 0.0, f"has shape {list(ours.shape)}, eager has {list(eager.shape)}", math.inf
-        )
+        return _failed(f"has shape {list(ours.shape)}, eager has {list(eager.shape)}")
     if ours.dtype != eager.dtype:
-        return Judgement(math.inf, 0.0, f"is {ours.dtype}, eager gives {eager.dtype}", math.inf)
+        return _failed(f"is {ours.dtype}, eager gives {eager.dtype}")
     if ours.device != eager.device:
-        problem = f"lies on {ours.device}, eager's on {eager.device}"
-        return Judgement(math.inf, 0.0, problem, math.inf)
+        return _failed(f"lies on {ours.device}, eager's on {eager.device}")
     if ours.numel() == 0:
         return Judgement(0.0, 0.0)
     if not ours.dtype.is_floating_point:
         if torch.equal(ours, eager):
             return Judgement(0.0, 0.0)
         place = tuple((ours != eager).nonzero()[0].tolist())
-        problem = f"at {list(place)} is {ours[place].item()}, eager gives {eager[place].item()}"
-        return Judgement(math.inf, 0.0, problem, math.inf)
+        return _failed(
+            f"at {list(place)} is {ours[place].item()}, eager gives {eager[place].item()}"
+        )
     ours, eager, exact = (as_rows(value.detach()) for value in (ours, eager, exact))
     ulp = ulp_of_rows(exact, ours.dtype)
     error = error_of_rows(ours, exact)
@@ -159,7 +157,7 @@ def judge(
     worst, worst_eager = (float(value[row] / ulp[row]) for value in (error, allowance))
     misplaced = _misplaced(ours, eager, exact)
     if misplaced is not None:
-        return Judgement(math.inf, worst_eager, misplaced, math.inf)
+        return _failed(misplaced, worst_eager)
     worst_share = float(share[row])
     if worst_share <= 1:
         return Judgement(worst, worst_eager, None, worst_share)
@@ -172,6 +170,11 @@ def judge(
     )
     missed = int((share > 1).sum())
     return Judgement(worst, worst_eager, problem, worst_share, True, missed, len(ours))
+
+
+def _failed(problem: str, eager_ulp: float = 0.0) -> Judgement:
+    """Return the judgement of a result with a fault that is no rounding error."""
+    return Judgement(math.inf, eager_ulp, problem, math.inf)
 
 
 def _error(ours: Tensor, exact: Tensor) -> Tensor:
@@ -320,15 +323,12 @@ class Bar:
         eager, exact = self.eager[place], self.exact[place]
         if eager is None or exact is None:
             # Where eager has no gradient, zeros are as good as None.
-            extra = ours is not None and bool(ours.any())
-            if extra:
-                problem = "is not zero, eager has no gradient there"
-                return Judgement(math.inf, 0.0, problem, math.inf)
+            if ours is not None and bool(ours.any()):
+                return _failed("is not zero, eager has no gradient there")
             return Judgement(0.0, 0.0)
         if ours is None:
-            missing = bool(eager.any()) or bool(exact.any())
-            if missing:
-                return Judgement(math.inf, 0.0, "is missing (None)", math.inf)
+            if bool(eager.any()) or bool(exact.any()):
+                return _failed("is missing (None)")
             return Judgement(0.0, 0.0)
         return judge(ours, eager, exact, self.eager_error[place], self.slack)
 

@@ -15,11 +15,11 @@ from fuselab.device.environment import describe
 from fuselab.device.select import select as select_device
 from fuselab.errors import ArgumentError, DeviceError, FuselabError, UnknownNameError
 from fuselab.measure.fresh import allocation_is_pinned
-from fuselab.op import Case, FusedOp
+from fuselab.op import Case, FusedOp, dtype_name
 from fuselab.prove.bench_providers import select
 from fuselab.prove.bench_result import Bench
 from fuselab.prove.bench_run import Run
-from fuselab.prove.bench_work import PHASES, SEED, Made, Work
+from fuselab.prove.bench_work import PHASES, SEED, CaseArguments, Work
 from fuselab.runtime import fallback
 
 BUDGET_S = 3.0
@@ -86,7 +86,7 @@ def bench(
     dtypes = tuple(dtypes or op.dtypes[:1])
     for dtype in dtypes:
         if dtype not in op.dtypes:
-            raise UnknownNameError("dtype", _text(dtype), [_text(known) for known in op.dtypes])
+            raise UnknownNameError("dtype", dtype_name(dtype), map(dtype_name, op.dtypes))
     memory_factor = MEMORY_FACTOR_BACKWARD if backward else MEMORY_FACTOR
     skipped: list[str] = []
     groups = []
@@ -95,9 +95,9 @@ def bench(
     fallback.forget()
     for dtype in dtypes:
         for case in fitting_cases(op, cases, where, dtype, quick, memory_factor, skipped):
-            made = Made(op, case, where, dtype)
+            made = CaseArguments(op, case, where, dtype)
             for phase in PHASES if backward else PHASES[:1]:
-                progress(f"{op.short_name}: {case.name}, {_text(dtype)}, {phase}")
+                progress(f"{op.short_name}: {case.name}, {dtype_name(dtype)}, {phase}")
                 with fallback.strict():
                     work = Work(op, case, where, dtype, phase, made)
                     run = Run(work, chosen, ceilings, budget_s, seed, energy=not quick)
@@ -113,7 +113,7 @@ def bench(
             Settings(
                 providers,
                 cases,
-                [_text(dtype) for dtype in dtypes],
+                [dtype_name(dtype) for dtype in dtypes],
                 backward,
                 quick,
                 budget_s,
@@ -175,10 +175,6 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def fitting_cases(
     op: FusedOp,
     names: Sequence[str] | None,
@@ -204,7 +200,7 @@ def fitting_cases(
         if reason is None:
             fitting.append(case)
         else:
-            skipped.append(f"{case.name}, {_text(dtype)}: {reason}")
+            skipped.append(f"{case.name}, {dtype_name(dtype)}: {reason}")
     if quick and names is None and len(fitting) > QUICK_CASES:
         step = (len(fitting) - 1) / (QUICK_CASES - 1)
         fitting = [fitting[round(index * step)] for index in range(QUICK_CASES)]

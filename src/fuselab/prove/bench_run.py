@@ -16,13 +16,14 @@ from fuselab.device.ceiling import (
     measured_again,
     streaming_ceiling,
 )
+from fuselab.errors import summary
 from fuselab.measure.energy import joules_per_call
 from fuselab.measure.interleave import Candidate, Samples, interleave
 from fuselab.measure.memory import peak_bytes
 from fuselab.measure.statistics import median_interval, quantiles, significant
 from fuselab.measure.timer import Call
 from fuselab.measure.verdict import Outcome, verdict
-from fuselab.op import Cost
+from fuselab.op import Cost, dtype_name
 from fuselab.prove.bench_providers import Provider, best_peer
 from fuselab.prove.bench_result import OURS, Ceiling, Comparison, Group, Record
 from fuselab.prove.bench_work import Calls, Work
@@ -85,7 +86,7 @@ class Run:
         total = _total(self.costs)
         return Group(
             case=self.work.case.name,
-            dtype=str(self.work.dtype).removeprefix("torch."),
+            dtype=dtype_name(self.work.dtype),
             phase=self.work.phase,
             bytes_read=total.bytes_read if total else None,
             bytes_written=total.bytes_written if total else None,
@@ -110,12 +111,11 @@ class Run:
                 self.calls[provider.name] = self.work.calls(function, args, writes)
             except Exception as error:  # other projects' compilers may raise anything
                 ours = provider.kind in OURS
-                first = (str(error).strip().splitlines() or [""])[0]
                 self.unmeasured[provider.name] = Record(
                     provider.name,
                     provider.kind,
                     "failed" if ours else "unavailable",
-                    f"{type(error).__name__}: {first}",
+                    summary(error),
                 )
 
     def _verify(self, call: Call, after: bool) -> str | None:

@@ -46,7 +46,7 @@ class Calls:
     checked: Call
 
 
-class Made:
+class CaseArguments:
     """The arguments of a case, by seed.
 
     On a GPU they are kept, and each call returns copies with the same layout, because drawing a
@@ -78,10 +78,10 @@ class Work:
         device: torch.device,
         dtype: torch.dtype,
         phase: str,
-        made: Made | None = None,
+        made: CaseArguments | None = None,
     ) -> None:
         self.op, self.case, self.device, self.dtype, self.phase = op, case, device, dtype, phase
-        self._made = made or Made(op, case, device, dtype)
+        self._made = made or CaseArguments(op, case, device, dtype)
         drawn = self._made(SEED)
         self.places = [] if phase == "forward" else differentiable(op, drawn)
         leaves = [tensor.detach().requires_grad_() for tensor in at(drawn, self.places)]

@@ -9,11 +9,11 @@ import torch
 
 from fuselab.device.select import select
 from fuselab.errors import ArgumentError, UnknownNameError
-from fuselab.op import FusedOp
+from fuselab.op import FusedOp, dtype_name
 from fuselab.prove import check_build
 from fuselab.prove.check_group import check_of, run_group
 from fuselab.prove.check_processes import groups_in_processes
-from fuselab.prove.interpreted import interpreted_groups
+from fuselab.prove.interpreted import interpreted_group
 from fuselab.prove.load import load_op, spec_of
 from fuselab.prove.result import CheckReport, Group
 from fuselab.prove.subject import Subject
@@ -72,7 +72,7 @@ def check(
     if implementation is not None and implementation not in op.implementations:
         raise UnknownNameError("implementation", implementation, op.implementations)
     if dtype is not None and dtype not in op.dtypes:
-        raise UnknownNameError("dtype", _text(dtype), map(_text, op.dtypes))
+        raise UnknownNameError("dtype", dtype_name(dtype), map(dtype_name, op.dtypes))
     if case is not None:
         check_of(case)
     if budget_s is not None and not budget_s > 0:
@@ -80,37 +80,36 @@ def check(
     dtypes = list(op.dtypes) if dtype is None else [dtype]
     rows: list[Group | Subject] = []
     for name in op.implementations if implementation is None else (implementation,):
-        runs_on = op.implementations[name].device
         progress(f"{op.name}: {name}")
-        if runs_on == "cpu" or place.type == "cuda":
-            where = place if runs_on == "cuda" else torch.device("cpu")
-            for number, wanted in enumerate(dtypes):
-                subject = Subject(
-                    op,
-                    name,
-                    where,
-                    wanted,
-                    seed,
-                    quick,
-                    first=number == 0,
-                    spec=spec,
-                    budget_s=budget_s,
-                )
-                rows.append(subject)
-        elif is_triton(name):
-            progress(f"{name} runs in Triton's interpreter: with --quick, about a minute per dtype")
-            rows += interpreted_groups(found, name, dtypes, quick, seed, case, budget_s)
-        else:
+        runs_here = op.implementations[name].device == "cpu" or place.type == "cuda"
+        if not (runs_here or is_triton(name)):
             # ``case`` asks for one trial, which runs kernels; compiling would not answer it.
             rows.append(check_build.compiled_group(op, name, quick, build=case is None))
+            continue
+        subjects = [
+            Subject(
+                op,
+                name,
+                place if op.implementations[name].device == "cuda" else torch.device("cpu"),
+                wanted,
+                seed,
+                quick,
+                interpreted=not runs_here,
+                first=number == 0,
+                spec=spec,
+                budget_s=budget_s,
+            )
+            for number, wanted in enumerate(dtypes)
+        ]
+        if runs_here:
+            rows += subjects
+        else:
+            progress(f"{name} runs in Triton's interpreter: with --quick, about a minute per dtype")
+            rows += [interpreted_group(subject, found is not None, case) for subject in subjects]
     subjects = [row for row in rows if isinstance(row, Subject)]
     checked = iter(_run_groups(subjects, found is not None, case))
     groups = tuple(next(checked) if isinstance(row, Subject) else row for row in rows)
     return CheckReport(op.name, seed, quick, str(place), groups)
-
-
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def is_triton(implementation: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fuselab.errors import summary
 from fuselab.measure.cuda_graph import captured
 from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
@@ -17,7 +17,7 @@ from fuselab.prove.arguments import at
 from fuselab.prove.draw import make_values
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, gradient_bar, judged, with_gradients
+from fuselab.prove.trials import Check, Outcome, Results, call_bar, judged
 
 _DELAY_MATMULS = 40  # products of 4096 x 4096 in float32, about 100 ms on an H200
 # largest size of a huge case in float64; the bar holds several copies of it
@@ -40,20 +40,10 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
     """
     places = subject.differentiable(trial.args)
     truth = [tensor.clone() for tensor in at(trial.args, places)]
-    differentiates = subject.op.gradient is not None
-    if differentiates:
-        bar, names, _, upstream = gradient_bar(subject, trial)
-    else:
-        bar = subject.bar(trial.args)
-        names = list(bar.names)
+    bar, results_of = call_bar(subject, trial)
 
-    def run() -> list[Tensor | None]:
-        if differentiates:
-            return with_gradients(subject.call, places, [*trial.args, upstream])
-        return [*subject.results(*trial.args)]
-
-    def judge(results: Sequence[Tensor | None]) -> Outcome:
-        return judged(bar.judge(results), names[: len(results)])
+    def run() -> Results:
+        return results_of(subject.call)
 
     stream = torch.cuda.Stream(subject.device)
     for _ in range(2):  # a busy host gets a second try before the call is said to wait
@@ -70,7 +60,7 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
             if torch.cuda.current_stream(subject.device) != stream:
                 return Outcome("the call leaves another stream current")
         outcome, held_ms, busy_ms = _behind_a_producer(
-            subject, trial, truth, stream, square, run, judge
+            subject, trial, truth, stream, square, run, bar
         )
         if outcome.problem is not None or held_ms <= 0.5 * busy_ms:
             return outcome
@@ -86,8 +76,8 @@ def _behind_a_producer(
     truth: Sequence[Tensor],
     stream: torch.cuda.Stream,
     square: Tensor,
-    run: Callable[[], list[Tensor | None]],
-    judge: Callable[[Sequence[Tensor | None]], Outcome],
+    run: Callable[[], Results],
+    bar: Bar,
 ) -> tuple[Outcome, float, float]:
     """Call ``run`` on ``stream`` while the stream still waits for the inputs' values.
 
@@ -107,11 +97,11 @@ def _behind_a_producer(
     torch.cuda.synchronize(subject.device)
     busy = time.perf_counter() - begin
     # The judged values are those that the stream's next operation saw, not the final memory.
-    outcome = judge(copies)
+    outcome = judged(bar, copies)
     if outcome.problem is not None:
         again = run()
         torch.cuda.synchronize(subject.device)
-        if judge(again).problem is None:  # it is right when the stream is idle
+        if judged(bar, again).problem is None:  # it is right when the stream is idle
             problem = f"{outcome.problem}: it does not run on the current stream"
             outcome = replace(outcome, problem=problem)
     return outcome, held * 1e3, busy * 1e3
@@ -127,40 +117,29 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
     obeyed = current_stream_is_obeyed(subject, trial)
     if obeyed.problem is not None:
         return replace(obeyed, problem=f"not captured: {obeyed.problem}")
-    places = subject.differentiable(trial.args)
-    differentiates = subject.op.gradient is not None
-    names = ["output", *(f"gradient {place}" for place in places)]
-    if not differentiates:
-        names = list(subject.bar(trial.args).names)
-
-    def run(function: Any, values: Sequence[Any]) -> list[Tensor | None]:
-        if differentiates:
-            return with_gradients(function, places, values)
-        return [*tensors_in((function(*values),))]
-
-    values = [*trial.args, subject.upstream(trial)] if differentiates else list(trial.args)
+    upstream = None if subject.op.gradient is None else subject.upstream(trial)
+    _, results_of = call_bar(subject, trial, upstream)
     side = torch.cuda.Stream(subject.device)
     side.wait_stream(torch.cuda.current_stream(subject.device))
     with torch.cuda.stream(side):
         for _ in range(3):
-            run(subject.call, values)
+            results_of(subject.call)
     torch.cuda.current_stream(subject.device).wait_stream(side)
     torch.cuda.synchronize(subject.device)
     try:
-        graph, results = captured(lambda: run(subject.call, values), subject.device)
+        graph, results = captured(lambda: results_of(subject.call), subject.device)
     except RuntimeError as error:
-        said = str(error).strip().splitlines()[0][:160]
-        return Outcome(f"cannot be captured: {type(error).__name__}: {said}")
+        return Outcome(f"cannot be captured: {summary(error, 200)}")
     outcome = Outcome()
     for _ in range(3):
-        for tensor in at(trial.args, places):
+        for tensor in at(trial.args, subject.differentiable(trial.args)):
             seed = trial.draw.below(1 << 16)
             fresh = make_values("normal", tensor.shape, tensor.dtype, seed)
             tensor.copy_(fresh.to(subject.device))
-        bar = Bar(lambda values: run(subject.op.reference, values), values, names)
+        bar, _ = call_bar(subject, trial, upstream)
         graph.replay()
         torch.cuda.synchronize(subject.device)
-        outcome = judged(bar.judge(results), [f"replayed {name}" for name in names[: len(results)]])
+        outcome = judged(bar, results, "replayed ")
         if outcome.problem is not None:
             return outcome
     return outcome
@@ -214,8 +193,7 @@ def _huge_case(subject: Subject, trial: Trial) -> Outcome:
     eager = subject.expected(*trial.args)
     if 8 * sum(tensor.numel() for tensor in (*tensors_in(trial.args), *eager)) > _MOST_EXACT_BYTES:
         return Outcome(_compare_in_pieces(subject.results(*trial.args), eager))
-    bar = subject.bar(trial.args)
-    return judged(bar.judge(subject.results(*trial.args)), bar.names)
+    return judged(subject.bar(trial.args), subject.results(*trial.args))
 
 
 def _compare_in_pieces(results: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:

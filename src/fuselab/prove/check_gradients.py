@@ -18,7 +18,15 @@ from fuselab.prove.check_memory import Snapshot, storage_like
 from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, as_leaves, gradient_bar, judged, with_gradients
+from fuselab.prove.trials import (
+    Check,
+    Outcome,
+    as_leaves,
+    call_bar,
+    has_gradient,
+    judged,
+    with_gradients,
+)
 
 # largest count of inputs for which gradcheck compares the Jacobian column by column
 _MOST_NUMBERS = 64
@@ -87,8 +95,8 @@ def presence(subject: Subject, trial: Trial) -> Outcome:
 
 def gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge the output and every gradient, under a drawn upstream gradient."""
-    bar, names, places, upstream = gradient_bar(subject, trial)
-    return judged(bar.judge(with_gradients(subject.call, places, [*trial.args, upstream])), names)
+    bar, results_of = call_bar(subject, trial)
+    return judged(bar, results_of(subject.call))
 
 
 def summed_output(subject: Subject, trial: Trial) -> Outcome:
@@ -98,14 +106,18 @@ def summed_output(subject: Subject, trial: Trial) -> Outcome:
     With equal elements a gradient of softmax cancels in eager to exactly zero, which another
     correct order of the same operations need not do.
     """
-    bar, names, places, upstream = gradient_bar(subject, trial, one_number=True)
+    output = subject.op.reference(*trial.args)
+    number = trial.draw.gradient(1, dtype=output.dtype)
+    upstream = number.reshape([1] * output.ndim).expand(output.shape)
+    bar, _ = call_bar(subject, trial, upstream)
+    places = subject.differentiable(trial.args)
     if not upstream.numel():
         return Outcome()
     leaves = as_leaves(trial.args, places)
     output = subject.call(*leaves)
     (output.sum() * upstream.reshape(-1)[0]).backward(inputs=at(leaves, places))
     grads = [leaf.grad for leaf in at(leaves, places)]
-    return judged(bar.judge([output.detach(), *grads]), names)
+    return judged(bar, [output.detach(), *grads])
 
 
 def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
@@ -154,7 +166,7 @@ def some_gradients(subject: Subject, trial: Trial) -> Outcome:
         alone = functools.partial(with_gradients, subject.op.reference, [place])
         bar = Bar(alone, [*trial.args, upstream], names)
         ours = with_gradients(subject.call, [place], [*trial.args, upstream])
-        outcome = judged(bar.judge(ours), names)
+        outcome = judged(bar, ours)
         if outcome.problem is not None:
             return outcome
     return outcome
@@ -203,7 +215,7 @@ def second_derivative(subject: Subject, trial: Trial) -> Outcome:
         ours = _second(subject.call, places, values)
     except Exception as error:
         return _refusal(error)
-    return judged(bar.judge(ours), names)
+    return judged(bar, ours)
 
 
 def _refusal(error: Exception) -> Outcome:
@@ -238,7 +250,7 @@ def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
         ours = penalty(subject.call, trial.args)
     except Exception as error:
         return _refusal(error)
-    return judged(bar.judge(ours), names)
+    return judged(bar, ours)
 
 
 def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
@@ -278,22 +290,18 @@ def _devices(subject: Subject) -> list[torch.device]:
     return [subject.device] if subject.device.type == "cuda" else []
 
 
-def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
-    return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
-
-
 def _has_wide_gradient(subject: Subject) -> tuple[Verdict, str] | None:
     """Return None in float32 and float64; in 16 bits second derivatives lie within eager's
     rounding."""
     if subject.dtype not in (torch.float32, torch.float64):
         return Verdict.SKIPPED, "second derivatives are judged in float32 and float64"
-    return _has_gradient(subject)
+    return has_gradient(subject)
 
 
 def _has_float64_gradient(subject: Subject) -> tuple[Verdict, str] | None:
     if subject.dtype != torch.float64:
         return Verdict.SKIPPED, "numeric derivatives need float64"
-    return _has_gradient(subject)
+    return has_gradient(subject)
 
 
 CHECKS = (
@@ -313,7 +321,7 @@ CHECKS = (
         full=144,
         max_numel=4096,
         turns=True,
-        applies=_has_gradient,
+        applies=has_gradient,
     ),
     Check(
         "upstream",
@@ -323,7 +331,7 @@ CHECKS = (
         quick=16,
         full=60,
         max_numel=4096,
-        applies=_has_gradient,
+        applies=has_gradient,
     ),
     Check(
         "summed",
@@ -332,7 +340,7 @@ CHECKS = (
         quick=8,
         full=24,
         max_numel=4096,
-        applies=_has_gradient,
+        applies=has_gradient,
     ),
     Check(
         "backward twice",
@@ -342,7 +350,7 @@ CHECKS = (
         quick=4,
         full=12,
         max_numel=4096,
-        applies=_has_gradient,
+        applies=has_gradient,
     ),
     Check(
         "some gradients",
@@ -350,7 +358,7 @@ CHECKS = (
         some_gradients,
         quick=6,
         max_numel=4096,
-        applies=_has_gradient,
+        applies=has_gradient,
     ),
     Check(
         "second derivative",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from fuselab.prove import check_device, check_gradients, check_memory, check_tor
 from fuselab.prove.result import Group, Result, Verdict
 from fuselab.prove.subject import Subject
 from fuselab.prove.trials import Check, planned_trials, run_check, still_answers
-from fuselab.runtime import fallback
+from fuselab.runtime import cache, fallback
 
 CHECKS: tuple[Check, ...] = (
     *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
@@ -59,21 +57,10 @@ def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None)
             results.append(_run(subject, known, case, until))
             broken = results[-1].verdict is Verdict.FAIL and not still_answers(subject.device)
     if case is None and not subject.quick and not broken:
-        with _held(huge_lock):
+        with contextlib.nullcontext() if huge_lock is None else cache.locked(huge_lock):
             results.append(check_device.huge_cases(subject))
     where = "interpreter" if subject.interpreted else subject.device.type
     return Group(subject.implementation, subject.dtype_name, where, tuple(results))
-
-
-@contextlib.contextmanager
-def _held(lock: Path | None) -> Iterator[None]:
-    """Hold an exclusive lock on the file ``lock``, if one is given."""
-    if lock is None:
-        yield
-        return
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _run(subject: Subject, known: Check, case: str | None, until: float) -> Result:

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.errors import FuselabError
 from fuselab.op import tensors_in
-from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import (
     at,
     copy_of_storage,
@@ -27,15 +26,8 @@ from fuselab.prove.arguments import (
 from fuselab.prove.draw import LAYOUTS, VALUES, make_values
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, gradient_bar, judged, with_gradients
-
-_EMPTIES = {
-    torch.ops.aten.empty.memory_format,
-    torch.ops.aten.empty_strided.default,
-    torch.ops.aten.empty_like.default,
-    torch.ops.aten.new_empty.default,
-    torch.ops.aten.new_empty_strided.default,
-}
+from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged, with_gradients
+from fuselab.runtime.launch_recording import ALLOCATIONS
 
 
 class PoisonedAllocations(TorchDispatchMode):
@@ -49,7 +41,7 @@ class PoisonedAllocations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _EMPTIES:
+        if func in ALLOCATIONS:
             result.fill_(poison_of(result.dtype, self.poison))
         return result
 
@@ -86,7 +78,7 @@ def output_is_written(subject: Subject, trial: Trial) -> Outcome:
     bar = subject.bar(trial.args)
 
     def outcome_of(results: Sequence[Tensor], where: str) -> Outcome:
-        return judged(bar.judge(results), [f"{name} (in memory {where})" for name in bar.names])
+        return judged(bar, results, after=f" (in memory {where})")
 
     for poison in (math.nan, 7.0):
         with PoisonedAllocations(poison):
@@ -107,18 +99,17 @@ def output_is_written(subject: Subject, trial: Trial) -> Outcome:
 
 
 def gradients_are_written(subject: Subject, trial: Trial) -> Outcome:
-    bar, names, places, upstream = gradient_bar(subject, trial)
+    bar, results_of = call_bar(subject, trial)
     for _ in range(2):
         for grad in bar.eager:
             if grad is not None:
                 leave_poison_behind(grad, math.nan)
-        results = with_gradients(subject.call, places, [*trial.args, upstream])
-        outcome = judged(bar.judge(results), [f"{name} (in reused memory)" for name in names])
+        outcome = judged(bar, results_of(subject.call), after=" (in reused memory)")
         if outcome.problem is not None:
             return outcome
     with filled_by_torch():
-        results = with_gradients(subject.call, places, [*trial.args, upstream])
-    return judged(bar.judge(results), [f"{name} (in memory that torch filled)" for name in names])
+        results = results_of(subject.call)
+    return judged(bar, results, after=" (in memory that torch filled)")
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
@@ -223,23 +214,14 @@ def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:
     They are written through ``.data``, which does not change the version counter.
     """
     places = subject.differentiable(trial.args)
-    differentiates = subject.op.gradient is not None
-    upstream = subject.upstream(trial) if differentiates else None
-    names = ["output"] + [f"gradient {place}" for place in places]
-    reference = subject.op.reference
+    upstream = None if subject.op.gradient is None else subject.upstream(trial)
     outcome = Outcome()
     for attempt in range(4):
-        if differentiates:
-            bar = Bar(
-                lambda values: with_gradients(reference, places, values),
-                [*trial.args, upstream],
-                names,
-            )
-            results = with_gradients(subject.call, places, [*trial.args, upstream])
-            outcome = judged(bar.judge(results), bar.names)
+        if upstream is not None:
+            bar, results_of = call_bar(subject, trial, upstream)
+            outcome = judged(bar, results_of(subject.call))
         if outcome.problem is None:
-            plain = subject.bar(trial.args)
-            outcome = judged(plain.judge(subject.results(*trial.args)), plain.names)
+            outcome = judged(subject.bar(trial.args), subject.results(*trial.args))
         if outcome.problem is not None:
             seen = "" if attempt == 0 else " (new values in the same memory)"
             return Outcome(f"{outcome.problem}{seen}", outcome.ours_ulp, outcome.eager_ulp)
@@ -378,10 +360,6 @@ def _deterministic(subject: Subject) -> tuple[Verdict, str] | None:
     return Verdict.SKIPPED, f"the operator says: {subject.op.nondeterministic}"
 
 
-def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
-    return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
-
-
 def _writes_over(subject: Subject) -> tuple[Verdict, str] | None:
     return None if subject.op.mutates else (Verdict.SKIPPED, "it writes over no argument")
 
@@ -409,7 +387,7 @@ CHECKS = (
         quick=4,
         full=12,
         max_numel=4096,
-        applies=_has_gradient,
+        applies=has_gradient,
     ),
     Check(
         "inputs unchanged",

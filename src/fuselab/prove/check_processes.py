@@ -12,12 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from fuselab.prove.check_group import run_group
 from fuselab.prove.load import load_op
@@ -45,18 +42,7 @@ def groups_in_processes(subjects: Sequence[Subject]) -> list[Group]:
 def _group(subject: Subject, folder: Path, number: int, threads: int) -> Group:
     asked, answered = folder / f"{number}.asked.json", folder / f"{number}.json"
     errors = folder / f"{number}.errors"
-    question = {
-        "spec": subject.spec,
-        "implementation": subject.implementation,
-        "device": str(subject.device),
-        "dtype": subject.dtype_name,
-        "seed": subject.seed,
-        "quick": subject.quick,
-        "first": subject.first,
-        "budget_s": subject.budget_s,
-        "huge_lock": str(folder / "huge.lock"),
-    }
-    asked.write_text(json.dumps(question))
+    asked.write_text(json.dumps(subject.settings()))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -93,25 +79,12 @@ def _group(subject: Subject, folder: Path, number: int, threads: int) -> Group:
     return Group(subject.implementation, subject.dtype_name, where, (result,))
 
 
-def answer(question: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the operator of ``question`` in the child process, huge cases in one process at a
-    time."""
-    subject = Subject(
-        load_op(question["spec"]),
-        question["implementation"],
-        torch.device(question["device"]),
-        getattr(torch, question["dtype"]),
-        question["seed"],
-        question["quick"],
-        first=question["first"],
-        spec=question["spec"],
-        budget_s=question["budget_s"],
-    )
-    return group_facts(run_group(subject, None, Path(question["huge_lock"])))
-
-
 def main(asked: Path, answered: Path) -> None:
-    facts = answer(json.loads(asked.read_text()))
+    """Check the subject whose settings are in ``asked``, huge cases in one process at a time, and
+    write its group to ``answered``."""
+    settings = json.loads(asked.read_text())
+    subject = Subject.of_settings(load_op(settings["spec"]), settings)
+    facts = group_facts(run_group(subject, None, asked.with_name("huge.lock")))
     unfinished = answered.with_suffix(".new")
     unfinished.write_text(json.dumps(facts))
     unfinished.replace(answered)

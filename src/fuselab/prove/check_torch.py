@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import FuselabError
+from fuselab.errors import FuselabError, summary
 from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, differentiable, filled, mapped, needed
@@ -19,7 +19,7 @@ from fuselab.prove.check_memory import storage_like
 from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, gradient_bar, judged, with_gradients
+from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged, with_gradients
 from fuselab.runtime import dispatch
 
 _OPCHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -84,8 +84,7 @@ def _explaining_floats(
         except UserError as error:
             if not subject.op.float_parameters:
                 raise
-            said = str(error).strip().splitlines()[0][:120]
-            return Outcome(f"raised {type(error).__name__}: {said}. {_float_hint(subject)}")
+            return Outcome(f"raised {summary(error, 120)}. {_float_hint(subject)}")
 
     return explained
 
@@ -199,8 +198,7 @@ def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
         ):
             for args in several:
                 bar = subject.bar(args)
-                results = tensors_in((compiled(*args),))
-                outcome = judged(bar.judge(results), [f"compiled {name}" for name in bar.names])
+                outcome = judged(bar, tensors_in((compiled(*args),)), "compiled ")
                 if outcome.problem is not None:
                     return outcome
             if backend.graphs > 1:
@@ -213,13 +211,13 @@ def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
 @_explaining_floats
 def compiled_gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge forward and backward of a compiled function, in one graph each."""
-    bar, names, places, upstream = gradient_bar(subject, trial)
+    bar, results_of = call_bar(subject, trial)
     with quiet_dynamo():
         compiled = torch.compile(
             lambda *args: subject.call(*args), backend="aot_eager", fullgraph=True, dynamic=True
         )
-        results = with_gradients(compiled, places, [*trial.args, upstream])
-    return judged(bar.judge(results), [f"compiled {name}" for name in names])
+        results = results_of(compiled)
+    return judged(bar, results, "compiled ")
 
 
 def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
@@ -257,7 +255,7 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
                     continue
             with torch.autocast(device, autocast_dtype):
                 ours = subject.results(*args)
-            outcome = judged(bar.judge(ours), [f"{name} {under}" for name in bar.names])
+            outcome = judged(bar, ours, after=f" {under}")
             if outcome.problem is not None:
                 return outcome
     return outcome or Outcome(refused=refused)
@@ -280,10 +278,9 @@ def transforms_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
         except Exception as error:
             if name == "jvp":
                 continue
-            text = str(error).strip().splitlines() or [""]
-            return Outcome(f"torch.func.{name} raised {type(error).__name__}: {text[0][:200]}")
-        names = [f"torch.func.{name} result {place}" for place in range(len(ours))]
-        outcome = judged(bar.judge(ours), names)
+            return Outcome(f"torch.func.{name} raised {summary(error, 200)}")
+        bar.names = [f"torch.func.{name} result {place}" for place in range(len(ours))]
+        outcome = judged(bar, ours)
         if outcome.problem is not None:
             return outcome
     return outcome
@@ -357,10 +354,6 @@ def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
     return Outcome()
 
 
-def _has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
-    return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
-
-
 def _narrow(subject: Subject) -> tuple[Verdict, str] | None:
     """Return None unless autocast leaves this dtype unchanged, as it does float64 and integers."""
     if subject.dtype == torch.float64 or not subject.dtype.is_floating_point:
@@ -408,7 +401,7 @@ CHECKS = (
         quick=1,
         full=3,
         max_numel=512,
-        applies=_has_gradient,
+        applies=has_gradient,
         shrink_tries=0,
         once=True,
     ),

@@ -14,7 +14,7 @@ def output_is_right(subject: Subject, trial: Trial) -> Outcome:
     written cannot hold the right values left over from eager.
     """
     bar = subject.bar(trial.args)
-    return judged(bar.judge(subject.results(*trial.args)), bar.names)
+    return judged(bar, subject.results(*trial.args))
 
 
 CHECKS = (

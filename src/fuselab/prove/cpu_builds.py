@@ -18,8 +18,6 @@ from fuselab.op import Case, FusedOp
 from fuselab.prove.cpu_points import CPU, Point, points_of, timed_operators
 from fuselab.runtime import autograd_node, cache, cpu_choice, fallback, launch_plans
 
-TRAINING, INFERENCE = "training", "inference"
-
 
 @dataclass(frozen=True)
 class Built:

@@ -25,7 +25,7 @@ from fuselab import ops
 from fuselab.device.environment import describe
 from fuselab.measure import fresh
 from fuselab.measure.statistics import median_interval
-from fuselab.op import Case, FusedOp
+from fuselab.op import Case, FusedOp, dtype_name
 from fuselab.prove import cpu_builds
 from fuselab.prove.cpu_points import CPU, REFERENCE, Point, points_of, timed_operators
 from fuselab.runtime import autograd_node, cpu_choice, dispatch
@@ -61,7 +61,7 @@ def measure(
         points = [
             (case, dtype)
             for case, dtype in points_of(op)
-            if dtypes is None or not dtype.is_floating_point or _name(dtype) in dtypes
+            if dtypes is None or not dtype.is_floating_point or dtype_name(dtype) in dtypes
         ]
         cpu_builds.build(op, points)
         for case, dtype in points:
@@ -82,10 +82,6 @@ def measure(
         "environment": describe(CPU),
         "operators": operators,
     }
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _in_order(table: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fuselab.op import dtype_name
+
 Element = TypeVar("Element")
 
 # Simplest first. 0 comes after the smallest sizes, because an empty tensor hides other faults.
@@ -281,8 +283,7 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
 
 def describe(tensor: Tensor) -> str:
     """Describe a tensor's dtype, shape, strides and offset, as one word per fact."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    text = f"{dtype}{list(tensor.shape)}"
+    text = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
     if not tensor.is_contiguous():
         text += f" strides={tuple(tensor.stride())}"
     if tensor.storage_offset():

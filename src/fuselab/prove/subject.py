@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuselab.errors import FuselabError
-from fuselab.op import Case, FusedOp, Inputs, tensors_in
+from fuselab.op import Case, FusedOp, Inputs, dtype_name, tensors_in
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import (
     differentiable,
@@ -81,6 +81,19 @@ class Subject:
         is_written = tuple(name in self.op.mutates for name in self.op.signature.parameters)
         object.__setattr__(self, "is_written", is_written)
 
+    def settings(self) -> dict[str, Any]:
+        """Return what another process needs to make this subject, as plain JSON values."""
+        kept = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        del kept["op"]
+        return kept | {"device": str(self.device), "dtype": self.dtype_name}
+
+    @classmethod
+    def of_settings(cls, op: FusedOp, settings: Mapping[str, Any]) -> Subject:
+        """Return the subject that ``settings`` describes, of an operator that this process
+        loaded."""
+        device, dtype = torch.device(settings["device"]), getattr(torch, settings["dtype"])
+        return cls(op, **{**settings, "device": device, "dtype": dtype})
+
     def call(self, *args: Any) -> Any:
         """Call the public function with this implementation asked for by name.
 
@@ -133,7 +146,7 @@ class Subject:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
     @property
     def max_numel(self) -> int:

@@ -10,12 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fuselab.errors import FuselabError
-from fuselab.prove.accuracy import Bar, Judgement
+from fuselab.errors import summary
+from fuselab.op import tensors_in
+from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, filled, tensor_names
 from fuselab.prove.draw import shrink
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
+
+Results = list[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -135,20 +138,13 @@ def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
         if stream is not None:
             torch.cuda.synchronize(subject.device)
         return outcome
-    except FuselabError as error:
-        return Outcome(f"raised {type(error).__name__}: {_first_line(error)}")
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        return Outcome(f"raised {type(error).__name__}: {_first_line(error)}")
+        return Outcome(f"raised {summary(error, 200)}")
     finally:
         if stream is not None:
             torch.cuda.set_stream(stream)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else "no message"
 
 
 def _trials(subject: Subject, check: Check, case: str | None) -> Any:
@@ -243,12 +239,16 @@ def still_answers(device: torch.device) -> bool:
     return True
 
 
-def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
-    """Combine the judgements of several tensors: the first problem, and the worst row."""
+def judged(
+    bar: Bar, results: Sequence[Tensor | None], before: str = "", after: str = ""
+) -> Outcome:
+    """Judge the results of a call: the first problem, and the worst row. ``before`` and ``after``
+    stand beside the name of the result that has the problem."""
+    judgements = bar.judge(results)
     problem = next(
         (
-            f"{name} {judgement.problem}"
-            for name, judgement in zip(names, judgements, strict=True)
+            f"{before}{name}{after} {judgement.problem}"
+            for name, judgement in zip(bar.names, judgements, strict=True)
             if judgement.problem is not None
         ),
         None,
@@ -261,7 +261,7 @@ def judged(judgements: Sequence[Judgement], names: Sequence[str]) -> Outcome:
 
 def with_gradients(
     function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
-) -> list[Tensor | None]:
+) -> Results:
     """Return the output and the gradients of the tensors at ``places``.
 
     ``values`` are the arguments followed by the upstream gradient.
@@ -279,25 +279,26 @@ def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
     return filled(args, places, leaves)
 
 
-def gradient_bar(
-    subject: Subject, trial: Trial, one_number: bool = False
-) -> tuple[Bar, list[str], list[int], Tensor]:
-    """Return the bar for output and gradients, the results' names, their places, and the upstream
-    gradient that was drawn for it.
+def has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
+    """Return None, or the verdict on a check of gradients of an operator without any."""
+    return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
 
-    With ``one_number`` the upstream gradient is one drawn number, expanded, as in ``output.sum()``.
+
+def call_bar(
+    subject: Subject, trial: Trial, upstream: Tensor | None = None
+) -> tuple[Bar, Callable[[Callable[..., Any]], Results]]:
+    """Return the bar for a call, and a function of ``subject.call``, or its like, that makes the
+    call and returns what is judged.
+
+    That is the output and, if the operator has a gradient, every gradient under ``upstream``, which
+    is drawn if it is None.
     """
-    places = subject.differentiable(trial.args)
-    reference = subject.op.reference
-    if one_number:
-        output = reference(*trial.args)
-        number = trial.draw.gradient(1, dtype=output.dtype)
-        upstream = number.reshape([1] * output.ndim).expand(output.shape)
-    else:
-        upstream = subject.upstream(trial)
-    names = tensor_names(subject.op, trial.args)
+    args = trial.args
+    if subject.op.gradient is None:
+        return subject.bar(args), lambda function: [*tensors_in((function(*args),))]
+    places, reference = subject.differentiable(args), subject.op.reference
+    values = [*args, subject.upstream(trial) if upstream is None else upstream]
+    names = tensor_names(subject.op, args)
     labels = ["output", *(f"gradient of {names[place]}" for place in places)]
-    bar = Bar(
-        lambda values: with_gradients(reference, places, values), [*trial.args, upstream], labels
-    )
-    return bar, labels, places, upstream
+    bar = Bar(lambda values: with_gradients(reference, places, values), values, labels)
+    return bar, lambda function: with_gradients(function, places, values)

@@ -22,11 +22,11 @@ from torch import Tensor
 from fuselab.device.ceiling import Ceilings, measured_ceilings
 from fuselab.device.environment import describe
 from fuselab.device.select import select as select_device
-from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.errors import ArgumentError, UnknownNameError, summary
 from fuselab.measure.interleave import Candidate, Samples, interleave
 from fuselab.measure.statistics import median_interval, significant
 from fuselab.measure.verdict import Outcome, verdict
-from fuselab.op import Case, FusedOp
+from fuselab.op import Case, FusedOp, dtype_name
 from fuselab.prove.arguments import mapped, needed
 from fuselab.prove.bench import (
     MEMORY_FACTOR,
@@ -35,9 +35,9 @@ from fuselab.prove.bench import (
     give_memory_back,
 )
 from fuselab.prove.bench_run import Run
-from fuselab.prove.bench_work import Calls, Made, Work
+from fuselab.prove.bench_work import Calls, CaseArguments, Work
 from fuselab.runtime import cuda_driver, dispatch, fallback, launch_recording, tuning
-from fuselab.runtime.tuning import Choice, Config
+from fuselab.runtime.tuning import Config, TunedConfig
 
 SCHEMA = 1
 LEAST_BUDGET_S = 3.0
@@ -161,16 +161,16 @@ def tune(
     fallback.forget()
     for dtype in tuple(dtypes or op.dtypes[:1]):
         for case in fitting_cases(op, cases, where, dtype, False, memory_factor, skipped):
-            made = Made(op, case, where, dtype)
+            made = CaseArguments(op, case, where, dtype)
             for implementation in names:
-                progress(f"{op.short_name}: {case.name}, {_text(dtype)}, {implementation}")
+                progress(f"{op.short_name}: {case.name}, {dtype_name(dtype)}, {implementation}")
                 with fallback.strict():
-                    one = _One(op, implementation, case, where, dtype, made)
+                    one = _Tunable(op, implementation, case, where, dtype, made)
                     refusal = one.refusal()
                     if refusal is None:
                         tuned.append(one.tuned(ceilings, budget_s, seed))
                     else:
-                        title = f"{case.name}, {_text(dtype)}, {implementation}"
+                        title = f"{case.name}, {dtype_name(dtype)}, {implementation}"
                         skipped.append(f"{title}: {refusal}")
                 del one
                 give_memory_back(where)
@@ -182,10 +182,6 @@ def tune(
         tuning.save(op, name, choices, file)
     marked = [_marked(case, choices) for case in tuned]
     return Tuning(op.name, environment, command, file, marked, skipped, undecided)
-
-
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _names(
@@ -222,7 +218,7 @@ def _names(
     return names
 
 
-class _One:
+class _Tunable:
     """One implementation's forward or backward on one case."""
 
     def __init__(
@@ -232,7 +228,7 @@ class _One:
         case: Case,
         device: torch.device,
         dtype: torch.dtype,
-        made: Made,
+        made: CaseArguments,
     ) -> None:
         self.op, self.name = op, name
         self.is_backward = name.endswith("_backward")
@@ -259,7 +255,7 @@ class _One:
         try:
             self._calls(self.candidates[0]).checked()
         except Exception as error:  # a kernel may raise anything
-            return f"the default, {self.candidates[0]}, raised {_said(error)}"
+            return f"the default, {self.candidates[0]}, raised {summary(error)}"
         if len(self.asked) != 1:
             keys = ", ".join(f"'{key}'" for key in self.asked) or "none"
             return f"its launcher must ask tuning.chosen() with one key here, and asks with {keys}"
@@ -316,7 +312,7 @@ class _One:
         tried[0] = replace(tried[0], is_default=True)
         return TunedCase(
             self.work.case.name,
-            _text(self.work.dtype),
+            dtype_name(self.work.dtype),
             self.name,
             next(iter(self.asked)),
             ceiling_us,
@@ -339,11 +335,6 @@ class _One:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _said(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _resources(calls: Calls) -> tuple[int | None, int | None, int | None]:
@@ -369,7 +360,7 @@ def _choose(
     environment: Mapping[str, Any],
     command: str,
     undecided: list[str],
-) -> dict[tuple[str, str], Choice]:
+) -> dict[tuple[str, str], TunedConfig]:
     """Return the fastest configuration by implementation and key.
 
     Adds a line to ``undecided`` for each key where more rounds might find a faster one.
@@ -388,7 +379,7 @@ def _choose(
         last = {tried.config: tried.median_us for tried in cases[-1].tried}
         us = last[config]
         assert us is not None
-        choices[place] = Choice(
+        choices[place] = TunedConfig(
             config,
             us,
             last[default],
@@ -436,7 +427,7 @@ def _fastest(cases: Sequence[TunedCase]) -> tuple[Config | None, Config | None]:
     return (defaults[0] if len(set(defaults)) == 1 else None), maybe
 
 
-def _marked(case: TunedCase, choices: Mapping[tuple[str, str], Choice]) -> TunedCase:
+def _marked(case: TunedCase, choices: Mapping[tuple[str, str], TunedConfig]) -> TunedCase:
     choice = choices.get((case.implementation, case.key))
     tried = [
         replace(one, is_chosen=choice is not None and one.config == choice.config)

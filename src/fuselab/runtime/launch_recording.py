@@ -28,6 +28,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuselab.runtime import launch_plans
 from fuselab.runtime.parameters import TracedFloat
 
+# The operators that return uninitialised memory.
+ALLOCATIONS = frozenset(
+    {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    }
+)
+
 
 class _Thread(threading.local):
     recording: Recording | LaunchWatch | ChoiceWatch | None = None
@@ -112,15 +123,6 @@ class _Watch(TorchDispatchMode):
         {"aten::promote_types", "aten::result_type", "aten::can_cast", "aten::is_same_size"}
         | {"aten::is_floating_point", "aten::is_complex", "aten::is_signed"}
     )
-    ALLOCATIONS = frozenset(
-        {
-            torch.ops.aten.empty.memory_format,
-            torch.ops.aten.empty_strided.default,
-            torch.ops.aten.empty_like.default,
-            torch.ops.aten.new_empty.default,
-            torch.ops.aten.new_empty_strided.default,
-        }
-    )
     ZEROS = frozenset(
         {
             torch.ops.aten.zeros.default,
@@ -168,7 +170,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in self.ALLOCATIONS:
+        if func in ALLOCATIONS:
             self.allocated.append(result)
         elif func in self.ZEROS:
             self.allocated.append(result)

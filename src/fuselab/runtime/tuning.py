@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -94,7 +93,7 @@ def _config_of(values: Mapping[str, int | str]) -> Config:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TunedConfig:
     """A configuration that was found fastest for a key, as a file stores it.
 
     ``us`` is its median in the last of ``cases``, ``default_us`` that of the default rule in the
@@ -244,7 +243,7 @@ def _warned_of_bad_files() -> Iterator[None]:
 
 def user_file(device: str) -> Path:
     """Return the path of the user's choices for a device."""
-    return cache.folder() / "tuned" / f"{_slug(device)}.json"
+    return cache.folder() / "tuned" / f"{cache.slug(device)}.json"
 
 
 def shipped_file(op: FusedOp, device: str) -> Path:
@@ -254,11 +253,7 @@ def shipped_file(op: FusedOp, device: str) -> Path:
         reference = reference.func
     module = sys.modules.get(getattr(reference, "__module__", ""))
     folder = Path(getattr(module, "__file__", None) or "nowhere").parent
-    return folder / "tuned" / f"{_slug(device)}.json"
-
-
-def _slug(device: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return folder / "tuned" / f"{cache.slug(device)}.json"
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -286,7 +281,9 @@ def _is_nested(value: Any, depth: int) -> bool:
     )
 
 
-def save(op: FusedOp, device: str, choices: Mapping[tuple[str, str], Choice], file: Path) -> None:
+def save(
+    op: FusedOp, device: str, choices: Mapping[tuple[str, str], TunedConfig], file: Path
+) -> None:
     """Add choices, by implementation and key, to ``file``. They take effect at once, because launch
     plans are dropped. Raises DataError or OutputError."""
     operators = read(file)["operators"]
