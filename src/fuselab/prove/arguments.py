@@ -102,10 +102,3 @@ def copy_of_storage(tensor: Tensor) -> Tensor:
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     return copy.requires_grad_(tensor.requires_grad)
-
-
-def overlaps_itself(tensor: Tensor) -> bool:
-    """Return whether elements of the tensor share memory because a dimension has stride 0."""
-    return any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-    )

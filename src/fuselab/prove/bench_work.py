@@ -25,13 +25,8 @@ from fuselab.measure.memory import poison
 from fuselab.measure.timer import Call
 from fuselab.op import Case, FusedOp, tensors_in
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import (
-    at,
-    differentiable,
-    filled,
-    overlaps_itself,
-    with_own_copies,
-)
+from fuselab.prove.arguments import at, differentiable, filled, with_own_copies
+from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 PHASES = ("forward", "backward", "forward+backward")
 SLACK = 4.0

@@ -234,22 +234,8 @@ def _on_a_gpu(subject: Subject) -> tuple[Verdict, str] | None:
 
 
 CHECKS = (
-    Check(
-        "stream",
-        "work runs on the current stream, and the host does not wait",
-        current_stream_is_obeyed,
-        quick=2,
-        full=6,
-        applies=_on_a_gpu,
-        shrink_tries=0,
-    ),
-    Check(
-        "CUDA graph",
-        "capture, then replay with other values",
-        graph_replays,
-        quick=2,
-        full=6,
-        applies=_on_a_gpu,
-        shrink_tries=0,
-    ),
+    # Work runs on the current stream, and the host does not wait.
+    Check("stream", current_stream_is_obeyed, quick=2, full=6, applies=_on_a_gpu, shrink_tries=0),
+    # Capture, then replay with other values.
+    Check("CUDA graph", graph_replays, quick=2, full=6, applies=_on_a_gpu, shrink_tries=0),
 )

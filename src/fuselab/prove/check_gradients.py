@@ -305,16 +305,11 @@ def _has_float64_gradient(subject: Subject) -> tuple[Verdict, str] | None:
 
 
 CHECKS = (
-    Check(
-        "gradient present",
-        "inputs that need a gradient get one, or are refused",
-        presence,
-        quick=2,
-        full=4,
-    ),
+    # Inputs that need a gradient get one, or are refused.
+    Check("gradient present", presence, quick=2, full=4),
+    # Every gradient, for any upstream gradient.
     Check(
         "gradients",
-        "every gradient, for any upstream gradient",
         gradients_are_right,
         values=("normal", "wide", "zeros", "equal", "large negative", "infinities", "NaN"),
         quick=24,
@@ -323,9 +318,9 @@ CHECKS = (
         turns=True,
         applies=has_gradient,
     ),
+    # Upstream gradients of any stride.
     Check(
         "upstream",
-        "upstream gradients of any stride",
         gradients_are_right,
         layouts=LAYOUTS,
         quick=16,
@@ -333,18 +328,11 @@ CHECKS = (
         max_numel=4096,
         applies=has_gradient,
     ),
-    Check(
-        "summed",
-        "output.sum().backward()",
-        summed_output,
-        quick=8,
-        full=24,
-        max_numel=4096,
-        applies=has_gradient,
-    ),
+    # The gradients of ``output.sum().backward()``.
+    Check("summed", summed_output, quick=8, full=24, max_numel=4096, applies=has_gradient),
+    # Two backward calls agree and leave what was saved alone.
     Check(
         "backward twice",
-        "two backward calls agree and leave what was saved alone",
         backward_repeats,
         layouts=("contiguous", "one element"),
         quick=4,
@@ -352,35 +340,29 @@ CHECKS = (
         max_numel=4096,
         applies=has_gradient,
     ),
-    Check(
-        "some gradients",
-        "a gradient for one input alone",
-        some_gradients,
-        quick=6,
-        max_numel=4096,
-        applies=has_gradient,
-    ),
+    # A gradient for one input alone.
+    Check("some gradients", some_gradients, quick=6, max_numel=4096, applies=has_gradient),
+    # Right or refused, never silently wrong.
     Check(
         "second derivative",
-        "right or refused, never silently wrong",
         second_derivative,
         quick=8,
         full=32,
         max_numel=1024,
         applies=_has_wide_gradient,
     ),
+    # A loss that contains a gradient.
     Check(
         "gradient penalty",
-        "a loss that contains a gradient",
         gradient_penalty,
         quick=4,
         full=12,
         max_numel=1024,
         applies=_has_wide_gradient,
     ),
+    # Derivatives against finite differences.
     Check(
         "gradcheck",
-        "derivatives against finite differences",
         numeric_gradient,
         quick=4,
         full=12,

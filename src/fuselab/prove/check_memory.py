@@ -18,7 +18,6 @@ from fuselab.prove.arguments import (
     at,
     copy_of_storage,
     filled,
-    overlaps_itself,
     tensor_names,
     with_own_copies,
     written_places,
@@ -27,6 +26,7 @@ from fuselab.prove.draw import LAYOUTS, VALUES, make_values
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged, with_gradients
+from fuselab.runtime.dispatch.overlap import overlaps_itself
 from fuselab.runtime.launch_recording import ALLOCATIONS
 
 
@@ -369,63 +369,42 @@ def _returns_new(subject: Subject) -> tuple[Verdict, str] | None:
 
 
 STATE_CHECKS = (
-    Check("global state", "a call changes nothing outside", nothing_else_changes, quick=2, full=4),
+    # A call changes nothing outside.
+    Check("global state", nothing_else_changes, quick=2, full=4),
 )
 
 CHECKS = (
-    Check(
-        "written",
-        "every element of the output is written",
-        output_is_written,
-        full=16,
-        max_numel=4096,
-    ),
+    # Every element of the output is written.
+    Check("written", output_is_written, full=16, max_numel=4096),
+    # Every element of every gradient is written.
     Check(
         "gradients written",
-        "every element of every gradient is written",
         gradients_are_written,
         quick=4,
         full=12,
         max_numel=4096,
         applies=has_gradient,
     ),
+    # Forward and backward write to no input.
     Check(
         "inputs unchanged",
-        "forward and backward write to no input",
         inputs_stay_as_they_are,
         layouts=LAYOUTS,
         values=VALUES,
         quick=8,
         max_numel=4096,
     ),
+    # The same inputs give the same bits.
+    Check("repeated", repeated_calls_agree, quick=4, full=12, applies=_deterministic),
+    # Nothing is remembered from an earlier call.
+    Check("fresh values", fresh_values_count, quick=4, full=12, max_numel=4096),
+    # Outputs share no memory with inputs or earlier outputs.
     Check(
-        "repeated",
-        "the same inputs give the same bits",
-        repeated_calls_agree,
-        quick=4,
-        full=12,
-        applies=_deterministic,
+        "fresh outputs", outputs_are_fresh, quick=4, full=12, max_numel=4096, applies=_returns_new
     ),
-    Check(
-        "fresh values",
-        "nothing is remembered from an earlier call",
-        fresh_values_count,
-        quick=4,
-        full=12,
-        max_numel=4096,
-    ),
-    Check(
-        "fresh outputs",
-        "outputs share no memory with inputs or earlier outputs",
-        outputs_are_fresh,
-        quick=4,
-        full=12,
-        max_numel=4096,
-        applies=_returns_new,
-    ),
+    # Autograd hears of every argument that is written over.
     Check(
         "version counters",
-        "autograd hears of every argument that is written over",
         written_arguments_are_told,
         layouts=LAYOUTS,
         quick=4,
@@ -433,12 +412,6 @@ CHECKS = (
         max_numel=4096,
         applies=_writes_over,
     ),
-    Check(
-        "shared memory",
-        "a tensor to write over whose elements share memory is refused",
-        shared_memory_is_refused,
-        quick=4,
-        max_numel=4096,
-        applies=_writes_over,
-    ),
+    # A tensor to write over whose elements share memory is refused.
+    Check("shared memory", shared_memory_is_refused, quick=4, max_numel=4096, applies=_writes_over),
 )

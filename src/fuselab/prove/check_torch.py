@@ -367,16 +367,10 @@ def _returns_new(subject: Subject) -> tuple[Verdict, str] | None:
     return None
 
 
-def _not_interpreted(subject: Subject) -> tuple[Verdict, str] | None:
-    if subject.interpreted:
-        return Verdict.NOT_JUDGED, "the interpreter cannot be traced; judged on a GPU"
-    return None
-
-
 CHECKS = (
+    # The raw operators under torch.library.opcheck.
     Check(
         "operator",
-        "torch.library.opcheck of the raw operators",
         raw_operators_are_sound,
         quick=1,
         full=4,
@@ -384,19 +378,13 @@ CHECKS = (
         shrink_tries=0,
         once=True,
     ),
+    # One graph for all sizes and float values.
     Check(
-        "compile",
-        "one graph for all sizes and float values",
-        one_graph_serves_all,
-        quick=1,
-        full=2,
-        max_numel=512,
-        shrink_tries=0,
-        once=True,
+        "compile", one_graph_serves_all, quick=1, full=2, max_numel=512, shrink_tries=0, once=True
     ),
+    # Gradients of a compiled function.
     Check(
         "compiled gradients",
-        "gradients of a compiled function",
         compiled_gradients_are_right,
         quick=1,
         full=3,
@@ -405,18 +393,13 @@ CHECKS = (
         shrink_tries=0,
         once=True,
     ),
+    # Dtype and values under torch.autocast.
     Check(
-        "autocast",
-        "dtype and values under torch.autocast",
-        autocast_like_the_reference,
-        quick=4,
-        full=12,
-        max_numel=512,
-        applies=_narrow,
+        "autocast", autocast_like_the_reference, quick=4, full=12, max_numel=512, applies=_narrow
     ),
+    # Grad, vmap and their composition; jvp.
     Check(
         "torch.func",
-        "grad, vmap and their composition; jvp",
         transforms_like_the_reference,
         quick=2,
         full=8,
@@ -425,9 +408,9 @@ CHECKS = (
         shrink_tries=20,
         once=True,
     ),
+    # The same bits under use_deterministic_algorithms.
     Check(
         "deterministic mode",
-        "the same bits under use_deterministic_algorithms",
         deterministic_mode_repeats,
         layouts=LAYOUTS,
         quick=2,

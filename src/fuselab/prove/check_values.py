@@ -18,42 +18,23 @@ def output_is_right(subject: Subject, trial: Trial) -> Outcome:
 
 
 CHECKS = (
-    Check("cases", "the operator's own cases", output_is_right, source="cases"),
+    # The operator's own cases.
+    Check("cases", output_is_right, source="cases"),
+    # Any size, also one that no block divides.
+    Check("shapes", output_is_right, quick=40, full=200),
+    # Zeros, NaN, infinities, subnormal and largest numbers.
+    Check("values", output_is_right, values=VALUES, quick=64, full=256, max_numel=4096, turns=True),
+    # Rows that span many magnitudes, nothing narrower inside.
     Check(
-        "shapes", "any size, also one that no block divides", output_is_right, quick=40, full=200
+        "precision", output_is_right, values=("wide", "normal"), quick=12, full=60, max_numel=4096
     ),
+    # Strides, offsets, expanded inputs.
     Check(
-        "values",
-        "zeros, NaN, infinities, subnormal and largest numbers",
-        output_is_right,
-        values=VALUES,
-        quick=64,
-        full=256,
-        max_numel=4096,
-        turns=True,
+        "layouts", output_is_right, layouts=LAYOUTS, quick=56, full=224, max_numel=4096, turns=True
     ),
-    Check(
-        "precision",
-        "rows that span many magnitudes, nothing narrower inside",
-        output_is_right,
-        values=("wide", "normal"),
-        quick=12,
-        full=60,
-        max_numel=4096,
-    ),
-    Check(
-        "layouts",
-        "strides, offsets, expanded inputs",
-        output_is_right,
-        layouts=LAYOUTS,
-        quick=56,
-        full=224,
-        max_numel=4096,
-        turns=True,
-    ),
+    # Layouts and values together.
     Check(
         "mixture",
-        "layouts and values together",
         output_is_right,
         layouts=LAYOUTS,
         values=VALUES,

@@ -16,13 +16,13 @@ from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import (
     differentiable,
     mapped,
-    overlaps_itself,
     tensor_names,
     with_own_copies,
     written_places,
 )
 from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, describe
 from fuselab.runtime import dispatch
+from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, the question it answers, and the trial that answers it.
+    """One check: its name, and the trial that answers its question.
 
     ``layouts`` and ``values`` are the options of its draws; ``quick`` and ``full`` count the
     trials. ``applies(subject)`` returns None, or a verdict and the reason why the check cannot be
@@ -49,7 +49,6 @@ class Check:
     """
 
     name: str
-    question: str
     trial: Callable[[Subject, Trial], Outcome]
     layouts: Sequence[str] = ("contiguous",)
     values: Sequence[str] = ("normal",)

@@ -22,10 +22,7 @@ def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
     """
     mutated = op.mutated(args)
     for tensor in mutated:
-        if not tensor.is_contiguous() and any(
-            stride == 0 and size > 1
-            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        ):
+        if overlaps_itself(tensor):
             raise OverlapError(
                 f"{op.short_name}: it cannot write over a tensor whose elements share memory "
                 f"(shape {tuple(tensor.shape)}, strides {tensor.stride()}); clone it first."
@@ -47,6 +44,13 @@ def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
         end = max(end, begin + span)
         if is_written:
             end_written = max(end_written, begin + span)
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Return whether elements of the tensor share memory because a dimension has stride 0."""
+    return not tensor.is_contiguous() and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def lies_in_memory(tensor: Tensor) -> bool:
