@@ -45,10 +45,10 @@ def measure(name: str, with_tables: bool, operators: Sequence[str]) -> dict[str,
     with tempfile.TemporaryDirectory() as cache:
         os.environ["FUSELAB_CACHE"] = cache
         named = [word for operator in operators for word in ("--operator", operator)]
-        if with_tables and cpu_times.measure_apart(TABLES / f"cpu-{name}.json", named) != 0:
+        if with_tables and cpu_times.measure_in_process(TABLES / f"cpu-{name}.json", named) != 0:
             raise SystemExit(1)
         rows = Path(cache) / "rows.json"
-        if cpu_times.measure_apart(rows, ("--rows", *named)) != 0:
+        if cpu_times.measure_in_process(rows, ("--rows", *named)) != 0:
             raise SystemExit(1)
         found: dict[str, Any] = json.loads(rows.read_text(encoding="utf-8"))
         return found
@@ -92,7 +92,7 @@ def _figure(us: float | None) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    held = instruction_set.held()
+    held = instruction_set.available()
     parser.add_argument("--instruction-set", action="append", choices=held)
     parser.add_argument("--without-tables", action="store_true")
     parser.add_argument("--operator", action="append", choices=cpu_points.timed_operators())

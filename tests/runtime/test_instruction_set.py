@@ -36,7 +36,7 @@ def asked_anew() -> object:
 def test_the_variable_lowers_the_target(
     runs: list[str], wanted: str, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of_machine, "held", lambda: runs)
+    monkeypatch.setattr(of_machine, "available", lambda: runs)
     monkeypatch.setenv(of_machine.VARIABLE, wanted)
     assert of_machine.instruction_set() == wanted.lower()
     assert of_machine.compiler_options() == options
@@ -44,7 +44,7 @@ def test_the_variable_lowers_the_target(
 
 @on_x86_64
 def test_native_is_the_best_that_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_machine, "held", lambda: ["default", "avx2"])
+    monkeypatch.setattr(of_machine, "available", lambda: ["default", "avx2"])
     monkeypatch.setenv(of_machine.VARIABLE, "native")
     assert of_machine.instruction_set() == "avx2"
 
@@ -52,7 +52,7 @@ def test_native_is_the_best_that_the_machine_has(monkeypatch: pytest.MonkeyPatch
 @on_x86_64
 @pytest.mark.parametrize("theirs", ["DEFAULT", "AVX2", "AVX512"])
 def test_without_the_variable_it_is_pytorchs(theirs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_machine, "held", lambda: ["default", "avx2", "avx512"])
+    monkeypatch.setattr(of_machine, "available", lambda: ["default", "avx2", "avx512"])
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: theirs)
     monkeypatch.delenv(of_machine.VARIABLE, raising=False)
     assert of_machine.instruction_set() == theirs.lower()
@@ -60,7 +60,7 @@ def test_without_the_variable_it_is_pytorchs(theirs: str, monkeypatch: pytest.Mo
 
 @on_x86_64
 def test_what_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_machine, "held", lambda: ["default", "avx2"])
+    monkeypatch.setattr(of_machine, "available", lambda: ["default", "avx2"])
     monkeypatch.setenv(of_machine.VARIABLE, "avx512")
     with pytest.raises(UnsupportedError, match="it has default, avx2"):
         of_machine.instruction_set()

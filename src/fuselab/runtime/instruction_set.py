@@ -41,7 +41,7 @@ def instruction_set() -> str:
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return platform.machine()
-    runs = held()
+    runs = available()
     wanted = os.environ.get(VARIABLE, "").lower()
     if not wanted:
         theirs = torch.backends.cpu.get_cpu_capability().lower()
@@ -58,7 +58,7 @@ def instruction_set() -> str:
 
 
 @functools.cache
-def held() -> list[str]:
+def available() -> list[str]:
     """Return the classes that this machine can run, lowest first."""
     flags: set[str] = set()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
