@@ -163,5 +163,5 @@ class MissingDependencyError(FuselabError, ImportError):
 
 def summary(error: BaseException, most: int | None = None) -> str:
     """Return an error's class and the first line of its message, of at most ``most`` characters."""
-    lines = str(error).strip().splitlines() or ["no message"]
-    return f"{type(error).__name__}: {lines[0][:most]}"
+    lines, kind = str(error).strip().splitlines(), type(error).__name__
+    return f"{kind}: {lines[0][:most]}" if lines else kind

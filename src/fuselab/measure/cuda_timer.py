@@ -72,6 +72,8 @@ def capture(call: Call, calls: int, device: torch.device) -> torch.cuda.CUDAGrap
 class CudaTimer:
     """Device time by CUDA events; cold means that every call finds the L2 evicted."""
 
+    page_faults_per_call = None
+
     def __init__(
         self, call: Call, device: torch.device, *, cold: bool = True, graph: bool = False
     ) -> None:
@@ -108,10 +110,6 @@ class CudaTimer:
         if self._launch_gaps:
             words.append("launch gaps included, since the call waits for the device")
         return ", ".join(words)
-
-    @property
-    def page_faults_per_call(self) -> float | None:
-        return None
 
     def sample(self) -> float:
         """Return the microseconds of device time per call.

@@ -10,6 +10,7 @@ from time import perf_counter
 
 import torch
 
+from fuselab.errors import summary
 from fuselab.measure.cpu_timer import without_garbage_collection
 from fuselab.measure.device_timer import timer
 from fuselab.measure.host import HostTimer
@@ -110,7 +111,7 @@ def _ready(candidate: Candidate, clock: Callable[[Call], Timer], result: Samples
         result.wrong = candidate.verify(False)
         return None if result.wrong else clock(candidate.call)
     except Exception as error:  # a candidate may raise anything; the others are still timed
-        result.failed = _first_line(error)
+        result.failed = summary(error)
         return None
 
 
@@ -120,11 +121,6 @@ def _finish(candidate: Candidate, clock: Timer, result: Samples) -> None:
     try:
         result.wrong = candidate.verify(True)
     except Exception as error:
-        result.failed = _first_line(error)
+        result.failed = summary(error)
     if result.wrong or result.failed:
         result.times_us.clear()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

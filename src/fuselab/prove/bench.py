@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -30,19 +30,6 @@ QUICK_CASES = 3
 # is alive at the same time.
 MEMORY_FACTOR = 10
 MEMORY_FACTOR_BACKWARD = 20
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a benchmark, as they stand in its JSON."""
-
-    providers: Sequence[str] | None
-    cases: Sequence[str] | None
-    dtypes: Sequence[str]
-    backward: bool
-    quick: bool
-    budget_s: float
-    seed: int
 
 
 def bench(
@@ -109,17 +96,15 @@ def bench(
     return Bench(
         operator=op.name,
         environment=describe(where),
-        settings=asdict(
-            Settings(
-                providers,
-                cases,
-                [dtype_name(dtype) for dtype in dtypes],
-                backward,
-                quick,
-                budget_s,
-                seed,
-            )
-        ),
+        settings={
+            "providers": providers,
+            "cases": cases,
+            "dtypes": [dtype_name(dtype) for dtype in dtypes],
+            "backward": backward,
+            "quick": quick,
+            "budget_s": budget_s,
+            "seed": seed,
+        },
         ceilings=asdict(ceilings),
         groups=groups,
         skipped=skipped,
@@ -129,11 +114,11 @@ def bench(
 
 def _check_some_run(op: FusedOp, asked: Sequence[str] | None, device: torch.device) -> None:
     """Raise DeviceError if every provider asked for, beside eager, runs on other devices."""
-    apart = set(asked or ()) - {"eager"}
-    devices = {op.implementations[name].device for name in apart & set(op.implementations)}
-    if apart and apart <= set(op.implementations) and device.type not in devices:
+    wanted = set(asked or ()) - {"eager"}
+    devices = {op.implementations[name].device for name in wanted & set(op.implementations)}
+    if wanted and wanted <= set(op.implementations) and device.type not in devices:
         raise DeviceError(
-            f"{', '.join(sorted(apart))} of {op.short_name} would run on "
+            f"{', '.join(sorted(wanted))} of {op.short_name} would run on "
             f"{', '.join(sorted(devices))}, and the device is {device}; ask for others, such as "
             "auto."
         )

@@ -176,10 +176,6 @@ class CudaSource:
         """Return one cubin with all these instantiations."""
         return self._image(tuple(expressions), arch)[1]
 
-    def kernel_name(self, expression: str, arch: str) -> str:
-        """Return the name that the instantiation has inside its cubin."""
-        return self._image((expression,), arch)[0][expression]
-
     def launch(
         self,
         expression: str,
