@@ -192,8 +192,14 @@ def test_a_changed_header_is_another_extension(small: NativeExtension) -> None:
 
 
 PREAMBLE = """
-    import os, time
+    import os, subprocess, time
     from pathlib import Path
+    start = subprocess._fork_exec
+    def start_slowly(*args):
+        process = start(*args)
+        time.sleep({pause})  # until Popen hears whether its command runs
+        return process
+    subprocess._fork_exec = start_slowly
     from fuselab.runtime import extension
     extension.compiler = lambda: "{command}"
     loaded = []
@@ -202,9 +208,10 @@ PREAMBLE = """
 """
 
 
-def run(script: str, gate: Gate, small: NativeExtension) -> str:
-    """Return what a process that has begun to build ``small`` prints."""
-    preamble = PREAMBLE.format(command=gate.command, source=small.source)
+def run(script: str, gate: Gate, small: NativeExtension, pause: float = 0.0) -> str:
+    """Return what a process that has begun to build ``small`` prints; the compiler's start takes
+    ``pause`` seconds longer there."""
+    preamble = PREAMBLE.format(command=gate.command, source=small.source, pause=pause)
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(preamble + script)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -232,8 +239,9 @@ def test_a_process_that_ends_leaves_its_build_to_the_next(
     assert len([path for path in empty_cache.rglob("*") if path.is_file()]) == 1
 
 
+@pytest.mark.parametrize("pause", [0.0, 1.0])
 def test_a_child_forked_during_a_build_builds_for_itself(
-    small: NativeExtension, gate: Gate
+    small: NativeExtension, gate: Gate, pause: float
 ) -> None:
     """Threads stay in the parent, which holds the build's lock until it is done."""
     script = f"""
@@ -246,7 +254,7 @@ def test_a_child_forked_during_a_build_builds_for_itself(
     assert small.start()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), loaded[0].answer())
     """
-    assert run(script, gate, small) == "42 42\n"
+    assert run(script, gate, small, pause) == "42 42\n"
     assert gate.runs == 1
 
 

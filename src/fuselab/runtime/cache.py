@@ -20,6 +20,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from fuselab.errors import BuildError
+from fuselab.runtime.compiler import run_command
 
 POLL_S = 0.01  # between two looks at a lock that another process holds
 _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
@@ -130,15 +131,11 @@ def fetch_by_command(
         shell = ["sh", "-c", _PUBLISH, "sh", str(new), str(file), *command(new)]
         # A file, not a pipe: a pipe's reader waits for every process that was forked meanwhile.
         with tempfile.TemporaryFile("w+") as log:
-            status = subprocess.run(
-                shell,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                pass_fds=(lock,),
-            ).returncode
+            nothing = subprocess.DEVNULL
+            done = run_command(shell, stdin=nothing, stdout=nothing, stderr=log, pass_fds=(lock,))
             log.seek(0)
-            check(subprocess.CompletedProcess(shell, status, stderr=log.read()))
+            done.stderr = log.read()
+            check(done)
 
     return _fetch(key, suffix, publish)
 

@@ -6,7 +6,9 @@ import functools
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 from fuselab.errors import BuildError
 
@@ -27,9 +29,31 @@ def compiler_version() -> str:
     return result.stdout.splitlines()[0] if result.stdout else compiler()
 
 
+# Held while a process starts, and while Python forks. A process that is forked in between would
+# inherit the pipe by which Popen hears that its command runs, and Popen would wait for its end.
+_starting = threading.Lock()
+os.register_at_fork(
+    before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release
+)
+
+
+def run_command(command: Sequence[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command as ``subprocess.run`` does, beside threads that may fork."""
+    with _starting:
+        process = subprocess.Popen(command, text=True, **settings)
+    with process:
+        try:
+            output, log = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, log)
+
+
 def run_compiler(arguments: Sequence[str], what: str) -> None:
     """Run the compiler. BuildError has its log; ``what`` begins the error's sentence."""
-    check(subprocess.run([compiler(), *arguments], capture_output=True, text=True), what)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    check(run_command([compiler(), *arguments], **pipes), what)
 
 
 def check(result: subprocess.CompletedProcess[str], what: str) -> None:
