@@ -1,8 +1,8 @@
 // The C++ half of autograd_node.py: a node of autograd's graph whose backward is a launch plan.
 //
 // torch.autograd.Function goes through Python five times per forward and backward. This node goes
-// directly from the engine to `lookup` of launcher/launcher.cpp, and to Python only if that finds no
-// plan.
+// directly from the engine to `lookup` of launcher/launcher.cpp, and to Python only if that finds
+// no plan.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
