@@ -442,7 +442,7 @@ def test_without_pinned_allocation_the_verb_runs_in_a_fresh_process(
     assert module == "fuselab"
     assert arguments == [
         *("bench", "softmax", "--provider", "eager,auto", "--case", "a", "--case", "b"),
-        *("--budget", "0.5", "--seed", "0", "--quick", "--device", "cpu"),
+        *("--quick", "--budget", "0.5", "--seed", "0", "--device", "cpu"),
     ]
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ArgumentError, DivergenceError
+from fuselab.report.progress import Progress
 from fuselab.train.events import Events
 from fuselab.train.loop import READ_EVERY, Loop
-from fuselab.train.progress import Progress
 from fuselab.train.schedule import Schedule
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ class Run:
             keep=self.kept.append,
             keep_every=keep_every,
             events=self.events,
-            progress=Progress(steps, 4, self.shown),
+            progress=Progress(self.shown),
         )
 
     def step(self, batch: int, rate: float) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fuselab.cli.options import FILE, Device, Json, Operator, call_of
 from fuselab.errors import ArgumentError
+from fuselab.report.progress import say
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +22,8 @@ def add(app: typer.Typer) -> None:
 
 
 def bench(
-    op: Annotated[
-        str, typer.Argument(metavar="OP|FILE|DIR", help="An operator's name, file or package.")
-    ],
+    context: typer.Context,
+    op: Operator,
     provider: Annotated[
         str | None, typer.Option(metavar="A,B", help="Time these (and eager); default all.")
     ] = None,
@@ -52,15 +52,15 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed of the order of the rounds.")] = 0,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Latency, bandwidth, roofline: .png, .svg, .pdf."),
+        typer.Option(
+            metavar="FILE", help="Latency, bandwidth, roofline: .png, .svg, .pdf.", click_type=FILE
+        ),
     ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="An earlier --json; say what got slower.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    device: Device = "auto",
+    json: Json = None,
 ) -> None:
     """Time an operator's providers against eager and the limit.
 
@@ -77,7 +77,7 @@ def bench(
         raise ArgumentError("--tune goes without --plot, --against and --quick; leave them out.")
     where = select(device)
     if where.type == "cpu" and not allocation_is_pinned():
-        raise typer.Exit(run_pinned("fuselab", _command_line(locals())))
+        raise typer.Exit(run_pinned("fuselab", call_of(context)))
 
     if tune:
         _tune(locals(), where)
@@ -101,7 +101,7 @@ def bench(
         budget_s=budget,
         quick=quick,
         seed=seed,
-        progress=lambda text: print(text, file=sys.stderr),
+        progress=say,
     )
     screen = tables.console()
     screen.print(tables.bench_table(result))
@@ -128,8 +128,6 @@ def _tune(given: dict[str, Any], device: torch.device) -> None:
     from fuselab.prove.tune import tune
     from fuselab.report import files, tables
 
-    if given["json"] is not None:
-        files.check_destination(given["json"])
     found = tune(
         load_op(given["op"]),
         implementations=given["provider"].split(",") if given["provider"] is not None else None,
@@ -140,23 +138,11 @@ def _tune(given: dict[str, Any], device: torch.device) -> None:
         budget_s=given["budget"],
         seed=given["seed"],
         ship=given["ship"],
-        command=shlex.join(["fuselab", *_command_line(given | {"json": None, "seed": None})]),
-        progress=lambda text: print(text, file=sys.stderr),
+        command=shlex.join(["fuselab", *call_of(given["context"], without=("json", "seed"))]),
+        progress=say,
     )
     tables.console().print(tables.tuning_table(found))
     if given["json"] is not None:
         files.write_json(given["json"], found.to_json())
     if found.wrong or not any(one.is_chosen for case in found.cases for one in case.tried):
         raise typer.Exit(1)
-
-
-def _command_line(given: dict[str, Any]) -> list[str]:
-    """Return the options of this call as words, for the fresh process that does the work."""
-    words = ["bench", str(given["op"])]
-    for name in ("provider", "case", "dtype", "budget", "seed", "plot", "against", "json"):
-        value = given[name]
-        for each in value if isinstance(value, list) else [value]:
-            if each is not None:
-                words += [f"--{name}", str(each)]
-    words += [f"--{name}" for name in ("backward", "tune", "ship", "quick") if given[name]]
-    return [*words, "--device", str(given["device"])]

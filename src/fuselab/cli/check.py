@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+from fuselab.cli.options import Device, Json, Operator
 from fuselab.device.select import select
 from fuselab.errors import UnknownNameError
 from fuselab.prove.check import check as run_check
 from fuselab.report.check_text import show
-from fuselab.report.files import write_json
-from fuselab.report.result import result
+from fuselab.report.progress import say
+from fuselab.report.result import write_result
 from fuselab.report.tables import console
 
 DTYPES = {
@@ -33,10 +32,7 @@ def add(app: typer.Typer) -> None:
 
 
 def check(
-    op: Annotated[
-        str,
-        typer.Argument(metavar="OP|FILE|DIR", help="An operator, or a file or folder with one."),
-    ],
+    op: Operator,
     implementation: Annotated[
         str | None, typer.Option(help="Only this one; all of the operator's by default.")
     ] = None,
@@ -57,10 +53,8 @@ def check(
             metavar="S", help="Seconds for one implementation and dtype: 1200; with --quick 20."
         ),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Json = None,
+    device: Device = "auto",
 ) -> None:
     """Prove an operator right: values, gradients, memory, PyTorch.
 
@@ -78,10 +72,9 @@ def check(
         place,
         case,
         budget,
-        progress=lambda line: print(line, file=sys.stderr),
+        progress=say,
     )
     show(report, console())
-    if json is not None:
-        write_json(json, result("check", report.facts(), place))
+    write_result(json, "check", report.facts(), place)
     if not report.passed:
         raise typer.Exit(1)

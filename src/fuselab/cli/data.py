@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from fuselab.cli.options import FILE, Json, Verbs, Written
 from fuselab.data.dense import TRANSFORMS, Dense
 from fuselab.data.description import Description
 from fuselab.data.description import describe as describe_rows
@@ -23,20 +20,18 @@ from fuselab.data.metadata import load_metadata
 from fuselab.data.prepare import VALIDATIONS
 from fuselab.data.prepare import prepare as prepare_rows
 from fuselab.data.prepared import Prepared, is_prepared
-from fuselab.data.progress import Progress
 from fuselab.data.synthetic import Synthetic
 from fuselab.data.synthetic import synthesize as synthesize_file
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.report.data_plots import description_plot
-from fuselab.report.files import replacing, write_json
+from fuselab.report.files import replacing
 from fuselab.report.plots import check_plot
-from fuselab.report.result import result as payload
+from fuselab.report.progress import Progress, say
+from fuselab.report.result import write_result
+from fuselab.report.screen import folded, table
 
 _SHOWN = 10  # messages on the screen about rows left out; the JSON has a hundred
 
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-]
 SourcePath = Annotated[
     str,
     typer.Argument(
@@ -57,7 +52,7 @@ LargestTable = Annotated[
 
 def add(app: typer.Typer) -> None:
     """Register the verb."""
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs = Verbs()
     verbs.command()(synthesize)
     verbs.command()(prepare)
     verbs.command()(describe)
@@ -71,6 +66,7 @@ def synthesize(
         typer.Option(
             "--output", "-o", metavar="PATH",
             help="TSV to write; .gz compresses, .parquet is parquet; a folder with --prepared.",
+            click_type=Written(),
         ),
     ],
     rows: Annotated[int, typer.Option(help="How many rows.")] = 100_000,
@@ -79,7 +75,7 @@ def synthesize(
         bool, typer.Option("--prepared", help="Write a prepared folder instead of a file.")
     ] = False,
     largest_table: LargestTable = None,
-    json: JsonFile = None,
+    json: Json = None,
 ) -> None:  # fmt: skip
     """Write synthetic rows, with a signal that a model can learn."""
     start = time.perf_counter()
@@ -99,12 +95,17 @@ def synthesize(
     result = {"file": str(output), "rows": rows, "seed": seed, "rows_per_s": rate}
     how = "all or some of them prepared before" if rate is None else f"{rate:,} rows/s"
     print(f"{output}: {rows:,} rows, seed {seed}, {how}")
-    _write(json, "data synthesize", result)
+    write_result(json, "data synthesize", result)
 
 
 def prepare(
     source: SourcePath,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Folder to write.", click_type=Written()
+        ),
+    ],
     ids: Annotated[
         str, typer.Option(help="How ids become indices: modulus, or vocabulary.")
     ] = "modulus",
@@ -130,7 +131,7 @@ def prepare(
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes at once; default: all cores.")
     ] = None,
-    json: JsonFile = None,
+    json: Json = None,
 ) -> None:
     """Write rows as records that train without parsing.
 
@@ -171,7 +172,7 @@ def prepare(
         f"{result['ids']} ids, tables of {sum(found.cardinalities):,} rows, {result['dense']}; "
         f"{seconds:,.1f} s"
     )
-    _write(json, "data prepare", result)
+    write_result(json, "data prepare", result)
 
 
 def describe(
@@ -185,9 +186,10 @@ def describe(
     largest_table: LargestTable = None,
     on_error: OnError = "stop",
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.", click_type=FILE),
     ] = None,
-    json: JsonFile = None,
+    json: Json = None,
 ) -> None:
     """Say what rows hold: missing fields, ranges, ids, collisions."""
     if plot is not None:
@@ -209,7 +211,7 @@ def describe(
         "label_rate": found.label_rate,
         "rows_per_s": round(found.rows / seconds),
     }
-    _write(json, "data describe", result)
+    write_result(json, "data describe", result)
 
 
 @contextlib.contextmanager
@@ -218,10 +220,9 @@ def _to_go_on_from() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(
+        say(
             "fuselab: interrupted; what is prepared so far is kept: the same command goes on from "
-            "there.",
-            file=sys.stderr,
+            "there."
         )
         raise typer.Exit(130) from None
 
@@ -257,26 +258,22 @@ def _skips(on_error: str) -> bool:
 def _show_left_out(found: Description) -> None:
     """Print on stderr what was left out, and how many malformed rows there were."""
     for sentence in found.left_out[:_SHOWN]:
-        print(f"fuselab: warning: {sentence}", file=sys.stderr)
+        say(f"fuselab: warning: {sentence}")
     if found.rejected:
-        print(f"fuselab: warning: malformed rows left out: {found.rejected:,}.", file=sys.stderr)
+        say(f"fuselab: warning: malformed rows left out: {found.rejected:,}.")
 
 
 def _show(found: Description) -> None:
-    console = Console(highlight=False, markup=False)
-    console.print(f"{found.file}: {found.rows:,} rows")
-    console.print(f"positives  {found.positives:,} ({found.label_rate:.2%})\n")
-    counts = _table("counts", "missing", "smallest", "largest", "mean", "mean log")
-    for count in found.counts:
-        counts.add_row(
+    counts = [
+        [
             count.name,
             f"{count.missing / found.rows:.1%}",
             *map(_number, (count.smallest, count.largest, count.mean, count.mean_log)),
-        )
-    console.print(counts)
-    ids = _table("ids", "missing", "distinct", "top id", "table", "colliding", "fullest slot")
-    for column in found.ids:
-        ids.add_row(
+        ]
+        for count in found.counts
+    ]
+    ids = [
+        [
             column.name,
             f"{column.missing / found.rows:.1%}",
             f"{column.cardinality:,}",
@@ -284,28 +281,26 @@ def _show(found: Description) -> None:
             f"{column.table:,}",
             f"{column.colliding / max(column.cardinality, 1):.1%}",
             f"{column.fullest_share:.1%}",
-        )
-    console.print(ids)
-    console.print(
-        "top id: the most frequent one's share of all rows. By (id + 1) % table:\n"
-        "colliding are the ids that have their slot not alone, and the fullest\n"
-        "slot's share is that of all rows; missing ids lie in slot 0."
-    )
+        ]
+        for column in found.ids
+    ]
+    of_counts = ["counts", "missing", "smallest", "largest", "mean", "mean log"]
+    of_ids = ["ids", "missing", "distinct", "top id", "table", "colliding", "fullest slot"]
+    lines = [
+        *folded("", f"{found.file}: {found.rows:,} rows"),
+        f"positives  {found.positives:,} ({found.label_rate:.2%})\n",
+        *table(of_counts, counts, right=range(1, 6)),
+        "",
+        *table(of_ids, ids, right=range(1, 7)),
+        "",
+        "top id: the most frequent one's share of all rows. By (id + 1) % table:",
+        "colliding are the ids that have their slot not alone, and the fullest",
+        "slot's share is that of all rows; missing ids lie in slot 0.",
+    ]
+    print("\n".join(lines))
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-
-
-def _table(first: str, *headings: str) -> Table:
-    table = Table(first, box=box.SIMPLE_HEAD)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def _write(path: Path | None, verb: str, result: dict[str, Any]) -> None:
-    if path is not None:
-        write_json(path, payload(verb, result))

@@ -9,7 +9,6 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -18,7 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fuselab.cli.options import Device, Json
 from fuselab.errors import FuselabError, OutputError, UnknownNameError
+from fuselab.report.progress import Progress, say
+from fuselab.report.screen import cut, print_folded
 
 if TYPE_CHECKING:
     import torch
@@ -93,15 +95,12 @@ def doctor(
             help="Compile the launcher and every C++ kernel that auto can take, on all cores.",
         ),
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    device: Device = "auto",
+    json: Json = None,
 ) -> None:
     """Say what works, what is missing, how to get it; show ceilings."""
     from fuselab.device.select import select
-    from fuselab.report import files
-    from fuselab.report.result import result
+    from fuselab.report.result import write_result
 
     chosen = select(device)
     checks = []
@@ -117,13 +116,12 @@ def doctor(
         measure_operators()
     print()
     print(verdict(missing, chosen))
-    if json is not None:
-        facts = {
-            "checks": [asdict(check) for check in checks],
-            "ceilings": None if ceilings is None else asdict(ceilings),
-            "built": None if built is None else asdict(built),
-        }
-        files.write_json(json, result("doctor", facts, chosen))
+    facts = {
+        "checks": [asdict(check) for check in checks],
+        "ceilings": None if ceilings is None else asdict(ceilings),
+        "built": None if built is None else asdict(built),
+    }
+    write_result(json, "doctor", facts, chosen)
     if missing or (built is not None and built.failed):
         raise typer.Exit(1)
 
@@ -327,31 +325,24 @@ def build_all() -> Built:
     from fuselab.prove import cpu_builds
     from fuselab.runtime import cache
 
-    print("doctor: compiling the launcher and the C++ kernels; some minutes, once", file=sys.stderr)
-    built = cpu_builds.build_all(lambda line: _progress(f"doctor: {line}"))
-    _progress("")
+    say("doctor: compiling the launcher and the C++ kernels; some minutes, once")
+    progress = Progress()
+    built = cpu_builds.build_all(lambda line: progress.show(cut(f"doctor: {line}", 79)))
+    progress.end()
     print(
         f"\nbuilt {built.libraries} libraries in {built.seconds:.0f} s: the launcher, and the "
         f"kernels of {len(built.operators)} operators"
     )
-    print(_folded(f"kept in {cache.folder()}; what was there before was not built again"))
+    print_folded("", f"kept in {cache.folder()}; what was there before was not built again")
     for failure in built.failed:
-        print(_folded(f"not built: {failure}"))
+        print_folded("", f"not built: {failure}")
     return built
-
-
-def _progress(line: str) -> None:
-    """Show a line of progress in the place of the one before; in a file, below it."""
-    if sys.stderr.isatty():
-        print(f"\r{line:79.79}\r", end="", file=sys.stderr, flush=True)
-    elif line:
-        print(line, file=sys.stderr, flush=True)
 
 
 def measured(device: torch.device, refresh: bool) -> Ceilings:
     from fuselab.device.ceiling import measured_ceilings
 
-    print("doctor: ceilings, measured once (some ten seconds) and kept", file=sys.stderr)
+    say("doctor: ceilings, measured once (some ten seconds) and kept")
     return measured_ceilings(device, refresh=refresh)
 
 
@@ -361,10 +352,9 @@ def measure_operators() -> None:
     from fuselab.prove import cpu_times
     from fuselab.runtime import cpu_choice
 
-    print(
+    say(
         "doctor: operators on this CPU, many minutes if kernels must be compiled first;\n"
-        "doctor: nothing else should run meanwhile",
-        file=sys.stderr,
+        "doctor: nothing else should run meanwhile"
     )
     file = cpu_choice.own_file()
     if cpu_times.measure_in_process(file, MEASURED) != 0:
@@ -373,20 +363,13 @@ def measure_operators() -> None:
     print("\nwhat auto takes on this CPU, of the calls measured")
     for name, (ours, points) in cpu_choice.summary(file).items():
         print(f"{'':9}{name:34}{ours:>5} of {points:<5}our kernel")
-    print(_folded(f"kept in {file}; delete it for the times that ship with fuselab"))
+    print_folded("", f"kept in {file}; delete it for the times that ship with fuselab")
 
 
 def show(check: Check) -> None:
-    print(f"{check.status:8} {check.name:14}", end="")
-    print(_folded(check.detail))
+    print_folded(f"{check.status:8} {check.name:14}", check.detail)
     if check.mend and check.status != "works":
-        print(" " * 23 + _folded(f"get it: {check.mend}"))
-
-
-def _folded(text: str) -> str:
-    """Wrap ``text`` in the 57 columns right of the names, without breaking a long path."""
-    lines = textwrap.wrap(text, 57, break_long_words=False, break_on_hyphens=False)
-    return ("\n" + " " * 23).join(lines)
+        print_folded(" " * 23, f"get it: {check.mend}")
 
 
 def show_ceilings(ceilings: Ceilings) -> None:

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from fuselab.cli.options import FILE, Checkpoint, Json, Verbs, Written
+
 
 def add(app: typer.Typer) -> None:
     """Register the verb."""
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs = Verbs()
     # the callback keeps the model's name on the command line although there is only one
     verbs.callback()(lambda: None)
     verbs.command()(dlrm)
@@ -20,14 +22,16 @@ def add(app: typer.Typer) -> None:
 
 
 def dlrm(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
-    ],
+    checkpoint: Checkpoint,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="ONNX to write: .onnx.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="ONNX to write: .onnx.", click_type=Written()
+        ),
     ] = None,
     graph: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Picture to write: .svg, .png, .pdf.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Picture to write: .svg, .png, .pdf.", click_type=FILE),
     ] = None,
     data: Annotated[
         str | None,
@@ -35,19 +39,16 @@ def dlrm(
             metavar="P", help="Rows on which the ONNX file is compared; default: synthetic."
         ),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    json: Json = None,
 ) -> None:
     """Write a DLRM as ONNX, checked against onnxruntime.
 
     The ONNX model computes probabilities from counts and raw ids, for any batch size.
     """
     from fuselab.errors import ArgumentError
-    from fuselab.report import files
     from fuselab.report.model_graph import model_graph
     from fuselab.report.plots import check_plot
-    from fuselab.report.result import result
+    from fuselab.report.result import write_result
     from fuselab.train.dlrm import load_model
     from fuselab.train.dlrm_export import export_onnx
 
@@ -65,5 +66,4 @@ def dlrm(
         model_graph(model.config, graph)
         facts["graph"] = graph
         print(f"{graph}: the model's graph")
-    if json is not None:
-        files.write_json(json, result("export dlrm", facts))
+    write_result(json, "export dlrm", facts)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from fuselab.cli.options import Device, Json
+from fuselab.report.screen import print_folded
 
 if TYPE_CHECKING:
     import torch
@@ -64,16 +65,13 @@ def add(app: typer.Typer) -> None:
 
 
 def list_library(
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    device: Device = "auto",
+    json: Json = None,
 ) -> None:
     """List operators, implementations, what runs here, built-in models."""
     from fuselab import ops
     from fuselab.device.select import select
-    from fuselab.report import files
-    from fuselab.report.result import result
+    from fuselab.report.result import write_result
 
     chosen = select(device)
     operators = [operator_row(ops.contract(name), chosen) for name in ops.operators()]
@@ -82,13 +80,12 @@ def list_library(
         show_operator(row, chosen)
     print("built-in models, for TARGET")
     for model in models:
-        print(_folded(f"  {model.name:12}", model.about))
-    if json is not None:
-        facts = {
-            "operators": [asdict(row) for row in operators],
-            "models": [asdict(model) for model in models],
-        }
-        files.write_json(json, result("list", facts, chosen))
+        print_folded(f"  {model.name:12}", model.about)
+    facts = {
+        "operators": [asdict(row) for row in operators],
+        "models": [asdict(model) for model in models],
+    }
+    write_result(json, "list", facts, chosen)
 
 
 def operator_row(op: FusedOp, device: torch.device) -> OperatorRow:
@@ -169,19 +166,19 @@ def first_line(docstring: str) -> str:
 
 
 def show_operator(row: OperatorRow, device: torch.device) -> None:
-    print(textwrap.fill(row.call, 80, subsequent_indent="    ", break_long_words=False))
-    print(_folded("  ", row.formula))
+    print_folded("", row.call, indent=4)
+    print_folded("  ", row.formula)
     width = max(12, *(len(implementation.name) + 2 for implementation in row.implementations))
     for implementation in row.implementations:
         state = "runs here" if implementation.why_not is None else implementation.why_not
         gradient = "forward, backward" if implementation.backward else "forward"
-        print(_folded(f"  {implementation.name:{width}}", f"{gradient}; {state}"))
+        print_folded(f"  {implementation.name:{width}}", f"{gradient}; {state}")
     taken = ", ".join(
         f"{choice.implementation} for {choice.case} ({_bytes(choice.bytes_moved)})"
         for choice in row.auto
     )
-    print(_folded(f"  {'auto':{width}}", f"on {device} takes {taken}"))
-    print(_folded(f"  {'dtypes':{width}}", ", ".join(row.dtypes)))
+    print_folded(f"  {'auto':{width}}", f"on {device} takes {taken}")
+    print_folded(f"  {'dtypes':{width}}", ", ".join(row.dtypes))
     print()
 
 
@@ -193,16 +190,3 @@ def _bytes(count: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:.3g} {unit}"
-
-
-def _folded(head: str, text: str) -> str:
-    """Fill ``head`` and ``text`` to 80 columns, with later lines indented to the end of
-    ``head``."""
-    return textwrap.fill(
-        text,
-        80,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import importlib
 import os
 import pkgutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TextIO
 
 import click
 import typer
 
 import fuselab.cli
-from fuselab.errors import FuselabError, OutputError
-from fuselab.report import files
+from fuselab.cli.options import Verbs
+from fuselab.errors import FuselabError
 
 
 class _Verbs(typer.core.TyperGroup):
@@ -33,18 +31,16 @@ class _Verbs(typer.core.TyperGroup):
 
 def build_app() -> typer.Typer:
     """Build the command line with every verb found in ``fuselab.cli``."""
-    app = typer.Typer(
+    app = Verbs(
         name="fuselab",
         cls=_Verbs,
         help="Find slow PyTorch operators, see what the compiler does, own, prove and use kernels.",
         add_completion=False,
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for module in sorted(pkgutil.iter_modules(fuselab.cli.__path__), key=lambda found: found.name):
-        if module.name != "main":
+        if module.name not in ("main", "options"):
             importlib.import_module(f"fuselab.cli.{module.name}").add(app)
     return app
 
@@ -54,7 +50,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         command = typer.main.get_command(build_app())
-        _check_destinations(_behind_the_verb(given, command))
         with _warnings_as_sentences():
             status = command.main(args=given, prog_name="fuselab", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:
@@ -98,66 +93,6 @@ def _warnings_as_sentences() -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = told
-
-
-_FILES = ("--json", "--plot", "--trace", "--graph")
-_FOLDERS = ("--save", "--tensorboard")
-_WRITTEN = (*_FILES, *_FOLDERS, "--output", "-o")  # the verb itself checks the last two
-
-
-def _check_destinations(given: Sequence[str]) -> None:
-    """Refuse a result file that cannot be written, before the work and not after it.
-
-    Raises OutputError, also for a result that would overwrite a file which the call reads.
-    """
-    written: list[tuple[str, str]] = []
-    read: list[tuple[str, str]] = []
-    for option, value in _words(given):
-        if option in _FILES and value:
-            files.check_destination(value)
-        elif option in _FOLDERS and value:
-            files.check_folder(value)
-        (written if option in _WRITTEN else read).append((option, value))
-    for option, value in written:
-        if os.path.isfile(value) and any(os.path.samefile(value, each) for each in _meant(read)):
-            raise OutputError(
-                f"{option} {value} would take the place of what this call reads; give another name."
-            )
-
-
-def _behind_the_verb(given: Sequence[str], command: click.Command) -> Sequence[str]:
-    """Return the words after the leading verbs, because a file may have a verb's name."""
-    for place, word in enumerate(given):
-        if not isinstance(command, click.Group) or word not in command.commands:
-            return given[place:]
-        command = command.commands[word]
-    return []
-
-
-def _words(given: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield every option with its value, and every other word with an empty option, up to
-    ``--``."""
-    words = iter(given)
-    for word in words:
-        if word == "--":
-            return
-        option, equals, value = word.partition("=")
-        if word.startswith("--") and equals:
-            yield option, value or "."
-        elif word in _WRITTEN:
-            yield word, next(words, "")
-        elif word.startswith("-o"):
-            yield "-o", word[2:]
-        else:
-            yield "", word
-
-
-def _meant(read: Sequence[tuple[str, str]]) -> Iterator[Path]:
-    """Yield the files that words may mean: by name, as a glob, or as ``file.py:name``."""
-    for _, word in read:
-        for name in (word, word.rpartition(":")[0], *glob.glob(word)):
-            if os.path.isfile(name):
-                yield Path(name)
 
 
 def _sentence(error: click.ClickException) -> str:

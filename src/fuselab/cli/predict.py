@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fuselab.cli.options import FILE, Checkpoint, Device, Json
+
 
 def add(app: typer.Typer) -> None:
     """Register the verb."""
@@ -14,9 +16,7 @@ def add(app: typer.Typer) -> None:
 
 
 def predict(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
-    ],
+    checkpoint: Checkpoint,
     file: Annotated[
         str | None,
         typer.Argument(
@@ -25,15 +25,19 @@ def predict(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="OUT", help="A probability a line; .npy: an array."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="A probability a line; .npy: an array.",
+            click_type=FILE,
+        ),
     ] = None,
     latency: Annotated[
         bool, typer.Option("--latency", help="Measure a forward at several batch sizes.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    device: Device = "auto",
+    json: Json = None,
 ) -> None:
     """Score rows with a trained DLRM.
 
@@ -43,8 +47,7 @@ def predict(
 
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError, OutputError
-    from fuselab.report import files
-    from fuselab.report.result import result
+    from fuselab.report.result import write_result
     from fuselab.report.train_text import latency_text, metrics_text
     from fuselab.train import dlrm_predict
     from fuselab.train.dlrm import load_model, source_files
@@ -53,8 +56,6 @@ def predict(
         raise ArgumentError("to score rows give both FILE and -o OUT.")
     if file is None and not latency:
         raise ArgumentError("nothing to do: give FILE and -o OUT, --latency, or both.")
-    if output is not None:
-        files.check_destination(output)
     where = select(device)
     model, found = load_model(checkpoint)
     model.to(where)
@@ -71,5 +72,4 @@ def predict(
     if latency:
         facts["latency"] = dlrm_predict.latencies(model)
         print(latency_text(facts["latency"]))
-    if json is not None:
-        files.write_json(json, result("predict", facts, where))
+    write_result(json, "predict", facts, where)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fuselab.cli.options import FILE, FOLDER, Device, Json, TargetData
+
 if TYPE_CHECKING:
     from fuselab.inspect.profile import Profile
 
@@ -28,9 +30,7 @@ def profile(
             help="file.py, file.py:name, package.module:name, a built-in model; or a script.",
         ),
     ],
-    data: Annotated[
-        str | None, typer.Option(metavar="PATH", help="What the file's get_inputs(data=...) reads.")
-    ] = None,
+    data: TargetData = None,
     backward: Annotated[
         bool, typer.Option("--backward", help="Profile loss and backward too.")
     ] = False,
@@ -45,18 +45,18 @@ def profile(
         ),
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a Chrome (Perfetto) trace.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a Chrome (Perfetto) trace.", click_type=FILE),
     ] = None,
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write for TensorBoard's profiler.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write for TensorBoard's profiler.", click_type=FOLDER),
     ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Compare with an earlier --json FILE.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    device: Device = "auto",
+    json: Json = None,
 ) -> None:
     """Show where the time goes: split, findings, tables, memory.
 
@@ -71,10 +71,9 @@ def profile(
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
     from fuselab.inspect import compare
-    from fuselab.report import files
     from fuselab.report.compare_text import compare_text
     from fuselab.report.profile_text import profile_text
-    from fuselab.report.result import result
+    from fuselab.report.result import write_result
 
     before = compare.read(against) if against is not None else None
     chosen = select(device)
@@ -103,8 +102,7 @@ def profile(
         profiled.save_trace(trace)
     if tensorboard is not None:
         profiled.save_tensorboard(tensorboard)
-    if json is not None:
-        files.write_json(json, result("profile", facts, chosen))
+    write_result(json, "profile", facts, chosen)
 
 
 def _target(

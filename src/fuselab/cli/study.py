@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fuselab.cli.options import FOLDER, Device, Json, Target, TargetData, call_of
 
 
 def add(app: typer.Typer) -> None:
@@ -16,27 +17,21 @@ def add(app: typer.Typer) -> None:
 
 
 def study(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET", help="file.py, file.py:name, package.module:name, a built-in model."
+    context: typer.Context,
+    target: Target,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Where the report goes.", click_type=FOLDER
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the report goes.")
-    ],
-    data: Annotated[
-        str | None, typer.Option(metavar="PATH", help="What the file's get_inputs(data=...) reads.")
-    ] = None,
+    data: TargetData = None,
     backward: Annotated[
         bool, typer.Option("--backward", help="Study forward and backward, not the forward alone.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Time for a quarter as long.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    json: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the result there too, as JSON."),
-    ] = None,
+    device: Device = "auto",
+    json: Json = None,
 ) -> None:
     """Profile, explain, fuse, check and bench a TARGET.
 
@@ -48,25 +43,20 @@ def study(
 
     where = select(device)
     if where.type == "cpu" and not allocation_is_pinned():
-        words = ["study", target, "-o", str(output), "--device", device]
-        words += [] if data is None else ["--data", data]
-        words += [] if json is None else ["--json", str(json)]
-        words += [
-            f"--{name}" for name, given in (("backward", backward), ("quick", quick)) if given
-        ]
-        raise typer.Exit(run_pinned("fuselab", words))
+        raise typer.Exit(run_pinned("fuselab", call_of(context)))
 
     from fuselab.report import files
     from fuselab.report.html import study_page
+    from fuselab.report.progress import say
     from fuselab.report.result import result
+    from fuselab.report.screen import cut
     from fuselab.report.study_text import study_text
-    from fuselab.report.text_table import WIDTH, cut
     from fuselab.study.run import study as run
 
     start = time.monotonic()
 
     def progress(text: str) -> None:
-        print(cut(f"{time.monotonic() - start:6.1f} s  {text}", WIDTH), file=sys.stderr)
+        say(cut(f"{time.monotonic() - start:6.1f} s  {text}"))
 
     with files.folder_for_results(output):
         found = run(

@@ -15,7 +15,6 @@ from fuselab.data.ids import Modulus
 from fuselab.data.layout import MISSING_ID, column_name
 from fuselab.data.prepared import is_prepared, load_manifest
 from fuselab.data.processes import available_cores, each
-from fuselab.data.progress import Progress
 from fuselab.data.source import Source
 from fuselab.data.survey import (
     CountStatistics,
@@ -27,6 +26,7 @@ from fuselab.data.survey import (
     survey_part,
 )
 from fuselab.errors import DataError, OutputError
+from fuselab.report.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def describe(
             for number, part in enumerate(Source.at(path).parts())
         ]
         if progress is not None:
-            progress.begin("read", len(tasks))
+            progress.begin("read:", len(tasks))
         for _, rows in each(_survey_aside, tasks, processes or available_cores()):
             if progress is not None:
                 progress.update(rows)

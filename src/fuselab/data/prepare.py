@@ -30,7 +30,6 @@ from fuselab.data.layout import last_seventh
 from fuselab.data.metadata import load_vocabulary, save_vocabulary
 from fuselab.data.prepared import MANIFEST, PLAN, SCHEMA, VOCABULARY, Prepared, load_manifest
 from fuselab.data.processes import available_cores, each
-from fuselab.data.progress import Progress
 from fuselab.data.records import RECORD, fill
 from fuselab.data.rejects import Rejects
 from fuselab.data.source import PART_BYTES, Part, Source
@@ -45,6 +44,7 @@ from fuselab.data.survey import (
 from fuselab.data.synthetic import Synthetic, SyntheticPart
 from fuselab.errors import ArgumentError, DataError, OutputError, UnknownNameError
 from fuselab.report.files import folder_for_results, replacing, write_json
+from fuselab.report.progress import Progress
 
 VALIDATIONS = ("auto", "day", "seventh", "none")
 _MOST_PARTS = 1024
@@ -287,7 +287,7 @@ class _Run:
     def _walk(self, what: str, work: Callable[[Any], int], tasks: Sequence[Any]) -> None:
         left = [task for task in tasks if not task.output.exists()]
         if self.progress is not None and left:
-            self.progress.begin(what, len(left))
+            self.progress.begin(f"{what}:", len(left))
         for _, rows in each(work, left, self.processes):
             if self.progress is not None:
                 self.progress.update(rows)

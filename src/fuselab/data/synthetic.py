@@ -27,10 +27,10 @@ from fuselab.data.layout import (
     SPARSE_COLUMNS,
     Rows,
 )
-from fuselab.data.progress import Progress
 from fuselab.data.rejects import Rejects
 from fuselab.data.source import regrouped
 from fuselab.errors import ArgumentError
+from fuselab.report.progress import Progress
 
 CHUNK_ROWS = 16_384
 PART_ROWS = 16 * CHUNK_ROWS  # rows of a parquet row group, and of a shard of prepared rows
@@ -105,7 +105,7 @@ def synthesize(
 def _shown(rows: int, seed: int, progress: Progress | None) -> Iterator[Rows]:
     """Yield ``pieces``, showing the progress of their consumer."""
     if progress is not None:
-        progress.begin("draw", -(-rows // CHUNK_ROWS))
+        progress.begin("draw:", -(-rows // CHUNK_ROWS))
     for piece in pieces(rows, seed):
         yield piece
         if progress is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fuselab
-from fuselab.errors import ArgumentError, FuselabError, TargetError
+from fuselab.errors import ArgumentError, FuselabError, MissingDependencyError, TargetError
 from fuselab.inspect.profile import significant_everywhere
 from fuselab.inspect.targets import Target
 
@@ -46,10 +46,13 @@ class Explanation:
     files: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the text that ``fuselab explain`` prints."""
+        """Return the text that ``fuselab explain`` prints; without rich, the fields."""
         from fuselab.report.explain_text import explain_text
 
-        return explain_text(self.facts)
+        try:
+            return explain_text(self.facts)
+        except MissingDependencyError:
+            return repr(self)
 
     def describe(self) -> dict[str, Any]:
         return self.facts

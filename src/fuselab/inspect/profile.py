@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, record_function
 
-from fuselab.errors import ArgumentError, TargetError
+from fuselab.errors import ArgumentError, MissingDependencyError, TargetError
 from fuselab.inspect import targets
 from fuselab.inspect.findings import Finding, find
 from fuselab.inspect.kineto import (
@@ -57,10 +57,13 @@ class Profile(ShownInNotebooks):
     traces: list[str] = field(repr=False, default_factory=list)  # Chrome traces, one per repeat
 
     def __str__(self) -> str:
-        """Return the text that ``fuselab profile`` prints."""
+        """Return the text that ``fuselab profile`` prints; without rich, the fields."""
         from fuselab.report.profile_text import profile_text
 
-        return profile_text(self.describe())
+        try:
+            return profile_text(self.describe())
+        except MissingDependencyError:
+            return repr(self)
 
     @property
     def step_us(self) -> float:

@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fuselab.prove.result import CheckReport, Group, Result, Verdict
-from fuselab.report.tables import as_text
+from fuselab.report.screen import as_text
 
 READABLE_ULPS = 1e6
 
 
 def check_text(report: CheckReport) -> str:
     """Return what ``fuselab check`` prints of a report."""
-    return as_text(lambda screen: show(report, screen))
+    return as_text(lambda console: show(report, console))
 
 
 def show(report: CheckReport, console: Console) -> None:

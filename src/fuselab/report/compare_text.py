@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fuselab.report.numbers import byte_count, duration, ratio, share
-from fuselab.report.text_table import cut, table
+from fuselab.report.screen import cut, table
 
 ROWS = 8
 
@@ -18,7 +18,7 @@ def compare_text(facts: Mapping[str, Any], name: str) -> str:
     """
     old, new = facts["step_us"]
     lines = [
-        cut(f"Against {name}", 80),
+        cut(f"Against {name}"),
         f" step {duration(old)} → {duration(new)}: {ratio(old / new)} the speed",
         f" peak memory {byte_count(facts['peak_bytes'][0])} → {byte_count(facts['peak_bytes'][1])}",
     ]

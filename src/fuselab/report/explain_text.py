@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fuselab.report.numbers import NONE, byte_count, count, duration, rate, ratio, share
-from fuselab.report.text_table import WIDTH, cut, table
+from fuselab.report.screen import cut, folded, table
 
 ROWS = 30  # kernels on the screen; the JSON has all
 
@@ -26,7 +25,7 @@ def explain_text(facts: Facts) -> str:
 def _head(facts: Facts) -> Iterator[str]:
     passes = "forward and backward" if facts["backward"] else "forward"
     mode = "" if facts["mode"] == "default" else f", mode {facts['mode']}"
-    yield cut(f"{facts['name']} on {facts['device']}, {passes}, torch.compile{mode}", WIDTH)
+    yield cut(f"{facts['name']} on {facts['device']}, {passes}, torch.compile{mode}")
 
 
 def _speed(facts: Facts) -> Iterator[str]:
@@ -46,7 +45,7 @@ def _speed(facts: Facts) -> Iterator[str]:
     yield from table(columns, rows, right=range(1, len(columns)))
     yield f" compiled is {ratio(facts['speedup'])} as fast: {facts['verdict']}"
     compiled = facts["compile"]
-    yield from _folded(
+    yield from folded(
         " ",
         f"compile: {_seconds(compiled['cold_s'])} with empty caches "
         f"(Inductor {_seconds(compiled['backend_s'])}), "
@@ -66,10 +65,10 @@ def _graphs(facts: Facts) -> Iterator[str]:
     )
     for found in breaks:
         if "line" in found:
-            yield cut(f"  {found['line']} | {found['source']}", WIDTH)
-        yield from _folded("    ", found["reason"])
+            yield cut(f"  {found['line']} | {found['source']}")
+        yield from folded("    ", found["reason"])
     for failure in facts["failures"]:
-        yield from _folded("  not compiled: ", failure)
+        yield from folded("  not compiled: ", failure)
 
 
 def _batches(facts: Facts) -> Iterator[str]:
@@ -78,7 +77,7 @@ def _batches(facts: Facts) -> Iterator[str]:
         compiled = f"{row['compiled']} compiled again" if row["compiled"] else "nothing recompiled"
         yield f" {row['batch']:>8} rows: {compiled}, first call {_seconds(row['first_call_s'])}"
         for reason in row["reasons"]:
-            yield from _folded("           ", reason)
+            yield from folded("           ", reason)
 
 
 def _kernels(facts: Facts) -> Iterator[str]:
@@ -104,7 +103,7 @@ def _kernels(facts: Facts) -> Iterator[str]:
     )
     if facts["ceiling"]:
         words = f"ceiling: {facts['ceiling']}; over 100 % a cache still held the inputs."
-        yield from _folded(" ", words)
+        yield from folded(" ", words)
     if len(kernels) > ROWS:
         yield f" and {len(kernels) - ROWS} more in --json"
     yield ""
@@ -116,10 +115,4 @@ def _kernels(facts: Facts) -> Iterator[str]:
             yield f" graph {row['graph']}, {row['phase']}"
         operators = ", ".join(name.removeprefix("aten.") for name in row["operators"]) or NONE
         lines = ", ".join(line["line"] for line in row["lines"]) or NONE
-        yield from _folded(f"{number:4}  ", f"{operators}  [{lines}]")
-
-
-def _folded(head: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
-    )
+        yield from folded(f"{number:4}  ", f"{operators}  [{lines}]")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fuselab.report.numbers import NONE, byte_count, count, duration, share
-from fuselab.report.text_table import WIDTH, bar, cut, table
+from fuselab.report.screen import bar, cut, folded, table
 
 ROWS = 12  # rows of each table on the screen; the JSON has all
 FINDINGS = 10
@@ -51,8 +50,7 @@ def _head(facts: Facts) -> Iterator[str]:
     steps = facts["steps"]
     yield cut(
         f"{facts['name']} on {facts['device']}: {duration(facts['step_us'])} per step, "
-        f"average of {steps} step{'s' if steps != 1 else ''}",
-        WIDTH,
+        f"average of {steps} step{'s' if steps != 1 else ''}"
     )
     memory = facts["memory"]
     if memory is not None:
@@ -90,20 +88,13 @@ def _findings(facts: Facts) -> Iterator[str]:
         yield cut(
             f"{number:2}  {duration(finding['saved_us']):>9} {share(finding['share']):>8}  "
             f"{finding['kind']}{where}",
-            WIDTH,
         )
         if finding["source"]:
-            yield cut(f"    | {finding['source']}", WIDTH)
-        yield from _folded("    ", f"{finding['title']}.")
-        yield from _folded("    → ", finding["advice"])
+            yield cut(f"    | {finding['source']}")
+        yield from folded("    ", f"{finding['title']}.")
+        yield from folded("    → ", finding["advice"])
     if len(findings) > FINDINGS:
         yield f"    and {len(findings) - FINDINGS} smaller ones in --json"
-
-
-def _folded(head: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
-    )
 
 
 def _on_gpu(facts: Facts) -> bool:
@@ -185,8 +176,6 @@ def _lines(facts: Facts) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    if not rows:
-        return []
     return table(columns, rows, right=range(left, len(columns)))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fuselab.report.numbers import duration, ratio, share
-from fuselab.report.text_table import WIDTH, bar, cut, table
+from fuselab.report.screen import bar, cut, folded, table
 
 Facts = Mapping[str, Any]
 
@@ -26,7 +25,7 @@ def study_text(facts: Facts) -> str:
 
 def _headline(facts: Facts) -> Iterator[str]:
     headline = facts["headline"]
-    yield from textwrap.wrap(headline["sentence"], WIDTH)
+    yield from folded("", headline["sentence"])
     yield ""
     for question, answer in (
         ("was slow", headline["slow"]),
@@ -34,9 +33,7 @@ def _headline(facts: Facts) -> Iterator[str]:
         ("limit", headline["limit"]),
         ("compile", headline["compile"]),
     ):
-        yield from textwrap.wrap(
-            answer, WIDTH, initial_indent=f" {question:<10}", subsequent_indent=" " * 11
-        )
+        yield from folded(f" {question:<10}", answer)
 
 
 def _ways(facts: Facts) -> list[str]:
@@ -45,12 +42,7 @@ def _ways(facts: Facts) -> list[str]:
     notes = []
     for way in facts["ways"]:
         if way["us"] is None:
-            notes += textwrap.wrap(
-                f"{way['title']}: {way['reason']}",
-                WIDTH,
-                initial_indent=" ",
-                subsequent_indent="   ",
-            )
+            notes += folded(" ", f"{way['title']}: {way['reason']}", indent=3)
             continue
         rows.append(
             [
@@ -86,8 +78,10 @@ def _leads(facts: Facts) -> Iterator[str]:
 def _proof(facts: Facts) -> Iterator[str]:
     failed = [row for row in facts["checks"] if row["verdict"] == "FAIL"]
     for row in failed:
-        yield from textwrap.wrap(
-            f"FAIL {row['operator']} {row['implementation']} {row['dtype']}: {row['reason']}", WIDTH
+        yield from folded(
+            "FAIL ",
+            f"{row['operator']} {row['implementation']} {row['dtype']}: {row['reason']}",
+            indent=0,
         )
     if facts["checks"] and not failed:
         trials = sum(row["trials"] for row in facts["checks"])

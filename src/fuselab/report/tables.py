@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
 from rich.console import Console, RenderableType
@@ -15,8 +14,8 @@ from fuselab.prove.bench_against import Against, Change
 from fuselab.prove.bench_result import Bench, Comparison, Group, Record
 from fuselab.prove.tune import Tried, TunedCase, Tuning
 from fuselab.report.numbers import NONE, byte_count, digits, rate
+from fuselab.report.screen import WIDTH, as_text
 
-WIDTH = 80
 NAME_WIDTH = 16
 STYLES = {Outcome.FASTER: "green", Outcome.SLOWER: "red", Outcome.UNCLEAR: "yellow"}
 
@@ -26,16 +25,9 @@ def console(color: bool | None = None) -> Console:
     return Console(width=WIDTH, highlight=False, no_color=color is False, soft_wrap=False)
 
 
-def as_text(show: Callable[[Console], object]) -> str:
-    """Return what ``show`` prints on a console of 80 columns, without colours."""
-    printed = io.StringIO()
-    show(Console(file=printed, width=WIDTH, highlight=False, no_color=True))
-    return printed.getvalue().rstrip("\n")
-
-
 def bench_text(bench: Bench) -> str:
     """Return what ``fuselab bench`` prints of a benchmark."""
-    return as_text(lambda screen: screen.print(bench_table(bench)))
+    return as_text(lambda console: console.print(bench_table(bench)))
 
 
 def bench_table(bench: Bench) -> RenderableType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fuselab.report.text_table import table
+from fuselab.report.screen import table
 
 
 def train_text(facts: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fuselab.errors import MissingDependencyError
 from fuselab.notebook import ShownInNotebooks
 
 
@@ -215,10 +216,13 @@ class Study(ShownInNotebooks):
     headline: Headline = field(default=Headline("", "", "", "", ""))
 
     def __str__(self) -> str:
-        """Return the screen of ``fuselab study``."""
+        """Return the screen of ``fuselab study``; without rich, the fields."""
         from fuselab.report.study_text import study_text
 
-        return study_text(self.describe())
+        try:
+            return study_text(self.describe())
+        except MissingDependencyError:
+            return repr(self)
 
     def describe(self) -> dict[str, Any]:
         """Return the facts as plain values; ``report.result`` adds schema and verb."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ArgumentError
+from fuselab.report.progress import Progress
 from fuselab.train.events import Events
 from fuselab.train.interruption import interruptible
 from fuselab.train.losses import Losses
-from fuselab.train.progress import Progress
 from fuselab.train.schedule import Schedule
 
 READ_EVERY = 50  # steps between two reads of the losses, each of which waits for a GPU
@@ -59,8 +59,8 @@ class Loop(Generic[Batch]):
         """
         course = Course(begin)
         losses = Losses(READ_EVERY, self.device)
-        progress = self.progress or Progress(self.schedule.steps, self.rows_per_step)
-        progress.begin(begin)
+        progress = self.progress or Progress()
+        progress.begin("step", self.schedule.steps, begin)
         kept = begin
         start = time.monotonic()
 
@@ -69,7 +69,7 @@ class Loop(Generic[Batch]):
             if found:
                 mean = sum(found) / len(found)
                 course.curve.append((course.steps, mean))
-                progress.update(course.steps, mean)
+                progress.update(len(found) * self.rows_per_step, len(found), f"loss {mean:.4f}")
                 rate = self.schedule.rate(course.steps - 1)
                 self.events.scalars(course.steps, {"loss": mean, "learning rate": rate})
 
@@ -96,6 +96,6 @@ class Loop(Generic[Batch]):
                 if self.keep is not None and kept < course.steps:
                     self.keep(course.steps)
         finally:
-            progress.close()
+            progress.end()
         course.seconds = time.monotonic() - start
         return course

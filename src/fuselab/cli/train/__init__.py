@@ -7,10 +7,12 @@ import pkgutil
 
 import typer
 
+from fuselab.cli.options import Verbs
+
 
 def add(app: typer.Typer) -> None:
     """Register the verb, with every model found in this folder."""
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs = Verbs()
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda found: found.name):
         importlib.import_module(f"{__name__}.{module.name}").add(verbs)
     app.add_typer(verbs, name="train", help="Train a case study's model.")

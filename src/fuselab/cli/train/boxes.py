@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fuselab.cli.options import Device, Json
+from fuselab.report.progress import say
+from fuselab.report.screen import table
 
 if TYPE_CHECKING:
     from fuselab.train.boxes import BoxesResult
@@ -37,10 +39,8 @@ def boxes(
     steps: Annotated[int, typer.Option(help="Steps of a run.")] = 20,
     runs: Annotated[int, typer.Option(help="Runs over which times are averaged.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the images and the weights.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    device: Device = "auto",
+    json: Json = None,
 ) -> int:
     """Train a detector by every spelling of its GIoU loss.
 
@@ -49,25 +49,21 @@ def boxes(
     of a step are timed. Exit status 1: spellings of the loss ended at different held-out losses.
     """
     from fuselab.device.select import select
-    from fuselab.report import files
-    from fuselab.report.result import result as payload
+    from fuselab.report.result import write_result
     from fuselab.train.boxes import MODELS, Settings, train
 
     where = select(device)
     losses = tuple(dict.fromkeys(loss)) if loss else None
     models = tuple(dict.fromkeys(mode or MODELS))
     settings = Settings(losses, models, batch_size, steps, runs, seed)
-    result = train(settings, where, lambda sentence: print(f"{sentence} ...", file=sys.stderr))
+    result = train(settings, where, lambda sentence: say(f"{sentence} ..."))
     _show(result, on_gpu=where.type == "cuda")
-    if json is not None:
-        facts = {**asdict(result), "agree": result.agree}
-        files.write_json(json, payload("train boxes", facts, where))
+    write_result(json, "train boxes", {**asdict(result), "agree": result.agree}, where)
     return 0 if result.agree else 1
 
 
 def _show(result: BoxesResult, on_gpu: bool) -> None:
     from fuselab.report.numbers import digits
-    from fuselab.report.text_table import table
     from fuselab.train.boxes import RANGES
 
     settings = result.settings

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from fuselab.cli.options import FOLDER, Json
+from fuselab.report.progress import say
 
 
 def add(verbs: typer.Typer) -> None:
@@ -68,15 +70,14 @@ def dlrm(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
     ] = False,
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write scalars for TensorBoard.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write scalars for TensorBoard.", click_type=FOLDER),
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time of some steps goes.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    json: Json = None,
 ) -> None:
     """Train a DLRM and score it on held-out rows.
 
@@ -90,8 +91,7 @@ def dlrm(
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError, CheckpointError
     from fuselab.models.dlrm_config import describe
-    from fuselab.report import files
-    from fuselab.report.result import result
+    from fuselab.report.result import write_result
     from fuselab.report.train_text import gradients_text, train_text
     from fuselab.train.allocation import enough_memory, keep_freed_memory
     from fuselab.train.checkpoint import latest, own_folder
@@ -154,14 +154,13 @@ def dlrm(
         if resume:
             run.resume()
             if run.begin:
-                print(f"going on from step {run.begin:,} of {run.last}", file=sys.stderr)
+                say(f"going on from step {run.begin:,} of {run.last}")
             else:
-                print(f"{folder} holds no checkpoint: starting anew", file=sys.stderr)
+                say(f"{folder} holds no checkpoint: starting anew")
         if run.begin < run.steps:
-            print(
+            say(
                 f"{run.steps - run.begin:,} steps of {plan.batch_size:,} rows on {where.type}, "
-                f"{run.batches_per_epoch:,} an epoch; --steps N takes fewer",
-                file=sys.stderr,
+                f"{run.batches_per_epoch:,} an epoch; --steps N takes fewer"
             )
         events = Events(scalars, run.begin)
         try:
@@ -175,23 +174,19 @@ def dlrm(
                     facts["profile"] = recording.result.describe()
                     print(profile_text(facts["profile"]))
                 else:
-                    print("fuselab: too few steps to profile: it takes 7.", file=sys.stderr)
+                    say("fuselab: too few steps to profile: it takes 7.")
             else:
                 trained = run.train(checkpoint_every, events)
         finally:
             events.close()
     facts |= run.describe(trained)
     print(train_text(facts))
-    if json is not None:
-        files.write_json(json, result("train dlrm", facts, where))
+    write_result(json, "train dlrm", facts, where)
     if trained.course.interrupted:
         kept = (
             "nothing is kept, for want of --checkpoint"
             if trained.checkpoint is None
             else f"{trained.checkpoint} is written, and --resume goes on from it"
         )
-        print(
-            f"fuselab: stopped behind step {trained.course.steps:,} of {trained.steps:,}; {kept}.",
-            file=sys.stderr,
-        )
+        say(f"fuselab: stopped behind step {trained.course.steps:,} of {trained.steps:,}; {kept}.")
         raise typer.Exit(130)

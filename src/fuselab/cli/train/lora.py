@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fuselab.cli.options import Device, Json, Written
+from fuselab.report.progress import say
+from fuselab.report.screen import table
 
 if TYPE_CHECKING:
     from fuselab.train.lora import LoraResult
@@ -32,14 +35,18 @@ def lora(
     amp: Annotated[bool, typer.Option("--amp", help="Products in bfloat16.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Write the adapters as peft does."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Write the adapters as peft does.",
+            click_type=Written(),
+        ),
     ] = None,
     budget: Annotated[float, typer.Option(metavar="S", help="Seconds of timing.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Seed of the base, the adapters and the batches.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")
-    ] = None,
+    device: Device = "auto",
+    json: Json = None,
 ) -> int:
     """Train adapters on a frozen MLP, in every mode.
 
@@ -48,8 +55,7 @@ def lora(
     merging the adapters into the weights changed the accuracy.
     """
     from fuselab.device.select import select
-    from fuselab.report import files
-    from fuselab.report.result import result as payload
+    from fuselab.report.result import write_result
     from fuselab.train.lora import Settings, train
     from fuselab.train.lora_modes import MODES
 
@@ -66,19 +72,14 @@ def lora(
         seed,
         budget,
     )
-    result = train(
-        settings, where, output, lambda sentence: print(f"{sentence} ...", file=sys.stderr)
-    )
+    result = train(settings, where, output, lambda sentence: say(f"{sentence} ..."))
     _show(result)
-    if json is not None:
-        facts = {**asdict(result), "agree": result.agree}
-        files.write_json(json, payload("train lora", facts, where))
+    write_result(json, "train lora", {**asdict(result), "agree": result.agree}, where)
     return 0 if result.agree else 1
 
 
 def _show(result: LoraResult) -> None:
     from fuselab.report.numbers import byte_count, digits
-    from fuselab.report.text_table import table
 
     settings = result.settings
     print(

@@ -6,9 +6,8 @@ import io
 
 import pytest
 
-from fuselab.data.progress import Progress as Walks
-from fuselab.train import progress as module
-from fuselab.train.progress import Progress, clock
+from fuselab.report import progress as module
+from fuselab.report.progress import Progress, clock
 
 
 class Terminal(io.StringIO):
@@ -20,16 +19,16 @@ def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     shown = io.StringIO()
-    progress = Progress(1000, 64, shown)
-    progress.begin(500)
-    assert progress.line(500, 0.5) == "step 500 of 1,000  loss 0.5000"
+    progress = Progress(shown)
+    progress.begin("step", 1000, 500)
+    assert progress.line("loss 0.5000") == "step 500 of 1,000  loss 0.5000"
     now[0] += 10
-    progress.update(600, 0.25)
+    progress.update(6400, 100, "loss 0.2500")
     assert shown.getvalue() == "step 600 of 1,000  loss 0.2500  640 rows/s  0:40 left\n"
     now[0] += 9
-    progress.update(601, 0.25)
+    progress.update(64, 1, "loss 0.2500")
     assert shown.getvalue().count("\n") == 1
-    progress.update(1000, 0.125)
+    progress.update(399 * 64, 399, "loss 0.1250")
     assert shown.getvalue().splitlines()[1].startswith("step 1,000 of 1,000  loss 0.1250")
 
 
@@ -37,23 +36,23 @@ def test_a_terminal_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     shown = Terminal()
-    progress = Progress(1000, 1, shown)
-    progress.begin(0)
-    for step in (100, 200):
+    progress = Progress(shown)
+    progress.begin("step", 1000)
+    for _ in range(2):
         now[0] += 1
-        progress.update(step, 1.0)
+        progress.update(100, 100, "loss 1.0000")
     assert shown.getvalue().count("\r") == 2
     assert "\n" not in shown.getvalue()
-    progress.close()
-    progress.close()
+    progress.end()
+    progress.end()
     assert shown.getvalue().endswith("left\n")
 
 
 def test_parts_of_a_walk_over_rows() -> None:
     for shown, rewritten in ((io.StringIO(), 0), (Terminal(), 2)):
-        walks = Walks(shown)
+        walks = Progress(shown)
         for what in ("survey", "write"):
-            walks.begin(what, 1)
+            walks.begin(f"{what}:", 1)
             walks.update(50)
         lines = shown.getvalue().replace("\r", "").split("\n")
         assert [line.partition(" rows")[0] for line in lines] == [

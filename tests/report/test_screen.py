@@ -1,6 +1,15 @@
 """Tables of 80 columns: what gives way when a row is too wide."""
 
-from fuselab.report.text_table import bar, cut, table
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from fuselab.errors import MissingDependencyError
+from fuselab.inspect.explain import Explanation
+from fuselab.report import explain_text
+from fuselab.report.screen import bar, cut, table
 
 
 def test_wide_left_columns_share_the_loss_and_numbers_stay_whole():
@@ -19,3 +28,12 @@ def test_cut_and_bar():
     assert cut("abcdef", 6) == "abcdef" and cut("abcdefg", 6) == "abcde…"
     assert bar(0.0, 10) == "" and bar(1.0, 10) == "█" * 10 and bar(2.0, 4) == "█" * 4
     assert bar(0.5, 1) == "▌"
+
+
+def test_without_rich_the_text_is_the_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(MissingDependencyError, match=r"fuselab\[cli\]"):
+        table(["a"], [["x"]], right=[])
+    explanation = Explanation({"name": "Model", "device": "cpu", "backward": False})
+    monkeypatch.setattr(explain_text, "explain_text", lambda facts: table(["a"], [["x"]], right=[]))
+    assert str(explanation) == repr(explanation)

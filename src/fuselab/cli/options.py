@@ -1,0 +1,119 @@
+"""The arguments and options that several verbs share, and the command that guards their files."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from fuselab.errors import OutputError
+from fuselab.report import files
+
+
+class Written(click.ParamType[Any]):
+    """The path of a result; ``check`` refuses, before the work, one that cannot be written."""
+
+    name = "path"
+
+    def __init__(self, check: Callable[[str], None] = lambda path: None) -> None:
+        self.check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        self.check(value)
+        return value
+
+
+FILE = Written(files.check_destination)
+FOLDER = Written(files.check_folder)
+
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON too.", click_type=FILE),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="file.py, file.py:name, package.module:name or a built-in model."
+    ),
+]
+TargetData = Annotated[
+    str | None, typer.Option(metavar="PATH", help="What the file's get_inputs(data=...) reads.")
+]
+Operator = Annotated[
+    str,
+    typer.Argument(metavar="OP|FILE|DIR", help="An operator, or a file or folder with one."),
+]
+Checkpoint = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
+]
+
+
+class Verb(typer.core.TyperCommand):
+    """A command that refuses to write a result over a file which the call reads."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        written: list[tuple[str, str]] = []
+        read: list[str] = [*ctx.args]
+        for parameter in self.params:
+            words = _words(ctx.params.get(parameter.name or ""))
+            if isinstance(parameter.type, Written):
+                written += [(parameter.opts[-1], word) for word in words]
+            else:
+                read += words
+        for option, value in written:
+            held = _meant(read) if os.path.isfile(value) else ()
+            if any(os.path.samefile(value, each) for each in held):
+                raise OutputError(
+                    f"{option} {value} would take the place of what this call reads; give another "
+                    "name."
+                )
+        return super().invoke(ctx)
+
+
+class Verbs(typer.Typer):
+    """A group of verbs; without a verb it prints its help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(no_args_is_help=True, rich_markup_mode=None, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        return super().command(name, cls=Verb, **settings)
+
+
+def call_of(context: click.Context, without: Collection[str] = ()) -> list[str]:
+    """Return the call as words behind ``fuselab``, to repeat it or to record it.
+
+    The options named in ``without`` are left out.
+    """
+    call = context.command_path.split()[1:]
+    for parameter in context.command.params:
+        value = context.params[parameter.name or ""]
+        option = parameter.opts[:1] if isinstance(parameter, click.Option) else []
+        if parameter.name in without:
+            continue
+        if value is True:
+            call += option
+        for word in _words(value):
+            call += [*option, word]
+    return call
+
+
+def _words(value: Any) -> list[str]:
+    """Return the words of an option's value; a flag has none."""
+    if value is None or isinstance(value, bool):
+        return []
+    return [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def _meant(words: Collection[str]) -> Iterator[str]:
+    """Yield the files that words may mean: by name, as a glob, or as ``file.py:name``."""
+    for word in words:
+        for name in (word, word.rpartition(":")[0], *glob.glob(word)):
+            if os.path.isfile(name):
+                yield name
