@@ -20,6 +20,7 @@ from fuselab.runtime.dispatch import operator
 from fuselab.runtime.matmul_precision import allows_tf32
 
 SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
+pytestmark = pytest.mark.usefixtures("launcher")
 
 
 def reference(input: Tensor, scale: float = 1.0) -> Tensor:
@@ -59,11 +60,6 @@ def make(**changes: object) -> tuple[FusedOp, Counted]:
         ),
     }
     return FusedOp(**{**declared, **changes}), counted
-
-
-@pytest.fixture(autouse=True, scope="module")
-def started() -> None:
-    assert launch_plans.start()
 
 
 def test_python_runs_once_for_all_floats_and_spellings() -> None:

@@ -17,6 +17,7 @@ from fuselab.runtime import launch_plans
 from fuselab.runtime.cpp_source import CppSource, f32, i64
 
 SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
+pytestmark = pytest.mark.usefixtures("launcher")
 Grads = tuple[Tensor | None, ...]
 
 
@@ -50,11 +51,6 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     shapes = ((2, 3, 5), (2, 3, 7), (5, 7))
     grad, input, weight = (torch.randn(shape, generator=random) for shape in shapes)
     return grad, input, weight
-
-
-@pytest.fixture(autouse=True, scope="module")
-def started() -> None:
-    assert launch_plans.start()
 
 
 def test_products_of_the_present_call_and_for_each_set_of_needs() -> None:

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from fuselab import ops
-from fuselab.runtime import kernel_launch, launch_plans
+from fuselab.runtime import kernel_launch
 from fuselab.runtime.cpp_source import CppSource, i64
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.parameters import Struct
 
 SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
+pytestmark = pytest.mark.usefixtures("launcher")
 CUDA = CudaSource(Path(__file__).with_name("kernels.cu"))
 MOST = 64  # terms of the kernels' struct, and tensors of a plan
 
@@ -39,11 +40,6 @@ def weighted_sum(terms: Sequence[Tensor], weights: Sequence[int]) -> Tensor:
     output = torch.empty_like(terms[0])
     add_up(terms, weights, output)
     return output
-
-
-@pytest.fixture(autouse=True, scope="module")
-def started() -> None:
-    assert launch_plans.start()
 
 
 @pytest.fixture
