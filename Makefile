@@ -3,6 +3,7 @@
 #   make install       .venv with pinned versions and the fuselab command in it
 #   make demo          the small DLRM studied, trained and scored; DATA=path takes your Criteo file
 #   make test          everything that can run on this machine
+#   make test-timing        the tests that need a quiet machine, one after the other
 #   make test-capabilities   the main tests as CPUs with fewer instructions run them
 #   make format        ruff's format, and what ruff can mend
 #   make lint types compile-check
@@ -21,7 +22,7 @@ DATA ?=
 REPORT := fuselab-study
 export DATA
 
-.PHONY: install demo test test-capabilities format lint types compile-check extension build docs
+.PHONY: install demo test test-timing test-capabilities format lint types compile-check extension build docs
 
 # Always asked: the script answers in 50 ms when .venv is complete.
 install:
@@ -40,6 +41,9 @@ demo: install
 
 test: install
 	@.venv/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+test-timing: install
+	@.venv/bin/python -m pytest -m timing $(PYTEST_ARGS)
 
 test-capabilities: install
 	@.venv/bin/python tools/test_capabilities.py $(PYTEST_ARGS)

@@ -85,9 +85,12 @@ def commands(
         # Neighbouring tests stay with one worker, because they share kernels, which two workers
         # would both compile.
         spread = ("-n", "10", "--dist", "worksteal", "-p", "no:cacheprovider")
-        yield Command(
-            "test", (python, "-m", "pytest", "-m", "gpu", "-q", *spread, str(CLONE / "tests"))
-        )
+        for name, marked, how in (
+            ("test", "gpu and not timing", spread),
+            ("test-timing", "gpu and timing", ("-p", "no:cacheprovider")),  # one at a time
+        ):
+            words = (python, "-m", "pytest", "-m", marked, "-q", *how, str(CLONE / "tests"))
+            yield Command(name, words)
         return
     script = str(CLONE / "tools" / "sanitize.py")
     drawn = ("--draws", str(draws), "--seed", str(seeds[0])) if draws else ()

@@ -206,6 +206,7 @@ def test_every_variant_overwrites_all_of_its_output_on_cuda() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timing
 def test_measured_ceilings_of_a_gpu_are_plausible() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     found = measured_ceilings(device, refresh=True)
@@ -218,6 +219,7 @@ def test_measured_ceilings_of_a_gpu_are_plausible() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timing
 def test_streaming_beats_or_meets_pytorch_on_a_gpu() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     for bytes_read, bytes_written in ((1 << 28, 1 << 28), (1 << 29, 1 << 28)):

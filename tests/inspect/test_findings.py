@@ -58,6 +58,7 @@ def test_a_dense_gradient_of_a_table_is_found_at_the_forwards_line():
     assert "1.28 MB of gradient" in dense.title  # 20,000 x 16 x 4 bytes
 
 
+@pytest.mark.timing
 def test_a_list_turned_into_a_tensor_costs_more_than_its_operator():
     (found,) = findings("builds_a_tensor", "tensor built in forward")
     seen = []

@@ -12,7 +12,7 @@ from fuselab.measure.cuda_timer import CudaTimer, _cycles_per_us, flush_buffer
 from fuselab.measure.interleave import Candidate, interleave
 from fuselab.measure.verdict import Outcome, verdict
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timing]
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def test_peak_on_cuda_is_the_allocators() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timing
 def test_energy_of_a_matrix_product_is_plausible() -> None:
     pynvml = pytest.importorskip("pynvml")
     left = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)

@@ -504,6 +504,7 @@ def test_a_kept_rate_that_was_beaten_is_measured_again_first(
 
 
 @pytest.mark.gpu
+@pytest.mark.timing
 def test_bench_on_cuda_measures_what_the_cpu_cannot(
     honest: FusedOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,9 +30,6 @@ QUICK = {"cases", "shapes", "values", "layouts", "gradients"}
 def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     some = tuple(known for known in check_group.CHECKS if known.name in QUICK)
     monkeypatch.setattr(check_group, "CHECKS", some)
-    monkeypatch.setattr(
-        check_group, "QUICK_BUDGET_S", float("inf")
-    )  # a busy machine changes nothing
 
 
 def write_honest(folder: Path, change: str = "", name: str = "honest_file") -> str:

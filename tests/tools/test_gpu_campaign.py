@@ -48,7 +48,9 @@ def test_what_each_stage_runs(campaign: ModuleType, tmp_path: Path) -> None:
     assert enough == [False, True, True]
     assert ["--zeroed-products" in line for line in watched] == [False, False, True]
     assert all("--draws 5 --seed 9" in line for line in words("sanitize", seeds=(9,), draws=5))
-    assert "-m gpu" in words("test")[0]
+    spread, alone = words("test")
+    assert "-m gpu and not timing" in spread and "-n 10" in spread
+    assert "-m gpu and timing" in alone and "-n" not in alone.split()
 
 
 def test_verdicts_of_all_seeds_and_of_what_left_no_result(
