@@ -344,10 +344,10 @@ def test_other_options_or_another_source_are_refused(
     with pytest.raises(ZeroDivisionError):
         prepare(source, out, processes=1)
     monkeypatch.undo()
-    with pytest.raises(ArgumentError, match="holds a preparation with other dense; give another"):
+    with pytest.raises(ArgumentError, match="holds a preparation with other dense"):
         prepare(source, out, dense="log3", processes=1)
     prepare(source, out, processes=1)
-    with pytest.raises(ArgumentError, match="with other ids, min_frequency; give another folder"):
+    with pytest.raises(ArgumentError, match="with other ids, min_frequency"):
         prepare(source, out, ids="vocabulary", min_frequency=2, processes=1)
     synthesize(tmp_path / "rows.tsv", 10)
     with pytest.raises(ArgumentError, match="with other files"):
@@ -428,7 +428,7 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, source: Path, harm, says: st
 def test_a_shard_cut_while_it_is_read(tmp_path: Path, source: Path) -> None:
     prepared = prepare(source, tmp_path / "out", processes=1)
     os.truncate(tmp_path / "out" / "rows-00000.npy", 5000)
-    with pytest.raises(DataError, match="ends early; prepare the data again, into a new folder"):
+    with pytest.raises(DataError, match="ends early"):
         records(prepared)
 
 
@@ -467,7 +467,7 @@ def test_a_label_that_is_not_0_or_1(tmp_path: Path, source: Path, label: float) 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, source: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="is a file; give a folder"):
+    with pytest.raises(OutputError, match="is a file"):
         prepare(source, tmp_path / "file", processes=1)
     with pytest.raises(FuselabError, match="no file"):
         prepare(tmp_path / "gone.tsv", tmp_path / "out", processes=1)
@@ -483,7 +483,7 @@ def test_a_manifest_made_by_hand(tmp_path: Path, source: Path) -> None:
     prepared = Prepared(folder)
     assert prepared.rows == ROWS
     for asked, lacking in ((prepared.ids, "ids"), (prepared.dense, "dense")):
-        with pytest.raises(DataError, match=rf"manifest\.json lacks '{lacking}'; prepare"):
+        with pytest.raises(DataError, match=rf"manifest\.json lacks '{lacking}'"):
             asked()
 
 

@@ -176,7 +176,7 @@ def test_a_truncated_last_line_is_left_out_with_one_warning(
 @pytest.mark.filterwarnings("ignore::fuselab.data.TruncatedLineWarning")
 @pytest.mark.parametrize("text", ["", "0\t1\t2"])
 def test_a_file_without_a_complete_row_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(DataError, match="holds no complete row; expected lines of 40"):
+    with pytest.raises(DataError, match=r"holds no complete row.*lines of 40"):
         list(read(write(tmp_path / "a.tsv", text)))
 
 

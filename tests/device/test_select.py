@@ -26,7 +26,7 @@ def test_with_gpus() -> None:
     assert select("cpu") == torch.device("cpu")
     assert select() == select("auto") == select("cuda") == torch.device("cuda:1")
     assert select("cuda:0") == torch.device("cuda:0")
-    with pytest.raises(DeviceError, match=r"'cuda:2' is not there; .* has cuda:0 to cuda:1"):
+    with pytest.raises(DeviceError, match=r"'cuda:2'.*cuda:0 to cuda:1"):
         select("cuda:2")
 
 
@@ -34,11 +34,11 @@ def test_with_gpus() -> None:
 def test_without_gpu() -> None:
     assert select("auto") == select("cpu") == torch.device("cpu")
     for name in ("cuda", "cuda:0"):
-        with pytest.raises(DeviceError, match=f"'{name}' is not there: torch .*; use --device cpu"):
+        with pytest.raises(DeviceError, match=rf"'{name}' is not there: torch .*--device cpu"):
             select(name)
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "CUDA", "cpu:0", "cuda:", "cuda:-1", "cuda:0 "])
 def test_no_such_name(name: str) -> None:
-    with pytest.raises(DeviceError, match=f"'{name}' is no device; use auto, cpu, cuda or cuda:N"):
+    with pytest.raises(DeviceError, match=f"'{name}' is no device"):
         select(name)

@@ -200,8 +200,9 @@ def test_hash_and_stray_ids():
     assert not ignoring(ids).any()
     with pytest.raises(IndexError):
         FusedEmbeddingCollection(SIZES, 4)(ids)
-    with pytest.raises(UnknownNameError, match="unknown optimizer 'adam'"):
+    with pytest.raises(UnknownNameError) as refused:
         FusedEmbeddingCollection(SIZES, 4, optimizer="adam")
+    assert (refused.value.kind, refused.value.name) == ("optimizer", "adam")
 
 
 def test_compiles():

@@ -220,23 +220,26 @@ def test_fuse_leaves_it_alone():
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(ArgumentError, match=r"'sizes' is \(3,\); expected two widths"):
+    with pytest.raises(ArgumentError, match=r"'sizes' is \(3,\)"):
         MLP((3,))
     with pytest.raises(ArgumentError, match=r"'sizes' is \(3, 0\)"):
         MLP((3, 0))
     for wrong in (3, "35", (3, 2.5)):
-        with pytest.raises(ArgumentError, match=r"'sizes' is .*; expected two widths"):
+        with pytest.raises(ArgumentError, match=r"'sizes' is "):
             MLP(wrong)
-    with pytest.raises(UnknownNameError, match=r"unknown activation 'rleu'.*'relu'"):
+    with pytest.raises(UnknownNameError) as refused:
         MLP((3, 2, 1), "rleu")
-    with pytest.raises(UnknownNameError, match="unknown activation 'none'"):
+    assert (refused.value.kind, refused.value.name) == ("activation", "rleu")
+    assert "relu" in refused.value.known
+    with pytest.raises(UnknownNameError) as refused:
         MLP((3, 1), last_activation="none")
-    with pytest.raises(ArgumentError, match=r"'module' is Linear; expected an nn.Sequential"):
+    assert (refused.value.kind, refused.value.name) == ("activation", "none")
+    with pytest.raises(ArgumentError, match=r"'module' is Linear.*nn\.Sequential"):
         MLP.from_sequential(nn.Linear(3, 2))
 
     class Residual(nn.Sequential):
         def forward(self, input):
             return input + super().forward(input)
 
-    with pytest.raises(ArgumentError, match=r"Residual; expected an nn.Sequential whose forward"):
+    with pytest.raises(ArgumentError, match=r"Residual.*nn\.Sequential"):
         MLP.from_sequential(Residual(nn.Linear(3, 3)))

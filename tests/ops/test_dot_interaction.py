@@ -117,7 +117,7 @@ def test_compiles_without_a_break_and_under_autocast():
 @pytest.mark.parametrize("function", [dot_interaction, cat_interaction])
 def test_refusals_name_the_argument(function):
     dense, embeddings = vectors(3, 4, 5)
-    with pytest.raises(ShapeError, match=r"'dense' has shape \(5,\); expected \(batch, width\)"):
+    with pytest.raises(ShapeError, match=r"'dense'.*\(5,\).*\(batch, width\)"):
         function(dense[0], embeddings)
     for wrong in (embeddings[:2], embeddings[0], embeddings[..., :4]):
         with pytest.raises(
@@ -130,7 +130,7 @@ def test_refusals_name_the_argument(function):
         function(dense, embeddings.half())
     with pytest.raises(DtypeError, match=r"'dense' is torch\.int64"):
         function(dense.long(), embeddings.long())
-    with pytest.raises(ArgumentError, match="'padding' is -1; expected 0 or more"):
+    with pytest.raises(ArgumentError, match=r"'padding' is -1.*0 or more"):
         dot_interaction(dense, embeddings, -1)
 
 

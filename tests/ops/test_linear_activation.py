@@ -150,11 +150,13 @@ def test_the_library_peer():
 
 def test_errors_name_the_argument():
     input, weight, bias = operands(4, 5, 3)
-    with pytest.raises(UnknownNameError, match=r"unknown activation 'rleu'.*Did you mean 'relu'"):
+    with pytest.raises(UnknownNameError) as refused:
         linear_activation(input, weight, bias, "rleu")
-    with pytest.raises(ShapeError, match=r"'weight' has shape \(5, 3\); expected \(N, 5\)"):
+    assert (refused.value.kind, refused.value.name) == ("activation", "rleu")
+    assert "relu" in refused.value.known
+    with pytest.raises(ShapeError, match=r"'weight'.*\(5, 3\).*\(N, 5\)"):
         linear_activation(input, weight.t())
-    with pytest.raises(ShapeError, match=r"'bias' has shape \(5,\); expected \(3,\)"):
+    with pytest.raises(ShapeError, match=r"'bias'.*\(5,\).*\(3,\)"):
         linear_activation(input, weight, torch.zeros(5))
     with pytest.raises(ShapeError, match="'input' has no dimension"):
         linear_activation(torch.zeros(()), weight)

@@ -231,19 +231,21 @@ def test_costs_count_every_byte_once():
 
 def test_errors_name_the_argument():
     input, weight, bias, target = operands(4, 5)
-    with pytest.raises(ShapeError, match=r"'weight' has shape \(2, 5\); expected \(1, 5\)"):
+    with pytest.raises(ShapeError, match=r"'weight'.*\(2, 5\).*\(1, 5\)"):
         linear_sigmoid(input, weight.expand(2, 5))
-    with pytest.raises(ShapeError, match=r"'bias' has shape \(4,\); expected \(1,\) or None"):
+    with pytest.raises(ShapeError, match=r"'bias'.*\(4,\).*\(1,\) or None"):
         linear_sigmoid(input, weight, torch.zeros(4))
     with pytest.raises(DtypeError, match=r"'input' is torch.int64"):
         linear_sigmoid(input.long(), weight)
-    with pytest.raises(ShapeError, match=r"'target' has shape \(4,\); expected \(4, 1\)"):
+    with pytest.raises(ShapeError, match=r"'target'.*\(4,\).*\(4, 1\)"):
         linear_binary_cross_entropy(input, weight, bias, target[:, 0])
     with pytest.raises(DtypeError, match=r"'target' is torch.bool.*target.float\(\) gives it"):
         linear_binary_cross_entropy(input, weight, bias, target > 0)
-    with pytest.raises(UnknownNameError, match=r"unknown reduction 'men'.*Did you mean 'mean'"):
+    with pytest.raises(UnknownNameError) as refused:
         linear_binary_cross_entropy(input, weight, bias, target, "men")
-    with pytest.raises(DifferentiationError, match="'target' has no gradient; detach it"):
+    assert (refused.value.kind, refused.value.name) == ("reduction", "men")
+    assert "mean" in refused.value.known
+    with pytest.raises(DifferentiationError, match=r"'target'.*detach it"):
         linear_binary_cross_entropy(input, weight, bias, target.requires_grad_())
 
 

@@ -179,7 +179,7 @@ def test_rewrites_compute_the_same(rewrite):
 
 
 def test_refusals_name_the_operator():
-    with pytest.raises(ArgumentError, match=r"log_softmax: 'dim' is 2, out of range; expected -2"):
+    with pytest.raises(ArgumentError, match=r"log_softmax: 'dim' is 2.* -2"):
         log_softmax(torch.ones(3, 4), 2)
     with pytest.raises(DtypeError, match=r"log_softmax: 'input' is torch\.int64"):
         log_softmax(torch.ones(3, dtype=torch.int64))

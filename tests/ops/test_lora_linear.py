@@ -82,7 +82,7 @@ def test_frozen_arguments_refuse_their_gradient_and_name_the_alternative():
             frozen = {"weight": weight.clone(), "bias": bias.clone()}
             frozen[name].requires_grad_()
             call = (x, frozen["weight"], frozen["bias"], a, b, scale, activation)
-            with pytest.raises(DifferentiationError, match=f"'{name}' has no gradient; detach it"):
+            with pytest.raises(DifferentiationError, match=f"'{name}' has no gradient.*detach it"):
                 lora_linear(*call, implementation=implementation)
             with torch.no_grad():
                 lora_linear(*call, implementation=implementation)

@@ -280,13 +280,13 @@ def test_errors_name_the_argument():
     input, weights, biases = operands(4, (5, 4, 3))
     with pytest.raises(ArgumentError, match="'weights' is empty"):
         mlp(input, [])
-    with pytest.raises(ArgumentError, match=r"'biases' has 1 tensors; expected one for each of"):
+    with pytest.raises(ArgumentError, match=r"'biases' has 1 tensors"):
         mlp(input, weights, biases[:1])
-    with pytest.raises(ShapeError, match=r"'weights\[1\]' has shape \(3, 4\); expected \(N, 9\)"):
+    with pytest.raises(ShapeError, match=r"'weights\[1\]'.*\(3, 4\).*\(N, 9\)"):
         mlp(input, [torch.randn(9, 5), weights[1]])
-    with pytest.raises(ShapeError, match=r"'weights\[0\]' has shape \(4, 5\); expected \(N, 4\)"):
+    with pytest.raises(ShapeError, match=r"'weights\[0\]'.*\(4, 5\).*\(N, 4\)"):
         mlp(input[:, :4], weights)
-    with pytest.raises(ShapeError, match=r"'biases\[1\]' has shape \(4,\); expected \(3,\)"):
+    with pytest.raises(ShapeError, match=r"'biases\[1\]'.*\(4,\).*\(3,\)"):
         mlp(input, weights, [biases[0], biases[0]])
     with pytest.raises(ShapeError, match="'input' has no dimension"):
         mlp(torch.tensor(1.0), weights)
@@ -296,16 +296,20 @@ def test_errors_name_the_argument():
         mlp(input, weights, [biases[0].half(), biases[1]])
     with pytest.raises(DtypeError, match=r"'input' is torch.float16 and 'weights\[0\]'"):
         mlp(input.half(), weights)
-    with pytest.raises(DtypeError, match=r"'dtype' is torch.float16; expected None, torch.float32"):
+    with pytest.raises(DtypeError, match=r"'dtype'.*torch.float16.*None, torch.float32"):
         mlp(input, weights, dtype=torch.float16)
-    with pytest.raises(UnknownNameError, match=r"unknown activation 'rleu'.*'relu'"):
+    with pytest.raises(UnknownNameError) as refused:
         mlp(input, weights, biases, "rleu")
-    with pytest.raises(UnknownNameError, match="unknown activation 'none'"):
+    assert (refused.value.kind, refused.value.name) == ("activation", "rleu")
+    assert "relu" in refused.value.known
+    with pytest.raises(UnknownNameError) as refused:
         mlp(input, weights, biases, "relu", "none")
+    assert (refused.value.kind, refused.value.name) == ("activation", "none")
     with pytest.raises(UnsupportedError, match="it runs on cuda"):
         mlp(input, weights, implementation="cuda")
-    with pytest.raises(UnknownNameError, match="unknown implementation 'cudnn'"):
+    with pytest.raises(UnknownNameError) as refused:
         mlp(input, weights, implementation="cudnn")
+    assert (refused.value.kind, refused.value.name) == ("implementation", "cudnn")
     weights[0].requires_grad_()
     with pytest.raises(ArgumentError, match="'weights' must be a list of Tensors, got Tensor"):
         mlp(input, weights[0])

@@ -75,7 +75,7 @@ def test_packages_are_the_folders_with_a_contract() -> None:
 
 
 def test_an_unknown_operator_says_which_there_are() -> None:
-    with pytest.raises(AttributeError, match=r"no operator 'sofmax'; it has .*softmax"):
+    with pytest.raises(AttributeError, match=r"'sofmax'.*softmax"):
         _ = ops.sofmax
 
 

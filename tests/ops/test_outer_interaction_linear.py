@@ -114,12 +114,13 @@ def test_refusals_name_the_argument():
         ShapeError, match=r"'weight' has shape \(5, 143\); expected \(outputs, 144\)"
     ):
         outer_interaction_linear(dense, embeddings, weight[:, 1:], bias)
-    with pytest.raises(ShapeError, match=r"'bias' has shape \(4,\); expected \(5,\)"):
+    with pytest.raises(ShapeError, match=r"'bias'.*\(4,\).*\(5,\)"):
         outer_interaction_linear(dense, embeddings, weight, bias[1:])
     with pytest.raises(DtypeError, match=r"'weight' is torch.float16 and 'dense' torch.float32"):
         outer_interaction_linear(dense, embeddings, weight.half(), bias)
-    with pytest.raises(UnknownNameError, match="unknown activation 'rleu'"):
+    with pytest.raises(UnknownNameError) as refused:
         outer_interaction_linear(dense, embeddings, weight, bias, "rleu")
+    assert (refused.value.kind, refused.value.name) == ("activation", "rleu")
 
 
 def test_the_floor_counts_a_pair_once():

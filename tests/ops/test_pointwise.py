@@ -388,11 +388,13 @@ def test_the_published_sweep():
 
 def test_errors_name_the_argument():
     x, bias = torch.zeros(3, 4), torch.zeros(4)
-    with pytest.raises(UnknownNameError, match=r"unknown activation 'rleu'.*Did you mean 'relu'"):
+    with pytest.raises(UnknownNameError) as refused:
         add_mul_activation(x, x, bias, 1.0, "rleu")
+    assert (refused.value.kind, refused.value.name) == ("activation", "rleu")
+    assert "relu" in refused.value.known
     with pytest.raises(ShapeError, match=r"'update' has shape \(4,\) and 'input' \(3, 4\)"):
         add_mul_activation(x, bias, bias)
-    with pytest.raises(ShapeError, match=r"'bias' has shape \(3,\); expected \(4,\)"):
+    with pytest.raises(ShapeError, match=r"'bias'.*\(3,\).*\(4,\)"):
         bias_activation(x, torch.zeros(3))
     with pytest.raises(ShapeError, match="no dimension"):
         bias_activation(torch.zeros(()), torch.zeros(1))

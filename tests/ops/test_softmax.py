@@ -232,7 +232,7 @@ def test_compiles_without_a_break_and_under_torch_func():
 
 @pytest.mark.parametrize("dim", [2, -3])
 def test_dim_out_of_range(dim):
-    with pytest.raises(ArgumentError, match=rf"'dim' is {dim}, out of range; expected -2 to 1"):
+    with pytest.raises(ArgumentError, match=rf"'dim' is {dim}.* -2 to 1"):
         softmax(torch.ones(3, 4), dim)
     with pytest.raises(ArgumentError, match="expected -1 to 0"):
         softmax(torch.ones(()), 1)

@@ -42,8 +42,9 @@ def test_library_operator_by_both_names() -> None:
 
 
 def test_unknown_operator_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'add_mul_activation'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'add_mul_activation'") as refused:
         load_op("add_mul_activaton")
+    assert (refused.value.kind, refused.value.name) == ("operator", "add_mul_activaton")
 
 
 def test_file_with_one_operator(tmp_path: Path) -> None:
@@ -62,10 +63,10 @@ def test_private_operators_do_not_count(tmp_path: Path) -> None:
 
 def test_several_operators_must_be_picked(tmp_path: Path) -> None:
     spec = write(tmp_path / "several.py", CONTRACT + "A = make('a')\nB = make('b')\n")
-    with pytest.raises(TargetError, match=r"several FusedOps \(A, B\); pick one as .*several.py:A"):
+    with pytest.raises(TargetError, match=r"several FusedOps \(A, B\).*several.py:A"):
         load_op(spec)
     assert load_op(f"{spec}:B").name == "mine::b"
-    with pytest.raises(TargetError, match="no FusedOp is called 'C'; it has A, B"):
+    with pytest.raises(TargetError, match=r"'C'.*A, B"):
         load_op(f"{spec}:C")
 
 

@@ -173,12 +173,14 @@ def test_a_launcher_that_asks_for_nothing_is_skipped_with_the_reason() -> None:
 def test_what_cannot_be_tuned_is_one_sentence() -> None:
     with pytest.raises(ArgumentError, match=r"has nothing to tune: its FusedOp\.configs is empty"):
         tuned(operator("no_configs", clamped=clamped))
-    with pytest.raises(UnknownNameError, match="unknown tunable implementation 'tritn'"):
+    with pytest.raises(UnknownNameError) as refused:
         tuned(implementations=["tritn"])
-    with pytest.raises(UnknownNameError, match="unknown case '4100'"):
+    assert (refused.value.kind, refused.value.name) == ("tunable implementation", "tritn")
+    with pytest.raises(UnknownNameError) as refused:
         tuned(cases=["4100"])
+    assert (refused.value.kind, refused.value.name) == ("case", "4100")
     of_backward = replace(OP, configs={"plain_backward": candidates})
-    with pytest.raises(ArgumentError, match="nothing to tune but plain_backward; give --backward"):
+    with pytest.raises(ArgumentError, match=r"nothing to tune but plain_backward.*--backward"):
         tuned(of_backward)
     on_gpu = replace(
         OP, implementations={"plain": replace(OP.implementations["plain"], device="cuda")}

@@ -139,7 +139,7 @@ def test_a_frozen_argument_refuses_its_gradient_and_names_the_alternative() -> N
         )
     )
     input, update, _ = inputs(grad=True)
-    with pytest.raises(DifferentiationError, match="frozen: 'update' has no gradient; detach it"):
+    with pytest.raises(DifferentiationError, match=r"frozen: 'update'.*detach it"):
         frozen(input, update)
     with pytest.raises(DifferentiationError, match="'update' has no gradient"):
         frozen(input, update, implementation="reference")

@@ -93,7 +93,7 @@ def test_pip_failing_leaves_no_stamp(
     installer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(installer, "install", lambda pip_arguments: installer.run(["false"]))
-    with pytest.raises(SystemExit, match=r"'false' ended with status 1; \.venv is incomplete"):
+    with pytest.raises(SystemExit, match=r"'false' ended with status 1"):
         installer.main([])
     assert installer.why_rebuild() == ".venv is half-made (an earlier install was interrupted)"
 

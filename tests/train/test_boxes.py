@@ -93,7 +93,7 @@ def test_what_needs_a_gpu_is_left_out_and_said() -> None:
     assert set(found) == {"eager", "compile", "cpp"}
     assert set(left_out) == {"cuda", "triton", "compile(triton)"}
     assert all(reason.startswith("needs a GPU: torch") for reason in left_out.values())
-    with pytest.raises(DeviceError, match=r"--loss triton needs a GPU: .*; leave it out"):
+    with pytest.raises(DeviceError, match=r"--loss triton needs a GPU"):
         train(replace(QUICK, losses=("eager", "triton")), CPU)
 
 

@@ -86,7 +86,7 @@ def test_a_flipped_bit_anywhere(tmp_path: Path) -> None:
 
 def test_another_model_version_or_file(tmp_path: Path) -> None:
     path = save(tmp_path, _checkpoint())
-    with pytest.raises(CheckpointError, match="holds a dlrm model; expected lora"):
+    with pytest.raises(CheckpointError, match=r"holds a dlrm model.*lora"):
         load(path, "lora")
     later = {"format": "fuselab-checkpoint", "version": 2, "kind": "dlrm", "step": 0, "facts": {}}
     save_file({"a": torch.zeros(1)}, path, {"fuselab": json.dumps(later)})
@@ -165,7 +165,7 @@ def test_damaged_facts_are_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001.safetensors"
     lacking = {"format": "fuselab-checkpoint", "version": 1, "kind": "dlrm", "step": 0}
     save_file({"a": torch.zeros(1)}, path, {"fuselab": json.dumps(lacking)})
-    with pytest.raises(CheckpointError, match=r"step-00000001.* damaged: it lacks 'facts'; use"):
+    with pytest.raises(CheckpointError, match=r"step-00000001.* damaged: it lacks 'facts'"):
         load(path, "dlrm")
     with pytest.raises(CheckpointError, match=r"damaged: .*size mismatch for weight"), whole(path):
         torch.nn.Linear(2, 2).load_state_dict({"weight": torch.zeros(3), "bias": torch.zeros(2)})

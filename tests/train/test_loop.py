@@ -83,8 +83,9 @@ def test_ctrl_c_ends_behind_the_step_and_keeps_it() -> None:
 def test_nan_ends_the_run_at_its_step_and_keeps_nothing_more() -> None:
     run = Run(2 * READ_EVERY, keep_every=10)
     run.at = {24: float("nan")}
-    with pytest.raises(DivergenceError, match="the loss of step 25 is nan"):
+    with pytest.raises(DivergenceError, match="nan") as raised:
         run.loop.run(_from(0))
+    assert raised.value.step == 25
     assert run.kept == [10, 20]
 
 

@@ -64,5 +64,6 @@ def test_states_by_name(name: str, make: Any) -> None:
 
 def test_an_unknown_name() -> None:
     for make in (dense_optimizer, table_optimizer):
-        with pytest.raises(UnknownNameError, match="known: adagrad, adam, sgd"):
+        with pytest.raises(UnknownNameError) as refused:
             make("lion", [nn.Parameter(torch.ones(1))], 0.1)
+        assert refused.value.known == ["adagrad", "adam", "sgd"]
