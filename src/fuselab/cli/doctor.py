@@ -39,7 +39,7 @@ NEEDED_DISK_BYTES = 1 << 30
 # The calls that --measure times: larger ones behave alike, and all dtypes would take an hour.
 MEASURED = ("--most-bytes", str(9 << 20), "--dtype", "float32", "--dtype", "bfloat16")
 
-# What each optional package is for, and what pip installs for it.
+# The verbs that need each optional package, and the name by which pip installs it.
 OPTIONAL_PACKAGES = {
     "matplotlib": ("bench, data describe --plot; export --graph", "'fuselab[report]'"),
     "jinja2": ("the page that study writes", "'fuselab[report]'"),

@@ -1,4 +1,4 @@
-// What a loader's threads do without Python's lock: read and check rows, and order a window.
+// The work of a loader's threads without Python's lock: read and check rows, and order a window.
 
 #include <cerrno>
 #include <cstdint>
