@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fuselab.cli.options import FILE, Device, Json, Operator, call_of
+from fuselab.cli.options import (
+    FILE,
+    Device,
+    Json,
+    Operator,
+    call_of,
+    dtype_of,
+    run_with_pinned_allocation,
+)
 from fuselab.errors import ArgumentError
 from fuselab.report.progress import say
 
@@ -69,15 +77,13 @@ def bench(
     became slower.
     """
     from fuselab.device.select import select
-    from fuselab.measure.fresh import allocation_is_pinned, run_pinned
 
     if ship and not tune:
         raise ArgumentError("--ship says where --tune saves; add --tune.")
     if tune and (plot is not None or against is not None or quick):
         raise ArgumentError("--tune goes without --plot, --against and --quick; leave them out.")
     where = select(device)
-    if where.type == "cpu" and not allocation_is_pinned():
-        raise typer.Exit(run_pinned("fuselab", call_of(context)))
+    run_with_pinned_allocation(context, where)
 
     if tune:
         _tune(locals(), where)
@@ -95,7 +101,7 @@ def bench(
         load_op(op),
         providers=provider.split(",") if provider is not None else None,
         cases=case,
-        dtypes=[benchmark.dtype_of(name) for name in dtype] if dtype else None,
+        dtypes=[dtype_of(name) for name in dtype] if dtype else None,
         backward=backward,
         device=where,
         budget_s=budget,
@@ -123,7 +129,6 @@ def bench(
 def _tune(given: dict[str, Any], device: torch.device) -> None:
     """Run --tune: print what was tried, save the choices, and exit with status 1 for a wrong
     one."""
-    from fuselab.prove.bench import dtype_of
     from fuselab.prove.load import load_op
     from fuselab.prove.tune import tune
     from fuselab.report import files, tables

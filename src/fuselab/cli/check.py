@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 import typer
 
-from fuselab.cli.options import Device, Json, Operator
+from fuselab.cli.options import Device, Json, Operator, dtype_of
 from fuselab.device.select import select
-from fuselab.errors import UnknownNameError
 from fuselab.prove.check import check as run_check
 from fuselab.report.check_text import show
 from fuselab.report.progress import say
 from fuselab.report.result import write_result
 from fuselab.report.tables import console
-
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float64": torch.float64,
-    "int64": torch.int64,
-    "int32": torch.int32,
-}
 
 
 def add(app: typer.Typer) -> None:
@@ -60,13 +49,11 @@ def check(
 
     Exit status 1 if it is not.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise UnknownNameError("dtype", dtype, DTYPES)
     place = select(device)
     report = run_check(
         op,
         implementation,
-        None if dtype is None else DTYPES[dtype],
+        None if dtype is None else dtype_of(dtype),
         quick,
         seed,
         place,

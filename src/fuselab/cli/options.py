@@ -6,13 +6,16 @@ import glob
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from fuselab.errors import OutputError
+from fuselab.errors import OutputError, UnknownNameError
 from fuselab.report import files
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Written(click.ParamType[Any]):
@@ -52,6 +55,28 @@ Operator = Annotated[
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
 ]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype named ``name``, such as ``float32``. Raises UnknownNameError."""
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        known = ["float32", "float16", "bfloat16", "float64", "int64", "int32"]
+        raise UnknownNameError("dtype", name, known)
+    return dtype
+
+
+def run_with_pinned_allocation(context: click.Context, device: torch.device) -> None:
+    """Repeat a call that times on the CPU in a fresh process, unless this is that process.
+
+    Raises Exit with the status of that process.
+    """
+    from fuselab.measure.fresh import allocation_is_pinned, run_pinned
+
+    if device.type == "cpu" and not allocation_is_pinned():
+        raise typer.Exit(run_pinned("fuselab", call_of(context)))
 
 
 class Verb(typer.core.TyperCommand):

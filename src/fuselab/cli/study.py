@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fuselab.cli.options import FOLDER, Device, Json, Target, TargetData, call_of
+from fuselab.cli.options import FOLDER, Device, Json, Target, TargetData, run_with_pinned_allocation
 
 
 def add(app: typer.Typer) -> None:
@@ -39,11 +39,9 @@ def study(
     fails its check.
     """
     from fuselab.device.select import select
-    from fuselab.measure.fresh import allocation_is_pinned, run_pinned
 
     where = select(device)
-    if where.type == "cpu" and not allocation_is_pinned():
-        raise typer.Exit(run_pinned("fuselab", call_of(context)))
+    run_with_pinned_allocation(context, where)
 
     from fuselab.report import files
     from fuselab.report.html import study_page

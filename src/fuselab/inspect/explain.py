@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fuselab
 from fuselab.errors import ArgumentError, FuselabError, MissingDependencyError, TargetError
 from fuselab.inspect.profile import significant_everywhere
 from fuselab.inspect.targets import Target
+from fuselab.measure.fresh import child_environment
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 TIMEOUT_S = 900
@@ -99,9 +99,15 @@ def _ask(what: str, request: Request, folder: Path) -> Any:
     asked, answer, stage = folder / "request", folder / f"{what}-answer", folder / "stage"
     asked.write_bytes(pickle.dumps(request))
     command = [sys.executable, "-m", "fuselab.inspect.explain_runner", what, str(folder)]
+    environment = child_environment(
+        TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"),
+        TRITON_CACHE_DIR=str(folder / "triton"),
+        KINETO_LOG_LEVEL="99",
+        TORCH_CPP_LOG_LEVEL="ERROR",
+    )
     try:
         done = subprocess.run(
-            command, env=_environment(folder), stdout=2, stderr=subprocess.PIPE, timeout=TIMEOUT_S
+            command, env=environment, stdout=2, stderr=subprocess.PIPE, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired as error:
         reached = stage.read_text() if stage.is_file() else "starting"
@@ -119,16 +125,3 @@ def _ask(what: str, request: Request, folder: Path) -> Any:
     if isinstance(outcome, FuselabError):
         raise outcome
     return outcome
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    source = str(Path(fuselab.__file__).resolve().parent.parent)
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "KINETO_LOG_LEVEL": "99",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -27,11 +25,10 @@ from fuselab.inspect.explain import Explanation, Request
 from fuselab.inspect.inductor_capture import CompiledGraph, GraphBreak, Launch
 from fuselab.inspect.kernel_times import times_of_launches
 from fuselab.inspect.profile import Recorder, target_step
-from fuselab.inspect.user_code import SourceLine, describe_error, plain
-from fuselab.measure.interleave import Candidate, interleave
+from fuselab.inspect.user_code import SourceLine, plain, raising_target_error
 from fuselab.measure.memory import peak_bytes
 from fuselab.measure.statistics import median_interval
-from fuselab.measure.steady_step import steady
+from fuselab.measure.steady_step import seconds_of, time_steps
 from fuselab.measure.verdict import verdict
 
 STEPS_PROFILED = 5
@@ -44,7 +41,7 @@ def explain(request: Request, stage: Stage) -> Explanation:
     """Return all facts about one target except its warm compile time."""
     stage("running the target once")
     target = targets.load(request.target, request.device, request.data)
-    with _refusing(target.name):
+    with raising_target_error(f"{target.name} raised when it ran:"):
         target_step(target, request.backward)()
     stage("tracing with Dynamo")
     with torch.set_grad_enabled(request.backward or not target.is_module):
@@ -56,8 +53,8 @@ def explain(request: Request, stage: Stage) -> Explanation:
     with inductor_capture.named_kernels(), inductor_capture.capture() as captured:
         compiled = _compiled(target, request)
         step = target_step(compiled, request.backward)
-        with _refusing(target.name):
-            cold_s = _seconds(step, target.device)
+        with raising_target_error(f"{target.name} raised when it ran:"):
+            cold_s = seconds_of(step, target.device)
         compilations = inductor_capture.compilations()
         stage("timing eager and compiled")
         speed = _speed(target, compiled, request.backward)
@@ -98,30 +95,12 @@ def warm_seconds(request: Request, stage: Stage) -> float:
     stage("compiling with the cache on disk")
     with inductor_capture.named_kernels():
         step = target_step(_compiled(target, request), request.backward)
-        return _seconds(step, target.device)
+        return seconds_of(step, target.device)
 
 
 def _compiled(target: targets.Target, request: Request) -> targets.Target:
     mode = None if request.mode == "default" else request.mode
     return replace(target, callable=torch.compile(target.callable, mode=mode))
-
-
-@contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    try:
-        yield
-    except FuselabError:
-        raise
-    except Exception as error:
-        raise TargetError(f"{name} raised when it ran: {describe_error(error)}.") from error
-
-
-def _seconds(step: Callable[[], Any], device: torch.device) -> float:
-    start = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def _speed(eager: targets.Target, compiled: targets.Target, backward: bool) -> dict[str, Any]:
@@ -134,18 +113,12 @@ def _speed(eager: targets.Target, compiled: targets.Target, backward: bool) -> d
         "eager": target_step(eager, backward),
         "compiled": target_step(compiled, backward),
     }
-    looped = {name: steady(step, device) for name, step in steps.items()}
-    timed = interleave(
-        [Candidate(name, call) for name, (call, _) in looped.items()],
-        torch.device("cpu"),
-        cold=False,
-        budget_s=TIMING_BUDGET_S,
-    )
+    timed = time_steps(steps, device, TIMING_BUDGET_S)
     facts: dict[str, Any] = {}
-    for name, (_, calls) in looped.items():
-        times = [us / calls for us in timed[name].times_us]
+    for name, samples in timed.items():
+        times = samples.times_us
         if not times:
-            raise TargetError(f"the {name} step could not be timed: {plain(timed[name].failed)}.")
+            raise TargetError(f"the {name} step could not be timed: {plain(samples.failed)}.")
         _, low, high = median_interval(times)
         facts[name] = {
             "us": median(times),
@@ -233,7 +206,7 @@ def _other_batches(
         inductor_capture.forget_metrics()
         args, kwargs = targets.with_batch(compiled, batch)
         step = target_step(replace(compiled, args=args, kwargs=kwargs), request.backward)
-        seconds = _seconds(step, target.device)
+        seconds = seconds_of(step, target.device)
         new = inductor_capture.compilations()
         rows.append(
             {

@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import fuselab
 from fuselab.errors import MissingTargetError, TargetError
 from fuselab.inspect.profile import Profile, Schedule
 from fuselab.inspect.user_code import plain
+from fuselab.measure.fresh import child_environment
 
 
 def profile_script(
@@ -31,8 +31,11 @@ def profile_script(
         answer = Path(folder) / "answer"
         steps = ",".join(map(str, schedule))
         command = [sys.executable, "-m", "fuselab.inspect.script_runner", str(answer), steps]
+        # The profiler's C++ part would warn of memory that was allocated before it started.
+        level = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
+        environment = child_environment(TORCH_CPP_LOG_LEVEL=level)
         sys.stderr.flush()
-        done = subprocess.run([*command, script, *arguments], env=_environment(), stdout=2)
+        done = subprocess.run([*command, script, *arguments], env=environment, stdout=2)
         if not answer.is_file():
             raise TargetError(
                 f"{plain(Path(script).name)} ended the process itself (exit status "
@@ -43,18 +46,3 @@ def profile_script(
         raise TargetError(outcome)
     assert isinstance(outcome, Profile)
     return outcome
-
-
-def _environment() -> dict[str, str]:
-    """Return the child's environment.
-
-    The child imports this fuselab, installed or not, and the profiler's C++ part does not warn
-    about memory that was allocated before it started.
-    """
-    source = str(Path(fuselab.__file__).resolve().parent.parent)
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-    }

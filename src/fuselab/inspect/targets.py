@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 import fuselab.models
 from fuselab.device.select import select
-from fuselab.errors import FuselabError, MissingTargetError, TargetError
-from fuselab.inspect.user_code import claim_file, describe_error, plain
+from fuselab.errors import MissingTargetError, TargetError
+from fuselab.inspect.user_code import claim_file, describe_error, plain, raising_target_error
 
 SEED = 0
 
@@ -64,14 +64,8 @@ class Target:
 
     def run(self) -> Any:
         """Call it. Raises TargetError, with the user's line, if the user's code raises."""
-        try:
+        with raising_target_error(f"{self.name} raised when it ran:"):
             return self.callable(*self.args, **self.kwargs)
-        except FuselabError:
-            raise
-        except Exception as error:
-            raise TargetError(
-                f"{self.name} raised when it ran: {describe_error(error)}."
-            ) from error
 
 
 def load(target: str, device: str | torch.device = "cpu", data: str | None = None) -> Target:
@@ -379,13 +373,9 @@ def _inputs(
 
 def _call_offer(module: ModuleType, offer: str, **arguments: Any) -> Any:
     torch.manual_seed(SEED)
-    try:
+    file = plain(Path(_file_of(module)).name)
+    with raising_target_error(f"{offer}() in {file} raised"):
         return getattr(module, offer)(**arguments)
-    except FuselabError:
-        raise
-    except Exception as error:
-        file = plain(Path(_file_of(module)).name)
-        raise TargetError(f"{offer}() in {file} raised {describe_error(error)}.") from error
 
 
 def _bind(

@@ -6,6 +6,8 @@ import functools
 import linecache
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -13,6 +15,7 @@ from types import FrameType, TracebackType
 import torch
 
 import fuselab
+from fuselab.errors import FuselabError, TargetError
 
 _FUSELAB = str(Path(fuselab.__file__).resolve().parent)
 # Built-in models are treated like a user's model, so findings inside them show their lines.
@@ -100,6 +103,20 @@ def plain(text: object, width: int = 200) -> str:
     printable = "".join(c if c.isprintable() else " " for c in str(text))
     line = " ".join(printable.split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+@contextmanager
+def raising_target_error(sentence: str) -> Iterator[None]:
+    """Turn what the user's code raises into a TargetError that says ``sentence`` and the error.
+
+    Errors of fuselab pass.
+    """
+    try:
+        yield
+    except FuselabError:
+        raise
+    except Exception as error:
+        raise TargetError(f"{sentence} {describe_error(error)}.") from error
 
 
 def describe_error(error: BaseException) -> str:

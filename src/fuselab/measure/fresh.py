@@ -31,7 +31,12 @@ def run_pinned(module: str, arguments: Sequence[str]) -> int:
 
     Its output goes to ours; returns its exit status.
     """
+    environment = child_environment(**PINNED_ALLOCATION)
+    return subprocess.run([sys.executable, "-m", module, *arguments], env=environment).returncode
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Return our environment with ``changes``; the child imports this fuselab, installed or not."""
     source_root = str(Path(fuselab.__file__).resolve().parents[1])
     search_path = os.pathsep.join(filter(None, [source_root, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, **PINNED_ALLOCATION, "PYTHONPATH": search_path}
-    return subprocess.run([sys.executable, "-m", module, *arguments], env=environment).returncode
+    return {**os.environ, **changes, "PYTHONPATH": search_path}

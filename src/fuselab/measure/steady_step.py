@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from fuselab.measure.interleave import Candidate, Decided, Samples, interleave
 
 CALLS_PER_SYNC = 20  # enough that one cudaDeviceSynchronize (about 10 us) does not matter
 
@@ -66,3 +69,35 @@ def steady(call: Callable[[], Any], device: torch.device) -> tuple[Callable[[], 
         torch.cuda.synchronize(device)
 
     return many, CALLS_PER_SYNC
+
+
+def time_steps(
+    steps: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    budget_s: float,
+    decided: Decided = lambda times: False,
+) -> dict[str, Samples]:
+    """Time steps by the wall clock as a loop would run them, interleaved; samples are per call.
+
+    ``decided`` and ``budget_s`` end it as they end ``interleave``.
+    """
+    ready = {name: steady(call, device) for name, call in steps.items()}
+    timed = interleave(
+        [Candidate(name, call) for name, (call, _) in ready.items()],
+        torch.device("cpu"),
+        cold=False,
+        budget_s=budget_s,
+        decided=decided,
+    )
+    for name, (_, calls) in ready.items():
+        timed[name].times_us = [us / calls for us in timed[name].times_us]
+    return timed
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds of one call, the device's work included."""
+    start = perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - start

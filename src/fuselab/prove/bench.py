@@ -152,14 +152,6 @@ def _notes(device: torch.device) -> list[str]:
     return notes
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype named ``name``, such as ``float32``. Raises UnknownNameError."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise UnknownNameError("dtype", name, ["float16", "bfloat16", "float32", "float64"])
-    return dtype
-
-
 def fitting_cases(
     op: FusedOp,
     names: Sequence[str] | None,

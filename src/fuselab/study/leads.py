@@ -12,6 +12,7 @@ from fuselab.study.facts import Kernel, Lead, Replaced
 # The findings that a compiler's fused kernel removes; an expanded operand it still writes to
 # memory.
 _CURED_BY_FUSING = ("chain", "repeated small operator", "launch-bound")
+_TAKEN = ("title", "advice", "line", "source", "saved_us", "share")
 _MOST = 12  # the most findings in a study; `fuselab profile` shows all
 
 
@@ -22,18 +23,7 @@ def leads_of(
     found = []
     for finding in findings[:_MOST]:
         state, done = _outcome(finding, replaced, kernels)
-        found.append(
-            Lead(
-                title=finding["title"],
-                advice=finding["advice"],
-                line=finding["line"],
-                source=finding["source"],
-                saved_us=finding["saved_us"],
-                share=finding["share"],
-                state=state,
-                done=done,
-            )
-        )
+        found.append(Lead(**{key: finding[key] for key in _TAKEN}, state=state, done=done))
     return tuple(found)
 
 

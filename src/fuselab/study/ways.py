@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor, nn
 
 from fuselab.inspect.targets import Target
 from fuselab.inspect.user_code import plain
-from fuselab.measure.interleave import Candidate, Samples, interleave
+from fuselab.measure.interleave import Samples
 from fuselab.measure.memory import peak_bytes
 from fuselab.measure.statistics import median_interval, significant
-from fuselab.measure.steady_step import steady, step
+from fuselab.measure.steady_step import seconds_of, step, time_steps
 from fuselab.measure.verdict import Outcome, verdict
 from fuselab.study.facts import Limit, Way
 
@@ -64,9 +63,10 @@ def time_ways(
         else:
             ways[name] = replace(ways[name], reason=made)
     progress(f"timing {len(ready)} ways, interleaved")
-    timed, calls = _interleave(ready, target.device, budget_s)
+    steps = {name: made.call for name, made in ready.items()}
+    timed = time_steps(steps, target.device, budget_s, _decided)
     for name, made in ready.items():
-        ways[name] = _way(ways[name], made, timed, calls, target.device)
+        ways[name] = _way(ways[name], made, timed, target.device)
     if fused is None:
         for name, same in _SAME_AS.items():
             reason = f"nothing was replaced, so this is {TITLES[same]}"
@@ -94,53 +94,33 @@ def parameters_of(target: Target) -> list[Tensor]:
 
 def _prepare(function: Callable[..., Any], target: Target, backward: bool) -> _Ready | str:
     call = step_of(target, function, backward)
-    start = perf_counter()
     try:
-        call()
+        return _Ready(call, seconds_of(call, target.device))
     # torch.compile raises many kinds of errors for code that it does not take
     except Exception as error:
         return plain(f"{type(error).__name__}: {error}", 160).rstrip(".")
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
-    return _Ready(call, perf_counter() - start)
 
 
-def _interleave(
-    ready: dict[str, _Ready], device: torch.device, budget_s: float
-) -> tuple[dict[str, Samples], int]:
-    """Return the samples per way by the wall clock, and the number of calls in each sample."""
-    calls = {name: steady(made.call, device) for name, made in ready.items()}
-
-    def decided(times: Any) -> bool:
-        return all(
-            verdict(times[name], times["eager"]).outcome is not Outcome.UNCLEAR
-            for name in times
-            if name != "eager"
-        )
-
-    timed = interleave(
-        [Candidate(name, call) for name, (call, _) in calls.items()],
-        torch.device("cpu"),
-        cold=False,
-        budget_s=budget_s,
-        decided=decided,
+def _decided(times: Mapping[str, Sequence[float]]) -> bool:
+    return all(
+        verdict(times[name], times["eager"]).outcome is not Outcome.UNCLEAR
+        for name in times
+        if name != "eager"
     )
-    return timed, next(iter(calls.values()))[1]
 
 
 def _way(
     way: Way,
     made: _Ready,
     timed: dict[str, Samples],
-    calls: int,
     device: torch.device,
 ) -> Way:
     samples = timed[way.name]
     if not samples.times_us:
         return replace(way, reason=plain(samples.failed or samples.wrong, 160))
-    times = [us / calls for us in samples.times_us]
+    times = samples.times_us
     _, low, high = median_interval(times)
-    found = verdict(samples.times_us, timed["eager"].times_us)
+    found = verdict(times, timed["eager"].times_us)
     us = significant(median(times))
     return replace(
         way,
