@@ -15,6 +15,8 @@ from fuselab.cli.options import (
     Operator,
     call_of,
     dtype_of,
+    flag,
+    option,
     run_with_pinned_allocation,
 )
 from fuselab.errors import ArgumentError
@@ -32,40 +34,29 @@ def add(app: typer.Typer) -> None:
 def bench(
     context: typer.Context,
     op: Operator,
-    provider: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Time these (and eager); default all.")
-    ] = None,
-    case: Annotated[
-        list[str] | None, typer.Option(metavar="CASE", help="Time this case; may be repeated.")
-    ] = None,
+    provider: Annotated[str | None, option("Time these (and eager); default all.", "A,B")] = None,
+    case: Annotated[list[str] | None, option("Time this case; may be repeated.", "CASE")] = None,
     backward: Annotated[
-        bool, typer.Option("--backward", help="Time the backward and forward+backward too.")
+        bool, flag("--backward", "Time the backward and forward+backward too.")
     ] = False,
     dtype: Annotated[
-        list[str] | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, ...; repeatable.")
+        list[str] | None, option("float32, bfloat16, ...; repeatable.", "DTYPE")
     ] = None,
     tune: Annotated[
-        bool,
-        typer.Option("--tune", help="Time every configuration the operator offers; save the best."),
+        bool, flag("--tune", "Time every configuration the operator offers; save the best.")
     ] = False,
     ship: Annotated[
-        bool, typer.Option("--ship", help="With --tune: save beside the operator, for everyone.")
+        bool, flag("--ship", "With --tune: save beside the operator, for everyone.")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Three cases, a short budget, no energy.")
-    ] = False,
-    budget: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds of timing per case and phase.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the order of the rounds.")] = 0,
+    quick: Annotated[bool, flag("--quick", "Three cases, a short budget, no energy.")] = False,
+    budget: Annotated[float | None, option("Seconds of timing per case and phase.", "S")] = None,
+    seed: Annotated[int, option("Seed of the order of the rounds.")] = 0,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Latency, bandwidth, roofline: .png, .svg, .pdf.", click_type=FILE
-        ),
+        option("Latency, bandwidth, roofline: .png, .svg, .pdf.", "FILE", click_type=FILE),
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An earlier --json; say what got slower.")
+        Path | None, option("An earlier --json; say what got slower.", "FILE")
     ] = None,
     device: Device = "auto",
     json: Json = None,

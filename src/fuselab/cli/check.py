@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fuselab.cli.options import Device, Json, Operator, dtype_of
+from fuselab.cli.options import Device, Json, Operator, dtype_of, flag, option
 from fuselab.device.select import select
 from fuselab.prove.check import check as run_check
 from fuselab.report.check_text import show
@@ -23,24 +23,17 @@ def add(app: typer.Typer) -> None:
 def check(
     op: Operator,
     implementation: Annotated[
-        str | None, typer.Option(help="Only this one; all of the operator's by default.")
+        str | None, option("Only this one; all of the operator's by default.")
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Only this one: float32, bfloat16, ..., int64.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials.")] = False,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the trials; equal seeds give equal results.")
-    ] = 0,
+    dtype: Annotated[str | None, option("Only this one: float32, bfloat16, ..., int64.")] = None,
+    quick: Annotated[bool, flag("--quick", "Fewer trials.")] = False,
+    seed: Annotated[int, option("Seed of the trials; equal seeds give equal results.")] = 0,
     case: Annotated[
-        str | None,
-        typer.Option(metavar="CHECK@CASE", help="Repeat one trial, named as a failure prints it."),
+        str | None, option("Repeat one trial, named as a failure prints it.", "CHECK@CASE")
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(
-            metavar="S", help="Seconds for one implementation and dtype: 1200; with --quick 20."
-        ),
+        option("Seconds for one implementation and dtype: 1200; with --quick 20.", "S"),
     ] = None,
     json: Json = None,
     device: Device = "auto",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fuselab.cli.options import FILE, Json, Verbs, Written
+from fuselab.cli.options import FILE, Json, Verbs, flag, option, output_option
 from fuselab.data.dense import TRANSFORMS, Dense
 from fuselab.data.description import Description
 from fuselab.data.description import describe as describe_rows
@@ -40,13 +40,11 @@ SourcePath = Annotated[
     ),
 ]
 OnError = Annotated[
-    str, typer.Option("--on-error", help="At a malformed row: stop, or skip it and list it.")
+    str, option("At a malformed row: stop, or skip it and list it.", None, "--on-error")
 ]
 LargestTable = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Modulus: no table has more rows than this; default: the Kaggle set's."
-    ),
+    option("Modulus: no table has more rows than this; default: the Kaggle set's.", min=1),
 ]
 
 
@@ -63,20 +61,18 @@ def add(app: typer.Typer) -> None:
 def synthesize(
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", metavar="PATH",
-            help="TSV to write; .gz compresses, .parquet is parquet; a folder with --prepared.",
-            click_type=Written(),
+        output_option(
+            "TSV to write; .gz compresses, .parquet is parquet; a folder with --prepared.", "PATH"
         ),
     ],
-    rows: Annotated[int, typer.Option(help="How many rows.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Seed of the rows; the click model is fixed.")] = 0,
+    rows: Annotated[int, option("How many rows.")] = 100_000,
+    seed: Annotated[int, option("Seed of the rows; the click model is fixed.")] = 0,
     prepared: Annotated[
-        bool, typer.Option("--prepared", help="Write a prepared folder instead of a file.")
+        bool, flag("--prepared", "Write a prepared folder instead of a file.")
     ] = False,
     largest_table: LargestTable = None,
     json: Json = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write synthetic rows, with a signal that a model can learn."""
     start = time.perf_counter()
     begun = is_prepared(output)
@@ -100,36 +96,27 @@ def synthesize(
 
 def prepare(
     source: SourcePath,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="Folder to write.", click_type=Written()
-        ),
-    ],
-    ids: Annotated[
-        str, typer.Option(help="How ids become indices: modulus, or vocabulary.")
-    ] = "modulus",
+    output: Annotated[Path, output_option("Folder to write.", "DIR")],
+    ids: Annotated[str, option("How ids become indices: modulus, or vocabulary.")] = "modulus",
     largest_table: LargestTable = None,
     min_frequency: Annotated[
-        int, typer.Option(help="Vocabulary: ids in fewer training rows count as unknown.")
+        int, option("Vocabulary: ids in fewer training rows count as unknown.")
     ] = 1,
     metadata: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Take vocabulary or cardinalities from this JSON or .npz, or ids and transform "
+        option(
+            "Take vocabulary or cardinalities from this JSON or .npz, or ids and transform "
             "from this prepared folder.",
+            "PATH",
         ),
     ] = None,
-    dense: Annotated[
-        str | None, typer.Option(help=f"Transform of counts: {', '.join(TRANSFORMS)}.")
-    ] = None,
+    dense: Annotated[str | None, option(f"Transform of counts: {', '.join(TRANSFORMS)}.")] = None,
     validation: Annotated[
-        str, typer.Option(help=f"Rows kept for validation: {', '.join(VALIDATIONS)}.")
+        str, option(f"Rows kept for validation: {', '.join(VALIDATIONS)}.")
     ] = "auto",
     on_error: OnError = "stop",
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes at once; default: all cores.")
+        int | None, option("Processes at once; default: all cores.", min=1)
     ] = None,
     json: Json = None,
 ) -> None:
@@ -186,8 +173,7 @@ def describe(
     largest_table: LargestTable = None,
     on_error: OnError = "stop",
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.", click_type=FILE),
+        Path | None, option("Draw it: .png, .svg or .pdf.", "FILE", click_type=FILE)
     ] = None,
     json: Json = None,
 ) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fuselab.cli.options import Device, Json
+from fuselab.cli.options import Device, Json, flag
 from fuselab.errors import FuselabError, OutputError, UnknownNameError
 from fuselab.report.progress import Progress, say
 from fuselab.report.screen import cut, print_folded
@@ -83,16 +83,15 @@ def add(app: typer.Typer) -> None:
 def doctor(
     measure: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--measure",
-            help="Measure the ceilings again; on a CPU every operator too, for what auto takes.",
+            "Measure the ceilings again; on a CPU every operator too, for what auto takes.",
         ),
     ] = False,
     build: Annotated[
         bool,
-        typer.Option(
-            "--build",
-            help="Compile the launcher and every C++ kernel that auto can take, on all cores.",
+        flag(
+            "--build", "Compile the launcher and every C++ kernel that auto can take, on all cores."
         ),
     ] = False,
     device: Device = "auto",

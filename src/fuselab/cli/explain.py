@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fuselab.cli.options import FOLDER, Device, Json, Target, TargetData
+from fuselab.cli.options import FOLDER, Device, Json, Target, TargetData, flag, option
 
 
 def add(app: typer.Typer) -> None:
@@ -18,16 +18,13 @@ def add(app: typer.Typer) -> None:
 def explain(
     target: Target,
     data: TargetData = None,
-    backward: Annotated[bool, typer.Option("--backward", help="Compile the backward too.")] = False,
+    backward: Annotated[bool, flag("--backward", "Compile the backward too.")] = False,
     dynamic: Annotated[
-        bool, typer.Option("--dynamic", help="Call it with other batch sizes: what recompiles.")
+        bool, flag("--dynamic", "Call it with other batch sizes: what recompiles.")
     ] = False,
-    mode: Annotated[str, typer.Option(metavar="M", help="torch.compile's mode.")] = "default",
+    mode: Annotated[str, option("torch.compile's mode.", "M")] = "default",
     save: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write the generated code and the graphs.", click_type=FOLDER
-        ),
+        Path | None, option("Write the generated code and the graphs.", "DIR", click_type=FOLDER)
     ] = None,
     device: Device = "auto",
     json: Json = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fuselab.cli.options import FILE, Checkpoint, Json, Verbs, Written
+from fuselab.cli.options import FILE, Checkpoint, Json, Verbs, option, output_option
 
 
 def add(app: typer.Typer) -> None:
@@ -23,21 +23,12 @@ def add(app: typer.Typer) -> None:
 
 def dlrm(
     checkpoint: Checkpoint,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="ONNX to write: .onnx.", click_type=Written()
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("ONNX to write: .onnx.", "FILE")] = None,
     graph: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Picture to write: .svg, .png, .pdf.", click_type=FILE),
+        Path | None, option("Picture to write: .svg, .png, .pdf.", "FILE", click_type=FILE)
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="P", help="Rows on which the ONNX file is compared; default: synthetic."
-        ),
+        str | None, option("Rows on which the ONNX file is compared; default: synthetic.", "P")
     ] = None,
     json: Json = None,
 ) -> None:

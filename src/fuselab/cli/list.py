@@ -64,10 +64,7 @@ def add(app: typer.Typer) -> None:
     app.command("list")(list_library)
 
 
-def list_library(
-    device: Device = "auto",
-    json: Json = None,
-) -> None:
+def list_library(device: Device = "auto", json: Json = None) -> None:
     """List operators, implementations, what runs here, built-in models."""
     from fuselab import ops
     from fuselab.device.select import select

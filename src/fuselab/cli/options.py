@@ -31,26 +31,37 @@ class Written(click.ParamType[Any]):
         return value
 
 
+def option(help: str, metavar: str | None = None, *names: str, **settings: Any) -> Any:
+    """Return an option of a verb; without ``names`` it is called as its parameter is."""
+    return typer.Option(*names, help=help, metavar=metavar, **settings)
+
+
+def flag(name: str, help: str) -> Any:
+    """Return an option without a value, and without an opposite."""
+    return typer.Option(name, help=help)
+
+
+def output_option(help: str, metavar: str, kind: Written | None = None) -> Any:
+    """Return ``--output``; without ``kind`` the verb itself checks where it goes."""
+    return option(help, metavar, "--output", "-o", click_type=kind or Written())
+
+
 FILE = Written(files.check_destination)
 FOLDER = Written(files.check_folder)
 
 Json = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the result as JSON too.", click_type=FILE),
+    Path | None, option("Write the result as JSON too.", "FILE", "--json", click_type=FILE)
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, option("auto, cpu, cuda or cuda:N.")]
 Target = Annotated[
     str,
     typer.Argument(
         metavar="TARGET", help="file.py, file.py:name, package.module:name or a built-in model."
     ),
 ]
-TargetData = Annotated[
-    str | None, typer.Option(metavar="PATH", help="What the file's get_inputs(data=...) reads.")
-]
+TargetData = Annotated[str | None, option("What the file's get_inputs(data=...) reads.", "PATH")]
 Operator = Annotated[
-    str,
-    typer.Argument(metavar="OP|FILE|DIR", help="An operator, or a file or folder with one."),
+    str, typer.Argument(metavar="OP|FILE|DIR", help="An operator, or a file or folder with one.")
 ]
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of --checkpoint.")
@@ -91,11 +102,11 @@ class Verb(typer.core.TyperCommand):
                 written += [(parameter.opts[-1], word) for word in words]
             else:
                 read += words
-        for option, value in written:
+        for name, value in written:
             held = _meant(read) if os.path.isfile(value) else ()
             if any(os.path.samefile(value, each) for each in held):
                 raise OutputError(
-                    f"{option} {value} would take the place of what this call reads; give another "
+                    f"{name} {value} would take the place of what this call reads; give another "
                     "name."
                 )
         return super().invoke(ctx)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fuselab.cli.options import FILE, Checkpoint, Device, Json
+from fuselab.cli.options import FILE, Checkpoint, Device, Json, flag, output_option
 
 
 def add(app: typer.Typer) -> None:
@@ -24,17 +24,10 @@ def predict(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="OUT",
-            help="A probability a line; .npy: an array.",
-            click_type=FILE,
-        ),
+        Path | None, output_option("A probability a line; .npy: an array.", "OUT", FILE)
     ] = None,
     latency: Annotated[
-        bool, typer.Option("--latency", help="Measure a forward at several batch sizes.")
+        bool, flag("--latency", "Measure a forward at several batch sizes.")
     ] = False,
     device: Device = "auto",
     json: Json = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fuselab.cli.options import FILE, FOLDER, Device, Json, TargetData
+from fuselab.cli.options import FILE, FOLDER, Device, Json, TargetData, flag, option
 
 if TYPE_CHECKING:
     from fuselab.inspect.profile import Profile
@@ -31,30 +31,20 @@ def profile(
         ),
     ],
     data: TargetData = None,
-    backward: Annotated[
-        bool, typer.Option("--backward", help="Profile loss and backward too.")
-    ] = False,
+    backward: Annotated[bool, flag("--backward", "Profile loss and backward too.")] = False,
     schedule: Annotated[
-        str | None,
-        typer.Option(metavar="W,W,A,R", help="Steps: wait, warm-up, active, repeat."),
+        str | None, option("Steps: wait, warm-up, active, repeat.", "W,W,A,R")
     ] = None,
     blocking: Annotated[
-        bool,
-        typer.Option(
-            "--blocking", help="GPU: every launch waits, so that time falls on its cause."
-        ),
+        bool, flag("--blocking", "GPU: every launch waits, so that time falls on its cause.")
     ] = False,
     trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a Chrome (Perfetto) trace.", click_type=FILE),
+        Path | None, option("Write a Chrome (Perfetto) trace.", "FILE", click_type=FILE)
     ] = None,
     tensorboard: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write for TensorBoard's profiler.", click_type=FOLDER),
+        Path | None, option("Write for TensorBoard's profiler.", "DIR", click_type=FOLDER)
     ] = None,
-    against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Compare with an earlier --json FILE.")
-    ] = None,
+    against: Annotated[Path | None, option("Compare with an earlier --json FILE.", "FILE")] = None,
     device: Device = "auto",
     json: Json = None,
 ) -> None:

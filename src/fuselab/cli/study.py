@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fuselab.cli.options import FOLDER, Device, Json, Target, TargetData, run_with_pinned_allocation
+from fuselab.cli.options import (
+    FOLDER,
+    Device,
+    Json,
+    Target,
+    TargetData,
+    flag,
+    output_option,
+    run_with_pinned_allocation,
+)
 
 
 def add(app: typer.Typer) -> None:
@@ -19,17 +28,12 @@ def add(app: typer.Typer) -> None:
 def study(
     context: typer.Context,
     target: Target,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="Where the report goes.", click_type=FOLDER
-        ),
-    ],
+    output: Annotated[Path, output_option("Where the report goes.", "DIR", FOLDER)],
     data: TargetData = None,
     backward: Annotated[
-        bool, typer.Option("--backward", help="Study forward and backward, not the forward alone.")
+        bool, flag("--backward", "Study forward and backward, not the forward alone.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Time for a quarter as long.")] = False,
+    quick: Annotated[bool, flag("--quick", "Time for a quarter as long.")] = False,
     device: Device = "auto",
     json: Json = None,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fuselab.cli.options import Device, Json
+from fuselab.cli.options import Device, Json, option
 from fuselab.report.progress import say
 from fuselab.report.screen import table
 
@@ -23,22 +23,20 @@ def add(verbs: typer.Typer) -> None:
 def boxes(
     loss: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LOSS",
-            help="eager, compile, cuda, triton, compile(triton), cpp; repeatable; default all "
+        option(
+            "eager, compile, cuda, triton, compile(triton), cpp; repeatable; default all "
             "that run here.",
+            "LOSS",
         ),
     ] = None,
     mode: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MODE", help="How the model runs: eager, compile; repeatable; default both."
-        ),
+        option("How the model runs: eager, compile; repeatable; default both.", "MODE"),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images of a batch, 256 cells each.")] = 16,
-    steps: Annotated[int, typer.Option(help="Steps of a run.")] = 20,
-    runs: Annotated[int, typer.Option(help="Runs over which times are averaged.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the images and the weights.")] = 0,
+    batch_size: Annotated[int, option("Images of a batch, 256 cells each.")] = 16,
+    steps: Annotated[int, option("Steps of a run.")] = 20,
+    runs: Annotated[int, option("Runs over which times are averaged.")] = 3,
+    seed: Annotated[int, option("Seed of the images and the weights.")] = 0,
     device: Device = "auto",
     json: Json = None,
 ) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fuselab.cli.options import FOLDER, Json
+from fuselab.cli.options import FOLDER, Json, flag, option
 from fuselab.report.progress import say
 
 
@@ -20,63 +20,46 @@ def add(verbs: typer.Typer) -> None:
 
 def dlrm(
     config: Annotated[
-        str,
-        typer.Option(metavar="small|main|FILE", help="A built-in model, or a TOML or JSON file."),
+        str, option("A built-in model, or a TOML or JSON file.", "small|main|FILE")
     ] = "small",
     data: Annotated[
-        str | None,
-        typer.Option(metavar="P", help="Prepared or raw rows; default: synthetic ones."),
+        str | None, option("Prepared or raw rows; default: synthetic ones.", "P")
     ] = None,
     validation: Annotated[
-        str | None, typer.Option(metavar="P", help="Rows to hold out; default: some of --data.")
+        str | None, option("Rows to hold out; default: some of --data.", "P")
     ] = None,
     metadata: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Vocabularies or cardinalities of raw rows.")
+        str | None, option("Vocabularies or cardinalities of raw rows.", "FILE")
     ] = None,
-    rows: Annotated[int, typer.Option(help="How many synthetic rows, without --data.")] = 1_000_000,
-    mode: Annotated[str, typer.Option(help="eager, compile or fused.")] = "fused",
-    batch_size: Annotated[int | None, typer.Option(help="Rows of a batch.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Stop after so many passes; 1 without --steps.")
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adagrad (row-wise), adam.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; default: 0.1.")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps of linear warm-up; default: 0.")] = None,
+    rows: Annotated[int, option("How many synthetic rows, without --data.")] = 1_000_000,
+    mode: Annotated[str, option("eager, compile or fused.")] = "fused",
+    batch_size: Annotated[int | None, option("Rows of a batch.")] = None,
+    steps: Annotated[int | None, option("Stop after so many steps.")] = None,
+    epochs: Annotated[int | None, option("Stop after so many passes; 1 without --steps.")] = None,
+    optimizer: Annotated[str | None, option("sgd, adagrad (row-wise), adam.")] = None,
+    lr: Annotated[float | None, option("Learning rate; default: 0.1.")] = None,
+    warmup: Annotated[int | None, option("Steps of linear warm-up; default: 0.")] = None,
     decay: Annotated[
-        float | None,
-        typer.Option(help="Power of the decay to 0 after the warm-up; default: 0, none."),
+        float | None, option("Power of the decay to 0 after the warm-up; default: 0, none.")
     ] = None,
-    amp: Annotated[bool, typer.Option("--amp", help="Products in bfloat16.")] = False,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the weights and the order of rows.")
-    ] = None,
+    amp: Annotated[bool, flag("--amp", "Products in bfloat16.")] = False,
+    seed: Annotated[int | None, option("Seed of the weights and the order of rows.")] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The same weights in every run, bit for bit.")
+        bool, flag("--deterministic", "The same weights in every run, bit for bit.")
     ] = False,
     check_gradients: Annotated[
-        bool,
-        typer.Option(
-            "--check-gradients", help="Compare the mode's gradients with float64's first."
-        ),
+        bool, flag("--check-gradients", "Compare the mode's gradients with float64's first.")
     ] = False,
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep checkpoints there.")
-    ] = None,
+    checkpoint: Annotated[Path | None, option("Keep checkpoints there.", "DIR")] = None,
     checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between two checkpoints; 0: only at the end.")
+        int, option("Steps between two checkpoints; 0: only at the end.")
     ] = 1000,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
-    ] = False,
+    resume: Annotated[bool, flag("--resume", "Go on from the newest checkpoint.")] = False,
     tensorboard: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write scalars for TensorBoard.", click_type=FOLDER),
+        Path | None, option("Write scalars for TensorBoard.", "DIR", click_type=FOLDER)
     ] = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Show where the time of some steps goes.")
-    ] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    profile: Annotated[bool, flag("--profile", "Show where the time of some steps goes.")] = False,
+    device: Annotated[str | None, option("auto, cpu, cuda or cuda:N.")] = None,
     json: Json = None,
 ) -> None:
     """Train a DLRM and score it on held-out rows.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fuselab.cli.options import Device, Json, Written
+from fuselab.cli.options import Device, Json, flag, option, output_option
 from fuselab.report.progress import say
 from fuselab.report.screen import table
 
@@ -23,28 +23,18 @@ def add(verbs: typer.Typer) -> None:
 
 def lora(
     mode: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODE", help="eager, compile or fused; repeatable; default all."),
+        list[str] | None, option("eager, compile or fused; repeatable; default all.", "MODE")
     ] = None,
-    hidden: Annotated[int, typer.Option(help="Width of both hidden layers.")] = 256,
-    rank: Annotated[int, typer.Option(help="Rank of every layer's adapter.")] = 8,
-    alpha: Annotated[float, typer.Option(help="The update is scaled by alpha / rank.")] = 16.0,
-    steps: Annotated[int, typer.Option(help="Steps of Adam on the adapters.")] = 500,
-    batch_size: Annotated[int, typer.Option(help="Rows of a batch.")] = 64,
-    lr: Annotated[float, typer.Option(help="Learning rate, which decays to 0.")] = 5e-3,
-    amp: Annotated[bool, typer.Option("--amp", help="Products in bfloat16.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Write the adapters as peft does.",
-            click_type=Written(),
-        ),
-    ] = None,
-    budget: Annotated[float, typer.Option(metavar="S", help="Seconds of timing.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Seed of the base, the adapters and the batches.")] = 0,
+    hidden: Annotated[int, option("Width of both hidden layers.")] = 256,
+    rank: Annotated[int, option("Rank of every layer's adapter.")] = 8,
+    alpha: Annotated[float, option("The update is scaled by alpha / rank.")] = 16.0,
+    steps: Annotated[int, option("Steps of Adam on the adapters.")] = 500,
+    batch_size: Annotated[int, option("Rows of a batch.")] = 64,
+    lr: Annotated[float, option("Learning rate, which decays to 0.")] = 5e-3,
+    amp: Annotated[bool, flag("--amp", "Products in bfloat16.")] = False,
+    output: Annotated[Path | None, output_option("Write the adapters as peft does.", "DIR")] = None,
+    budget: Annotated[float, option("Seconds of timing.", "S")] = 2.0,
+    seed: Annotated[int, option("Seed of the base, the adapters and the batches.")] = 0,
     device: Device = "auto",
     json: Json = None,
 ) -> int:
