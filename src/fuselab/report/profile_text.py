@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fuselab.report.numbers import NONE, byte_count, count, duration, share
@@ -28,6 +28,7 @@ _SPLIT = {
 }
 
 Facts = Mapping[str, Any]
+_EVALUATES = "autograd::engine::evaluate_function: "
 
 
 def profile_text(facts: Facts) -> str:
@@ -101,82 +102,73 @@ def _on_gpu(facts: Facts) -> bool:
     return bool(facts["device"] == "cuda")
 
 
+# A column: the row's key, and how its value is written.
+Column = tuple[str, Callable[[Any], str]]
+_NAME: Column = ("name", str)
+_CALLS: Column = ("calls", count)
+_SHARE: Column = ("share", share)
+
+
+def _table(rows: Sequence[Facts], columns: Mapping[str, Column], left: int = 1) -> list[str]:
+    """Return the first rows as a table; ``columns`` go by their headings, ``left`` are of text."""
+    cells = [[spell(row[key]) for key, spell in columns.values()] for row in rows[:ROWS]]
+    return table(list(columns), cells, right=range(left, len(columns)))
+
+
 def _ranges(facts: Facts) -> list[str]:
-    rows = [
-        [
-            row["name"],
-            count(row["calls"]),
-            duration(row["cpu_us"]),
-            *([duration(row["device_us"])] if _on_gpu(facts) else []),
-            share(row["share"]),
-        ]
-        for row in facts["ranges"][:ROWS]
-    ]
-    device = ["device"] if _on_gpu(facts) else []
-    return _table(["range", "calls", "wall", *device, "share"], rows)
+    device = {"device": ("device_us", duration)} if _on_gpu(facts) else {}
+    wall = {"wall": ("cpu_us", duration)}
+    return _table(
+        facts["ranges"], {"range": _NAME, "calls": _CALLS, **wall, **device, "share": _SHARE}
+    )
 
 
 def _operators(facts: Facts) -> list[str]:
-    rows = [
-        [
-            row["name"].removeprefix("autograd::engine::evaluate_function: "),
-            cut((row["shapes"] or [""])[0], SHAPES_WIDTH),
-            count(row["calls"]),
-            duration(row["self_device_us" if _on_gpu(facts) else "self_cpu_us"]),
-            duration(row["device_us" if _on_gpu(facts) else "cpu_us"]),
-            byte_count(row["allocated_bytes"]) if row["allocated_bytes"] else NONE,
-            share(row["share"]),
-        ]
-        for row in facts["operators"][:ROWS]
-    ]
-    return _table(["operator", "shapes", "calls", "self", "total", "memory", "share"], rows, left=2)
+    inclusive = "device_us" if _on_gpu(facts) else "cpu_us"
+    columns: dict[str, Column] = {
+        "operator": ("name", lambda name: name.removeprefix(_EVALUATES)),
+        "shapes": ("shapes", lambda shapes: cut((shapes or [""])[0], SHAPES_WIDTH)),
+        "calls": _CALLS,
+        "self": (f"self_{inclusive}", duration),
+        "total": (inclusive, duration),
+        "memory": ("allocated_bytes", lambda size: byte_count(size or None)),
+        "share": _SHARE,
+    }
+    return _table(facts["operators"], columns, left=2)
 
 
 def _kernels(facts: Facts) -> list[str]:
-    rows = [
-        [
-            row["short_name"],
-            count(row["calls"]),
-            duration(row["device_us"]),
-            "x".join(map(str, row["grid"])) if row["grid"] else NONE,
-            "x".join(map(str, row["block"])) if row["block"] else NONE,
-            share(row["share"]),
-        ]
-        for row in facts["kernels"][:ROWS]
-    ]
-    return _table(["kernel", "calls", "device", "grid", "block", "share"], rows)
+    columns: dict[str, Column] = {
+        "kernel": ("short_name", str),
+        "calls": _CALLS,
+        "device": ("device_us", duration),
+        "grid": ("grid", _dimensions),
+        "block": ("block", _dimensions),
+        "share": _SHARE,
+    }
+    return _table(facts["kernels"], columns)
+
+
+def _dimensions(sizes: Sequence[int] | None) -> str:
+    return "x".join(map(str, sizes)) if sizes else NONE
 
 
 def _modules(facts: Facts) -> list[str]:
-    rows = [
-        [
-            row["name"],
-            duration(row["share"] * facts["step_us"]),
-            duration(row["total_us"]),
-            share(row["share"]),
-        ]
-        for row in facts["modules"][:ROWS]
-    ]
-    return _table(["module", "self", "total", "share"], rows)
+    own: Column = ("share", lambda value: duration(value * facts["step_us"]))
+    total: Column = ("total_us", duration)
+    return _table(facts["modules"], {"module": _NAME, "self": own, "total": total, "share": _SHARE})
 
 
 def _lines(facts: Facts) -> list[str]:
-    rows = [
-        [
-            row["name"],
-            row["text"],
-            count(row["calls"]),
-            duration(row["backward_us"]) if row["backward_us"] else NONE,
-            duration(row["total_us"]),
-            share(row["share"]),
-        ]
-        for row in facts["lines"][:ROWS]
-    ]
-    return _table(["line", "", "ops", "backward", "all", "share"], rows, left=2)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    return table(columns, rows, right=range(left, len(columns)))
+    columns: dict[str, Column] = {
+        "line": _NAME,
+        "": ("text", str),
+        "ops": _CALLS,
+        "backward": ("backward_us", lambda us: duration(us or None)),
+        "all": ("total_us", duration),
+        "share": _SHARE,
+    }
+    return _table(facts["lines"], columns, left=2)
 
 
 def _tree(facts: Facts) -> list[str]:
