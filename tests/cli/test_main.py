@@ -79,6 +79,8 @@ def test_the_same_word_for_other_files_is_no_clash(
     assert run(["list", "--json", "old.json"]) == 0  # replaces a result
     assert run(["list", "--json", "list"]) == 0
     assert run(["list", "--json", "list"]) == 0  # a file of the verb's name
+    (tmp_path / "auto").write_text("{}")
+    assert run(["list", "--json", "auto"]) == 0  # a file of a default's name
 
 
 def test_warnings_of_ours_are_a_sentence_without_code(

@@ -12,6 +12,7 @@ from fuselab.errors import ArgumentError, OutputError, TargetError
 from fuselab.inspect import compare, targets
 from fuselab.inspect.profile import parse_schedule, profile, profile_target
 from fuselab.inspect.step_split import claim, union
+from fuselab.report.result import read_result
 
 TARGETS = Path(__file__).parent / "targets"
 SINS = str(TARGETS / "sins.py")
@@ -195,9 +196,9 @@ def test_compare_refuses_what_is_no_profile(tmp_path):
     for text in ("{", "[]", '{"verb": "bench", "schema": 1}'):
         (tmp_path / "x.json").write_text(text)
         with pytest.raises(ArgumentError):
-            compare.read(tmp_path / "x.json")
+            read_result(tmp_path / "x.json", "profile")
     with pytest.raises(ArgumentError, match="cannot read"):
-        compare.read(tmp_path / "missing.json")
+        read_result(tmp_path / "missing.json", "profile")
 
 
 def test_claim_gives_every_instant_to_the_first_class_that_covers_it():

@@ -84,10 +84,11 @@ def bench(
     from fuselab.prove import bench_against
     from fuselab.prove.load import load_op
     from fuselab.report import files, plots, tables
+    from fuselab.report.result import read_result
 
     if plot is not None:
         plots.check_plot(plot)
-    earlier = bench_against.read(against) if against is not None else None
+    earlier = read_result(against, "bench") if against is not None else None
     result = benchmark.bench(
         load_op(op),
         providers=provider.split(",") if provider is not None else None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from click.core import ParameterSource
 
 from fuselab.errors import OutputError, UnknownNameError
 from fuselab.report import files
@@ -97,17 +98,19 @@ class Verb(typer.core.TyperCommand):
         written: list[tuple[str, str]] = []
         read: list[str] = [*ctx.args]
         for parameter in self.params:
-            words = _words(ctx.params.get(parameter.name or ""))
+            name = parameter.name or ""
+            given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            words = _words(ctx.params[name]) if given else []
             if isinstance(parameter.type, Written):
                 written += [(parameter.opts[-1], word) for word in words]
             else:
                 read += words
-        for name, value in written:
+        for written_by, value in written:
             held = _meant(read) if os.path.isfile(value) else ()
             if any(os.path.samefile(value, each) for each in held):
                 raise OutputError(
-                    f"{name} {value} would take the place of what this call reads; give another "
-                    "name."
+                    f"{written_by} {value} would take the place of what this call reads; give "
+                    "another name."
                 )
         return super().invoke(ctx)
 

@@ -63,9 +63,9 @@ def profile(
     from fuselab.inspect import compare
     from fuselab.report.compare_text import compare_text
     from fuselab.report.profile_text import profile_text
-    from fuselab.report.result import write_result
+    from fuselab.report.result import read_result, write_result
 
-    before = compare.read(against) if against is not None else None
+    before = read_result(against, "profile") if against is not None else None
     chosen = select(device)
     if blocking and chosen.type != "cuda":
         raise ArgumentError("--blocking is for a GPU: on a CPU every operator waits already.")

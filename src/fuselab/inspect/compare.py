@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from fuselab.errors import ArgumentError
-from fuselab.inspect.user_code import plain
 
 Facts = Mapping[str, Any]
 TABLES = ("ranges", "operators", "modules", "kernels")
-
-
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a profile that ``fuselab profile --json`` wrote. Raises ArgumentError."""
-    name = plain(path)
-    try:
-        facts = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise ArgumentError(
-            f"cannot read '{name}' ({error.strerror}); give a --json file."
-        ) from error
-    except ValueError as error:
-        raise ArgumentError(f"'{name}' is not JSON; give what --json wrote.") from error
-    if not isinstance(facts, dict) or facts.get("verb") != "profile" or facts.get("schema") != 1:
-        raise ArgumentError(f"'{name}' is no profile; give what 'fuselab profile --json' wrote.")
-    return facts
 
 
 def compare(before: Facts, after: Facts) -> dict[str, Any]:

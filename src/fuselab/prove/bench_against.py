@@ -7,15 +7,13 @@ only where the 95 % intervals lie more than 5 % apart.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fuselab.errors import DataError
 from fuselab.measure.verdict import Outcome
-from fuselab.prove.bench_result import SCHEMA, Bench
+from fuselab.prove.bench_result import Bench
 
 BAND = 0.05
 ENVIRONMENT = ("device_name", "driver", "cpu", "threads", "python", "torch", "triton", "cuda")
@@ -51,29 +49,6 @@ class Against:
     @property
     def slower(self) -> list[Change]:
         return [change for change in self.changes if change.outcome == Outcome.SLOWER]
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read the payload that ``bench --json`` wrote to ``path``.
-
-    Raises DataError if the file cannot be read, or is not such a payload of this schema.
-    """
-    try:
-        payload = json.loads(path.read_text())
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}); give a file written by bench --json."
-        ) from error
-    except ValueError as error:
-        raise DataError(f"{path}: is not JSON; give a file written by bench --json.") from error
-    if not isinstance(payload, dict) or payload.get("verb") != "bench":
-        raise DataError(f"{path}: was not written by bench --json.")
-    if payload.get("schema") != SCHEMA:
-        raise DataError(
-            f"{path}: has schema {payload.get('schema')}, this fuselab reads {SCHEMA}; "
-            "run the benchmark again."
-        )
-    return payload
 
 
 def compare(now: Bench, before: Mapping[str, Any]) -> Against:

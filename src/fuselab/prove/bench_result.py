@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fuselab.notebook import ShownInNotebooks
+from fuselab.report.result import SCHEMA
 
-SCHEMA = 1
 OURS = ("implementation", "auto")
 
 

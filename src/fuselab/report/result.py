@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fuselab.device import environment
+from fuselab.errors import ArgumentError
 from fuselab.report import files
 
 # Raised when a key changes its meaning or is removed, not for a new key. See docs/contract.md.
@@ -33,3 +36,21 @@ def write_result(
     OutputError."""
     if path is not None:
         files.write_json(path, result(verb, facts, device))
+
+
+def read_result(path: str | os.PathLike[str], verb: str) -> dict[str, Any]:
+    """Return what ``fuselab VERB --json`` wrote to ``path``. Raises ArgumentError."""
+    name, mend = repr(os.fspath(path)), f"give what 'fuselab {verb} --json' wrote."
+    try:
+        facts = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ArgumentError(f"cannot read {name} ({error.strerror}); {mend}") from error
+    except ValueError as error:
+        raise ArgumentError(f"{name} is not JSON; {mend}") from error
+    if not isinstance(facts, dict) or facts.get("verb") != verb:
+        raise ArgumentError(f"{name} is no {verb}; {mend}")
+    if facts.get("schema") != SCHEMA:
+        raise ArgumentError(
+            f"{name} has schema {facts.get('schema')}, this fuselab reads {SCHEMA}; run it again."
+        )
+    return facts
