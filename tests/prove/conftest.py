@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fuselab.prove import check
+from fuselab.prove import check_group
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -13,4 +13,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(autouse=True)
 def no_check_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine must not leave out the trial that finds the fault."""
-    monkeypatch.setattr(check, "QUICK_BUDGET_S", float("inf"))
+    monkeypatch.setattr(check_group, "QUICK_BUDGET_S", float("inf"))

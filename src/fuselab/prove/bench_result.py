@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fuselab.notebook import ShownInNotebooks
-from fuselab.report.result import SCHEMA
+from fuselab.schema import SCHEMA
 
 OURS = ("implementation", "auto")
 

@@ -36,9 +36,9 @@ from fuselab.prove.bench import (
 )
 from fuselab.prove.bench_run import Run
 from fuselab.prove.bench_work import Calls, CaseArguments, Work
-from fuselab.report.result import SCHEMA
 from fuselab.runtime import cuda_driver, dispatch, fallback, launch_recording, tuning
 from fuselab.runtime.tuning import Config, TunedConfig
+from fuselab.schema import SCHEMA
 
 LEAST_BUDGET_S = 3.0
 BUDGET_PER_CANDIDATE_S = 0.2

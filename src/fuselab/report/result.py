@@ -13,9 +13,7 @@ import torch
 from fuselab.device import environment
 from fuselab.errors import ArgumentError
 from fuselab.report import files
-
-# Raised when a key changes its meaning or is removed, not for a new key. See docs/contract.md.
-SCHEMA = 1
+from fuselab.schema import SCHEMA
 
 
 def result(

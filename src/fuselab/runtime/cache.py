@@ -177,9 +177,12 @@ def _fetch(key: str, suffix: str, publish: Callable[[Path, Path, int], None]) ->
 def locked(path: Path) -> Iterator[int]:
     """Hold an exclusive lock between processes (and between threads), and yield its file handle. A
     process that inherits the handle shares the lock. The file is removed afterwards."""
-    handles: list[int] = []
-    with FileLock(path, on_acquired=handles.append, poll_interval=POLL_S):
+    lock = FileLock(path)
+    with lock.acquire(poll_interval=POLL_S):
+        # filelock hands the handle out in its newest versions only; torch brings older ones too.
+        handle = lock._context.lock_file_fd
+        assert handle is not None
         try:
-            yield handles[0]
+            yield handle
         finally:
             path.unlink()
