@@ -22,6 +22,7 @@ _PUBLIC = {
     "Rewrite": "fuselab.op",
     "bench": "fuselab.prove.bench",
     "check": "fuselab.prove.check",
+    "eject": "fuselab.ejection.write",
     "fuse": "fuselab.fusion.fuse",
     "operator": "fuselab.runtime.dispatch",
     "profile": "fuselab.inspect.profile",

@@ -114,6 +114,10 @@ class MissingTargetError(TargetError, FileNotFoundError):
     """The file of a TARGET does not exist."""
 
 
+class EjectError(FuselabError, RuntimeError):
+    """A function cannot become a kernel package; the message names the operation and the line."""
+
+
 class DataError(FuselabError, ValueError):
     """A data file is malformed; the message names file, line, column and what was expected."""
 

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from fuselab.errors import FuselabError, TargetError
+from fuselab.runtime import interpreted_libdevice
 
 _START_S = 120.0  # importing torch takes 2 s, more on a busy machine
 
@@ -212,6 +213,7 @@ def _reply(payload: bytes) -> bytes:
 
 
 def _serve(descriptor: int) -> None:
+    interpreted_libdevice.install()
     with Connection(descriptor) as caller, contextlib.suppress(EOFError, ConnectionError):
         caller.send_bytes(b"ready")
         while True:

@@ -1,0 +1,322 @@
+"""Capture a function as one graph of ATen operators: its outputs and, after them, its gradients.
+
+Dynamo traces the Python code and AOTAutograd differentiates it, both with symbolic sizes, so that
+the graph holds for other sizes than the example's. Every node keeps the name that the user's code
+gave to its value, and the line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx, nn
+from torch._decomp import get_decompositions
+from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch.fx.experimental import _config as fx_config
+
+from fuselab.errors import EjectError
+
+aten = torch.ops.aten
+
+# PyTorch's own definitions of composed operators by simpler ones. Their arithmetic is what the
+# eager kernels compute; normalisations and softmax are lowered by ours, in `lower.py`.
+COMPOSED = (
+    aten.addcdiv,
+    aten.addcmul,
+    aten.celu,
+    aten.elu,
+    aten.elu_backward,
+    aten.gelu,
+    aten.gelu_backward,
+    aten.glu,
+    aten.glu_backward,
+    aten.hardsigmoid,
+    aten.hardsigmoid_backward,
+    aten.hardswish,
+    aten.hardswish_backward,
+    aten.hardtanh,
+    aten.hardtanh_backward,
+    aten.huber_loss,
+    aten.huber_loss_backward,
+    aten.leaky_relu,
+    aten.leaky_relu_backward,
+    aten.lerp,
+    aten.logsumexp,
+    aten.log_sigmoid_forward,
+    aten.log_sigmoid_backward,
+    aten.masked_fill,
+    aten.mish,
+    aten.mish_backward,
+    aten.mse_loss,
+    aten.mse_loss_backward,
+    aten.rsub,
+    aten.selu,
+    aten.sigmoid_backward,
+    aten.silu,
+    aten.silu_backward,
+    aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward,
+    aten.softplus,
+    aten.softplus_backward,
+    aten.softshrink,
+    aten.hardshrink,
+    aten.std.correction,
+    aten.tanh_backward,
+    aten.threshold,
+    aten.threshold_backward,
+    aten._softmax,
+    aten._softmax_backward_data,
+    aten._log_softmax,
+    aten._log_softmax_backward_data,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit.no_stats,
+    aten.native_batch_norm_backward,
+    aten.native_layer_norm,
+    aten.native_layer_norm_backward,
+    aten.native_group_norm_backward,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+    aten.norm,
+    aten.linalg_vector_norm,
+    aten.xlogy,
+    aten.square,
+    aten.t,
+    aten.addmm,
+)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A parameter of the captured function, by its name in the package."""
+
+    name: str
+    node: fx.Node
+
+    @property
+    def tensor(self) -> Tensor:
+        value: Tensor = self.node.meta["val"]
+        return value
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The joint graph of a function.
+
+    ``graph`` computes ``outputs`` from ``arguments`` and ``gradients`` from these and ``upstream``,
+    one placeholder for each output that needs a gradient. ``gradients`` has one entry for each
+    argument, None where there is none. ``sizes`` tells each symbol's place: argument name, dim.
+    ``traced`` is the graph of PyTorch functions as the user's code called them.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    graph: fx.Graph
+    traced: fx.GraphModule
+    arguments: tuple[Argument, ...]
+    outputs: tuple[fx.Node, ...]
+    upstream: tuple[fx.Node, ...]
+    gradients: tuple[fx.Node | None, ...]
+    sizes: Mapping[sympy.Symbol, tuple[str, int]]
+    hints: Mapping[sympy.Symbol, int]
+
+    def behind_gradients(self) -> set[fx.Node]:
+        """Return the gradients and all nodes that they are computed from."""
+        found: set[fx.Node] = set()
+        stack = [node for node in self.gradients if node is not None]
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack += node.all_input_nodes
+        return found
+
+
+class _CapturedError(Exception):
+    """Raised to end the compilation once the graph is known: nothing is to be compiled."""
+
+
+def capture(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool = False,
+    composed: Sequence[Any] = (),
+) -> Captured:
+    """Return the graph of ``function`` called with ``args`` and ``keywords``.
+
+    Every floating tensor gets a gradient, unless ``inference``. The operators in ``composed``
+    become those that they are composed of. Raises EjectError with the user's line where the
+    function cannot be one graph.
+    """
+    examples = [_example(arg, not inference) for arg in args]
+    named = {key: _example(arg, not inference) for key, arg in keywords.items()}
+    held: dict[str, Any] = {}
+
+    def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        held["joint"], held["forward_outputs"] = joint, num_fwd_outputs
+        raise _CapturedError
+
+    def keep_forward(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        held["joint"] = gm
+        raise _CapturedError
+
+    def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        held["traced"] = module
+        return aot_module_simplified(
+            module,
+            inputs,
+            fw_compiler=keep_forward,
+            bw_compiler=keep_forward,
+            partition_fn=partition,
+            decompositions=dict(get_decompositions(composed)),  # type: ignore[arg-type]
+        )
+
+    grad_mode = torch.enable_grad() if not inference else torch.no_grad()
+    dynamo_config: Any = torch._dynamo.config
+    shape_config: Any = fx_config
+    with (
+        shape_config.patch(use_duck_shape=False),
+        dynamo_config.patch(specialize_float=True, specialize_int=True),
+        grad_mode,
+    ):
+        compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
+        try:
+            compiled(*examples, **named)
+        except BackendCompilerFailed as error:
+            if "joint" not in held:
+                raise EjectError(f"{name}: {_first_line(error)}") from error
+        except Unsupported as error:
+            raise EjectError(
+                f"{name} cannot be one graph: {_first_line(error)}{_user_line(error)}; eject a "
+                "part of it that has no such line."
+            ) from error
+    if "joint" not in held:
+        raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
+    return _captured(function, name, held)
+
+
+def _example(arg: Any, wants_gradient: bool) -> Any:
+    if isinstance(arg, Tensor):
+        arg = arg.detach()
+        return arg.requires_grad_(wants_gradient and arg.is_floating_point())
+    return arg
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def _user_line(error: BaseException) -> str:
+    found = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+    return f" (line {found[-1][1]} of {found[-1][0]})" if found else ""
+
+
+def _captured(function: Callable[..., Any], name: str, held: dict[str, Any]) -> Captured:
+    joint: fx.GraphModule = held["joint"]
+    traced: fx.GraphModule = held["traced"]
+    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    primals = [node for node in placeholders if not node.name.startswith("tangents")]
+    upstream = tuple(node for node in placeholders if node.name.startswith("tangents"))
+    results = _flat(next(iter(reversed(joint.graph.nodes))).args[0])
+    count = held.get("forward_outputs", len(results))
+    names = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    arguments = [
+        Argument(argument_name(source), node)
+        for node, source in zip(primals, names, strict=True)
+        if isinstance(node.meta["val"], Tensor)
+    ]
+    arguments.sort(key=_in_users_order(function, names))
+    found = dict(zip(primals, results[count:], strict=False))
+    gradients = [found.get(argument.node) for argument in arguments]
+    sizes, hints = _symbols(arguments)
+    return Captured(
+        name,
+        function,
+        joint.graph,
+        traced,
+        tuple(arguments),
+        tuple(results[:count]),
+        upstream,
+        tuple(gradients),
+        sizes,
+        hints,
+    )
+
+
+def _flat(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def argument_name(node: fx.Node) -> str:
+    """Return the user's name of a parameter: Dynamo calls ``x`` ``L_x_`` and ``self.norm.weight``
+    ``L_self_modules_norm_parameters_weight_``."""
+    name = re.sub(r"^L_", "", str(node.target)).rstrip("_")
+    if _is_parameter(node):
+        name = re.sub(r"^\w*?_(?=modules_|parameters_|buffers_)", "", name)
+    return re.sub(r"(?:^|_)(?:modules|parameters|buffers)_", "_", name).strip("_")
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    """Return whether a placeholder is a parameter or a buffer of a module."""
+    return re.match(r"^L_\w+?_(modules|parameters|buffers)_", str(node.target)) is not None
+
+
+def _in_users_order(
+    function: Callable[..., Any], names: Sequence[fx.Node]
+) -> Callable[[Argument], tuple[bool, int]]:
+    """Return the key that sorts arguments: those of the call as the function declares them, then
+    parameters and buffers."""
+    forward = function.forward if isinstance(function, nn.Module) else function
+    declared = list(inspect.signature(forward).parameters)
+    parameters = {argument_name(node) for node in names if _is_parameter(node)}
+
+    def key(argument: Argument) -> tuple[bool, int]:
+        place = declared.index(argument.name) if argument.name in declared else len(declared)
+        return argument.name in parameters, place
+
+    return key
+
+
+def _symbols(
+    arguments: Sequence[Argument],
+) -> tuple[dict[sympy.Symbol, tuple[str, int]], dict[sympy.Symbol, int]]:
+    sizes: dict[sympy.Symbol, tuple[str, int]] = {}
+    hints: dict[sympy.Symbol, int] = {}
+    for argument in arguments:
+        for dim, size in enumerate(argument.tensor.shape):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                sizes.setdefault(size.node.expr, (argument.name, dim))
+                hints[size.node.expr] = size.node.hint
+    return sizes, hints
+
+
+def user_name(node: fx.Node) -> str:
+    """Return the name that the user's code, or PyTorch, gave to a node's value."""
+    origins = node.meta.get("from_node") or []
+    return str(origins[0].name if origins else node.name)
+
+
+def is_user_named(node: fx.Node) -> bool:
+    """Return whether a node's value has the name of a variable of the user's code."""
+    assigned = re.match(r"\s*([A-Za-z_]\w*)\s*[-+*/|&]?=[^=]", source_line(node).partition(": ")[2])
+    return assigned is not None and assigned[1] == user_name(node)
+
+
+def source_line(node: fx.Node) -> str:
+    """Return ``file:line: text`` of the user's code behind a node; empty where it is unknown."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    if not frames:
+        return ""
+    file, line = frames[-1]
+    return f"{file}:{line}: {linecache.getline(file, int(line)).strip()}"

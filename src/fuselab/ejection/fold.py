@@ -1,0 +1,74 @@
+"""Fold long lines of generated Python, as a formatter would."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+COLUMNS = 100
+
+
+def fold(line: str) -> list[str]:
+    """Return a line of code in lines of at most 100 columns."""
+    if len(line) <= COLUMNS:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    end = _closing(line)
+    if end is None:
+        name, _, value = line.partition(" = ")
+        if not value:
+            name, value = "", line
+        parts = _split(value, (" + ", " - ")) or _split(value, (" * ", " / "))
+        if not parts:
+            return [line]
+        return [f"{name} = (", *(f"{indent}    {part}" for part in parts), f"{indent})"]
+    begin = _opening(line, end)
+    head, body, tail = line[: begin + 1], line[begin + 1 : end], line[end:]
+    if len(indent) + 4 + len(body) <= COLUMNS:
+        return [head, f"{indent}    {body}", f"{indent}{tail}"]
+    items = _split(body, (", ",)) or [body]
+    if all(re.fullmatch(r"[\w.-]+,?", item.strip()) for item in items):
+        inner = f"{indent}    "
+        wrapped = textwrap.wrap(body, COLUMNS, initial_indent=inner, subsequent_indent=inner)
+        return [head, *wrapped, f"{indent}{tail}"]
+    lines = [fold(f"{indent}    {item.strip().rstrip(',')},") for item in items]
+    return [head, *(one for part in lines for one in part), f"{indent}{tail}"]
+
+
+def _closing(line: str) -> int | None:
+    """Return the place of the last closing parenthesis that stands outside all others, if only a
+    method or an attribute follows it."""
+    if not re.search(r"\)[\w.()\[\], :]*$", line):
+        return None
+    depth, found = 0, None
+    for place, letter in enumerate(line):
+        depth += (letter == "(") - (letter == ")")
+        if letter == ")" and depth == 0:
+            found = place
+            if len(line) - place > 40:
+                found = None
+    return found if found is None or " " not in line[found:].strip() else None
+
+
+def _opening(line: str, end: int) -> int:
+    depth = 0
+    for place in range(end, -1, -1):
+        depth += (line[place] == ")") - (line[place] == "(")
+        if depth == 0:
+            return place
+    return 0
+
+
+def _split(text: str, separators: tuple[str, ...]) -> list[str]:
+    """Return the text split before operators, or behind commas, outside of parentheses; empty if
+    there are none."""
+    parts, begin, depth = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        for separator in separators:
+            if depth == 0 and place > begin and text.startswith(separator, place):
+                after = place + 1
+                parts.append(text[begin:after].strip() if separator != ", " else text[begin:after])
+                begin = after if separator != ", " else place + 2
+    parts.append(text[begin:].strip())
+    return parts if len(parts) > 1 else []

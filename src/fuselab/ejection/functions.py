@@ -1,0 +1,64 @@
+"""The scalar functions of expressions, as source text in each language.
+
+``{0}``, ``{1}`` stand for the operands. A text that is not a name, a number or a call is put in
+parentheses where it becomes an operand.
+"""
+
+from __future__ import annotations
+
+TRITON: dict[str, str] = {
+    "abs": "tl.abs({0})",
+    "acos": "libdevice.acos({0})",
+    "add": "{0} + {1}",
+    "and": "{0} & {1}",
+    "asin": "libdevice.asin({0})",
+    "atan": "libdevice.atan({0})",
+    "ceil": "tl.ceil({0})",
+    "cos": "libdevice.cos({0})",
+    "div": "{0} / {1}",
+    "eq": "{0} == {1}",
+    "erf": "libdevice.erf({0})",
+    "exp": "libdevice.exp({0})",
+    "expm1": "libdevice.expm1({0})",
+    "floor": "tl.floor({0})",
+    "ge": "{0} >= {1}",
+    "gt": "{0} > {1}",
+    "isinf": "tl.abs({0}) == float('inf')",
+    "isnan": "{0} != {0}",
+    "le": "{0} <= {1}",
+    "log": "libdevice.log({0})",
+    "log1p": "libdevice.log1p({0})",
+    "lt": "{0} < {1}",
+    "maximum": "larger({0}, {1})",
+    "minimum": "smaller({0}, {1})",
+    "mul": "{0} * {1}",
+    "ne": "{0} != {1}",
+    "neg": "-{0}",
+    "not": "{0} == 0",
+    "or": "{0} | {1}",
+    "pow": "libdevice.pow({0}, {1})",
+    "reciprocal": "1.0 / {0}",
+    "relu": "tl.where({0} < 0, 0.0, {0})",
+    "round": "libdevice.nearbyint({0})",
+    "rsqrt": "1.0 / libdevice.sqrt({0})",
+    "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))",
+    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
+    "sin": "libdevice.sin({0})",
+    "sqrt": "libdevice.sqrt({0})",
+    "sub": "{0} - {1}",
+    "tanh": "libdevice.tanh({0})",
+    "to_bool": "{0} != 0",
+    "to_float": "{0}.to(COMPUTE)",
+    "to_int": "{0}.to(tl.int64)",
+    "where": "tl.where({0}, {1}, {2})",
+    "xor": "{0} ^ {1}",
+}
+
+# For each reduction: the neutral element, the step that adds an element, and the reduction of a
+# tile along its columns.
+TRITON_REDUCTIONS: dict[str, tuple[str, str, str]] = {
+    "sum": ("0.0", "{0} + {1}", "tl.sum({0}, 1)"),
+    "amax": ("float('-inf')", "larger({0}, {1})", "tl.reduce({0}, 1, larger)"),
+    "amin": ("float('inf')", "smaller({0}, {1})", "tl.reduce({0}, 1, smaller)"),
+    "prod": ("1.0", "{0} * {1}", "tl.reduce({0}, 1, product)"),
+}

@@ -1,0 +1,447 @@
+"""Which nodes one kernel computes, and over which loops.
+
+A kernel has rows, which its programs share out, and columns, over which a program sweeps. All of
+its reductions are over all of its columns. What it stores belongs to an element, a row and a
+column, or to a row. A kernel without reductions has rows only.
+
+A node joins a kernel if it can be evaluated over the kernel's axes. This is tried: the node gets an
+axis of its own for each dimension, and wherever it reads a reduction of the kernel, its index there
+must be the index at which the kernel computes it, which ties its axes to the kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from fuselab.ejection.loops import (
+    Along,
+    Apply,
+    Axis,
+    Constant,
+    Expression,
+    Index,
+    Load,
+    Node,
+    Pointwise,
+    Position,
+    Reduced,
+    Reduction,
+    Splitter,
+    View,
+    operands_of,
+    walk,
+)
+from fuselab.ejection.lower import unexpanded
+
+
+class DoesNotFitError(Exception):
+    """A node cannot be computed over a kernel's axes."""
+
+
+class Binding(Splitter):
+    """The axes that have been replaced by others: tied to a kernel's, or split."""
+
+    def __init__(self, hints: Mapping[sympy.Symbol, int], bound: Mapping[Axis, tuple[Axis, ...]]):
+        self.hints = hints
+        self.bound = dict(bound)
+        self.free: set[Axis] = set()  # axes that may still be tied
+
+    def hint(self, size: sympy.Expr) -> int:
+        return int(size.subs(self.hints)) if size.free_symbols else int(size)
+
+    def fresh(self, size: sympy.Expr) -> tuple[Axis, ...]:
+        """Return a new axis, which may be tied, or no axis for size 1."""
+        if size == 1:
+            return ()
+        axis = Axis(size, self.hint(size))
+        self.free.add(axis)
+        return (axis,)
+
+    def resolve(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
+        found: list[Axis] = []
+        for axis in axes:
+            parts = self.bound.get(axis)
+            found.extend((axis,) if parts is None else self.resolve(parts))
+        return tuple(found)
+
+    def resolved(self, index: Index) -> Index:
+        return tuple(map(self.resolve, index))
+
+    def split(self, axis: Axis, outer: sympy.Expr) -> tuple[Axis, Axis]:
+        """Split an axis into an outer one of size ``outer`` and the rest."""
+        inner = quotient(axis.size, outer)
+        parts = Axis(outer, self.hint(outer)), Axis(inner, self.hint(inner))
+        if axis in self.free:
+            self.free.update(parts)
+        self.bound[axis] = parts
+        return parts
+
+    def regroup(self, axes: Sequence[Axis], sizes: Sequence[sympy.Expr]) -> Index:
+        """Return the axes in groups whose sizes multiply to ``sizes``, splitting where a group
+        ends within an axis. Raises DoesNotFitError."""
+        remaining = list(self.resolve(axes))
+        groups: list[tuple[Axis, ...]] = []
+        for size in sizes:
+            group: list[Axis] = []
+            while not equal(missing := quotient(size, product(group)), sympy.Integer(1), self):
+                if not remaining:
+                    raise DoesNotFitError
+                axis = remaining.pop(0)
+                if self.hint(missing) % axis.hint:
+                    if axis.hint % self.hint(missing):
+                        raise DoesNotFitError
+                    axis, rest = self.split(axis, missing)
+                    remaining.insert(0, rest)
+                elif axis.hint == self.hint(missing) and not equal(axis.size, missing, self):
+                    raise DoesNotFitError
+                group.append(axis)
+            groups.append(tuple(group))
+        if remaining:
+            raise DoesNotFitError
+        return tuple(groups)
+
+    def unify(self, first: Index, second: Index) -> None:
+        """Make two indices the same by tying free axes and splitting. Raises DoesNotFitError."""
+        if len(first) != len(second):
+            raise DoesNotFitError
+        for left, right in zip(first, second, strict=True):
+            self._unify(list(self.resolve(left)), list(self.resolve(right)))
+
+    def _unify(self, left: list[Axis], right: list[Axis]) -> None:
+        while left and right:
+            one, other = left.pop(0), right.pop(0)
+            if one is other:
+                continue
+            if one.hint == other.hint:
+                if not equal(one.size, other.size, self):
+                    raise DoesNotFitError
+                self.tie(one, other)
+            elif one.hint % other.hint == 0:
+                outer, rest = self.split(one, other.size)
+                self.tie(outer, other)
+                left.insert(0, rest)
+            elif other.hint % one.hint == 0:
+                outer, rest = self.split(other, one.size)
+                self.tie(outer, one)
+                right.insert(0, rest)
+            else:
+                raise DoesNotFitError
+        if left or right:
+            raise DoesNotFitError
+
+    def tie(self, one: Axis, other: Axis) -> None:
+        if one in self.free:
+            self.bound[one] = (other,)
+            self.free.discard(one)
+        elif other in self.free:
+            self.bound[other] = (one,)
+            self.free.discard(other)
+        else:
+            raise DoesNotFitError
+
+
+def product(axes: Sequence[Axis]) -> sympy.Expr:
+    return sympy.prod([axis.size for axis in axes]) if axes else sympy.Integer(1)
+
+
+def quotient(size: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
+    """Return ``size / by``, which is known to be whole."""
+    ratio = sympy.simplify(size / by)
+    numerator, denominator = ratio.as_numer_denom()
+    return ratio if denominator == 1 else numerator // denominator
+
+
+def equal(one: sympy.Expr, other: sympy.Expr, binding: Binding) -> bool:
+    """Return whether two sizes are equal for every size of the inputs, floors taken as exact: a
+    function that regroups a dimension has required that its size be a multiple."""
+    if binding.hint(one) != binding.hint(other):
+        return False
+    return bool(one == other or sympy.simplify(_exact(one) - _exact(other)) == 0)
+
+
+def _exact(size: sympy.Expr) -> sympy.Expr:
+    """Return the size with floor divisions as divisions."""
+    return size.replace(
+        lambda part: getattr(part.func, "__name__", "") in ("FloorDiv", "floor"),
+        lambda part: part.args[0] / part.args[1] if len(part.args) == 2 else part.args[0],
+    )
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node that a kernel computes: its index, and the axes over which a reduction goes."""
+
+    node: Node
+    index: Index
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Rows, columns, and the nodes computed over them; ``binding`` holds for all indices."""
+
+    members: tuple[Member, ...]
+    row_axes: tuple[Axis, ...]
+    column_axes: tuple[Axis, ...]
+    bound: Mapping[Axis, tuple[Axis, ...]]
+    values: Mapping[Node, Expression] = field(default_factory=dict)
+    names: Mapping[Expression, str] = field(default_factory=dict)
+    users_names: frozenset[Expression] = frozenset()
+
+    @property
+    def has_columns(self) -> bool:
+        return bool(self.column_axes) or any(
+            isinstance(member.node, Reduction) for member in self.members
+        )
+
+    def computes(self, node: Node) -> bool:
+        return any(member.node is node for member in self.members)
+
+    def loads(self) -> list[Load]:
+        return [found for found in walk([*self.values.values()]) if isinstance(found, Load)]
+
+
+class Evaluation:
+    """Computes the expressions of nodes over a kernel's axes."""
+
+    def __init__(self, binding: Binding, members: Sequence[Member], stored: frozenset[Node]):
+        self.binding = binding
+        self.members = {member.node: member for member in members}
+        self.stored = stored  # nodes that other kernels or PyTorch compute
+        self.known: dict[tuple[Node, Index], Expression] = {}
+        self.names: dict[Expression, str] = {}
+        self.users_names: set[Expression] = set()
+
+    def at(self, node: Node, index: Index) -> Expression:
+        """Return the value of ``node`` at ``index``."""
+        key = node, self.binding.resolved(index)
+        if key not in self.known:
+            value = self.known[key] = self._at(node, index)
+            if node.is_named or value not in self.users_names:
+                self.names[value] = node.name
+            if node.is_named:
+                self.users_names.add(value)
+        return self.known[key]
+
+    def _at(self, node: Node, index: Index) -> Expression:
+        if node in self.stored and node not in self.members:
+            return Load(node, index)
+        if isinstance(node, View):
+            return self.at(node.source, node.index(index, self.binding))
+        if isinstance(node, Pointwise):
+            operands = tuple(
+                self.at(operand, unexpanded(index, operand.sizes))
+                if isinstance(operand, Node)
+                else operand
+                for operand in node.operands
+            )
+            is_one = node.function in ("mul", "div") and operands[1] == Constant(1)
+            if node.function == "same" or is_one:
+                return operands[0]
+            return Apply(node.function, operands, node.kind)
+        if isinstance(node, Along):
+            return Position(index[node.dim])
+        if isinstance(node, Reduction):
+            member = self.members.get(node)
+            if member is None:
+                raise DoesNotFitError  # another kernel's, which does not store it
+            kept, at = _kept(node, index), _kept(node, member.index)
+            self.binding.unify(at, kept)
+            return Reduced(node.function, self.at(node.source, _full(node, member)), node.kind)
+        return Load(node, index)
+
+
+def _kept(node: Reduction, index: Index) -> Index:
+    """Return the index's entries for the dimensions that the reduction keeps."""
+    if not node.keepdim:
+        return index[: len(node.kept)]
+    return tuple(index[dim] for dim in node.kept)
+
+
+def _full(node: Reduction, member: Member) -> Index:
+    """Return the source's index, from a reduction member's: its kept entries, then the reduced."""
+    kept = dict(zip(node.kept, _kept(node, member.index), strict=True))
+    reduced = dict(zip(node.dims, member.index[len(node.sizes) :], strict=True))
+    return tuple({**kept, **reduced}[dim] for dim in range(len(node.source.sizes)))
+
+
+class Scheduler:
+    """Puts nodes into kernels, one after the other, each with what it shares most bytes with."""
+
+    def __init__(self, hints: Mapping[sympy.Symbol, int]):
+        self.hints = hints
+        self.kernels: list[Kernel] = []
+        self.needs: list[set[int]] = []  # of each kernel, the kernels that it reads from
+
+    def add(self, node: Node, stored: frozenset[Node]) -> None:
+        """Put a node into the best kernel that it fits in, or a new one."""
+        sources = {place for place, one in enumerate(self.kernels) if self._reads(node, one)}
+        for place in sorted(range(len(self.kernels)), key=self._latest, reverse=True):
+            if any(self._reaches(other, place) for other in sources - {place}):
+                continue  # the node needs a kernel that needs this one
+            joined = self.joined(self.kernels[place], node, stored)
+            if joined is not None:
+                self.kernels[place] = joined
+                self.needs[place] |= sources - {place}
+                return
+        alone = Kernel((), (), (), {})
+        fresh = self.joined(alone, node, stored)
+        assert fresh is not None
+        self.kernels.append(fresh)
+        self.needs.append(sources)
+
+    def _latest(self, place: int) -> int:
+        return place
+
+    def _reads(self, node: Node, kernel: Kernel) -> bool:
+        return any(kernel.computes(found) for found in ancestors(node))
+
+    def _reaches(self, start: int, goal: int) -> bool:
+        return goal in self.needs[start] or any(
+            self._reaches(place, goal) for place in self.needs[start]
+        )
+
+    def joined(self, kernel: Kernel, node: Node, stored: frozenset[Node]) -> Kernel | None:
+        """Return the kernel with ``node``, or None if the node does not fit."""
+        try:
+            return self._joined(kernel, node, stored)
+        except DoesNotFitError:
+            return None
+
+    def _joined(self, kernel: Kernel, node: Node, stored: frozenset[Node]) -> Kernel:
+        binding = Binding(self.hints, kernel.bound)
+        index = tuple(binding.fresh(size) for size in node.sizes)
+        if isinstance(node, Reduction):
+            index += tuple(binding.fresh(node.source.sizes[dim]) for dim in node.dims)
+        member = Member(node, index)
+        members = (*kernel.members, member)
+        evaluation = Evaluation(binding, members, stored)
+        wanted = self._value(evaluation, member)
+        if not kernel.members:
+            rows = index[: len(node.sizes)]
+            columns = index[len(node.sizes) :]
+            joined = Kernel(members, _flat(rows), _flat(columns), binding.bound)
+            return self._evaluated(joined, stored)
+        self._tie_by_loads(binding, wanted, kernel)
+        self._tie_by_size(binding, kernel)
+        joined = replace(
+            kernel,
+            members=members,
+            row_axes=binding.resolve(kernel.row_axes),
+            column_axes=binding.resolve(kernel.column_axes),
+            bound=binding.bound,
+        )
+        self._check(joined, member, binding)
+        return self._evaluated(joined, stored)
+
+    def _value(self, evaluation: Evaluation, member: Member) -> Expression:
+        return evaluation.at(member.node, member.index[: len(member.node.sizes)])
+
+    def _tie_by_loads(self, binding: Binding, wanted: Expression, kernel: Kernel) -> None:
+        """Tie the axes left free such that the node reads what the kernel reads."""
+        loads = {load.tensor: load for load in kernel.loads()}
+        for load in walk([wanted]):
+            if isinstance(load, Load) and load.tensor in loads:
+                attempt = Binding(self.hints, binding.bound)
+                attempt.free = set(binding.free)
+                try:
+                    attempt.unify(load.index, loads[load.tensor].index)
+                except DoesNotFitError:
+                    continue
+                binding.bound, binding.free = attempt.bound, attempt.free
+
+    def _tie_by_size(self, binding: Binding, kernel: Kernel) -> None:
+        taken = {axis for parts in binding.bound.values() for axis in parts}
+        open_axes = [
+            axis
+            for axis in binding.resolve((*kernel.row_axes, *kernel.column_axes))
+            if axis not in taken
+        ]
+        for axis in sorted(binding.free, key=lambda axis: axis.serial):
+            if axis in binding.bound or axis in open_axes:
+                continue
+            match = next((one for one in open_axes if equal(one.size, axis.size, binding)), None)
+            if match is None:
+                raise DoesNotFitError
+            open_axes.remove(match)
+            binding.tie(axis, match)
+
+    def _check(self, kernel: Kernel, member: Member, binding: Binding) -> None:
+        """Raise DoesNotFitError unless the member belongs to each element or to each row."""
+        rows, columns = set(kernel.row_axes), set(kernel.column_axes)
+        rank = len(member.node.sizes)
+        own = binding.resolve(_flat(member.index[:rank]))
+        reduced = binding.resolve(_flat(member.index[rank:]))
+        if len(set(own)) != len(own) or len(set(reduced)) != len(reduced):
+            raise DoesNotFitError
+        if isinstance(member.node, Reduction):
+            fits = set(own) == rows and set(reduced) == columns
+        else:
+            fits = set(own) == rows | columns or (bool(columns) and set(own) == rows)
+        if not fits:
+            raise DoesNotFitError
+
+    def _evaluated(self, kernel: Kernel, stored: frozenset[Node]) -> Kernel:
+        """Return the kernel with the values of its members, under its final binding."""
+        binding = Binding(self.hints, kernel.bound)
+        members = tuple(replace(one, index=binding.resolved(one.index)) for one in kernel.members)
+        evaluation = Evaluation(binding, members, stored)
+        values = {member.node: self._value(evaluation, member) for member in members}
+        return replace(
+            kernel,
+            members=members,
+            row_axes=binding.resolve(kernel.row_axes),
+            column_axes=binding.resolve(kernel.column_axes),
+            values=values,
+            bound=binding.bound,
+            names=evaluation.names,
+            users_names=frozenset(evaluation.users_names),
+        )
+
+
+def _flat(index: Index) -> tuple[Axis, ...]:
+    return tuple(axis for axes in index for axis in axes)
+
+
+def ancestors(node: Node) -> Iterator[Node]:
+    """Yield the nodes that ``node`` is computed from, and itself."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        one = stack.pop()
+        if one not in seen:
+            seen.add(one)
+            yield one
+            stack += operands_of(one)
+
+
+def in_order(results: Sequence[Node]) -> list[Node]:
+    """Return all nodes that the results need, each after those that it is computed from."""
+    order: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node not in order:
+            for operand in operands_of(node):
+                visit(operand)
+            order[node] = None
+
+    for result in results:
+        visit(result)
+    return list(order)
+
+
+def schedule(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list[Kernel]:
+    """Return the kernels that compute ``results``, in an order in which they can run.
+
+    Results and reductions are computed once each. Everything else is computed where it is read.
+    """
+    wanted = set(results)
+    scheduler = Scheduler(hints)
+    stored: set[Node] = set()
+    for node in in_order(results):
+        if isinstance(node, Reduction) or (node in wanted and not isinstance(node, Constant)):
+            scheduler.add(node, frozenset(stored))
+            stored.add(node)
+    return scheduler.kernels

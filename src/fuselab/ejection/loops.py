@@ -1,0 +1,184 @@
+"""The intermediate form: tensors as functions of an index, and scalar expressions over axes.
+
+A ``Node`` is a tensor of the graph. It is not computed where it stands: a kernel asks for its value
+at an index, and the answer is an ``Expression`` of loads and arithmetic. An index has one entry for
+every dimension: the axes whose positions, outermost first, make up the position in the dimension;
+no axis means position 0. Reshaping splits and joins such lists, and no offset is ever computed with
+a division.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import sympy
+
+_serial = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """A loop. ``size`` is symbolic; ``hint`` is its size in the example."""
+
+    size: sympy.Expr
+    hint: int
+    serial: int = field(default_factory=lambda: next(_serial))
+
+    def __repr__(self) -> str:
+        return f"a{self.serial}:{self.size}"
+
+
+Index = tuple[tuple[Axis, ...], ...]
+Kind = Literal["float", "bool", "int"]
+
+
+# --- expressions: what a kernel computes at one point of its loops --------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    tensor: Node
+    index: Index
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class Size:
+    """The value of a size, as a number of the arithmetic."""
+
+    size: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Position:
+    """The position along some axes, outermost first: an integer."""
+
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A scalar function of expressions, by its name in ``functions.py``."""
+
+    function: str
+    operands: tuple[Expression, ...]
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduction of an expression over all columns of its kernel."""
+
+    function: str
+    operand: Expression
+    kind: Kind
+
+
+Expression = Load | Constant | Size | Position | Apply | Reduced
+
+
+def children(expression: Expression) -> tuple[Expression, ...]:
+    if isinstance(expression, Apply):
+        return expression.operands
+    return (expression.operand,) if isinstance(expression, Reduced) else ()
+
+
+def walk(expressions: Sequence[Expression]) -> Iterator[Expression]:
+    """Yield every expression once, operands first."""
+    seen: set[Expression] = set()
+
+    def visit(expression: Expression) -> Iterator[Expression]:
+        if expression in seen:
+            return
+        seen.add(expression)
+        for child in children(expression):
+            yield from visit(child)
+        yield expression
+
+    for expression in expressions:
+        yield from visit(expression)
+
+
+# --- nodes: the tensors of the graph --------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A tensor: its name in the user's words, its sizes, the kind of its elements, and the line of
+    the user's code that it comes from. ``is_named`` says whether the user's code chose the name."""
+
+    name: str
+    sizes: tuple[sympy.Expr, ...]
+    kind: Kind
+    line: str = ""
+    is_named: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Node):
+    """An argument of the function, or the upstream gradient of an output."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pointwise(Node):
+    function: str = ""
+    operands: tuple[Node | Constant | Size, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class View(Node):
+    """The elements of ``source`` in another arrangement. ``index`` returns the source's index for
+    one of the view's; it may split axes through the evaluation that it is given."""
+
+    source: Node = None  # type: ignore[assignment]
+    index: Callable[[Index, Splitter], Index] = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Along(Node):
+    """The position along one dimension of the tensor itself (``torch.arange``)."""
+
+    dim: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction(Node):
+    function: str = ""
+    source: Node = None  # type: ignore[assignment]
+    dims: tuple[int, ...] = ()
+    keepdim: bool = False
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(dim for dim in range(len(self.source.sizes)) if dim not in self.dims)
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Node):
+    """A tensor that PyTorch computes from others, such as a matrix product."""
+
+    operator: str = ""
+    operands: tuple[object, ...] = ()
+
+
+class Splitter:
+    """Rearranges lists of axes; see ``kernels.Binding``."""
+
+    def regroup(self, axes: Sequence[Axis], sizes: Sequence[sympy.Expr]) -> Index:
+        raise NotImplementedError
+
+
+def operands_of(node: Node) -> tuple[Node, ...]:
+    """Return the nodes that a node is computed from."""
+    if isinstance(node, (View, Reduction)):
+        return (node.source,)
+    if isinstance(node, (Pointwise, Call)):
+        return tuple(operand for operand in node.operands if isinstance(operand, Node))
+    return ()

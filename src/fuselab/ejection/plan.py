@@ -1,0 +1,255 @@
+"""Name all that the emitters and the launchers of a package write down of its kernels.
+
+A ``KernelPlan`` has the kernel's operands in order, each with its dimensions in the names of the
+axes, the sizes that are numbers of its arithmetic, and the results that it stores.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+from sympy.printing.str import StrPrinter
+
+from fuselab.ejection.capture import Captured
+from fuselab.ejection.kernels import Kernel, product
+from fuselab.ejection.loops import (
+    Axis,
+    Expression,
+    Index,
+    Load,
+    Node,
+    Pointwise,
+    Position,
+    Reduced,
+    Reduction,
+    Size,
+    walk,
+)
+
+_DIMS = {
+    1: ("width",),
+    2: ("length", "width"),
+    3: ("batch", "length", "width"),
+    4: ("batch", "channels", "height", "width"),
+    5: ("batch", "channels", "depth", "height", "width"),
+}
+# Names that emitted code uses for something else.
+_TAKEN = {"rows", "columns", "row", "column", "exists", "start", "tl", "triton", "libdevice"}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a kernel: its name there, the node, and its dimensions in names of axes. For a
+    ``position`` there is no tensor: the value is the position along the axes."""
+
+    name: str
+    node: Node | None
+    index: Index
+    pattern: str
+    is_stored: bool = False
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel of a package, with every name decided.
+
+    ``numbers`` are the sizes that the kernel takes as arguments of their own; the number of its
+    columns it has in any case.
+    """
+
+    name: str
+    kernel: Kernel
+    axis_names: Mapping[Axis, str]
+    operands: tuple[Operand, ...]
+    numbers: Mapping[Size, str]
+    value_names: Mapping[Expression, str]
+    stores: Mapping[Node, Expression]
+
+    @property
+    def loads(self) -> tuple[Operand, ...]:
+        return tuple(operand for operand in self.operands if not operand.is_stored)
+
+    @property
+    def stored(self) -> tuple[Operand, ...]:
+        return tuple(operand for operand in self.operands if operand.is_stored)
+
+    @property
+    def reductions(self) -> tuple[Reduced, ...]:
+        found = walk(list(self.stores.values()))
+        return tuple(one for one in found if isinstance(one, Reduced))
+
+    def depth(self, expression: Expression) -> int:
+        """Return how many reductions come one after the other before the value is known."""
+        from fuselab.ejection.loops import children
+
+        below = max(map(self.depth, children(expression)), default=0)
+        return below + isinstance(expression, Reduced)
+
+    def axes_of(self, expression: Expression) -> frozenset[Axis]:
+        """Return the axes on which the value depends."""
+        from fuselab.ejection.loops import children
+
+        if isinstance(expression, Load):
+            return frozenset(axis for axes in expression.index for axis in axes)
+        if isinstance(expression, Position):
+            return frozenset(expression.axes)
+        below: frozenset[Axis] = frozenset().union(*map(self.axes_of, children(expression)))
+        if isinstance(expression, Reduced):
+            return below - set(self.kernel.column_axes)
+        return below
+
+
+class Namer:
+    """Gives every name once."""
+
+    def __init__(self, taken: Sequence[str] = ()) -> None:
+        self.taken = {*_TAKEN, *taken}
+
+    def name(self, wanted: str) -> str:
+        wanted = re.sub(r"\W+", "_", wanted).strip("_") or "value"
+        if keyword.iskeyword(wanted) or wanted[0].isdigit():
+            wanted = f"value_{wanted}"
+        name, count = wanted, 1
+        while name in self.taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self.taken.add(name)
+        return name
+
+
+class Sizes:
+    """The names of sizes in launchers, each the size of a dimension of an argument."""
+
+    def __init__(self, captured: Captured) -> None:
+        namer = Namer([argument.name for argument in captured.arguments])
+        ranks = {argument.name: argument.tensor.dim() for argument in captured.arguments}
+        self.names: dict[sympy.Symbol, str] = {}
+        self.places = captured.sizes
+        for symbol, (argument, dim) in captured.sizes.items():
+            rank = ranks[argument]
+            wanted = _DIMS[rank][dim] if rank in _DIMS else f"dim_{dim}"
+            if wanted in self.names.values():
+                wanted = f"{argument}_{wanted}"
+            self.names[symbol] = namer.name(wanted)
+
+    def text(self, size: sympy.Expr) -> str:
+        """Return a size as Python text."""
+        named = size.subs({symbol: sympy.Symbol(name) for symbol, name in self.names.items()})
+        text = re.sub(r" *(//|[*/]) *", r" \1 ", str(_Printer().doprint(named)))
+        is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
+        return text[1:-1] if is_whole else text
+
+    def multiples(self, sizes: Sequence[sympy.Expr]) -> dict[str, int]:
+        """Return the sizes that are divided, by name, and the number that divides them."""
+        found: dict[str, int] = {}
+        for size in sizes:
+            for part in sympy.preorder_traversal(size):
+                if type(part).__name__ not in ("floor", "FloorDiv"):
+                    continue
+                one, by = part.args if len(part.args) == 2 else part.args[0].as_numer_denom()
+                if one in self.names and by.is_Integer:
+                    name = self.names[one]
+                    found[name] = math.lcm(found.get(name, 1), int(by))
+        return found
+
+    def statements(self, available: Sequence[str]) -> list[str]:
+        """Return Python statements that define the sizes of the arguments that are available."""
+        lines = []
+        for symbol, (argument, dim) in self.places.items():
+            if argument in available:
+                lines.append(f"{self.names[symbol]} = {argument}.shape[{dim}]")
+        return lines
+
+    def axis_name(self, axis: Axis, namer: Namer) -> str:
+        text = self.text(axis.size)
+        if text.isidentifier():
+            return namer.name(text)
+        words = re.findall(r"[a-z_]+", text)
+        return namer.name(f"{words[0]}_part" if words else "group")
+
+
+class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
+    """Prints sizes as Python, with whole divisions."""
+
+    def _print_FloorDiv(self, expr: sympy.Expr) -> str:  # noqa: N802  (sympy's name)
+        one, other = expr.args
+        return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"
+
+    def _print_floor(self, expr: sympy.Expr) -> str:
+        one, other = expr.args[0].as_numer_denom()
+        return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"
+
+
+def planned(
+    name: str,
+    kernel: Kernel,
+    stores: Sequence[Node],
+    sizes: Sizes,
+    tensor_names: Mapping[Node, str],
+) -> KernelPlan:
+    """Return the kernel with its names."""
+    values = {node: kernel.values[node] for node in stores}
+    axes = (*kernel.row_axes, *kernel.column_axes)
+    axis_namer = Namer()
+    axis_names = {axis: sizes.axis_name(axis, axis_namer) for axis in axes}
+    namer = Namer()
+    operands: list[Operand] = []
+    value_names: dict[Expression, str] = {}
+    numbers: dict[Size, str] = {}
+    numbers_of_columns: set[Size] = set()
+
+    def pattern(index: Index) -> str:
+        dims = [" ".join(axis_names[axis] for axis in entry) or "1" for entry in index]
+        return " ".join(f"({dim})" if " " in dim else dim for dim in dims)
+
+    expressions = list(walk(list(values.values())))
+    for one in expressions:
+        if isinstance(one, Load):
+            operand = namer.name(tensor_names.get(one.tensor, one.tensor.name))
+            value_names[one] = operand
+            operands.append(Operand(operand, one.tensor, one.index, pattern(one.index)))
+        elif isinstance(one, Position):
+            operand = namer.name(f"{'_'.join(axis_names[axis] for axis in one.axes)}_position")
+            value_names[one] = operand
+            operands.append(Operand(operand, None, (one.axes,), pattern((one.axes,))))
+        elif isinstance(one, Size) and one.size == product(kernel.column_axes):
+            numbers_of_columns.add(one)
+        elif isinstance(one, Size) and not one.size.is_number:
+            words = re.sub(r"\W+", "_", sizes.text(one.size)).strip("_")
+            numbers[one] = namer.name(f"{words}_count")
+    for node in stores:
+        index = next(member.index for member in kernel.members if member.node is node)
+        index = index[: len(node.sizes)]
+        operand = namer.name(tensor_names.get(node, node.name))
+        operands.append(Operand(operand, node, index, pattern(index), True))
+    for one, wanted in _wanted_names(kernel, expressions).items():
+        if one not in value_names:
+            value_names[one] = namer.name(wanted)
+    value_names.update(dict.fromkeys(numbers_of_columns, "columns"))
+    return KernelPlan(name, kernel, axis_names, tuple(operands), numbers, value_names, values)
+
+
+def _wanted_names(kernel: Kernel, expressions: Sequence[Expression]) -> dict[Expression, str]:
+    """Return names for the values that deserve one: reductions, values that are used more than
+    once, and those that the user's code names."""
+    from collections import Counter
+
+    from fuselab.ejection.loops import Apply, children
+
+    uses = Counter(child for one in expressions for child in set(children(one)))
+    names = dict(kernel.names)
+    found: dict[Expression, str] = {}
+    for one in expressions:
+        if isinstance(one, Reduced):
+            found[one] = names.get(one, {"sum": "total"}.get(one.function, one.function))
+        elif isinstance(one, Apply) and (uses[one] > 1 or one in kernel.users_names):
+            found[one] = names.get(one, one.function)
+    return found
+
+
+__all__ = ["KernelPlan", "Namer", "Operand", "Pointwise", "Reduction", "Sizes", "planned"]

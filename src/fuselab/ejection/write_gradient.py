@@ -1,0 +1,124 @@
+"""Write ``gradient.py``: the gradient as PyTorch formulas, from which second derivatives come."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuselab.ejection.lower import expression_of
+from fuselab.ejection.package import Package
+from fuselab.ejection.plan import Sizes
+from fuselab.ejection.write_reference import INFIX
+
+aten = torch.ops.aten
+
+# Autograd's own markers; with them the formulas would have no derivative.
+_MARKERS = (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default)
+# These take contiguous tensors only, and compute nonsense from others.
+_DENSE = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
+_OMITTED = ("device", "pin_memory", "layout")
+
+
+def gradient_text(package: Package) -> str:
+    """Return the text of ``gradient.py``."""
+    captured = package.formulas
+    sizes = Sizes(captured)
+    saved = ", ".join(f"{name}: Tensor" for name in package.saved)
+    head = f'''\
+"""The gradient of {package.name} as PyTorch formulas; second derivatives are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def gradient(
+    needs: Sequence[bool], grad_output: Tensor, {saved}
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
+    dtype = grad_output.dtype
+    arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
+'''
+    lines: list[str] = []
+    names: dict[fx.Node, str] = {}
+    for argument in captured.arguments:
+        names[argument.node] = argument.name
+        if argument.name in package.saved and argument.tensor.is_floating_point():
+            lines.append(f"{argument.name} = {argument.name}.to(arithmetic)")
+    names.update(dict.fromkeys(captured.upstream, "grad_output"))
+    lines.append("grad_output = grad_output.to(arithmetic)")
+    lines += sizes.statements(package.saved)
+    wanted = captured.behind_gradients()
+    for node in captured.graph.nodes:
+        if node in wanted and node.op == "call_function" and node not in names:
+            names[node] = _name(node, names, sizes)
+            if node.target not in _MARKERS and not _is_number(node):
+                lines.append(f"{names[node]} = {_call(node, names, sizes)}")
+    results = [
+        "None" if node is None else f"{names[node]}.to(dtype) if needs[{place}] else None"
+        for place, node in enumerate(captured.gradients)
+    ]
+    lines += ["return (", *(f"    {text}," for text in results), ")"]
+    return head + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, int, float))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
+
+
+def _is_size(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _name(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
+    if node.target in _MARKERS:
+        return names[node.args[0]]  # type: ignore[index]
+    if _is_size(node):
+        return sizes.text(node.meta["val"].node.expr)
+    if _is_number(node):
+        texts = [_text(value, names, sizes) for value in node.args]
+        target: Any = node.target
+        return texts[0] if len(texts) == 1 else f"({f' {INFIX[target]} '.join(texts)})"
+    return f"{node.name}_" if node.name in names.values() else node.name
+
+
+def _call(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
+    target: Any = node.target
+    if getattr(target, "__name__", "") == "getitem":
+        return f"{_text(node.args[0], names, sizes)}[{node.args[1]}]"
+    arguments = [_text(value, names, sizes) for value in node.args]
+    if target in _DENSE:
+        arguments = [
+            f"{text}.contiguous()" if _is_tensor(value) else text
+            for text, value in zip(arguments, node.args, strict=True)
+        ]
+    arguments += [
+        f"{key}={_text(value, names, sizes)}"
+        for key, value in node.kwargs.items()
+        if key not in _OMITTED
+    ]
+    name = str(target)
+    return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
+
+
+def _text(value: Any, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
+    if isinstance(value, fx.Node):
+        return names[value] if value in names else sizes.text(expression_of(value.meta["val"]))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(item, names, sizes) for item in value)}]"
+    if isinstance(value, torch.dtype):
+        return "arithmetic" if value.is_floating_point else str(value)
+    return repr(value)

@@ -1,0 +1,131 @@
+"""Write ``page.md``: how the graph was cut into kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, fx
+
+from fuselab.ejection.kernels import ancestors
+from fuselab.ejection.loops import Node
+from fuselab.ejection.package import Package
+from fuselab.ejection.plan import KernelPlan, Operand
+
+
+def page_text(package: Package) -> str:
+    """Return the text of ``page.md``."""
+    sizes = ", ".join(
+        f"{package.sizes.names[symbol]} = {hint}" for symbol, hint in package.captured.hints.items()
+    )
+    parts = [f"# {package.name}", "", _summary(package, sizes)]
+    parts += ["", "## Forward", "", *_kernels(package, package.forward)]
+    if package.backward:
+        parts += ["", "## Backward", "", *_kernels(package, package.backward)]
+    return "\n".join(parts) + "\n"
+
+
+def _summary(package: Package, sizes: str) -> str:
+    captured = package.formulas
+    gradients = {node for node in captured.graph.nodes if node in captured.behind_gradients()}
+    outputs = _behind(captured.outputs)
+    before = _bytes(outputs), _bytes(gradients - outputs)
+    after = sum(map(_moved, package.forward)), sum(map(_moved, package.backward))
+    rows = [
+        "| | PyTorch calls | bytes | kernels | bytes |",
+        "|---|---|---|---|---|",
+        f"| forward | {_calls(outputs)} | {before[0]:,} | {len(package.forward)} | {after[0]:,} |",
+    ]
+    if package.backward:
+        rows.append(
+            f"| backward | {_calls(gradients - outputs)} | {before[1]:,} | "
+            f"{len(package.backward)} | {after[1]:,} |"
+        )
+    at = f"At the sizes of the example in float32 ({sizes}):" if sizes else "In float32:"
+    return "\n".join([at, "", *rows])
+
+
+def _behind(results: Sequence[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = list(results)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
+def _tensor_calls(nodes: set[fx.Node]) -> list[fx.Node]:
+    names = ("getitem", "view", "expand", "permute", "unsqueeze", "squeeze", "alias", "detach", "t")
+    return [
+        node
+        for node in nodes
+        if node.op == "call_function"
+        and getattr(node.target, "__name__", "").partition(".")[0] not in names
+        and _tensors(node)
+    ]
+
+
+def _calls(nodes: set[fx.Node]) -> int:
+    return len(_tensor_calls(nodes))
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [one for one in values if isinstance(one, Tensor)]
+
+
+def _bytes(nodes: set[fx.Node]) -> int:
+    """Return the bytes that PyTorch moves if every call reads its operands and writes its
+    results."""
+    total = 0
+    for node in _tensor_calls(nodes):
+        operands = [one for source in node.all_input_nodes for one in _tensors(source)]
+        for tensor in (*operands, *_tensors(node)):
+            elements = 1
+            for size in tensor.shape:
+                elements *= size if isinstance(size, int) else size.node.hint
+            total += elements * tensor.element_size()
+    return total
+
+
+def _moved(plan: KernelPlan) -> int:
+    """Return the bytes that a kernel moves if it reads and writes every operand once."""
+    return sum(_elements(one) * 4 for one in plan.operands if one.node is not None)
+
+
+def _elements(operand: Operand) -> int:
+    elements = 1
+    for axes in operand.index:
+        for axis in axes:
+            elements *= axis.hint
+    return elements
+
+
+def _kernels(package: Package, plans: Sequence[KernelPlan]) -> list[str]:
+    lines: list[str] = []
+    for plan in plans:
+        rows = ", ".join(plan.axis_names[axis] for axis in plan.kernel.row_axes) or "one"
+        columns = ", ".join(plan.axis_names[axis] for axis in plan.kernel.column_axes)
+        loops = f"rows: {rows}" + (f"; columns: {columns}" if columns else "")
+        read = ", ".join(f"{one.name} ({one.pattern})" for one in plan.loads)
+        written = ", ".join(f"{one.name} ({one.pattern})" for one in plan.stored)
+        lines += [f"### {plan.name}", "", f"- {loops}", f"- reads {read or 'nothing'}"]
+        lines.append(f"- writes {written}")
+        source = _source_lines(plan)
+        if source:
+            lines += ["- computes these lines:", "", *(f"      {line}" for line in source)]
+        lines.append("")
+    return lines[:-1]
+
+
+def _source_lines(plan: KernelPlan) -> list[str]:
+    """Return the lines of the user's code that a kernel computes, in order."""
+    others: set[Node] = {load.node for load in plan.loads if load.node is not None}
+    found: dict[str, None] = {}
+    for node in plan.stores:
+        for one in ancestors(node):
+            if one.line and one not in others:
+                found[one.line.partition(": ")[2]] = None
+    return list(reversed(found))

@@ -1,0 +1,217 @@
+"""Write ``reference.py``: what is right, in the user's own code where that can be copied."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import textwrap
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fuselab.ejection.capture import argument_name
+from fuselab.ejection.package import Package
+from fuselab.ejection.plan import Sizes
+
+INFIX = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.matmul: "@",
+    operator.pow: "**",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.and_: "&",
+    operator.or_: "|",
+}
+_CONSTANTS = (int, float, str, bool, tuple, type(None), torch.dtype)
+
+
+def reference_text(package: Package) -> str:
+    """Return the text of ``reference.py``."""
+    function = package.captured.function
+    names = ", ".join(package.parameters)
+    annotated = ", ".join(f"{name}: Tensor" for name in package.parameters)
+    copied = _copied(function, package) if isinstance(function, FunctionType) else None
+    if copied is not None:
+        imports, sources = copied
+        return f'''\
+"""The definition of {package.name}, in the code that it was ejected from."""
+
+from __future__ import annotations
+
+{imports}
+
+
+{sources}
+
+
+def reference({annotated}) -> Tensor:
+    """Compute {function.__name__}({names})."""
+    output: Tensor = {function.__name__}({names})
+    return output
+'''
+    return f'''\
+"""The definition of {package.name}: what {_label(function)} calls, one step after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def reference({annotated}) -> Tensor:
+    """Compute {package.name}; parameters and buffers of the module are arguments."""
+{textwrap.indent(_traced(package), "    ")}
+'''
+
+
+def _label(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+# --- a function's own code ------------------------------------------------------------------------
+
+
+def _copied(function: FunctionType, package: Package) -> tuple[str, str] | None:
+    """Return the import lines and the sources of a function and of those that it calls, or None if
+    it cannot stand in another file (a closure, a class, an object among its globals)."""
+    parameters = inspect.signature(function).parameters
+    if tuple(parameters) != package.parameters:
+        return None
+    imports = {"import torch", "from torch import Tensor"}
+    sources: dict[FunctionType, str] = {}
+
+    def add(one: FunctionType) -> bool:
+        if one in sources:
+            return True
+        if one.__closure__ or one.__name__ == "<lambda>":
+            return False
+        try:
+            text = textwrap.dedent(inspect.getsource(one))
+        except (OSError, TypeError):
+            return False
+        sources[one] = text[text.index("def ") :].rstrip()
+        for name in _global_names(one.__code__):
+            if name not in one.__globals__:
+                continue  # a builtin, or an attribute
+            value = one.__globals__[name]
+            if inspect.ismodule(value):
+                plain = value.__name__
+                imports.add(f"import {plain} as {name}" if plain != name else f"import {name}")
+            elif isinstance(value, FunctionType) and value.__globals__ is one.__globals__:
+                if not add(value):
+                    return False
+            elif callable(value) and hasattr(value, "__module__") and hasattr(value, "__name__"):
+                imports.add(f"from {value.__module__} import {value.__name__} as {name}")
+            elif isinstance(value, _CONSTANTS):
+                imports.add(f"{name} = {value!r}")
+            else:
+                return False
+        return True
+
+    if not add(function):
+        return None
+    lines = sorted(imports, key=lambda line: (line.startswith("from"), line))
+    constants = [line for line in lines if "import" not in line.split()]
+    lines = [line for line in lines if line not in constants]
+    return "\n".join([*lines, *([""] if constants else []), *constants]), "\n\n\n".join(
+        reversed(sources.values())
+    )
+
+
+def _global_names(code: Any) -> list[str]:
+    found = list(code.co_names)
+    for constant in code.co_consts:
+        if hasattr(constant, "co_names"):
+            found += _global_names(constant)
+    return found
+
+
+# --- the calls that a module makes ----------------------------------------------------------------
+
+
+def _traced(package: Package) -> str:
+    sizes = Sizes(package.formulas)
+    lines = sizes.statements(package.parameters)
+    names: dict[fx.Node, str] = {}
+    for node in package.formulas.traced.graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymInt):
+            names[node] = sizes.text(value.node.expr)
+        elif node.op == "placeholder":
+            names[node] = argument_name(node)
+        elif node.op == "output":
+            (result,) = node.args[0]
+            lines.append(f"output: Tensor = {names[result]}")
+        else:
+            names[node] = f"{node.name}_" if node.name in names.values() else node.name
+            lines.append(f"{names[node]} = {_call(node, names)}")
+    used = "\n".join(lines)
+    needless = [
+        line
+        for line in sizes.statements(package.parameters)
+        if used.count(line.partition(" = ")[0]) == 1
+    ]
+    return "\n".join([*(line for line in lines if line not in needless), "return output"])
+
+
+def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
+    arguments = [_text(value, names) for value in node.args]
+    keywords = [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
+    target: Any = node.target
+    if node.op == "call_method":
+        return f"{arguments[0]}.{target}({', '.join([*arguments[1:], *keywords])})"
+    if target in INFIX and len(arguments) == 2:
+        return f"{arguments[0]} {INFIX[target]} {arguments[1]}"
+    if target is operator.neg:
+        return f"-{arguments[0]}"
+    if target is operator.getitem:
+        return f"{arguments[0]}[{_subscript(node.args[1], names)}]"
+    if target is getattr:
+        return f"{arguments[0]}.{node.args[1]}"
+    return f"{_public_name(target)}({', '.join([*arguments, *keywords])})"
+
+
+def _public_name(target: Any) -> str:
+    """Return the name under which PyTorch documents a function."""
+    for module, prefix in ((torch, "torch"), (torch.nn.functional, "torch.nn.functional")):
+        for name in (getattr(target, "__name__", ""), *dir(module)):
+            if name and getattr(module, name, None) is target:
+                return f"{prefix}.{name}"
+    return f"{target.__module__}.{target.__name__}"
+
+
+def _subscript(value: Any, names: dict[fx.Node, str]) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(_subscript(item, names) for item in value)
+    if isinstance(value, slice):
+        parts = [value.start, value.stop, value.step]
+        texts = ["" if part is None else _text(part, names) for part in parts]
+        return ":".join(texts if texts[2] else texts[:2])
+    return "..." if value is Ellipsis else _text(value, names)
+
+
+def _text(value: Any, names: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return names[value]
+    if isinstance(value, (list, tuple)):
+        inner = _comma([_text(item, names) for item in value])
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    return repr(value)
+
+
+def _comma(texts: Sequence[str]) -> str:
+    return ", ".join(texts) + ("," if len(texts) == 1 else "")
+
+
+_ = Tensor

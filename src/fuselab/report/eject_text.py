@@ -1,0 +1,23 @@
+"""The screen of ``fuselab eject``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def eject_text(facts: Mapping[str, Any]) -> str:
+    """Return the screen's text from the JSON: the kernels, and what to do next."""
+    lines = [f"{facts['operator']}: {facts['folder']}"]
+    for kernel in facts["kernels"]:
+        loops = f"rows {', '.join(kernel['rows']) or 'one'}"
+        if kernel["columns"]:
+            loops += f"; columns {', '.join(kernel['columns'])}"
+        lines += [
+            f"  {kernel['name']} ({loops})",
+            f"    reads {', '.join(kernel['reads'])}; writes {', '.join(kernel['writes'])}",
+        ]
+    for name in facts["kept"]:
+        lines.append(f"kept {name}, which was edited; the new one is {name}.new")
+    lines.append(f"next: fuselab check {facts['folder']}")
+    return "\n".join(lines)

@@ -1,0 +1,66 @@
+"""libdevice's functions for the Triton interpreter, which has none of its own.
+
+On a GPU, Triton replaces ``triton.language.extra.libdevice`` by the device's functions when it
+compiles a kernel. The interpreter calls the module's placeholders, which return None. ``install``
+puts functions in their place that compute with PyTorch, in the child process of
+``runtime/interpreter.py`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "acos": torch.acos,
+    "asin": torch.asin,
+    "atan": torch.atan,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "nearbyint": torch.round,
+    "pow": torch.pow,
+    "sin": torch.sin,
+    "sqrt": torch.sqrt,
+    "tanh": torch.tanh,
+}
+
+
+def install() -> None:
+    """Replace the placeholders of ``triton.language.extra.libdevice``."""
+    from triton.language.extra import libdevice
+
+    for name, function in FUNCTIONS.items():
+        setattr(libdevice, name, _interpreted(function))
+
+
+def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    def call(*operands: Any, **_: Any) -> Any:
+        import triton.language as tl
+        from triton.runtime.interpreter import TensorHandle
+
+        first = next(operand for operand in operands if isinstance(operand, tl.tensor))
+        arrays = [
+            operand.handle.data if isinstance(operand, tl.tensor) else operand
+            for operand in operands
+        ]
+        like = first.handle.data
+        tensors = numpy.broadcast_arrays(*(numpy.asarray(array, like.dtype) for array in arrays))
+        computed = function(*(torch.from_numpy(array.copy()) for array in tensors)).numpy()
+        return tl.tensor(TensorHandle(computed, first.dtype.scalar), _type_of(first, computed))
+
+    return call
+
+
+def _type_of(first: Any, computed: Any) -> Any:
+    import triton.language as tl
+
+    scalar = first.dtype.scalar
+    return tl.block_type(scalar, list(computed.shape)) if first.type.is_block() else scalar

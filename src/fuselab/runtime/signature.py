@@ -1,0 +1,92 @@
+"""Check the arguments of a generated launcher, and allocate the tensor that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.op import on_meta
+
+_OUTPUTS: dict[Any, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = {}
+_HELD = 4096  # entries of _OUTPUTS; a program has few shapes, a server may have many
+
+
+def mismatch(
+    *operands: tuple[Tensor, str], multiples: Mapping[str, int] | None = None
+) -> str | None:
+    """Return None if the tensors have the shapes that the kernels were written for, else the
+    reason in a few words.
+
+    Args:
+        operands: each tensor with its dimensions: a name, which stands for one size in all
+            tensors; a number; ``_`` for any size.
+        multiples: names whose size has to be a multiple of a number.
+    """
+    sizes: dict[str, int] = {}
+    for place, (tensor, pattern) in enumerate(operands, 1):
+        words = pattern.split()
+        if tensor.dim() != len(words):
+            return f"argument {place} has {tensor.dim()} dimensions, the kernels take {len(words)}"
+        for size, word in zip(tensor.shape, words, strict=True):
+            expected = int(word) if word.isdigit() else sizes.setdefault(word, int(size))
+            if word != "_" and size != expected:
+                return f"argument {place} has a dimension of size {size} where {expected} is needed"
+    for word, factor in (multiples or {}).items():
+        if sizes[word] % factor:
+            return f"{word} is {sizes[word]}, which is no multiple of {factor}"
+    return None
+
+
+def output_like(reference: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Return an empty tensor with the shape, strides and dtype of ``reference(*args)``.
+
+    The reference runs on meta tensors, once for each combination of shapes, strides and dtypes.
+    """
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    key = (
+        reference,
+        tuple(
+            (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, Tensor) else arg for arg in args
+        ),
+    )
+    found = _OUTPUTS.get(key)
+    if found is None:
+        if len(_OUTPUTS) >= _HELD:
+            _OUTPUTS.clear()
+        like = reference(*on_meta(args))
+        found = _OUTPUTS[key] = (tuple(like.shape), like.stride(), like.dtype)
+    shape, strides, dtype = found
+    return torch.empty_strided(shape, strides, dtype=dtype, device=tensors[0].device)
+
+
+def float32_on_gpu(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments, tensors of 16 bits on a GPU as float32: what ``torch.autocast`` does
+    there for softmax, normalisations, sums and losses."""
+    return tuple(
+        arg.float()
+        if isinstance(arg, Tensor)
+        and arg.is_cuda
+        and arg.is_floating_point()
+        and arg.element_size() == 2
+        else arg
+        for arg in args
+    )
+
+
+def accepted(
+    reference: Callable[..., Tensor], drawn: Callable[[], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """Return the first of ``drawn()`` that the reference accepts, tried on meta tensors; the
+    twentieth if it accepts none."""
+    args = drawn()
+    for _ in range(19):
+        try:
+            reference(*on_meta(args))
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            args = drawn()
+        else:
+            break
+    return args

@@ -1,0 +1,215 @@
+"""Loops over named axes, for kernels that sweep over rows and columns.
+
+A launcher names the axes of its kernel and the dimensions of each tensor in these names::
+
+    swept = Sweep(
+        rows={"batch": batch, "length": length},
+        columns={"width": width},
+        read=[(x, "batch length width"), (weight, "width")],
+        written=[(output, "batch length width")],
+    )
+
+``(group channel)`` is a dimension made of two axes, outermost first, and ``1`` a dimension of size
+1. Neighbouring axes that every tensor walks with one step become one loop, so a contiguous tensor
+needs one loop for its rows and one for its columns, whatever its rank.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ContractError
+
+ROW_LOOPS, COLUMN_LOOPS = 4, 3  # the most loops that a kernel has
+_INT32_MAX = 2**31 - 1
+
+
+def arithmetic_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype of the arithmetic: float64 if a tensor has it, else float32."""
+    is_double = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if is_double else torch.float32
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Loop sizes, outermost first, and for each operand its strides in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.sizes)
+
+    def padded(self, count: int) -> Loops:
+        """Return ``count`` loops, those added outermost and of size 1."""
+        missing = count - len(self.sizes)
+        return Loops(
+            (1,) * missing + self.sizes,
+            tuple((0,) * missing + strides for strides in self.strides),
+        )
+
+
+class Sweeps(Protocol):
+    """The sweeping kernels of a package in one language."""
+
+    def run(
+        self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int] = ()
+    ) -> None:
+        """Launch the kernel ``name`` over the loops of ``swept``, with arithmetic in ``compute``;
+        ``numbers`` are sizes that the kernel computes with."""
+
+
+class Sweep:
+    """The loops of a kernel over ``rows`` and ``columns``, and the strides of its operands.
+
+    Args:
+        rows, columns: the sizes of the axes by name, outermost first. A kernel without reductions
+            names rows only; their innermost loop becomes the columns.
+        read: each tensor with its dimensions in the names of the axes. None in place of a tensor
+            stands for the position along these axes. Where the layouts need more loops than a
+            kernel has, contiguous copies take the tensors' places.
+        written: the results, likewise; they are dense.
+
+    Raises:
+        ContractError: a pattern does not fit its tensor, or too many loops remain.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, int],
+        columns: Mapping[str, int],
+        read: Sequence[tuple[Tensor | None, str]],
+        written: Sequence[tuple[Tensor, str]],
+    ) -> None:
+        self._lay_out(rows, columns, [*read, *written])
+        if self._is_too_deep():
+            copied = [
+                (tensor if tensor is None else tensor.contiguous(), to) for tensor, to in read
+            ]
+            self._lay_out(rows, columns, [*copied, *written])
+        if self._is_too_deep():
+            raise ContractError(
+                f"the operands' layouts need {len(self.rows.sizes)} loops over rows and "
+                f"{len(self.columns.sizes)} over columns; a kernel has {ROW_LOOPS} and "
+                f"{COLUMN_LOOPS}."
+            )
+
+    def _lay_out(
+        self,
+        rows: Mapping[str, int],
+        columns: Mapping[str, int],
+        operands: Sequence[tuple[Tensor | None, str]],
+    ) -> None:
+        sizes = {**rows, **columns}
+        steps = [_steps(tensor, pattern, sizes) for tensor, pattern in operands]
+        self.tensors = tuple(tensor for tensor, _ in operands)
+        self.rows = _collapsed(list(rows), sizes, steps)
+        self.columns = _collapsed(list(columns), sizes, steps)
+        if not columns:
+            self.rows, self.columns = _innermost_apart(self.rows)
+
+    def _is_too_deep(self) -> bool:
+        return len(self.rows.sizes) > ROW_LOOPS or len(self.columns.sizes) > COLUMN_LOOPS
+
+    @cached_property
+    def is_wide(self) -> bool:
+        """Whether an offset or a loop counter exceeds 2^31 - 1."""
+        sizes = self.rows.sizes + self.columns.sizes
+        pairs = zip(self.rows.strides, self.columns.strides, strict=True)
+        furthest = max(
+            sum((size - 1) * stride for size, stride in zip(sizes, outer + inner, strict=True))
+            for outer, inner in pairs
+        )
+        return max(furthest, self.rows.numel + 65536, self.columns.numel + 65536) > _INT32_MAX
+
+    @cached_property
+    def rows_are_contiguous(self) -> bool:
+        """Whether neighbouring rows, and not neighbouring columns, are neighbours in memory for
+        the operand that has most elements."""
+        steps = zip(self.rows.strides, self.columns.strides, strict=True)
+        widest = max(steps, key=lambda step: sum(map(bool, (*step[0], *step[1]))))
+        return widest[0][-1] == 1 and widest[1][-1] != 1
+
+    def numbers(self) -> list[int]:
+        """Return what a kernel takes: the number of rows and the sizes of their inner loops, the
+        number of columns and the sizes of their inner loops, then three row strides and three
+        column strides for each operand."""
+        rows, columns = self.rows.padded(ROW_LOOPS), self.columns.padded(COLUMN_LOOPS)
+        strides = zip(rows.strides, columns.strides, strict=True)
+        return [
+            rows.numel,
+            *rows.sizes[1:],
+            columns.numel,
+            *columns.sizes[1:],
+            *(step for pair in strides for part in pair for step in part),
+        ]
+
+
+def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the stride of each axis that the tensor has."""
+    dims = [group or word for group, word in re.findall(r"\(([^)]*)\)|(\S+)", pattern)]
+    named = [[axis for axis in dim.split() if axis != "1"] for dim in dims]
+    steps: dict[str, int] = {}
+    if tensor is None:
+        step = 1
+        for axis in reversed([axis for axes in named for axis in axes]):
+            steps[axis] = step
+            step *= sizes[axis]
+        return steps
+    if len(named) != tensor.dim():
+        raise ContractError(f"'{pattern}' has {len(named)} dimensions, the tensor {tensor.dim()}.")
+    for dim, axes in enumerate(named):
+        expected = math.prod(sizes[axis] for axis in axes)
+        if tensor.shape[dim] != expected:
+            raise ContractError(
+                f"dimension {dim} of a tensor of shape {tuple(tensor.shape)} has to have the size "
+                f"{expected} to be '{' '.join(axes) or 1}'."
+            )
+        step = tensor.stride(dim)
+        for axis in reversed(axes):
+            steps[axis] = steps.get(axis, 0) + step
+            step *= sizes[axis]
+    return steps
+
+
+def _collapsed(
+    axes: Sequence[str], sizes: Mapping[str, int], operands: Sequence[Mapping[str, int]]
+) -> Loops:
+    """Return the fewest loops over ``axes``, the smallest steps innermost."""
+    guide = max(operands, key=lambda steps: sum(axis in steps for axis in axes), default={})
+    order = sorted(
+        (axis for axis in axes if sizes[axis] != 1),
+        key=lambda axis: (guide.get(axis, 0), -axes.index(axis)),
+        reverse=True,
+    )
+    loops: list[int] = []
+    strides: list[tuple[int, ...]] = []
+    for axis in order:
+        step = tuple(steps.get(axis, 0) for steps in operands)
+        size = sizes[axis]
+        if strides and all(
+            outer == inner * size for outer, inner in zip(strides[-1], step, strict=True)
+        ):
+            loops[-1] *= size
+            strides[-1] = step
+        else:
+            loops.append(size)
+            strides.append(step)
+    if not loops:
+        loops, strides = [1], [(0,) * len(operands)]
+    return Loops(tuple(loops), tuple(zip(*strides, strict=True)))
+
+
+def _innermost_apart(loops: Loops) -> tuple[Loops, Loops]:
+    """Return all loops but the innermost, and the innermost."""
+    outer = Loops(loops.sizes[:-1] or (1,), tuple(one[:-1] or (0,) for one in loops.strides))
+    return outer, Loops(loops.sizes[-1:], tuple(one[-1:] for one in loops.strides))

@@ -1,0 +1,215 @@
+"""The contract of ``ejected::group_norm_silu``, and its launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.op import Case, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.runtime.signature import accepted, float32_on_gpu, mismatch, output_like
+from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype
+from fuselab.runtime.triton_sweep import TritonSweeps
+
+from . import triton_kernels
+from .gradient import gradient
+from .reference import reference
+
+
+def _forward(sweeps: Sweeps, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    batch = x.shape[0]
+    channels = x.shape[1]
+    height = x.shape[2]
+    width = x.shape[3]
+    compute = arithmetic_dtype(x, weight, bias)
+    output = output_like(reference, x, weight, bias)
+    swept = Sweep(
+        rows={"batch": batch, "group": 4},
+        columns={"channels_part": channels // 4, "height": height, "width": width},
+        read=[
+            (x, "batch (group channels_part) height width"),
+            (weight, "(group channels_part)"),
+            (bias, "(group channels_part)"),
+        ],
+        written=[
+            (output, "batch (group channels_part) height width"),
+        ],
+    )
+    sweeps.run("group_norm_silu", swept, compute)
+    return output
+
+
+def _backward(
+    sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, x: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor | None, ...]:
+    batch = x.shape[0]
+    channels = x.shape[1]
+    height = x.shape[2]
+    width = x.shape[3]
+    compute = arithmetic_dtype(grad_output)
+    group_norm_total = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
+    group_norm_squares = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
+    swept = Sweep(
+        rows={"batch": batch, "group": 4},
+        columns={"channels_part": channels // 4, "height": height, "width": width},
+        read=[
+            (x, "batch (group channels_part) height width"),
+        ],
+        written=[
+            (group_norm_total, "batch group 1"),
+            (group_norm_squares, "batch group 1"),
+        ],
+    )
+    sweeps.run("group_norm_silu_backward", swept, compute)
+    sum_2 = torch.empty((batch, channels), dtype=compute, device=grad_output.device)
+    sum_1 = torch.empty((batch, channels), dtype=compute, device=grad_output.device)
+    swept = Sweep(
+        rows={"batch": batch, "group": 4, "channels_part": channels // 4},
+        columns={"height": height, "width": width},
+        read=[
+            (grad_output, "batch (group channels_part) height width"),
+            (x, "batch (group channels_part) height width"),
+            (group_norm_total, "batch group 1"),
+            (group_norm_squares, "batch group 1"),
+            (weight, "(group channels_part)"),
+            (bias, "(group channels_part)"),
+        ],
+        written=[
+            (sum_2, "batch (group channels_part)"),
+            (sum_1, "batch (group channels_part)"),
+        ],
+    )
+    sweeps.run(
+        "group_norm_silu_backward_sum_2", swept, compute, (height * width * (channels // 4),)
+    )
+    sum_4 = torch.empty((batch, 4), dtype=compute, device=grad_output.device)
+    sum_3 = torch.empty((batch, 4), dtype=compute, device=grad_output.device)
+    swept = Sweep(
+        rows={"batch": batch, "group": 4},
+        columns={"channels_part": channels // 4},
+        read=[
+            (sum_2, "batch (group channels_part)"),
+            (weight, "(group channels_part)"),
+            (sum_1, "batch (group channels_part)"),
+        ],
+        written=[
+            (sum_4, "batch group"),
+            (sum_3, "batch group"),
+        ],
+    )
+    sweeps.run("group_norm_silu_backward_sum_4", swept, compute)
+    grad_x = torch.empty_like(x)
+    swept = Sweep(
+        rows={"batch": batch, "group": 4, "channels_part": channels // 4, "height": height, "width": width},
+        columns={},
+        read=[
+            (grad_output, "batch (group channels_part) height width"),
+            (x, "batch (group channels_part) height width"),
+            (group_norm_total, "batch group 1"),
+            (group_norm_squares, "batch group 1"),
+            (weight, "(group channels_part)"),
+            (bias, "(group channels_part)"),
+            (sum_4, "batch group"),
+            (sum_3, "batch group"),
+        ],
+        written=[
+            (grad_x, "batch (group channels_part) height width"),
+        ],
+    )
+    sweeps.run(
+        "group_norm_silu_backward_grad_x",
+        swept,
+        compute,
+        (height * width * (channels // 4), width, height, channels,),
+    )
+    grad_weight = torch.empty_like(weight)
+    grad_bias = torch.empty_like(bias)
+    swept = Sweep(
+        rows={"group": 4, "channels_part": channels // 4},
+        columns={"batch": batch},
+        read=[
+            (sum_1, "batch (group channels_part)"),
+            (sum_2, "batch (group channels_part)"),
+            (group_norm_total, "batch group 1"),
+            (group_norm_squares, "batch group 1"),
+        ],
+        written=[
+            (grad_weight, "(group channels_part)"),
+            (grad_bias, "(group channels_part)"),
+        ],
+    )
+    sweeps.run(
+        "group_norm_silu_backward_grad_weight", swept, compute, (height * width * (channels // 4),)
+    )
+    return (
+        grad_x if needs[0] else None,
+        grad_weight if needs[1] else None,
+        grad_bias if needs[2] else None,
+    )
+
+
+_TRITON = TritonSweeps(triton_kernels)
+forward_triton = partial(_forward, _TRITON)
+backward_triton = partial(_backward, _TRITON)
+
+
+def save(output: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return (x, weight, bias,)
+
+
+def fake_gradient(
+    needs: Sequence[bool], grad_output: Tensor, x: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor | None, ...]:
+    return (
+        torch.empty_like(x) if needs[0] else None,
+        torch.empty_like(weight) if needs[1] else None,
+        torch.empty_like(bias) if needs[2] else None,
+    )
+
+
+def supports(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
+    """Return None if the kernels take these shapes, else the reason."""
+    return mismatch(
+        (x, "batch channels height width"),
+        (weight, "channels"),
+        (bias, "channels"),
+        multiples={"channels": 4},
+    )
+
+
+def _drawn(source: Draw) -> tuple[Tensor, ...]:
+    batch = source.size()
+    channels = 4 * source.size()
+    height = source.size()
+    width = source.size()
+    return (
+        source.tensor(batch, channels, height, width),
+        source.tensor(channels),
+        source.tensor(channels),
+    )
+
+
+def draw(source: Draw) -> Inputs:
+    """Draw tensors of any sizes and layouts that the reference accepts."""
+    return Inputs(accepted(reference, lambda: _drawn(source)))
+
+
+def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
+    """Cast as torch.autocast does for group_norm on a GPU."""
+    return float32_on_gpu(args)
+
+
+OP = FusedOp(
+    name="ejected::group_norm_silu",
+    reference=reference,
+    implementations={
+        "triton": Implementation("cuda", forward_triton, backward_triton, supports=supports),
+    },
+    gradient=Gradient(save, gradient, fake_gradient),
+    cases=(Case.normal([(2, 8, 5, 6), (8,), (8,)], "bench"),),
+    draw=draw,
+    autocast=autocast,
+)

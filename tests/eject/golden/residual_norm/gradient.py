@@ -1,0 +1,45 @@
+"""The gradient of residual_norm as PyTorch formulas; second derivatives are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def gradient(
+    needs: Sequence[bool], grad_output: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
+    dtype = grad_output.dtype
+    arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
+    x = x.to(arithmetic)
+    residual = residual.to(arithmetic)
+    weight = weight.to(arithmetic)
+    bias = bias.to(arithmetic)
+    grad_output = grad_output.to(arithmetic)
+    batch = x.shape[0]
+    length = x.shape[1]
+    width = x.shape[2]
+    add = aten.add.Tensor(x, residual)
+    native_layer_norm = aten.native_layer_norm.default(add, [width], weight, bias, 1e-05)
+    getitem = native_layer_norm[0]
+    getitem_1 = native_layer_norm[1]
+    getitem_2 = native_layer_norm[2]
+    mul_17 = aten.mul.Tensor(grad_output, 2)
+    gelu_backward = aten.gelu_backward.default(mul_17, getitem)
+    native_layer_norm_backward = aten.native_layer_norm_backward.default(
+        gelu_backward, add, [width], getitem_1, getitem_2, weight, bias, [True, True, True]
+    )
+    getitem_3 = native_layer_norm_backward[0]
+    getitem_4 = native_layer_norm_backward[1]
+    getitem_5 = native_layer_norm_backward[2]
+    return (
+        getitem_3.to(dtype) if needs[0] else None,
+        getitem_3.to(dtype) if needs[1] else None,
+        getitem_4.to(dtype) if needs[2] else None,
+        getitem_5.to(dtype) if needs[3] else None,
+    )

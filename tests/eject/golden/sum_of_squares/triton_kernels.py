@@ -1,0 +1,112 @@
+"""sum_of_squares in Triton, ejected from the PyTorch code in reference.py."""
+
+import triton
+import triton.language as tl
+
+from fuselab.runtime.triton_loops import column_offset, row_offset
+
+
+@triton.jit(
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
+        "output_0", "output_1", "output_4"],
+    do_not_specialize_on_alignment=["x_6", "output_6"],
+)  # fmt: skip
+def sum_of_squares(
+    # read
+    x_pointer,
+    # written
+    output_pointer,
+    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
+    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
+    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Compute output. A program owns BLOCK_ROWS rows (the whole) with all of their columns
+    (length, width), which fit in one block, so that every element is read once."""
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    if WIDE:
+        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
+    exists = (row < rows) & (column < columns)
+    x_offset = column_offset(column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS)
+    x = tl.load(x_pointer + x_offset, column < columns).to(COMPUTE)
+    sum_1 = tl.sum(tl.where(exists, x * x, 0.0), 1)[:, None]
+    tl.store(output_pointer + row, sum_1.to(output_pointer.dtype.element_ty), row < rows)
+
+
+@triton.jit(
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
+        "output_0", "output_1", "output_4"],
+    do_not_specialize_on_alignment=["x_6", "output_6"],
+)  # fmt: skip
+def sum_of_squares_in_blocks(
+    # read
+    x_pointer,
+    # written
+    output_pointer,
+    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
+    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
+    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Compute output. A program owns BLOCK_ROWS rows (the whole) and sweeps once over their
+    columns (length, width), BLOCK_COLUMNS at a time."""
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    if WIDE:
+        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    sum_1_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+    for start in range(0, columns, BLOCK_COLUMNS):
+        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
+        if WIDE:
+            column = column.to(tl.int64)
+        exists = (row < rows) & (column < columns)
+        x_offset = column_offset(column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS)
+        x = tl.load(x_pointer + x_offset, column < columns).to(COMPUTE)
+        sum_1_so_far = sum_1_so_far + tl.where(exists, x * x, 0.0)
+    sum_1 = tl.sum(sum_1_so_far, 1)[:, None]
+    tl.store(output_pointer + row, sum_1.to(output_pointer.dtype.element_ty), row < rows)
+
+
+@triton.jit(
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_0",
+        "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "grad_x_0", "grad_x_1", "grad_x_4"],
+    do_not_specialize_on_alignment=["grad_output_6", "x_6", "grad_x_6"],
+)  # fmt: skip
+def sum_of_squares_backward(
+    # read
+    grad_output_pointer, x_pointer,
+    # written
+    grad_x_pointer,
+    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
+    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
+    grad_output_6,
+    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
+    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
+    are the innermost loop, the rows all others."""
+    across = tl.cdiv(columns, BLOCK_COLUMNS)
+    tile_row, tile_column = tl.program_id(0) // across, tl.program_id(0) % across
+    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    if WIDE:
+        row = tile_row.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    if WIDE:
+        column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    exists = (row < rows) & (column < columns)
+    grad_output = tl.load(grad_output_pointer).to(COMPUTE)
+    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x = tl.load(x_pointer + x_row + column * x_6, exists).to(COMPUTE)
+    grad_x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+    )
+    grad_x = grad_output * x + grad_output * x
+    tl.store(
+        grad_x_pointer + grad_x_row + column * grad_x_6,
+        grad_x.to(grad_x_pointer.dtype.element_ty),
+        exists,
+    )

@@ -1,0 +1,238 @@
+"""What eject writes: the same files every time, no edit lost, and one sentence where it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ejected_functions import EXAMPLES
+from torch import Tensor
+
+import fuselab
+from fuselab.cli.main import run
+from fuselab.ejection.folder import edited
+from fuselab.ejection.package import planned_package
+from fuselab.ejection.write import eject, package_files
+from fuselab.errors import EjectError
+
+GOLDEN = Path(__file__).parent / "golden"
+FILES = sorted(str(path.relative_to(GOLDEN)) for path in GOLDEN.glob("*/*"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_golden_files(file: str, ejected: Callable[[str], Path]) -> None:
+    if torch.__version__.partition("+")[0] != "2.13.0":
+        pytest.skip("the golden files are of torch 2.13.0; other versions may order graphs anew")
+    name, _, written = file.partition("/")
+    assert (ejected(name) / written).read_text("utf-8") == (GOLDEN / file).read_text("utf-8"), (
+        f"{file} has changed; if that is intended, run tools/eject_golden.py"
+    )
+
+
+def test_every_file_is_the_same_in_another_process(ejected: Callable[[str], Path]) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from ejected_functions import EXAMPLES\n"
+        "from fuselab.ejection.package import planned_package\n"
+        "from fuselab.ejection.write import package_files\n"
+        "function, args = EXAMPLES['residual_norm']\n"
+        "package = planned_package(function, args, {}, 'residual_norm')\n"
+        "print(sorted((name, text) for name, text in package_files(package).items()))\n"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    folder = ejected("residual_norm")
+    here = sorted(
+        (file.name, file.read_text("utf-8"))
+        for file in folder.iterdir()
+        if file.suffix in (".py", ".md", ".cpp", ".cu")
+    )
+    assert done.stdout == f"{here}\n"
+
+
+def test_a_normalisation_with_its_neighbours_is_one_kernel_forward_and_two_backward() -> None:
+    function, args = EXAMPLES["residual_norm"]
+    package = planned_package(function, args, {}, "residual_norm")
+    assert [plan.name for plan in package.forward] == ["residual_norm"]
+    assert [plan.name for plan in package.backward] == [
+        "residual_norm_backward",
+        "residual_norm_backward_grad_weight",
+    ]
+    (forward,) = package.forward
+    assert [one.name for one in forward.loads] == ["x", "residual", "weight", "bias"]
+    assert [one.pattern for one in forward.stored] == ["batch length width"]
+
+
+def test_a_group_is_an_axis() -> None:
+    function, args = EXAMPLES["group_norm_silu"]
+    (forward,) = planned_package(function, args, {}, "normed").forward
+    assert [one.pattern for one in forward.operands] == [
+        "batch (group channels_part) height width",
+        "(group channels_part)",
+        "(group channels_part)",
+        "batch (group channels_part) height width",
+    ]
+
+
+def test_the_users_names_are_in_the_kernel(ejected: Callable[[str], Path]) -> None:
+    text = (ejected("residual_norm") / "triton_kernels.py").read_text("utf-8")
+    assert "    hidden = x + residual\n" in text
+
+
+def test_the_reference_is_the_users_code(ejected: Callable[[str], Path]) -> None:
+    text = (ejected("clamped") / "reference.py").read_text("utf-8")
+    assert "LIMIT = 2.5" in text
+    assert "def _leaky(y, slope):\n    return torch.where(y > 0, y, y * slope)\n" in text
+    assert "    y = torch.clamp(x + bias, -LIMIT, LIMIT)\n" in text
+
+
+def test_a_modules_parameters_are_arguments_after_its_inputs(
+    ejected: Callable[[str], Path],
+) -> None:
+    text = (ejected("gated_norm") / "op.py").read_text("utf-8")
+    assert "norm_weight: Tensor, norm_bias: Tensor, scale: Tensor" in text
+    assert text.index("x: Tensor, residual: Tensor, norm_weight") > 0
+
+
+def test_inference_writes_no_backward(tmp_path: Path) -> None:
+    function, args = EXAMPLES["rms_norm"]
+    folder = eject(function, *args, out=tmp_path / "rms", inference=True)
+    assert not (folder / "gradient.py").exists()
+    assert "_backward" not in (folder / "triton_kernels.py").read_text("utf-8")
+
+
+def test_the_public_function_trains_on_a_cpu(
+    ejected: Callable[[str], Path], declared: Callable[[str], Any]
+) -> None:
+    function = fuselab.operator(declared("rms_norm").OP)
+    x, weight = torch.randn(4, 5, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    found = torch.autograd.grad(function(x, weight).square().sum(), (x, weight))
+    expected = torch.autograd.grad(EXAMPLES["rms_norm"][0](x, weight).square().sum(), (x, weight))
+    torch.testing.assert_close(found, expected)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def branching(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def product(x: Tensor) -> Tensor:
+    return torch.relu(x @ x.t())
+
+
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x + 1
+
+
+def itself(x: Tensor) -> Tensor:
+    return x.t()
+
+
+def number(x: Tensor) -> int:
+    return 3
+
+
+def spectrum(x: Tensor) -> Tensor:
+    return torch.fft.fft(x).real
+
+
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (branching, r"cannot be one graph: Data-dependent branching \(line \d+ of .*test_eject"),
+        (product, r"aten.mm.default has no generated kernel \(.*return torch.relu\(x @ x.t\(\)\)"),
+        (pair, "pair returns 2 tensors"),
+        (itself, "returns an argument or a view of it"),
+        (number, "computes nothing from its tensors"),
+        (spectrum, "aten._fft_r2c.default has no generated kernel"),
+        (dropped, "aten.native_dropout.default has no generated kernel"),
+    ],
+)
+def test_a_refusal_names_the_operation_and_leaves_nothing(
+    function: Callable[..., Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EjectError, match=reason):
+        eject(function, torch.ones(4, 8), out=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
+    function, args = EXAMPLES["rms_norm"]
+    with pytest.raises(EjectError, match="exists; name a folder that does not, or give --force"):
+        eject(function, *args, out=tmp_path)
+    with pytest.raises(EjectError, match=r"is no ejected package \(it has no manifest.json\)"):
+        eject(function, *args, out=tmp_path, force=True)
+
+
+MODEL = """\
+import torch
+
+def scaled(x, weight):
+    return torch.tanh(x * weight)
+
+def get_inputs():
+    return [torch.ones(4, 8), torch.ones(8)]
+"""
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, folder, facts = tmp_path / "model.py", tmp_path / "scaled", tmp_path / "facts.json"
+    model.write_text(MODEL)
+    call = ["eject", f"{model}:scaled", "-o", str(folder)]
+    assert run([*call, "--json", str(facts)]) == 0
+    assert capsys.readouterr().out == (
+        f"ejected::scaled: {folder}\n"
+        "  scaled (rows length, width)\n"
+        "    reads x, weight; writes output\n"
+        "  scaled_backward (rows length, width)\n"
+        "    reads grad_output, x, weight; writes grad_x\n"
+        "  scaled_backward_grad_weight (rows width; columns length)\n"
+        "    reads grad_output, x, weight; writes grad_weight\n"
+        f"next: fuselab check {folder}\n"
+    )
+    assert json.loads(facts.read_text())["operator"] == "ejected::scaled"
+    assert edited(folder) == []
+    assert run(call) == 2
+    assert "exists; name a folder" in capsys.readouterr().err
+
+    (folder / "op.py").write_text((folder / "op.py").read_text() + "# mine\n")
+    assert run([*call, "--force"]) == 1
+    assert "kept op.py, which was edited; the new one is op.py.new\n" in capsys.readouterr().out
+    assert (folder / "op.py").read_text().endswith("# mine\n")
+    assert not (folder / "op.py.new").read_text().endswith("# mine\n")
+
+
+def test_the_verb_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["eject", str(tmp_path / "none.py"), "-o", str(tmp_path / "out")]) == 2
+    assert "no file" in capsys.readouterr().err
+
+
+def test_keywords_and_values_are_fixed(tmp_path: Path) -> None:
+    def powers(x: Tensor, *, exponent: float = 2.0, bias: Tensor | None = None) -> Tensor:
+        y = x**exponent
+        return y if bias is None else y + bias
+
+    package = planned_package(
+        powers, (torch.ones(4, 8),), {"exponent": 3.0, "bias": torch.ones(8)}, "powers"
+    )
+    assert package.parameters == ("x", "bias")
+    assert "3.0" in package_files(package)["reference.py"]

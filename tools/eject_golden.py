@@ -1,0 +1,58 @@
+"""Write the golden files of tests/eject again, after an intended change of what eject writes.
+
+Run it with the locked torch: ``.venv/bin/python tools/eject_golden.py``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1] / "tests" / "eject"
+sys.path.insert(0, str(TESTS))
+
+from ejected_functions import (  # type: ignore[import-not-found]  # noqa: E402  (in TESTS)
+    EXAMPLES,
+)
+
+from fuselab.ejection.package import planned_package  # noqa: E402
+from fuselab.ejection.write import package_files  # noqa: E402
+
+# The examples whose files are kept, and the files; together they show every part of the emitters.
+KEPT = {
+    "residual_norm": ("op.py", "reference.py", "gradient.py", "triton_kernels.py", "page.md"),
+    "gated_norm": ("reference.py",),
+    "group_norm_silu": ("op.py",),
+    **dict.fromkeys(
+        (
+            "activations",
+            "biased_mish",
+            "clamped",
+            "in_place",
+            "instance_norm_relu",
+            "mean_of_two",
+            "smooth_loss",
+            "soft_maximum",
+            "sum_of_squares",
+            "symmetric",
+        ),
+        ("triton_kernels.py",),
+    ),
+}
+
+
+def main() -> None:
+    """Write the files of every example."""
+    shutil.rmtree(TESTS / "golden", ignore_errors=True)
+    for name, kept in KEPT.items():
+        function, args = EXAMPLES[name]
+        files = package_files(planned_package(function, args, {}, name))
+        folder = TESTS / "golden" / name
+        folder.mkdir(parents=True)
+        for file in kept:
+            (folder / file).write_text(files[file], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
