@@ -13,7 +13,7 @@ import fuselab
 from fuselab.runtime.compiler import compiler
 
 PROGRAM = Path(__file__).with_name("cpu_vectors_check.cpp")
-HEADERS = Path(fuselab.__file__).parent / "ops" / "_shared"
+HEADERS = Path(fuselab.__file__).parent / "runtime" / "include"
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 on_x86_64 = pytest.mark.skipif(
     platform.machine() != "x86_64", reason=f"builds for x86-64, and this is {platform.machine()}"

@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu_vectors.h"
+#include "../../runtime/include/cpu_vectors.h"
 #include "activations.h"
 
 constexpr int rank = 5;             // outermost dimension first; unused ones have size 1

@@ -6,7 +6,7 @@
 // Backward: the packed upstream gradient becomes a symmetric matrix, and lanes are the vectors'
 // elements.
 
-#include "../_shared/cpu_vectors.h"
+#include "../../runtime/include/cpu_vectors.h"
 
 #include <memory>
 

@@ -20,7 +20,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../_shared/cpu_vectors.h"
+#include "../../runtime/include/cpu_vectors.h"
 
 // The numbers are those of cpu_launch.py.
 enum Reduction : int32_t { kNone, kSum, kMean, kPadded };

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "../_shared/cpu_vectors.h"
+#include "../../runtime/include/cpu_vectors.h"
 #include "../_shared/activations.h"
 
 enum class Kind { sigmoid, losses, loss };

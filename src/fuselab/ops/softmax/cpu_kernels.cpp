@@ -15,7 +15,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "../_shared/cpu_vectors.h"
+#include "../../runtime/include/cpu_vectors.h"
 #include "../_shared/activations.h"
 
 enum Form { kSoftmax, kLogSoftmax };
