@@ -190,3 +190,20 @@ def test_source_text_finds_headers_beside_the_first_file(tmp_path: Path) -> None
     (tmp_path / "below" / "shared.h").write_text("int nearer;")
     assert "int nearer;" in cache.source_text(source)
     assert "int first;" not in cache.source_text(source)
+
+
+def test_source_text_finds_public_headers_under_the_same_name_from_any_folder(
+    tmp_path: Path,
+) -> None:
+    public = tmp_path / "include"
+    public.mkdir()
+    (public / "shared.h").write_text("int shared;")
+    texts = []
+    for name in ("one", "deeper/other"):
+        (tmp_path / name).mkdir(parents=True)
+        source = tmp_path / name / "a.cpp"
+        source.write_text('#include "shared.h"\n')
+        assert "int shared;" not in cache.source_text(source)
+        texts.append(cache.source_text(source, public))
+    assert "int shared;" in texts[0]
+    assert texts[0] == texts[1]

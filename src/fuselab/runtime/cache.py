@@ -69,12 +69,12 @@ def key(*parts: object) -> str:
     return digest.hexdigest()
 
 
-def source_text(path: Path) -> str:
+def source_text(path: Path, headers: Path | None = None) -> str:
     """Return the file's text, followed by that of every header of ours that it includes, at any
     depth. That is all source that a compiled kernel depends on, in a fixed order.
 
-    A header is beside the file that includes it, else beside the first file: the folder that the
-    compiler is given for includes.
+    A header is beside the file that includes it, else beside the first file, else in ``headers``:
+    the folders that the compiler is given for includes.
     """
     seen: dict[Path, str] = {}
     root = path.resolve().parent
@@ -84,14 +84,19 @@ def source_text(path: Path) -> str:
             return
         seen[file] = text = file.read_text()
         for name in _LOCAL_INCLUDE.findall(text):
-            for folder in (file.parent, root):
+            for folder in filter(None, (file.parent, root, headers)):
                 header = (folder / name).resolve()
                 if header.is_file():
                     visit(header)
                     break
 
+    def named(file: Path) -> str:
+        # A public header has one name, wherever the file lies that includes it.
+        is_public = headers is not None and file.parent == headers.resolve()
+        return file.name if is_public else os.path.relpath(file, root)
+
     visit(path.resolve())
-    return "\n".join(f"// {os.path.relpath(file, root)}\n{text}" for file, text in seen.items())
+    return "\n".join(f"// {named(file)}\n{text}" for file, text in seen.items())
 
 
 def _entry(folder: Path, key: str, suffix: str) -> Path:

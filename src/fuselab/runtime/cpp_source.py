@@ -26,6 +26,7 @@ from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
 
 __all__ = ["CppSource", "f32", "f64", "i32", "i64"]
 
+HEADERS = Path(__file__).with_name("include")  # public: a package's kernels may include them
 OPTIONS = (
     "-std=c++20",
     "-O3",
@@ -202,7 +203,7 @@ class CppSource:
         return library
 
     def _key(self, expressions: tuple[str, ...]) -> str:
-        text = cache.source_text(self.path)
+        text = cache.source_text(self.path, HEADERS)
         return cache.key(
             "cpp", text, _ENTRY, _EXPORT, expressions, options(), compiler_version(), _cpu()
         )
@@ -214,7 +215,12 @@ class CppSource:
             for index, expression in enumerate(expressions)
         )
         source = f'#include "{self.path.resolve()}"\n{_ENTRY}{"".join(exports)}'
-        compile_library(source, library, options(), f"{self.path.name}: {', '.join(expressions)}")
+        compile_library(
+            source,
+            library,
+            (*options(), f"-I{HEADERS}"),
+            f"{self.path.name}: {', '.join(expressions)}",
+        )
 
 
 def _spelt(codes: str) -> str:

@@ -1,0 +1,60 @@
+"""Launches of C++ kernels that sweep over rows and columns (``runtime/sweep.py``)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from fuselab.runtime.cpp_source import CppSource, i64
+from fuselab.runtime.parameters import Struct
+from fuselab.runtime.sweep import Sweep
+
+# Rows that are narrower are computed side by side, one in each lane of a vector.
+NARROW = 8
+
+_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.bool: "bool",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.int16: "int16_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+}
+
+
+class CppSweeps:
+    """The sweeping kernels of a package's ``cpu_kernels.cpp``, written with ``cpu_sweep.h``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._source = CppSource(path)
+
+    def run(
+        self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int] = ()
+    ) -> None:
+        """Launch the kernel ``name`` over the sweep's loops.
+
+        Args:
+            compute: the dtype of the arithmetic, float32 or float64.
+            numbers: sizes that the kernel computes with.
+        """
+        tensors = [tensor for tensor in swept.tensors if tensor is not None]
+        lane = "row" if _lanes_are_rows(swept) else "column"
+        types = ", ".join([_TYPES[compute], *(_TYPES[tensor.dtype] for tensor in tensors)])
+        loops = swept.numbers()
+        self._source.launch(
+            f"kernels::{name}<Lane::{lane}, {types}>",
+            (*tensors, *map(i64, numbers), Struct(struct.pack(f"{len(loops)}q", *loops))),
+        )
+
+
+def _lanes_are_rows(swept: Sweep) -> bool:
+    """Return whether the lanes of a vector are neighbouring rows, not neighbouring columns."""
+    narrow = swept.columns.numel < NARROW < swept.rows.sizes[-1]
+    return swept.rows_are_contiguous or narrow

@@ -1,0 +1,282 @@
+// Scalar functions on vectors, for the C++ kernels that sweep over rows and columns.
+//
+// All are in the namespace `math`, so that a kernel may give any of these names to a value. A value
+// is a vector of real numbers, of integers (64 bits), or a mask: an integer vector as wide as the
+// real one, -1 in a lane where it is true and 0 elsewhere. Results are within 2 ulp; what has no
+// vector form here goes through <cmath> lane by lane.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "cpu_vectors.h"
+#include "elementary.h"
+
+template <class V>
+using LongIntegers = Lanes<int64_t, lanes<V>>;
+
+namespace math {
+
+template <class V>
+constexpr bool is_real = std::is_floating_point_v<Scalar<V>>;
+
+// --- conversions
+
+template <class V>
+FUSELAB_INLINE V splat(Scalar<V> value) {
+  return value - V{};
+}
+template <class V, class From>
+FUSELAB_INLINE Integers<V> mask(From condition) {
+  return __builtin_convertvector(condition, Integers<V>);
+}
+template <class V>
+FUSELAB_INLINE Integers<V> mask(bool condition) {
+  return Integers<V>{} - Scalar<Integers<V>>(condition);
+}
+template <class V>
+FUSELAB_INLINE V real_of_mask(Integers<V> mask) {
+  return choose(mask, constant<V>(1.0), V{});
+}
+template <class V, class From>
+FUSELAB_INLINE V real_of_integer(From value) {
+  return __builtin_convertvector(value, V);
+}
+template <class V>
+FUSELAB_INLINE LongIntegers<V> integer_of_mask(Integers<V> mask) {
+  return -__builtin_convertvector(mask, LongIntegers<V>);
+}
+template <class V>
+FUSELAB_INLINE LongIntegers<V> integer_of_real(V value) {
+  return __builtin_convertvector(value, LongIntegers<V>);
+}
+
+template <class V>
+FUSELAB_INLINE V where(Integers<V> condition, V a, V b) {
+  return choose(condition, a, b);
+}
+// Integers are twice as wide as float: their mask is widened first.
+template <class V>
+FUSELAB_INLINE LongIntegers<V> where_integer(Integers<V> condition, LongIntegers<V> a,
+                                             LongIntegers<V> b) {
+  return __builtin_convertvector(condition, LongIntegers<V>) ? a : b;
+}
+
+// --- arithmetic
+
+template <class V, class Function>
+FUSELAB_INLINE V lane_by_lane(V x, Function function) {
+  Scalar<V> lane[lanes<V>];
+  std::memcpy(lane, &x, sizeof x);
+  for (Scalar<V>& value : lane) value = function(value);
+  std::memcpy(&x, lane, sizeof x);
+  return x;
+}
+
+// Returns the larger or smaller value of every lane, NaN where one of them is NaN.
+template <class V>
+FUSELAB_INLINE V maximum(V a, V b) {
+  return choose((a > b) | (a != a), a, b);
+}
+template <class V>
+FUSELAB_INLINE V minimum(V a, V b) {
+  return choose((a < b) | (a != a), a, b);
+}
+template <class V>
+FUSELAB_INLINE V abs(V x) {
+  if constexpr (is_real<V>) {
+    return absolute(x);
+  } else {
+    return choose(x < V{}, -x, x);
+  }
+}
+template <class V>
+FUSELAB_INLINE V relu(V x) {
+  return choose(x < V{}, V{}, x);
+}
+// Returns 0 for NaN, as PyTorch does.
+template <class V>
+FUSELAB_INLINE V sign(V x) {
+  return choose(x > V{}, V{} + 1, choose(x < V{}, V{} - 1, V{}));
+}
+template <class V>
+FUSELAB_INLINE V sqrt(V x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Scalar<V>) == 4) return (V)_mm512_sqrt_ps((__m512)x);
+  if constexpr (sizeof(Scalar<V>) == 8) return (V)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(Scalar<V>) == 4) return (V)_mm256_sqrt_ps((__m256)x);
+  if constexpr (sizeof(Scalar<V>) == 8) return (V)_mm256_sqrt_pd((__m256d)x);
+#endif
+  return lane_by_lane(x, [](auto value) { return std::sqrt(value); });
+}
+template <class V>
+FUSELAB_INLINE V rsqrt(V x) {
+  return constant<V>(1.0) / sqrt(x);
+}
+template <class V>
+FUSELAB_INLINE V floor(V x) {
+  return lane_by_lane(x, [](auto value) { return std::floor(value); });
+}
+template <class V>
+FUSELAB_INLINE V ceil(V x) {
+  return lane_by_lane(x, [](auto value) { return std::ceil(value); });
+}
+// Rounds halves to the even number.
+template <class V>
+FUSELAB_INLINE V round(V x) {
+  return lane_by_lane(x, [](auto value) { return std::nearbyint(value); });
+}
+
+// --- exponentials and logarithms
+
+template <class V>
+FUSELAB_INLINE V exp(V x) {
+  const V highest = constant<V>(is_single<V> ? 89.0 : 710.0);  // infinite beyond
+  return exponential<V>(choose(x > highest, highest, x));
+}
+// 2^n - 1 is exact where it matters, and the fraction is below a half.
+template <class V>
+FUSELAB_INLINE V expm1(V x) {
+  const V lowest = constant<V>(-40.0), highest = constant<V>(40.0);
+  const Exponential<V> parts =
+      reduced_exponential<V>(choose(x < lowest, lowest, choose(x > highest, highest, x)));
+  const V scale = power_of_two<V>(parts.exponent);
+  const V result = scale * parts.fraction + (scale - constant<V>(1.0));
+  return choose(x > highest, exp(x), with_sign_of(x, result));
+}
+
+// Returns log(2^exponent (1 + f)) + correction, for 1 + f from sqrt(1/2) to sqrt(2): with
+// s = f / (2 + f), log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + R(s^2)). R is that of FreeBSD's msun,
+// e_log.c and e_logf.c (Sun Microsystems, 1993).
+template <class V>
+FUSELAB_INLINE V log_of_parts(V exponent, V f, V correction) {
+  const V s = f / (constant<V>(2.0) + f), z = s * s, half_square = constant<V>(0.5) * f * f;
+  V series;
+  if constexpr (is_single<V>) {
+    series = horner(z, 0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841) * z;
+  } else {
+    series = horner(z, 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
+                    2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
+                    1.479819860511658591e-01) * z;
+  }
+  const V high = constant<V>(is_single<V> ? 6.9313812256e-01 : 6.93147180369123816490e-01);
+  const V low = constant<V>(is_single<V> ? 9.0580006145e-06 : 1.90821492927058770002e-10);
+  const V tail = exponent * low + correction;
+  return exponent * high - ((half_square - (s * (half_square + series) + tail)) - f);
+}
+
+// Splits a positive normal number into 2^exponent m, m from sqrt(1/2) to sqrt(2).
+template <class V>
+FUSELAB_INLINE V split(V x, V& exponent) {
+  using Ints = Integers<V>;
+  constexpr int digits = is_single<V> ? 23 : 52;
+  constexpr int64_t one = is_single<V> ? 0x3f800000 : 0x3ff0000000000000;
+  constexpr int64_t root = is_single<V> ? 0x3f3504f3 : 0x3fe6a09e667f3bcd;  // sqrt(1/2)
+  using Word = Scalar<Ints>;
+  constexpr Word fraction = (Word(1) << digits) - 1;
+  const Ints bits = bits_of(x) + Word(one - root);
+  const V m = from_bits<V>((bits & fraction) + Word(root));
+  // The exponent is non-negative as stored, so a logical shift is as good as an arithmetic one.
+  using Unsigned = Lanes<std::conditional_t<is_single<V>, uint32_t, uint64_t>, lanes<V>>;
+  const Ints stored = (Ints)((Unsigned)bits >> digits);
+  exponent = __builtin_convertvector(stored - Word(is_single<V> ? 127 : 1023), V);
+  return m;
+}
+
+// Gives log(x) its values at 0, below 0, at infinity and at NaN.
+template <class V>
+FUSELAB_INLINE V with_limits(V argument, V x, V result) {
+  const V infinity = constant<V>(std::numeric_limits<double>::infinity());
+  const V nan = constant<V>(std::numeric_limits<double>::quiet_NaN());
+  result = choose(argument == infinity, infinity, choose(argument > V{}, result, nan));
+  return choose(x != x, x, choose(argument == V{}, -infinity, result));
+}
+
+template <class V>
+FUSELAB_INLINE V log(V x) {
+  const V least = constant<V>(is_single<V> ? 1.17549435e-38 : 2.2250738585072014e-308);
+  const V scale = constant<V>(is_single<V> ? 33554432.0 : 18014398509481984.0);  // 2^25, 2^54
+  const auto subnormal = x < least;
+  V exponent;
+  const V f = split(choose(subnormal, x * scale, x), exponent) - constant<V>(1.0);
+  exponent = exponent - choose(subnormal, constant<V>(is_single<V> ? 25.0 : 54.0), V{});
+  return with_limits(x, x, log_of_parts(exponent, f, V{}));
+}
+
+// The correction is what rounding 1 + x has lost, relative to it.
+template <class V>
+FUSELAB_INLINE V log1p(V x) {
+  const V one = constant<V>(1.0), u = one + x;
+  V exponent;
+  const V m = split(u, exponent);
+  const auto small = (x > constant<V>(-0.2928)) & (x < constant<V>(0.4142));
+  const V lost = choose(u > constant<V>(2.0), one - (u - x), x - (u - one));
+  const auto huge = u > constant<V>(is_single<V> ? 3.3e7 : 3.6e16);
+  const V correction = choose(small | huge, V{}, lost / u);
+  const V result = log_of_parts(choose(small, V{}, exponent), choose(small, x, m - one), correction);
+  return choose(x == V{}, x, with_limits(u, x, result));  // -0.0 stays -0.0
+}
+
+// --- sigmoids and the error function
+
+template <class V>
+FUSELAB_INLINE V sigmoid(V x) {
+  return logistic(x).gate;
+}
+template <class V>
+FUSELAB_INLINE V tanh(V x) {
+  return hyperbolic_tangent(x);
+}
+// A polynomial below 1, elsewhere 1 - 2 P(X < -sqrt(2) |x|) of the normal distribution.
+template <class V>
+FUSELAB_INLINE V erf(V x) {
+  const V magnitude = absolute(x), square = x * x;
+  V ratio;  // erf(x) / x
+  if constexpr (is_single<V>) {
+    ratio = horner(square, 1.128379167, -0.3761263847, 0.112837825, -0.02686543073, 0.005221031808,
+                   -0.0008484080406, 0.0001126595903, -9.667044571e-6);
+  } else {
+    ratio = horner(square, 1.12837916709551257, -0.376126389031837524, 0.112837916709551202,
+                   -0.0268661706451298408, 0.00522397762542329831, -0.00085483270219348296,
+                   0.000120553329028887354, -0.0000149256475675193321, 1.64620454414684189e-6,
+                   -1.63646421581676153e-7, 1.4792401209404813e-8, -1.21645600572834501e-9,
+                   8.70904512905310669e-11, -4.23094582429533782e-12);
+  }
+  const V tail = normal<V>(magnitude * constant<V>(-1.4142135623730951)).distribution;
+  const V far = with_sign_of(x, constant<V>(1.0) - (tail + tail));
+  return choose(magnitude < constant<V>(1.0), x * ratio, far);
+}
+
+// --- through <cmath>
+
+template <class V>
+FUSELAB_INLINE V sin(V x) {
+  return lane_by_lane(x, [](auto value) { return std::sin(value); });
+}
+template <class V>
+FUSELAB_INLINE V cos(V x) {
+  return lane_by_lane(x, [](auto value) { return std::cos(value); });
+}
+template <class V>
+FUSELAB_INLINE V asin(V x) {
+  return lane_by_lane(x, [](auto value) { return std::asin(value); });
+}
+template <class V>
+FUSELAB_INLINE V acos(V x) {
+  return lane_by_lane(x, [](auto value) { return std::acos(value); });
+}
+template <class V>
+FUSELAB_INLINE V atan(V x) {
+  return lane_by_lane(x, [](auto value) { return std::atan(value); });
+}
+template <class V>
+FUSELAB_INLINE V pow(V base, V exponent) {
+  Scalar<V> power[lanes<V>];
+  std::memcpy(power, &exponent, sizeof exponent);
+  const Scalar<V>* next = power;
+  return lane_by_lane(base, [&](auto value) { return Scalar<V>(std::pow(value, *next++)); });
+}
+
+}  // namespace math
