@@ -74,6 +74,7 @@ _POINTWISE: dict[Any, str] = {
     aten.relu: "relu",
     aten.round: "round",
     aten.rsqrt: "rsqrt",
+    aten.sgn: "sign",
     aten.sigmoid: "sigmoid",
     aten.sign: "sign",
     aten.sin: "sin",
