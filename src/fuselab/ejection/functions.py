@@ -62,3 +62,63 @@ TRITON_REDUCTIONS: dict[str, tuple[str, str, str]] = {
     "amin": ("float('inf')", "smaller({0}, {1})", "tl.reduce({0}, 1, smaller)"),
     "prod": ("1.0", "{0} * {1}", "tl.reduce({0}, 1, product)"),
 }
+
+# ``V`` is the kernel's vector of real numbers; the functions of ``math`` are in ``cpu_math.h``.
+CPP: dict[str, str] = {
+    "abs": "math::abs({0})",
+    "acos": "math::acos({0})",
+    "add": "{0} + {1}",
+    "and": "{0} & {1}",
+    "asin": "math::asin({0})",
+    "atan": "math::atan({0})",
+    "ceil": "math::ceil({0})",
+    "cos": "math::cos({0})",
+    "div": "{0} / {1}",
+    "eq": "{0} == {1}",
+    "erf": "math::erf({0})",
+    "exp": "math::exp({0})",
+    "expm1": "math::expm1({0})",
+    "floor": "math::floor({0})",
+    "ge": "{0} >= {1}",
+    "gt": "{0} > {1}",
+    "isinf": "math::abs({0}) == Real(INFINITY)",
+    "isnan": "{0} != {0}",
+    "le": "{0} <= {1}",
+    "log": "math::log({0})",
+    "log1p": "math::log1p({0})",
+    "lt": "{0} < {1}",
+    "maximum": "math::maximum({0}, {1})",
+    "minimum": "math::minimum({0}, {1})",
+    "mul": "{0} * {1}",
+    "ne": "{0} != {1}",
+    "neg": "-{0}",
+    "not": "{0} == 0",
+    "or": "{0} | {1}",
+    "pow": "math::pow({0}, {1})",
+    "reciprocal": "Real(1) / {0}",
+    "relu": "math::relu({0})",
+    "round": "math::round({0})",
+    "rsqrt": "math::rsqrt({0})",
+    "sigmoid": "math::sigmoid({0})",
+    "sign": "math::sign({0})",
+    "sin": "math::sin({0})",
+    "sqrt": "math::sqrt({0})",
+    "sub": "{0} - {1}",
+    "tanh": "math::tanh({0})",
+    "to_bool": "{0} != 0",
+    "where": "math::where({0}, {1}, {2})",
+    "xor": "{0} ^ {1}",
+}
+
+# A change of kind, by the kinds from and to which it goes.
+CPP_CASTS: dict[tuple[str, str], str] = {
+    ("bool", "float"): "math::real_of_mask<V>({0})",
+    ("bool", "int"): "math::integer_of_mask<V>({0})",
+    ("int", "float"): "math::real_of_integer<V>({0})",
+    ("int", "bool"): "math::mask<V>({0} != 0)",
+    ("float", "int"): "math::integer_of_real<V>({0})",
+    ("float", "bool"): "{0} != 0",
+}
+
+# The class of ``cpu_sweep.h`` for each reduction.
+CPP_REDUCTIONS = {"sum": "Sum", "amax": "Maximum", "amin": "Minimum", "prod": "Product"}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import fuselab
-from fuselab.ejection import emit_triton
+from fuselab.ejection import emit_cpp, emit_triton
 from fuselab.ejection.fold import fold
 from fuselab.ejection.folder import check_folder, write_folder
 from fuselab.ejection.loops import Node
@@ -75,12 +75,13 @@ def default_name(function: Callable[..., Any]) -> str:
 def package_files(package: Package) -> dict[str, str]:
     """Return the text of every file by its name."""
     plans = [*package.forward, *package.backward]
-    title = f"{package.name} in Triton, ejected from the PyTorch code in reference.py."
+    origin = "ejected from the PyTorch code in reference.py."
     files = {
         "__init__.py": _init(package),
         "reference.py": _formatted(reference_text(package)),
         "op.py": _formatted(_op(package)),
-        "triton_kernels.py": emit_triton.source(title, plans),
+        "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
+        "cpu_kernels.cpp": emit_cpp.source(f"{package.name} in C++ for CPUs, {origin}", plans),
     }
     if package.backward:
         files["gradient.py"] = _formatted(gradient_text(package))
@@ -176,12 +177,14 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "",
         *(["from collections.abc import Sequence"] if has_gradient else []),
         "from functools import partial",
+        "from pathlib import Path",
         *(["from typing import Any"] if has_autocast else []),
         "",
         "import torch",
         "from torch import Tensor",
         "",
         f"from fuselab.op import {', '.join(contract)}",
+        "from fuselab.runtime.cpp_sweep import CppSweeps",
         f"from fuselab.runtime.signature import {', '.join(signature)}",
         "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
         "from fuselab.runtime.triton_sweep import TritonSweeps",
@@ -365,11 +368,20 @@ AUTOCAST_TO_FLOAT32 = frozenset(
 )  # fmt: skip
 
 
+# The implementations of a package: the device of each, and its kernels.
+_IMPLEMENTATIONS = {
+    "triton": ("cuda", "TritonSweeps(triton_kernels)"),
+    "cpp": ("cpu", 'CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))'),
+}
+
+
 def _launchers(has_gradient: bool) -> str:
-    lines = ["_TRITON = TritonSweeps(triton_kernels)"]
-    lines.append("forward_triton = partial(_forward, _TRITON)")
-    if has_gradient:
-        lines.append("backward_triton = partial(_backward, _TRITON)")
+    lines: list[str] = []
+    for name, (_, kernels) in _IMPLEMENTATIONS.items():
+        lines.append(f"_{name.upper()} = {kernels}")
+        lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
+        if has_gradient:
+            lines.append(f"backward_{name} = partial(_backward, _{name.upper()})")
     return "\n".join(lines) + "\n"
 
 
@@ -378,10 +390,14 @@ def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autoc
         tuple(size if isinstance(size, int) else size.node.hint for size in argument.tensor.shape)
         for argument in package.captured.arguments
     ]
-    launchers = "forward_triton, "
-    if has_gradient:
-        launchers += "backward_triton, "
-    launchers += "supports=supports"
+    implementations = ""
+    for name, (device, _) in _IMPLEMENTATIONS.items():
+        backward = f"backward_{name}, " if has_gradient else ""
+        implementations += (
+            f'        "{name}": Implementation(\n'
+            f'            "{device}", forward_{name}, {backward}supports=supports\n'
+            "        ),\n"
+        )
     gradient = "    gradient=Gradient(save, gradient, fake_gradient),\n" if has_gradient else ""
     last = "    draw=draw,\n" if has_draw else ""
     last += "    autocast=autocast,\n" if has_autocast else ""
@@ -390,8 +406,7 @@ OP = FusedOp(
     name="ejected::{package.name}",
     reference=reference,
     implementations={{
-        "triton": Implementation("cuda", {launchers}),
-    }},
+{implementations}    }},
 {gradient}    cases=(Case.normal({shapes!r}, "bench"),),
 {last})
 """

@@ -26,13 +26,13 @@
 
 enum class Lane { column, row };  // what the lanes of a vector are
 
-// Sizes and strides in elements as fuselab/runtime/sweep.py passes them. Rows and columns are three
-// nested loops each; the sizes of the inner two are given, and the product of all three. An operand
-// has three strides for the rows, outermost first, and three for the columns.
+// Sizes and strides in elements as fuselab/runtime/sweep.py passes them. Rows are four nested loops
+// and columns three; the sizes of all but the outermost are given, and the product of all. An
+// operand has four strides for the rows, outermost first, and three for the columns.
 template <int operands>
 struct Loops {
-  int64_t rows, row_size_1, row_size_2, columns, column_size_1, column_size_2;
-  int64_t strides[operands][6];
+  int64_t rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2;
+  int64_t strides[operands][7];
 };
 
 // The operand at `place` in the strides. One without elements stands for a position.
@@ -264,8 +264,8 @@ template <class Real, Lane lane, int operands, Extent extent>
 class At {
  public:
   using V = Vector<Real>;
-  static constexpr int across = lane == Lane::column ? 5 : 2;  // the lanes' stride
-  static constexpr int beside = lane == Lane::column ? 2 : 5;
+  static constexpr int across = lane == Lane::column ? 6 : 3;  // the lanes' stride
+  static constexpr int beside = lane == Lane::column ? 3 : 6;
 
   FUSELAB_INLINE At(const Loops<operands>& loops, const int64_t* base, int64_t first, int64_t along,
                     int64_t count, int strip)
@@ -375,20 +375,21 @@ class Rows {
 
   Rows(const Loops<operands>& loops, int64_t block, bool shares) : loops_(loops), shares_(shares) {
     const auto [run, block_of_run] = divided(block, blocks_per_run(loops));
-    const auto [outer, middle] = divided(run, loops.row_size_1);
+    const auto [outer_two, inner] = divided(run, loops.row_size_2);
+    const auto [outer, middle] = divided(outer_two, loops.row_size_1);
     const int64_t first = block_of_run * rows_per_block;
-    count_ = std::min(loops.row_size_2 - first, rows_per_block);
+    count_ = std::min(loops.row_size_3 - first, rows_per_block);
     is_dense_ = true;
     for (int k = 0; k < operands; ++k) {
       const int64_t* step = loops.strides[k];
-      base_[k] = outer * step[0] + middle * step[1] + first * step[2];
+      base_[k] = outer * step[0] + middle * step[1] + inner * step[2] + first * step[3];
       const int64_t from_lane_to_lane = step[Place<Extent::part>::across];
       is_dense_ = is_dense_ && (from_lane_to_lane == 0 || from_lane_to_lane == 1);
     }
   }
 
   static int64_t blocks_per_run(const Loops<operands>& loops) {
-    return (loops.row_size_2 + rows_per_block - 1) / rows_per_block;
+    return (loops.row_size_3 + rows_per_block - 1) / rows_per_block;
   }
 
   // Calls body(at) for every vector of the rows and all of their columns.
@@ -510,7 +511,7 @@ class Rows {
       int64_t base[operands];
       for (int k = 0; k < operands; ++k) {
         const int64_t* step = loops_.strides[k];
-        base[k] = base_[k] + outer * step[3] + middle * step[4];
+        base[k] = base_[k] + outer * step[4] + middle * step[5];
       }
       if constexpr (lane == Lane::column) {
         visit(0, [&](auto body) __attribute__((always_inline)) {
@@ -551,7 +552,7 @@ template <class Real, Lane lane, int operands, class Body>
 void sweep(const Loops<operands>& loops, Body body) {
   using Block = Rows<Real, lane, operands>;
   if (loops.rows == 0) return;
-  const int64_t blocks = loops.rows / loops.row_size_2 * Block::blocks_per_run(loops);
+  const int64_t blocks = loops.rows / loops.row_size_3 * Block::blocks_per_run(loops);
   const int64_t block_elements = std::min(loops.rows, Block::rows_per_block) * loops.columns;
   if (blocks < 16 && block_elements >= columns_to_share) {
     for (int64_t block = 0; block < blocks; ++block) body(Block(loops, block, true));

@@ -1,0 +1,431 @@
+"""C++ source of the kernels of a package, for CPUs.
+
+What a kernel computes at one place is written out; the walk over all places, the vectors, the
+threads and the strides are those of ``fuselab/runtime/include/cpu_sweep.h``.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from fuselab.eject.functions import CPP, CPP_CASTS, CPP_REDUCTIONS
+from fuselab.eject.loops import (
+    Apply,
+    Axis,
+    Constant,
+    Expression,
+    Kind,
+    Load,
+    Position,
+    Reduced,
+    Size,
+    children,
+    walk,
+)
+from fuselab.eject.plan import KernelPlan, Namer, Operand
+from fuselab.errors import EjectError
+
+_KEYWORDS = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
+    char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+    constinit continue decltype default delete do double dynamic_cast else enum explicit export
+    extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
+    nullptr operator or or_eq private protected public register reinterpret_cast requires return
+    short signed sizeof static static_assert static_cast struct switch template this thread_local
+    throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
+    xor xor_eq""".split()  # noqa: SIM905 -- a list of 92 literals does not read better
+)
+# Names of the frame of a kernel, and of what it uses of cpu_sweep.h.
+_FRAME = {
+    "at",
+    "loops",
+    "lane",
+    "math",
+    "position",
+    "arrays",
+    "sweep",
+    "std",
+    "constant",
+    "kernels",
+}
+_TYPES = {"V", "Real", "Lane", "Loops", "Sum", "Product", "Maximum", "Minimum", "Half", "BFloat16"}
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal"})
+_OF_MASKS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
+_ATOM = re.compile(r"[\w.:]+(<\w+>)?(\(.*\))?$", re.DOTALL)
+_INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
+
+
+def source(title: str, plans: Sequence[KernelPlan]) -> str:
+    """Return the text of ``cpu_kernels.cpp``. Raises EjectError for a name that C++ does not
+    allow."""
+    kernels = "\n\n".join(_Kernel(plan).text() for plan in plans)
+    return f'// {title}\n\n#include "cpu_sweep.h"\n\nnamespace kernels {{\n\n{kernels}\n\n}}\n'
+
+
+class _Kernel:
+    """One function: a template over the operands' element types.
+
+    Values that do not depend on a column are computed once per row, between the sweeps over the
+    columns; in a sweep they are read as ``at(name)``.
+    """
+
+    def __init__(self, plan: KernelPlan) -> None:
+        if plan.name in _KEYWORDS:
+            raise EjectError(f"'{plan.name}' is a word of C++; give the operator another name.")
+        self.plan = plan
+        self.lines: list[str] = []
+        self.indent = 1
+        self.known: dict[Expression, str] = {}  # the texts of values in the present scope
+        self.column_axes = frozenset(plan.kernel.column_axes)
+        self.namer = Namer(sorted(_KEYWORDS | _FRAME | _TYPES))
+        self.names: dict[Expression, str] = {
+            one: "columns" if name == "columns" else self.namer.name(name)
+            for one, name in plan.value_names.items()
+        }
+        self.numbers = {size: self.namer.name(name) for size, name in plan.numbers.items()}
+        self.arrays = {one: self.namer.name(f"{one.name}_array") for one in plan.operands}
+        self.pointers = {one: self.namer.name(f"{one.name}_data") for one in plan.operands}
+        self.types = {one: self.namer.name(_camel(one.name)) for one in plan.operands}
+
+    # --- the frame
+
+    def text(self) -> str:
+        plan = self.plan
+        tensors = [one for one in plan.operands if one.node is not None]
+        types = ["Lane lane", "class Real", *(f"class {self.types[one]}" for one in tensors)]
+        parameters = [
+            f"{'' if one.is_stored else 'const '}{self.types[one]}* {self.pointers[one]}"
+            for one in tensors
+        ]
+        parameters += [f"int64_t {name}" for name in self.numbers.values()]
+        parameters.append(f"Loops<{len(plan.operands)}> loops")
+        self.body()
+        return "\n".join(
+            [
+                *_filled(self.comment(), "// ", "// "),
+                *_filled_list("template <", types, ">"),
+                *_filled_list(f"void {plan.name}(", parameters, ") {"),
+                *self.lines,
+                "}",
+            ]
+        )
+
+    def comment(self) -> str:
+        names = ", ".join(one.name for one in self.plan.stored)
+        text = f"Computes {names}."
+        rows = self.axes(self.plan.kernel.row_axes)
+        if not self.plan.reductions:
+            return f"{text} A thread owns elements ({rows}), each read and written once."
+        sweeps = self.depth() + bool(self.stored(True))
+        times = {1: "once", 2: "twice"}.get(sweeps, f"{sweeps} times")
+        columns = self.axes(self.plan.kernel.column_axes)
+        return (
+            f"{text} A thread owns rows ({rows}) and sweeps {times} over their columns ({columns})."
+        )
+
+    def axes(self, axes: Iterable[Axis]) -> str:
+        return ", ".join(self.plan.axis_names[axis] for axis in axes) or "a single one"
+
+    def depth(self) -> int:
+        return max(map(self.plan.depth, self.plan.reductions), default=0)
+
+    def write(self, line: str) -> None:
+        margin = "  " * self.indent
+        self.lines += _filled(line, margin, margin + "    ")
+
+    def body(self) -> None:
+        arrays = [self.arrays[one] for one in self.plan.operands]
+        data = [
+            "position" if one.node is None else self.pointers[one] for one in self.plan.operands
+        ]
+        place = len(self.lines)
+        self.lines += _filled_list("  const auto [", arrays, "] =")
+        self.lines += _filled_list("      arrays(", data, ");")
+        self.write("sweep<Real, lane>(loops, [&](const auto& rows) {")
+        self.indent += 1
+        for depth in range(1, self.depth() + 1):
+            self.reduce([one for one in self.plan.reductions if self.plan.depth(one) == depth])
+        self.store(self.stored(False), "rows.once")
+        self.store(self.stored(True), "rows.each")
+        self.indent -= 1
+        self.write("});")
+        written = "\n".join(self.lines)
+        if re.search(r"\bV\b", written):
+            self.lines.insert(place, "  using V = Vector<Real>;")
+        if re.search(r"\bcolumns\b", written):
+            self.lines.insert(place, "  const int64_t columns = loops.columns;")
+
+    def reduce(self, reduced: Sequence[Reduced]) -> None:
+        """Write the sweep that computes the reductions."""
+        self.hoist([one.operand for one in reduced])
+        names = ", ".join(self.names[one] for one in reduced)
+        names = names if len(reduced) == 1 else f"[{names}]"
+        self.open(f"const auto {names} = rows.reduce([&](auto at) {{")
+        outer = dict(self.known)
+        self.define([one.operand for one in reduced])
+        terms = [
+            f"{CPP_REDUCTIONS[one.function]}{{{self.vector(one.operand, _kind(one))}}}"
+            for one in reduced
+        ]
+        listed = ", ".join(terms)
+        self.write(f"return {listed if len(terms) == 1 else f'std::tuple{{{listed}}}'};")
+        self.close(outer)
+        for one in reduced:
+            self.known[one] = f"at({self.names[one]})"
+
+    def store(self, operands: Sequence[Operand], walk: str) -> None:
+        """Write the loop that stores ``operands``."""
+        if not operands:
+            return
+        values = [self.plan.stores[one.node] for one in operands if one.node is not None]
+        if walk == "rows.each":
+            self.hoist(values)
+        self.open(f"{walk}([&](auto at) {{")
+        outer = dict(self.known)
+        self.define(values)
+        for operand, value in zip(operands, values, strict=True):
+            assert operand.node is not None
+            text = self.vector(value, operand.node.kind)
+            self.write(f"at.store({self.arrays[operand]}, {text});")
+        self.close(outer)
+
+    def open(self, line: str) -> None:
+        self.write(line)
+        self.indent += 1
+
+    def close(self, outer: dict[Expression, str]) -> None:
+        self.known = outer
+        self.indent -= 1
+        self.write("});")
+
+    def stored(self, on_columns: bool) -> list[Operand]:
+        """Return the results with an element for each column, or those for each row only."""
+        if not self.plan.reductions:
+            return list(self.plan.stored) if on_columns else []
+
+        def has_columns(one: Operand) -> bool:
+            return any(axis in self.column_axes for entry in one.index for axis in entry)
+
+        return [one for one in self.plan.stored if has_columns(one) == on_columns]
+
+    # --- values
+
+    def hoist(self, expressions: Sequence[Expression]) -> None:
+        """Compute the parts of ``expressions`` that do not depend on a column once per row."""
+        for one in self.on_rows(expressions):
+            if isinstance(one, (Load, Position)):
+                self.write(f"const auto {self.names[one]} = rows.load({self.array(one)});")
+            else:
+                self.hoist_formula(one)
+            self.known[one] = f"at({self.names[one]})"
+
+    def on_rows(self, expressions: Sequence[Expression]) -> list[Apply | Load | Position]:
+        """Return the largest parts that do not depend on a column and are not known yet."""
+        found: dict[Apply | Load | Position, None] = {}
+
+        def visit(one: Expression) -> None:
+            if one in self.known or _is_number(one):
+                return
+            if isinstance(one, Reduced) or self.plan.axes_of(one) & self.column_axes:
+                for child in children(one):
+                    visit(child)
+            elif isinstance(one, (Apply, Load, Position)):
+                found[one] = None
+
+        if self.plan.reductions:
+            for one in expressions:
+                visit(one)
+        return list(found)
+
+    def hoist_formula(self, one: Apply) -> None:
+        name = self.names.get(one)
+        if name is None:
+            wanted = self.plan.kernel.names.get(one, one.function)
+            name = self.names[one] = self.namer.name(wanted)
+        outer, before = dict(self.known), len(self.lines)
+        self.open(f"const auto {name} = rows.value([&](auto at) {{")
+        start = len(self.lines)
+        self.define(one.operands)
+        text = self.formula(one)
+        if len(self.lines) > start:
+            self.write(f"return {text};")
+            self.close(outer)
+            return
+        del self.lines[before:]
+        self.indent -= 1
+        self.known = outer
+        self.write(f"const auto {name} = rows.value([&](auto at) {{ return {text}; }});")
+
+    def array(self, one: Load | Position) -> str:
+        name = self.plan.value_names[one]
+        return self.arrays[next(each for each in self.plan.loads if each.name == name)]
+
+    def define(self, expressions: Sequence[Expression]) -> None:
+        """Write the statements after which each of ``expressions`` has a text."""
+        for one in self.unknown(expressions):
+            if isinstance(one, (Load, Position)):
+                self.write(f"const auto {self.names[one]} = at({self.array(one)});")
+                self.known[one] = self.names[one]
+            elif isinstance(one, Apply) and one in self.names and not _is_number(one):
+                text = self.formula(one)
+                self.write(f"const auto {self.names[one]} = {text};")
+                self.known[one] = self.names[one]
+
+    def unknown(self, expressions: Sequence[Expression]) -> list[Expression]:
+        """Return the expressions and what they are computed from, operands first, without those
+        that have a text already and what only these need."""
+        order: dict[Expression, None] = {}
+
+        def visit(one: Expression) -> None:
+            if one not in self.known and one not in order:
+                for child in children(one):
+                    visit(child)
+                order[one] = None
+
+        for one in expressions:
+            visit(one)
+        return list(order)
+
+    def formula(self, one: Apply) -> str:
+        """Return the text of a function of operands, converted to the kind that it computes in."""
+        kinds = [_kind(operand) for operand in one.operands]
+        if one.function.startswith("to_"):
+            return self.cast(one.operands[0], one.kind)
+        if one.function == "where":
+            texts = [self.vector(one.operands[0], "bool")]
+            texts += [self.vector(operand, one.kind) for operand in one.operands[1:]]
+            template = CPP["where"]
+            if one.kind == "int":
+                template = template.replace("where", "where_integer<V>")
+            return _applied(template, texts)
+        kind = one.kind
+        if one.function in _COMPARISONS:
+            kind = next(kind for kind in ("float", "int", "bool") if kind in kinds)
+        function = _OF_MASKS.get(one.function, one.function) if kind == "bool" else one.function
+        template = CPP[function]
+        is_call = "math::" in template
+        texts = [
+            self.vector(operand, kind) if is_call else self.value(operand, kind)
+            for operand in one.operands
+        ]
+        text = _applied(template, texts)
+        return f"math::mask<V>({text})" if one.kind == "bool" and kind == "int" else text
+
+    def cast(self, one: Expression, kind: Kind) -> str:
+        own = _kind(one)
+        if isinstance(one, Apply) and _is_scalar(one):
+            text = self.formula(one)
+            return text if own == kind else f"Real({text})"
+        text = self.plain(one)
+        return text if own == kind else _applied(CPP_CASTS[own, kind], [text])
+
+    def value(self, one: Expression, kind: Kind) -> str:
+        """Return the text of a value in the given kind; ``define`` has written what it needs. A
+        number is a scalar."""
+        if isinstance(one, Constant):
+            return _constant(one.value, kind)
+        if isinstance(one, Size):
+            named = self.numbers.get(one) or self.names.get(one) or str(one.size)
+            return f"Real({named})" if kind == "float" else named
+        return self.cast(one, kind)
+
+    def vector(self, one: Expression, kind: Kind) -> str:
+        """Return the text of a value as a vector."""
+        text = self.value(one, kind)
+        if not _is_scalar(one):
+            return text
+        if kind == "bool":
+            return f"math::mask<V>({text})"
+        return f"math::splat<{'V' if kind == 'float' else 'LongIntegers<V>'}>({text})"
+
+    def plain(self, one: Expression) -> str:
+        if one in self.known:
+            return self.known[one]
+        if isinstance(one, (Constant, Size)):
+            return self.vector(one, _kind(one))
+        assert isinstance(one, Apply)
+        return self.formula(one)
+
+
+def _is_number(one: Expression) -> bool:
+    """Return whether a value is the same everywhere: made of constants and sizes."""
+    return all(isinstance(part, (Constant, Size, Apply)) for part in walk([one]))
+
+
+def _is_scalar(one: Expression) -> bool:
+    """Return whether the text of a value is a number and not a vector."""
+    if isinstance(one, Apply):
+        return one.function in _ARITHMETIC and all(map(_is_scalar, one.operands))
+    return isinstance(one, (Constant, Size))
+
+
+def _kind(one: Expression) -> Kind:
+    if isinstance(one, Load):
+        return one.tensor.kind
+    if isinstance(one, Constant):
+        is_bool = isinstance(one.value, bool)
+        return "bool" if is_bool else "int" if isinstance(one.value, int) else "float"
+    if isinstance(one, (Size, Position)):
+        return "int"
+    return one.kind
+
+
+def _constant(value: float | int | bool, kind: Kind) -> str:
+    if kind == "bool":
+        return "true" if value else "false"
+    if kind == "int":
+        return f"int64_t({int(value)})"
+    value = float(value)
+    if value != value:
+        return "Real(NAN)"
+    if value in (float("inf"), float("-inf")):
+        return "Real(INFINITY)" if value > 0 else "Real(-INFINITY)"
+    return f"Real({int(value)})" if value == int(value) and abs(value) < 1e6 else f"Real({value!r})"
+
+
+def _applied(template: str, texts: Sequence[str]) -> str:
+    """Return the template with operands, in parentheses where they need them."""
+    inside = {int(found[1]) for found in _INSIDE.finditer(template)}
+    return template.format(
+        *(
+            text if place in inside or _is_atom(text) else f"({text})"
+            for place, text in enumerate(texts)
+        )
+    )
+
+
+def _is_atom(text: str) -> bool:
+    if not _ATOM.match(text):
+        return False
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and letter == ")" and place + 1 < len(text):
+            return False
+    return True
+
+
+def _camel(name: str) -> str:
+    words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+    return words if words[:1].isalpha() else f"T{words}"
+
+
+def _filled_list(head: str, entries: Sequence[str], tail: str) -> list[str]:
+    """Return the lines of a list in which no entry is broken, further ones under the first."""
+    text = head.replace(" ", "\0") + ", ".join(entry.replace(" ", "\0") for entry in entries)
+    lines = _filled(text + tail.replace(" ", "\0"), "", " " * len(head))
+    return [line.replace("\0", " ") for line in lines]
+
+
+def _filled(text: str, margin: str, further: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        100,
+        initial_indent=margin,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
