@@ -69,7 +69,6 @@ _POINTWISE: dict[Any, str] = {
     aten.mul: "mul",
     aten.ne: "ne",
     aten.neg: "neg",
-    aten.pow: "pow",
     aten.reciprocal: "reciprocal",
     aten.relu: "relu",
     aten.round: "round",
@@ -82,15 +81,19 @@ _POINTWISE: dict[Any, str] = {
     aten.tanh: "tanh",
     aten.where: "where",
 }
-# Arithmetic on sizes that gives no whole number.
+# The same for numbers that are computed from sizes.
 SCALAR_ARITHMETIC: dict[Any, str] = {
     operator.add: "add",
-    operator.sub: "sub",
     operator.mul: "mul",
+    operator.neg: "neg",
+    operator.sub: "sub",
     operator.truediv: "div",
-    operator.pow: "pow",
+    torch.sym_max: "maximum",
+    torch.sym_min: "minimum",
 }
 _SUMS = {aten.sum: "sum", aten.amax: "amax", aten.amin: "amin", aten.prod: "prod"}
+# Powers that PyTorch computes by a simpler function.
+_POWERS = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal", 1.0: "same"}
 _SAME = (aten.alias, aten.clone, aten.detach, aten.lift_fresh_copy, aten.contiguous)
 
 
@@ -161,12 +164,7 @@ class _Lowering:
         if target is operator.getitem:
             return self.known[node.args[0]][node.args[1]]
         if isinstance(value, (torch.SymFloat, float)):
-            operands = self.values(node.args)
-            if target is torch.sym_float:
-                return operands[0]
-            return Pointwise(
-                user_name(node), (), "float", "", False, SCALAR_ARITHMETIC[target], operands
-            )
+            return self.number(node)
         if isinstance(value, (torch.SymInt, int)):
             return Size(expression_of(value))
         packet = getattr(target, "overloadpacket", target)
@@ -234,6 +232,23 @@ class _Lowering:
             "eject the parts before and after it."
         )
 
+    def number(self, node: FxNode) -> Any:
+        """Return a fractional number that is computed from sizes, such as the N - 1 of a standard
+        deviation."""
+        target: Any = node.target
+        if target is torch.sym_float:
+            return self.value(node.args[0])
+        if target not in SCALAR_ARITHMETIC:
+            self.refuse(node)
+        return Pointwise(
+            user_name(node),
+            (),
+            "float",
+            source_line(node),
+            function=SCALAR_ARITHMETIC[target],
+            operands=self.values(node.args),
+        )
+
     # --- operators by name
 
     def op_add(self, node: FxNode) -> Node:
@@ -265,6 +280,21 @@ class _Lowering:
 
     def op_clamp_max(self, node: FxNode) -> Node:
         return self.pointwise(node, "minimum", self.values(node.args))
+
+    def op_pow(self, node: FxNode) -> Node:
+        base, exponent = self.values(node.args[:2])
+        power = exponent.value if isinstance(exponent, Constant) else None
+        if not isinstance(base, Node) or base.kind != "float":
+            power = None
+        if power in _POWERS:
+            return self.pointwise(node, _POWERS[power], (base,))
+        if power == 2:
+            return self.pointwise(node, "mul", (base, base))
+        if power == 3:
+            common = {**self.common(node), "is_named": False}
+            square = Pointwise(**common, function="mul", operands=(base, base))
+            return self.pointwise(node, "mul", (square, base))
+        return self.pointwise(node, "pow", (base, exponent))
 
     def op_scalar_tensor(self, node: FxNode) -> Node:
         return self.pointwise(node, "same", self.values(node.args[:1]))

@@ -180,6 +180,13 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         one, other = expr.args
         return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"
 
+    def _print_ToFloat(self, expr: sympy.Expr) -> str:
+        return str(self.parenthesize(expr.args[0], 50))
+
+    def _print_FloatTrueDiv(self, expr: sympy.Expr) -> str:
+        one, other = expr.args
+        return f"({self.parenthesize(one, 50)} / {self.parenthesize(other, 51)})"
+
     def _print_floor(self, expr: sympy.Expr) -> str:
         one, other = expr.args[0].as_numer_denom()
         return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"

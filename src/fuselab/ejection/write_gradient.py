@@ -80,7 +80,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt)
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
 
 
 def _name(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
