@@ -142,8 +142,12 @@ class _Kernel:
             "position" if one.node is None else self.pointers[one] for one in self.plan.operands
         ]
         place = len(self.lines)
-        self.lines += _filled_list("  const auto [", arrays, "] =")
-        self.lines += _filled_list("      arrays(", data, ");")
+        short = f"  const auto [{', '.join(arrays)}] = arrays({', '.join(data)});"
+        if len(short) <= 100:
+            self.lines.append(short)
+        else:
+            self.lines += _filled_list("  const auto [", arrays, "] =")
+            self.lines += _filled_list("      arrays(", data, ");")
         self.write("sweep<Real, lane>(loops, [&](const auto& rows) {")
         self.indent += 1
         for depth in range(1, self.depth() + 1):
@@ -250,14 +254,16 @@ class _Kernel:
         start = len(self.lines)
         self.define(one.operands)
         text = self.formula(one)
-        if len(self.lines) > start:
+        short = f"const auto {name} = rows.value([&](auto at) {{ return {text}; }});"
+        fits = len(self.lines) == start and len(short) + 2 * (self.indent - 1) <= 100
+        if not fits:
             self.write(f"return {text};")
             self.close(outer)
             return
         del self.lines[before:]
         self.indent -= 1
         self.known = outer
-        self.write(f"const auto {name} = rows.value([&](auto at) {{ return {text}; }});")
+        self.write(short)
 
     def array(self, one: Load | Position) -> str:
         name = self.plan.value_names[one]
