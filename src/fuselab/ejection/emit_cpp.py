@@ -10,8 +10,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from fuselab.eject.functions import CPP, CPP_CASTS, CPP_REDUCTIONS
-from fuselab.eject.loops import (
+from fuselab.ejection.functions import CPP, CPP_CASTS, CPP_REDUCTIONS
+from fuselab.ejection.loops import (
     Apply,
     Axis,
     Constant,
@@ -24,7 +24,7 @@ from fuselab.eject.loops import (
     children,
     walk,
 )
-from fuselab.eject.plan import KernelPlan, Namer, Operand
+from fuselab.ejection.plan import KernelPlan, Namer, Operand
 from fuselab.errors import EjectError
 
 _KEYWORDS = frozenset(
@@ -167,7 +167,7 @@ class _Kernel:
         self.hoist([one.operand for one in reduced])
         names = ", ".join(self.names[one] for one in reduced)
         names = names if len(reduced) == 1 else f"[{names}]"
-        self.open(f"const auto {names} = rows.reduce([&](auto at) {{")
+        self.open(f"const auto {names} = rows.reduce([=](auto at) {{")
         outer = dict(self.known)
         self.define([one.operand for one in reduced])
         terms = [
@@ -187,7 +187,7 @@ class _Kernel:
         values = [self.plan.stores[one.node] for one in operands if one.node is not None]
         if walk == "rows.each":
             self.hoist(values)
-        self.open(f"{walk}([&](auto at) {{")
+        self.open(f"{walk}([=](auto at) {{")
         outer = dict(self.known)
         self.define(values)
         for operand, value in zip(operands, values, strict=True):
@@ -250,11 +250,11 @@ class _Kernel:
             wanted = self.plan.kernel.names.get(one, one.function)
             name = self.names[one] = self.namer.name(wanted)
         outer, before = dict(self.known), len(self.lines)
-        self.open(f"const auto {name} = rows.value([&](auto at) {{")
+        self.open(f"const auto {name} = rows.value([=](auto at) {{")
         start = len(self.lines)
         self.define(one.operands)
         text = self.formula(one)
-        short = f"const auto {name} = rows.value([&](auto at) {{ return {text}; }});"
+        short = f"const auto {name} = rows.value([=](auto at) {{ return {text}; }});"
         fits = len(self.lines) == start and len(short) + 2 * (self.indent - 1) <= 100
         if not fits:
             self.write(f"return {text};")

@@ -3,9 +3,11 @@
 // A kernel says what is computed at one place, and this header walks over all places:
 //
 //   sweep<Real, lane>(loops, [&](const auto& rows) {
-//     const auto total = rows.reduce([&](auto at) { return Sum{at(x_array)}; });
-//     rows.each([&](auto at) { at.store(output_array, at(x_array) / at(total)); });
+//     const auto total = rows.reduce([=](auto at) { return Sum{at(x_array)}; });
+//     rows.each([=](auto at) { at.store(output_array, at(x_array) / at(total)); });
 //   });
+//
+// The inner functions capture by value: what they hold is then known not to change by a store.
 //
 // `at` is the place of one vector. Its lanes are neighbouring columns of a row, or neighbouring
 // rows at one column: whichever lies side by side in memory. at(array) loads, at(total) is what was
@@ -258,18 +260,23 @@ enum class Extent {
   repeated // one place in all lanes
 };
 
-// A vector's place: `first` is its first lane's column (or row of the block), `along` the row's
-// (or column's) count in the innermost loop, and `base` what the other loops add to each offset.
+// Offsets of all operands: at the first lane, from lane to lane, and from one vector to the next
+// where lanes are rows and vectors follow each other along a row.
+template <int operands>
+struct Offsets {
+  int64_t base[operands], across[operands], along[operands];
+};
+
+// A vector's place: `first` is its first lane's column (or row of the block), `along` its column
+// where lanes are rows.
 template <class Real, Lane lane, int operands, Extent extent>
 class At {
  public:
   using V = Vector<Real>;
-  static constexpr int across = lane == Lane::column ? 6 : 3;  // the lanes' stride
-  static constexpr int beside = lane == Lane::column ? 3 : 6;
 
-  FUSELAB_INLINE At(const Loops<operands>& loops, const int64_t* base, int64_t first, int64_t along,
-                    int64_t count, int strip)
-      : loops_(loops), base_(base), first_(first), along_(along), count_(count), strip_(strip) {}
+  FUSELAB_INLINE At(const Offsets<operands>& offsets, int64_t first, int64_t along, int64_t count,
+                    int strip)
+      : offsets_(offsets), first_(first), along_(along), count_(count), strip_(strip) {}
 
   template <int place, class Element>
   FUSELAB_INLINE auto operator()(Array<place, Element> array) const {
@@ -332,15 +339,15 @@ class At {
  private:
   template <int place>
   FUSELAB_INLINE int64_t stride_of() const {
-    return extent == Extent::repeated ? 0 : loops_.strides[place][across];
+    return extent == Extent::repeated ? 0 : offsets_.across[place];
   }
   template <int place>
   FUSELAB_INLINE int64_t offset() const {
-    return base_[place] + along_ * loops_.strides[place][beside];
+    if constexpr (lane == Lane::column) return offsets_.base[place];
+    return offsets_.base[place] + along_ * offsets_.along[place];
   }
 
-  const Loops<operands>& loops_;
-  const int64_t* base_;
+  const Offsets<operands>& offsets_;
   int64_t first_, along_, count_;
   int strip_;
 };
@@ -382,9 +389,10 @@ class Rows {
     is_dense_ = true;
     for (int k = 0; k < operands; ++k) {
       const int64_t* step = loops.strides[k];
-      base_[k] = outer * step[0] + middle * step[1] + inner * step[2] + first * step[3];
-      const int64_t from_lane_to_lane = step[Place<Extent::part>::across];
-      is_dense_ = is_dense_ && (from_lane_to_lane == 0 || from_lane_to_lane == 1);
+      offsets_.base[k] = outer * step[0] + middle * step[1] + inner * step[2] + first * step[3];
+      offsets_.across[k] = step[lane == Lane::column ? 6 : 3];
+      offsets_.along[k] = step[lane == Lane::column ? 3 : 6];
+      is_dense_ = is_dense_ && (offsets_.across[k] == 0 || offsets_.across[k] == 1);
     }
   }
 
@@ -396,7 +404,7 @@ class Rows {
   template <class Body>
   void each(Body body) const {
     in_pieces([&](int64_t, int64_t begin, int64_t end) {
-      walk(begin, end, [&](int, auto run) __attribute__((always_inline)) { run(body); });
+      walk(begin, end, [body](int, auto run) __attribute__((always_inline)) { run(body); });
     });
   }
 
@@ -429,11 +437,11 @@ class Rows {
 
   FUSELAB_INLINE auto place_of_rows(int strip) const {
     if constexpr (lane == Lane::column) {
-      return Place<Extent::repeated>(loops_, base_, 0, 0, 1, 0);
+      return Place<Extent::repeated>(offsets_, 0, 0, 1, 0);
     } else {
       const int64_t first = strip * width;
       const int64_t count = std::min(count_ - first, width);
-      return Place<Extent::part>(loops_, base_, first, 0, count, strip);
+      return Place<Extent::part>(offsets_, first, 0, count, strip);
     }
   }
 
@@ -445,14 +453,15 @@ class Rows {
     std::vector<States> shared(count == 1 ? 0 : count * max_strips);
     States* const states = count == 1 ? own : shared.data();
     in_pieces([&](int64_t piece, int64_t begin, int64_t end) {
-      walk(begin, end, [&](int strip, auto run) __attribute__((always_inline)) {
-        States state = states[piece * max_strips + strip];
+      States* const own_states = states + piece * max_strips;
+      walk(begin, end, [body, own_states](int strip, auto run) __attribute__((always_inline)) {
+        States state = own_states[strip];
         run([&](auto at) __attribute__((always_inline)) {
           const Terms terms = as_tuple(body(at));
           (std::get<place>(state).add(at.counted(std::get<place>(terms))), ...);
         });
         (std::get<place>(state).fold(), ...);
-        states[piece * max_strips + strip] = state;
+        own_states[strip] = state;
       });
     });
     for (int64_t piece = 1; piece < count; ++piece)
@@ -508,20 +517,18 @@ class Rows {
       const auto [outer, middle] = divided(run_of_columns, loops_.column_size_1);
       const int64_t longest = vectors_per_fold * (lane == Lane::column ? 4 * width : 1);
       const int64_t last = first + std::min({inner - first, end - column, longest});
-      int64_t base[operands];
-      for (int k = 0; k < operands; ++k) {
-        const int64_t* step = loops_.strides[k];
-        base[k] = base_[k] + outer * step[4] + middle * step[5];
-      }
+      Offsets<operands> offsets = offsets_;
+      for (int k = 0; k < operands; ++k)
+        offsets.base[k] += outer * loops_.strides[k][4] + middle * loops_.strides[k][5];
       if constexpr (lane == Lane::column) {
         visit(0, [&](auto body) __attribute__((always_inline)) {
           int64_t at = first;
           if (is_dense_) {
             for (; at + width <= last; at += width)
-              body(Place<Extent::whole>(loops_, base, at, 0, width, 0));
+              body(Place<Extent::whole>(offsets, at, 0, width, 0));
           }
           for (; at < last; at += width)
-            body(Place<Extent::part>(loops_, base, at, 0, std::min(last - at, width), 0));
+            body(Place<Extent::part>(offsets, at, 0, std::min(last - at, width), 0));
         });
       } else {
         for (int strip = 0; strip < strips(); ++strip) {
@@ -529,10 +536,10 @@ class Rows {
           visit(strip, [&](auto body) __attribute__((always_inline)) {
             if (is_dense_ && count == width) {
               for (int64_t at = first; at < last; ++at)
-                body(Place<Extent::whole>(loops_, base, row, at, width, strip));
+                body(Place<Extent::whole>(offsets, row, at, width, strip));
             } else {
               for (int64_t at = first; at < last; ++at)
-                body(Place<Extent::part>(loops_, base, row, at, count, strip));
+                body(Place<Extent::part>(offsets, row, at, count, strip));
             }
           });
         }
@@ -544,7 +551,7 @@ class Rows {
   const Loops<operands>& loops_;
   bool shares_, is_dense_;
   int64_t count_;  // of rows
-  int64_t base_[operands];
+  Offsets<operands> offsets_;
 };
 
 // Calls body(rows) for every block of rows.
