@@ -33,6 +33,10 @@ def largest(x):
     return x.amax(0)
 
 
+def log_weights(x, scale):
+    return torch.log_softmax(x * scale, -1)
+
+
 def counted(x, steps):
     return x * steps + (steps > 1)
 
@@ -42,6 +46,7 @@ EXAMPLES = {
     chain: ((2, 4, 5, 6), (4, 1, 1), (4, 1, 1), (5, 6)),
     weighted_total: ((4, 7), (4, 7)),
     largest: ((5, 9),),
+    log_weights: ((5, 9), (9,)),
     counted: ((5, 9), (9,)),
 }
 
@@ -168,6 +173,15 @@ def test_a_maximum_over_rows(ejected, shape):
     x[-1, -1] = -torch.inf
     maxima = ejected(largest)(x, implementation="cpp")
     torch.testing.assert_close(maxima, x.amax(0), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_product_is_the_same_wherever_it_is_computed(ejected):
+    """A product fused with the subtraction of its maximum would be off by its rounding, here 1e10,
+    and its exponential infinite."""
+    torch.manual_seed(0)
+    x, scale = torch.randn(4, 33, dtype=torch.float64), torch.full((33,), 1e27, dtype=torch.float64)
+    output = ejected(log_weights)(x, scale, implementation="cpp")
+    torch.testing.assert_close(output, log_weights(x, scale), rtol=1e-14, atol=0)
 
 
 def test_an_infinite_sum(ejected):

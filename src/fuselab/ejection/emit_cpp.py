@@ -88,6 +88,14 @@ class _Kernel:
         self.numbers = {size: self.namer.name(name) for size, name in plan.numbers.items()}
         self.arrays = {one: self.namer.name(f"{one.name}_array") for one in plan.operands}
         self.pointers = {one: self.namer.name(f"{one.name}_data") for one in plan.operands}
+        # Products that the compiler could fuse with an addition, unlike PyTorch.
+        self.fusible = {
+            factor
+            for one in walk(list(plan.stores.values()))
+            if isinstance(one, Apply) and one.function in ("add", "sub", "neg")
+            for factor in one.operands
+            if isinstance(factor, Apply) and factor.function == "mul" and factor.kind == "float"
+        }
         self.types = {one: self.namer.name(_camel(one.name)) for one in plan.operands}
 
     # --- the frame
@@ -318,6 +326,8 @@ class _Kernel:
             for operand in one.operands
         ]
         text = _applied(template, texts)
+        if one in self.fusible and not _is_scalar(one):
+            return f"math::rounded({text})"
         return f"math::mask<V>({text})" if one.kind == "bool" and kind == "int" else text
 
     def cast(self, one: Expression, kind: Kind) -> str:

@@ -74,6 +74,13 @@ FUSELAB_INLINE V lane_by_lane(V x, Function function) {
   return x;
 }
 
+// Returns a product as it is rounded, which the compiler does not fuse with an addition: a product
+// that is computed again, as in x * y - max(x * y), is then the same.
+template <class V>
+FUSELAB_INLINE V rounded(V product) {
+  return opaque(product);
+}
+
 // Returns the larger or smaller value of every lane, NaN where one of them is NaN.
 template <class V>
 FUSELAB_INLINE V maximum(V a, V b) {
@@ -233,12 +240,12 @@ FUSELAB_INLINE V tanh(V x) {
 template <class V>
 FUSELAB_INLINE V erf(V x) {
   const V magnitude = absolute(x), square = x * x;
-  V ratio;  // erf(x) / x
+  V ratio;  // erf(x) / x - 1
   if constexpr (is_single<V>) {
-    ratio = horner(square, 1.128379167, -0.3761263847, 0.112837825, -0.02686543073, 0.005221031808,
+    ratio = horner(square, 0.128379167, -0.3761263847, 0.112837825, -0.02686543073, 0.005221031808,
                    -0.0008484080406, 0.0001126595903, -9.667044571e-6);
   } else {
-    ratio = horner(square, 1.12837916709551257, -0.376126389031837524, 0.112837916709551202,
+    ratio = horner(square, 0.12837916709551257, -0.376126389031837524, 0.112837916709551202,
                    -0.0268661706451298408, 0.00522397762542329831, -0.00085483270219348296,
                    0.000120553329028887354, -0.0000149256475675193321, 1.64620454414684189e-6,
                    -1.63646421581676153e-7, 1.4792401209404813e-8, -1.21645600572834501e-9,
@@ -246,7 +253,7 @@ FUSELAB_INLINE V erf(V x) {
   }
   const V tail = normal<V>(magnitude * constant<V>(-1.4142135623730951)).distribution;
   const V far = with_sign_of(x, constant<V>(1.0) - (tail + tail));
-  return choose(magnitude < constant<V>(1.0), x * ratio, far);
+  return choose(magnitude < constant<V>(1.0), x * ratio + x, far);
 }
 
 // --- through <cmath>
