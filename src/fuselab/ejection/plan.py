@@ -176,14 +176,14 @@ class Sizes:
 class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
     """Prints sizes as Python, with whole divisions."""
 
-    def _print_FloorDiv(self, expr: sympy.Expr) -> str:  # noqa: N802  (sympy's name)
+    def _print_FloorDiv(self, expr: sympy.Expr) -> str:  # noqa: N802
         one, other = expr.args
         return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"
 
-    def _print_ToFloat(self, expr: sympy.Expr) -> str:
+    def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802
         return str(self.parenthesize(expr.args[0], 50))
 
-    def _print_FloatTrueDiv(self, expr: sympy.Expr) -> str:
+    def _print_FloatTrueDiv(self, expr: sympy.Expr) -> str:  # noqa: N802
         one, other = expr.args
         return f"({self.parenthesize(one, 50)} / {self.parenthesize(other, 51)})"
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuselab.op import Case, Draw, FusedOp, Gradient, Implementation, Inputs
+from fuselab.runtime.cpp_sweep import CppSweeps
 from fuselab.runtime.signature import accepted, float32_on_gpu, mismatch, output_like
 from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype
 from fuselab.runtime.triton_sweep import TritonSweeps
@@ -100,6 +102,9 @@ def _backward(
 _TRITON = TritonSweeps(triton_kernels)
 forward_triton = partial(_forward, _TRITON)
 backward_triton = partial(_backward, _TRITON)
+_CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))
+forward_cpp = partial(_forward, _CPP)
+backward_cpp = partial(_backward, _CPP)
 
 
 def save(output: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -153,7 +158,12 @@ OP = FusedOp(
     name="ejected::residual_norm",
     reference=reference,
     implementations={
-        "triton": Implementation("cuda", forward_triton, backward_triton, supports=supports),
+        "triton": Implementation(
+            "cuda", forward_triton, backward_triton, supports=supports
+        ),
+        "cpp": Implementation(
+            "cpu", forward_cpp, backward_cpp, supports=supports
+        ),
     },
     gradient=Gradient(save, gradient, fake_gradient),
     cases=(Case.normal([(4, 8, 16), (4, 8, 16), (16,), (16,)], "bench"),),
