@@ -26,7 +26,6 @@ from fuselab.runtime.parameters import Scalar, encode, f32, f64, i32, i64
 
 __all__ = ["CppSource", "f32", "f64", "i32", "i64"]
 
-HEADERS = Path(__file__).with_name("include")  # public: a package's kernels may include them
 OPTIONS = (
     "-std=c++20",
     "-O3",
@@ -203,7 +202,7 @@ class CppSource:
         return library
 
     def _key(self, expressions: tuple[str, ...]) -> str:
-        text = cache.source_text(self.path, HEADERS)
+        text = cache.source_text(self.path, cache.HEADERS)
         return cache.key(
             "cpp", text, _ENTRY, _EXPORT, expressions, options(), compiler_version(), _cpu()
         )
@@ -218,7 +217,7 @@ class CppSource:
         compile_library(
             source,
             library,
-            (*options(), f"-I{HEADERS}"),
+            (*options(), f"-I{cache.HEADERS}"),
             f"{self.path.name}: {', '.join(expressions)}",
         )
 

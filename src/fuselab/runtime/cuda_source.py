@@ -223,7 +223,7 @@ class CudaSource:
 
     def _image(self, expressions: tuple[str, ...], arch: str) -> tuple[dict[str, str], bytes]:
         """Return lowered names and cubin. The cached file is a line of JSON, then the image."""
-        text = cache.source_text(self.path)
+        text = cache.source_text(self.path, cache.HEADERS)
         key = cache.key(
             "cuda", text, _CSTDINT, expressions, _target(arch), self.options, _toolchain()
         )
@@ -245,7 +245,7 @@ class CudaSource:
         try:
             for expression in expressions:
                 _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, expression.encode())[0])
-            folders = (self.path.resolve().parent, *header_folders())
+            folders = (self.path.resolve().parent, cache.HEADERS, *header_folders())
             options = [f"-arch={target}", *self.options, *(f"-I{folder}" for folder in folders)]
             (status,) = nvrtc.nvrtcCompileProgram(
                 program, len(options), [option.encode() for option in options]
