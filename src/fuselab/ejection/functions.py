@@ -122,3 +122,70 @@ CPP_CASTS: dict[tuple[str, str], str] = {
 
 # The class of ``cpu_sweep.h`` for each reduction.
 CPP_REDUCTIONS = {"sum": "Sum", "amax": "Maximum", "amin": "Minimum", "prod": "Product"}
+
+# Operands of a kind other than the result's are converted by the emitter.
+CUDA: dict[str, str] = {
+    "abs": "fabs({0})",
+    "acos": "acos({0})",
+    "add": "{0} + {1}",
+    "and": "{0} & {1}",
+    "asin": "asin({0})",
+    "atan": "atan({0})",
+    "ceil": "ceil({0})",
+    "cos": "cos({0})",
+    "div": "{0} / {1}",
+    "eq": "{0} == {1}",
+    "erf": "erf({0})",
+    "exp": "exp({0})",
+    "expm1": "expm1({0})",
+    "floor": "floor({0})",
+    "ge": "{0} >= {1}",
+    "gt": "{0} > {1}",
+    "isinf": "fabs({0}) == infinity<Real>()",
+    "isnan": "{0} != {0}",
+    "le": "{0} <= {1}",
+    "log": "log({0})",
+    "log1p": "log1p({0})",
+    "lt": "{0} < {1}",
+    "maximum": "larger({0}, {1})",
+    "minimum": "smaller({0}, {1})",
+    "mul": "{0} * {1}",
+    "ne": "{0} != {1}",
+    "neg": "-{0}",
+    "not": "{0} == 0",
+    "or": "{0} | {1}",
+    "pow": "pow({0}, {1})",
+    "reciprocal": "Real(1) / {0}",
+    "relu": "{0} < Real(0) ? Real(0) : {0}",
+    "round": "rint({0})",
+    "rsqrt": "rsqrt({0})",
+    "sigmoid": "Real(1) / (Real(1) + exp(-{0}))",
+    "sign": "sign_of({0})",
+    "sin": "sin({0})",
+    "sqrt": "sqrt({0})",
+    "sub": "{0} - {1}",
+    "tanh": "tanh({0})",
+    "to_bool": "{0} != 0",
+    "to_float": "Real({0})",
+    "to_int": "int64_t({0})",
+    "where": "{0} ? {1} : {2}",
+    "xor": "{0} ^ {1}",
+}
+
+# The C++ functions for powers with these exponents.
+CUDA_POWERS: dict[float, str] = {
+    -1: "Real(1) / {0}",
+    -0.5: "rsqrt({0})",
+    0.5: "sqrt({0})",
+    1: "{0}",
+    2: "squared({0})",
+    3: "cubed({0})",
+}
+
+# The types of `runtime/include/cuda_sweep.h` that join the elements of each reduction.
+CUDA_REDUCTIONS: dict[str, str] = {
+    "sum": "Sum",
+    "amax": "Largest",
+    "amin": "Smallest",
+    "prod": "Product",
+}
