@@ -6,8 +6,8 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from fuselab.eject.functions import CUDA, CUDA_POWERS, CUDA_REDUCTIONS
-from fuselab.eject.loops import (
+from fuselab.ejection.functions import CUDA, CUDA_POWERS, CUDA_REDUCTIONS
+from fuselab.ejection.loops import (
     Apply,
     Constant,
     Expression,
@@ -18,7 +18,7 @@ from fuselab.eject.loops import (
     Size,
     children,
 )
-from fuselab.eject.plan import KernelPlan, Operand
+from fuselab.ejection.plan import KernelPlan, Operand
 
 _TYPES: dict[Kind, str] = {"float": "Real", "int": "int64_t", "bool": "bool"}
 _INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")

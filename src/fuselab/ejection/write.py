@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import fuselab
-from fuselab.ejection import emit_cpp, emit_triton
+from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.fold import fold
 from fuselab.ejection.folder import check_folder, write_folder
 from fuselab.ejection.loops import Node
@@ -81,6 +81,7 @@ def package_files(package: Package) -> dict[str, str]:
         "reference.py": _formatted(reference_text(package)),
         "op.py": _formatted(_op(package)),
         "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
+        "cuda_kernels.cu": emit_cuda.source(f"{package.name} in CUDA C++, {origin}", plans),
         "cpu_kernels.cpp": emit_cpp.source(f"{package.name} in C++ for CPUs, {origin}", plans),
     }
     if package.backward:
@@ -138,7 +139,7 @@ def _op(package: Package) -> str:
         _imports(package, has_gradient),
         _forward(package),
         *([_backward(package)] if has_gradient else []),
-        _launchers(has_gradient),
+        _launchers(package, has_gradient),
     ]
     if has_gradient:
         parts.append(
@@ -185,6 +186,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "",
         f"from fuselab.op import {', '.join(contract)}",
         "from fuselab.runtime.cpp_sweep import CppSweeps",
+        "from fuselab.runtime.cuda_sweep import CudaSweeps",
         f"from fuselab.runtime.signature import {', '.join(signature)}",
         "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
         "from fuselab.runtime.triton_sweep import TritonSweeps",
@@ -259,7 +261,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         lines += [
             "swept = Sweep(",
             f"    rows={_axes(package, plan, plan.kernel.row_axes)},",
-            f"    columns={_axes(package, plan, plan.kernel.column_axes)},",
+            f"    columns={_columns(package, plan)},",
             "    read=[",
             *(f"    {text}" for text in read),
             "    ],",
@@ -272,6 +274,14 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         behind = f", ({numbers.rstrip()})" if numbers else ""
         lines.append(f'sweeps.run("{plan.name}", swept, compute{behind})')
     return lines
+
+
+def _columns(package: Package, plan: KernelPlan) -> str:
+    """Return the columns; one of its own where a kernel reduces only dimensions of size 1, because
+    a sweep without columns takes a loop of the rows for them."""
+    if plan.reductions and not plan.kernel.column_axes:
+        return '{"single": 1}'
+    return _axes(package, plan, plan.kernel.column_axes)
 
 
 def _axes(package: Package, plan: KernelPlan, axes: Sequence[Any]) -> str:
@@ -368,17 +378,37 @@ AUTOCAST_TO_FLOAT32 = frozenset(
 )  # fmt: skip
 
 
+def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
+    """Return the statements that name the CUDA kernels and those that a compile check takes."""
+    reductions = {plan.name: len(plan.reductions) for plan in plans if plan.reductions}
+    splitting = [plan.name for plan in plans if emit_cuda.can_split(plan)]
+    lines = ["_CUDA = CudaSweeps(", '    Path(__file__).with_name("cuda_kernels.cu"),']
+    if reductions:
+        lines += ["    reductions={"]
+        lines += [f'        "{name}": {count},' for name, count in reductions.items()]
+        lines += ["    },"]
+    if splitting:
+        lines += ["    splitting=(", *(f'        "{name}",' for name in splitting), "    ),"]
+    lines += [")", "CUDA_EXPRESSIONS = _CUDA.examples(", "    {"]
+    lines += [f'        "{plan.name}": "{emit_cuda.element_kinds(plan)}",' for plan in plans]
+    return [*lines, "    }", ")"]
+
+
 # The implementations of a package: the device of each, and its kernels.
 _IMPLEMENTATIONS = {
     "triton": ("cuda", "TritonSweeps(triton_kernels)"),
+    "cuda": ("cuda", ""),
     "cpp": ("cpu", 'CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))'),
 }
 
 
-def _launchers(has_gradient: bool) -> str:
+def _launchers(package: Package, has_gradient: bool) -> str:
     lines: list[str] = []
     for name, (_, kernels) in _IMPLEMENTATIONS.items():
-        lines.append(f"_{name.upper()} = {kernels}")
+        if name == "cuda":
+            lines += _cuda([*package.forward, *package.backward])
+        else:
+            lines.append(f"_{name.upper()} = {kernels}")
         lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
         if has_gradient:
             lines.append(f"backward_{name} = partial(_backward, _{name.upper()})")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.runtime.cpp_sweep import CppSweeps
+from fuselab.runtime.cuda_sweep import CudaSweeps
 from fuselab.runtime.signature import accepted, float32_on_gpu, mismatch, output_like
 from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype
 from fuselab.runtime.triton_sweep import TritonSweeps
@@ -156,6 +157,33 @@ def _backward(
 _TRITON = TritonSweeps(triton_kernels)
 forward_triton = partial(_forward, _TRITON)
 backward_triton = partial(_backward, _TRITON)
+_CUDA = CudaSweeps(
+    Path(__file__).with_name("cuda_kernels.cu"),
+    reductions={
+        "group_norm_silu": 2,
+        "group_norm_silu_backward": 2,
+        "group_norm_silu_backward_sum_2": 2,
+        "group_norm_silu_backward_sum_4": 2,
+        "group_norm_silu_backward_grad_weight": 2,
+    },
+    splitting=(
+        "group_norm_silu_backward_sum_2",
+        "group_norm_silu_backward_sum_4",
+        "group_norm_silu_backward_grad_weight",
+    ),
+)
+CUDA_EXPRESSIONS = _CUDA.examples(
+    {
+        "group_norm_silu": "float float float float",
+        "group_norm_silu_backward": "float float float",
+        "group_norm_silu_backward_sum_2": "float float float float float float float float",
+        "group_norm_silu_backward_sum_4": "float float float float float",
+        "group_norm_silu_backward_grad_x": "float float float float float float float float float",
+        "group_norm_silu_backward_grad_weight": "float float float float float float",
+    }
+)
+forward_cuda = partial(_forward, _CUDA)
+backward_cuda = partial(_backward, _CUDA)
 _CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))
 forward_cpp = partial(_forward, _CPP)
 backward_cpp = partial(_backward, _CPP)
@@ -213,6 +241,9 @@ OP = FusedOp(
     implementations={
         "triton": Implementation(
             "cuda", forward_triton, backward_triton, supports=supports
+        ),
+        "cuda": Implementation(
+            "cuda", forward_cuda, backward_cuda, supports=supports
         ),
         "cpp": Implementation(
             "cpu", forward_cpp, backward_cpp, supports=supports

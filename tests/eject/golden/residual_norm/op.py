@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.runtime.cpp_sweep import CppSweeps
+from fuselab.runtime.cuda_sweep import CudaSweeps
 from fuselab.runtime.signature import accepted, float32_on_gpu, mismatch, output_like
 from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype
 from fuselab.runtime.triton_sweep import TritonSweeps
@@ -102,6 +103,26 @@ def _backward(
 _TRITON = TritonSweeps(triton_kernels)
 forward_triton = partial(_forward, _TRITON)
 backward_triton = partial(_backward, _TRITON)
+_CUDA = CudaSweeps(
+    Path(__file__).with_name("cuda_kernels.cu"),
+    reductions={
+        "residual_norm": 2,
+        "residual_norm_backward": 4,
+        "residual_norm_backward_grad_weight": 2,
+    },
+    splitting=(
+        "residual_norm_backward_grad_weight",
+    ),
+)
+CUDA_EXPRESSIONS = _CUDA.examples(
+    {
+        "residual_norm": "float float float float float",
+        "residual_norm_backward": "float float float float float float float float",
+        "residual_norm_backward_grad_weight": "float float float float float float float float float",
+    }
+)
+forward_cuda = partial(_forward, _CUDA)
+backward_cuda = partial(_backward, _CUDA)
 _CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))
 forward_cpp = partial(_forward, _CPP)
 backward_cpp = partial(_backward, _CPP)
@@ -160,6 +181,9 @@ OP = FusedOp(
     implementations={
         "triton": Implementation(
             "cuda", forward_triton, backward_triton, supports=supports
+        ),
+        "cuda": Implementation(
+            "cuda", forward_cuda, backward_cuda, supports=supports
         ),
         "cpp": Implementation(
             "cpu", forward_cpp, backward_cpp, supports=supports
