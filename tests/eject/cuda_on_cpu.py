@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.cpp_extension import include_paths
 
-from fuselab.runtime import cache, cuda_source
+from fuselab.runtime import cache
 from fuselab.runtime.cuda_sweep import CudaSweeps
 from fuselab.runtime.parameters import encode
 
@@ -71,7 +71,7 @@ class Emulator:
         source = self.folder / f"{path.parent.name}.cpp"
         source.write_text(path.read_text() + "".join(entries))
         command = ["g++", "-std=c++20", "-O0", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
-        command += [f"-I{folder}" for folder in (FOLDER, cuda_source.INCLUDE, *include_paths())]
+        command += [f"-I{folder}" for folder in (FOLDER, cache.HEADERS, *include_paths())]
 
         def build(library: Path) -> None:
             done = subprocess.run(
@@ -80,7 +80,7 @@ class Emulator:
             assert done.returncode == 0, f"{path} does not compile for the CPU:\n{done.stderr}"
 
         header = (FOLDER / "cuda_on_cpu.h").read_text()
-        text = cache.source_text(source, (cuda_source.INCLUDE,))
+        text = cache.source_text(source, cache.HEADERS)
         library = cache.fetch(cache.key(header, text, command), ".so", build)
         return ctypes.CDLL(str(library))
 

@@ -283,11 +283,12 @@ def test_compiles_for_gpus(name: str, arch: str, packages: dict[str, FusedOp]) -
     assert module._CUDA.compile_many(module.CUDA_EXPRESSIONS, arch).startswith(b"\x7fELF")
 
 
-def test_header_changes_the_cache_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_changes_the_cache_key(tmp_path: Path) -> None:
     """A package outside fuselab includes ``cuda_sweep.h`` by its name."""
-    from fuselab.runtime import cache, cuda_source
+    from fuselab.runtime import cache
 
     source = tmp_path / "cuda_kernels.cu"
     source.write_text('#include "cuda_sweep.h"\n')
-    text = cache.source_text(source, (cuda_source.INCLUDE,))
-    assert "struct LoopSizes" in text and "struct alignas(16) Pack" in text
+    text = cache.source_text(source, cache.HEADERS)
+    assert "struct LoopSizes" in text
+    assert "struct alignas(16) Pack" in text

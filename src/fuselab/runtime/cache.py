@@ -24,7 +24,6 @@ from fuselab.runtime.compiler import run_command
 
 POLL_S = 0.01  # between two looks at a lock that another process holds
 HEADERS = Path(__file__).with_name("include")  # public: any kernel may include them by name
-HEADERS = Path(__file__).with_name("include")  # public: any kernel may include them by name
 _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 

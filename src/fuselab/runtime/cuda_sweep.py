@@ -80,7 +80,8 @@ class Tile:
     """A tile of ``cuda_sweep.h`` and its launch.
 
     ``text`` is the tile in C++, ``loop`` the loop along which packs lie, by its place among an
-    operand's seven strides, ``width`` the elements of a pack, and ``rows`` the rows of a block. A row is reduced in ``parts`` parts.
+    operand's seven strides, ``width`` the elements of a pack, and ``rows`` the rows of a block. A
+    row is reduced in ``parts`` parts.
     """
 
     text: str

@@ -43,7 +43,8 @@ def mismatch(
 def output_like(reference: Callable[..., Tensor], *args: Any) -> Tensor:
     """Return an empty tensor with the shape, strides and dtype of ``reference(*args)``.
 
-    The reference runs on meta tensors, once for each combination of shapes, strides and dtypes.
+    The reference runs on meta tensors, or on the arguments if it refuses those, once for each
+    combination of shapes, strides and dtypes.
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     key = (
@@ -56,7 +57,11 @@ def output_like(reference: Callable[..., Tensor], *args: Any) -> Tensor:
     if found is None:
         if len(_OUTPUTS) >= _HELD:
             _OUTPUTS.clear()
-        like = reference(*on_meta(args))
+        try:
+            like = reference(*on_meta(args))
+        except (RuntimeError, NotImplementedError):  # it makes tensors of its own on a device
+            with torch.no_grad():
+                like = reference(*args)
         found = _OUTPUTS[key] = (tuple(like.shape), like.stride(), like.dtype)
     shape, strides, dtype = found
     return torch.empty_strided(shape, strides, dtype=dtype, device=tensors[0].device)
