@@ -144,8 +144,10 @@ struct Sum {
       part[0] = part[1], part[1] = part[2], part[2] = part[3], part[3] = next;
     }
     FUSELAB_INLINE void fold() {
-      include((part[0] + part[1]) + (part[2] + part[3]));
-      for (V& one : part) one = V{};
+      for (V& one : part) {
+        include(one);
+        one = V{};
+      }
     }
     FUSELAB_INLINE void include(V term) {
       const V sum = total + term;
