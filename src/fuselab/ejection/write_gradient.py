@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -121,4 +122,6 @@ def _text(value: Any, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
         return f"[{', '.join(_text(item, names, sizes) for item in value)}]"
     if isinstance(value, torch.dtype):
         return "arithmetic" if value.is_floating_point else str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
     return repr(value)
