@@ -21,7 +21,15 @@ from fuselab.ejection.write import package_files  # noqa: E402
 
 # The examples whose files are kept, and the files; together they show every part of the emitters.
 KEPT = {
-    "residual_norm": ("op.py", "reference.py", "gradient.py", "triton_kernels.py", "page.md"),
+    "residual_norm": (
+        "op.py",
+        "reference.py",
+        "gradient.py",
+        "triton_kernels.py",
+        "cuda_kernels.cu",
+        "cpu_kernels.cpp",
+        "page.md",
+    ),
     "gated_norm": ("reference.py",),
     "group_norm_silu": ("op.py",),
     **dict.fromkeys(

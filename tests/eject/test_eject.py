@@ -22,6 +22,7 @@ from fuselab.ejection.folder import edited
 from fuselab.ejection.package import planned_package
 from fuselab.ejection.write import eject, package_files
 from fuselab.errors import EjectError
+from fuselab.prove.load import load_op
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(str(path.relative_to(GOLDEN)) for path in GOLDEN.glob("*/*"))
@@ -236,3 +237,19 @@ def test_keywords_and_values_are_fixed(tmp_path: Path) -> None:
     )
     assert package.parameters == ("x", "bias")
     assert "3.0" in package_files(package)["reference.py"]
+
+
+def masked(x: Tensor, keep: Tensor, shift: Tensor) -> Tensor:
+    return torch.where(keep, x + shift, 0.0)
+
+
+def test_integers_and_masks_are_drawn_as_in_the_example(tmp_path: Path) -> None:
+    keep, shift = torch.ones(4, 8, dtype=torch.bool), torch.arange(3, 11)
+    folder = eject(masked, torch.ones(4, 8), keep, shift, out=tmp_path / "masked")
+    op = load_op(str(folder))
+    (case,) = op.cases
+    x, keep, shift = case.make(torch.device("cpu"), torch.float32, torch.Generator()).args
+    assert (x.dtype, keep.dtype, shift.dtype) == (torch.float32, torch.bool, torch.int64)
+    assert 3 <= shift.min() <= shift.max() <= 10
+    found = op.implementations["cpp"].forward(x, keep, shift)
+    torch.testing.assert_close(found, masked(x, keep, shift))

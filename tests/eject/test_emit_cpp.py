@@ -38,7 +38,7 @@ def log_weights(x, scale):
 
 
 def counted(x, steps):
-    return x * steps + (steps > 1)
+    return (steps > 1) + x * steps  # the second parameter is used first
 
 
 EXAMPLES = {

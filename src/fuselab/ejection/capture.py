@@ -114,7 +114,8 @@ class Captured:
     ``graph`` computes ``outputs`` from ``arguments`` and ``gradients`` from these and ``upstream``,
     one placeholder for each output that needs a gradient. ``gradients`` has one entry for each
     argument, None where there is none. ``sizes`` tells each symbol's place: argument name, dim.
-    ``traced`` is the graph of PyTorch functions as the user's code called them.
+    ``traced`` is the graph of PyTorch functions as the user's code called them. ``ranges`` has the
+    least and the largest value of each integer argument of the example.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Captured:
     gradients: tuple[fx.Node | None, ...]
     sizes: Mapping[sympy.Symbol, tuple[str, int]]
     hints: Mapping[sympy.Symbol, int]
+    ranges: Mapping[str, tuple[int, int]]
 
     def behind_gradients(self) -> set[fx.Node]:
         """Return the gradients and all nodes that they are computed from."""
@@ -202,7 +204,22 @@ def capture(
             ) from error
     if "joint" not in held:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
-    return _captured(function, name, held)
+    return _captured(function, name, held, _ranges(function, args, keywords))
+
+
+def _ranges(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> dict[str, tuple[int, int]]:
+    forward = function.forward if isinstance(function, nn.Module) else function
+    given = inspect.signature(forward).bind(*args, **keywords).arguments
+    return {
+        name: (int(value.min()), int(value.max()))
+        for name, value in given.items()
+        if isinstance(value, Tensor)
+        and not value.is_floating_point()
+        and value.dtype != torch.bool
+        and value.numel()
+    }
 
 
 def _example(arg: Any, wants_gradient: bool) -> Any:
@@ -222,7 +239,12 @@ def _user_line(error: BaseException) -> str:
     return f" (line {found[-1][1]} of {found[-1][0]})" if found else ""
 
 
-def _captured(function: Callable[..., Any], name: str, held: dict[str, Any]) -> Captured:
+def _captured(
+    function: Callable[..., Any],
+    name: str,
+    held: dict[str, Any],
+    ranges: Mapping[str, tuple[int, int]],
+) -> Captured:
     joint: fx.GraphModule = held["joint"]
     traced: fx.GraphModule = held["traced"]
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
@@ -251,6 +273,7 @@ def _captured(function: Callable[..., Any], name: str, held: dict[str, Any]) -> 
         tuple(gradients),
         sizes,
         hints,
+        ranges,
     )
 
 

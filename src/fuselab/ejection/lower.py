@@ -41,7 +41,6 @@ _POINTWISE: dict[Any, str] = {
     aten.asin: "asin",
     aten.atan: "atan",
     aten.bitwise_and: "and",
-    aten.bitwise_not: "not",
     aten.bitwise_or: "or",
     aten.bitwise_xor: "xor",
     aten.ceil: "ceil",
@@ -310,6 +309,12 @@ class _Lowering:
 
     def op_ones_like(self, node: FxNode) -> Node:
         return self.pointwise(node, "same", (Constant(1),))
+
+    op_zeros, op_ones = op_zeros_like, op_ones_like
+
+    def op_bitwise_not(self, node: FxNode) -> Node:
+        is_bool = node.meta["val"].dtype == torch.bool
+        return self.pointwise(node, "not" if is_bool else "invert", self.values(node.args))
 
     def op_arange(self, node: FxNode) -> Node:
         return Along(**self.common(node))

@@ -152,6 +152,7 @@ def _op(package: Package) -> str:
     parts += [drawn] if drawn else []
     widened = _autocast(package)
     parts += [widened] if widened else []
+    parts.append(_example_case(package))
     parts.append(_declaration(package, has_gradient, bool(drawn), bool(widened)))
     head = f'"""The contract of ``ejected::{package.name}``, and its launchers."""\n\n'
     return head + "\n\n".join(parts)
@@ -165,7 +166,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "FusedOp",
         *(["Gradient"] if has_gradient else []),
         "Implementation",
-        *(["Inputs"] if has_draw else []),
+        "Inputs",
     ]
     signature = [
         *(["accepted"] if has_draw else []),
@@ -415,11 +416,45 @@ def _launchers(package: Package, has_gradient: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autocast: bool) -> str:
-    shapes = [
-        tuple(size if isinstance(size, int) else size.node.hint for size in argument.tensor.shape)
+def _example_case(package: Package) -> str:
+    """Return the text of the case with the sizes of the example."""
+    arguments = [
+        (
+            argument,
+            tuple(one if isinstance(one, int) else one.node.hint for one in argument.tensor.shape),
+        )
         for argument in package.captured.arguments
     ]
+    if all(argument.tensor.is_floating_point() for argument, _ in arguments):
+        return f'_EXAMPLE = Case.normal({[shape for _, shape in arguments]!r}, "bench")\n'
+    values = []
+    for argument, shape in arguments:
+        if argument.tensor.is_floating_point():
+            text = f"torch.randn({shape}, generator=generator).to(device, dtype)"
+        else:
+            low, high = package.captured.ranges.get(argument.name, (0, 1))
+            drawn = f"torch.randint({low}, {high + 1}, {shape}, generator=generator)"
+            text = f"{drawn}.to(device, {argument.tensor.dtype})"
+        values.append(f"            {text},")
+    return "\n".join(
+        [
+            "def _example(",
+            "    device: torch.device, dtype: torch.dtype, generator: torch.Generator",
+            ") -> Inputs:",
+            "    return Inputs(",
+            "        (",
+            *values,
+            "        )",
+            "    )",
+            "",
+            "",
+            '_EXAMPLE = Case("example", _example, frozenset({"bench"}))',
+            "",
+        ]
+    )
+
+
+def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autocast: bool) -> str:
     implementations = ""
     for name, (device, _) in _IMPLEMENTATIONS.items():
         backward = f"backward_{name}, " if has_gradient else ""
@@ -437,6 +472,6 @@ OP = FusedOp(
     reference=reference,
     implementations={{
 {implementations}    }},
-{gradient}    cases=(Case.normal({shapes!r}, "bench"),),
+{gradient}    cases=(_EXAMPLE,),
 {last})
 """

@@ -235,6 +235,9 @@ def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
     return float32_on_gpu(args)
 
 
+_EXAMPLE = Case.normal([(2, 8, 5, 6), (8,), (8,)], "bench")
+
+
 OP = FusedOp(
     name="ejected::group_norm_silu",
     reference=reference,
@@ -250,7 +253,7 @@ OP = FusedOp(
         ),
     },
     gradient=Gradient(save, gradient, fake_gradient),
-    cases=(Case.normal([(2, 8, 5, 6), (8,), (8,)], "bench"),),
+    cases=(_EXAMPLE,),
     draw=draw,
     autocast=autocast,
 )

@@ -175,6 +175,9 @@ def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
     return float32_on_gpu(args)
 
 
+_EXAMPLE = Case.normal([(4, 8, 16), (4, 8, 16), (16,), (16,)], "bench")
+
+
 OP = FusedOp(
     name="ejected::residual_norm",
     reference=reference,
@@ -190,7 +193,7 @@ OP = FusedOp(
         ),
     },
     gradient=Gradient(save, gradient, fake_gradient),
-    cases=(Case.normal([(4, 8, 16), (4, 8, 16), (16,), (16,)], "bench"),),
+    cases=(_EXAMPLE,),
     draw=draw,
     autocast=autocast,
 )
