@@ -55,11 +55,6 @@ def _launch(
     gradient_strides: Sequence[int] = (),
 ) -> None:
     epsilon = cpp_float(eps, arithmetic(where.first, where.second))
-    first, second = where.strides[:2]
-    numbers = (where.count, *where.sizes[1:], *gradient_strides)
-    numbers += (*first, where.steps[0], *second, where.steps[1])
     types = f"{CPP_NAMES[where.first.dtype]}, {CPP_NAMES[where.second.dtype]}"
-    CPP.launch(
-        f"{kernel}<{types}>",
-        (*operands, epsilon, *map(i64, numbers)),
-    )
+    numbers = map(i64, where.numbers(gradient_strides))
+    CPP.launch(f"{kernel}<{types}>", (*operands, epsilon, *numbers))

@@ -41,14 +41,9 @@ def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
     config = chosen("cuda", where, reduction)
     boxes = config.boxes
     if reduction == "none":
-        _launch(
-            "forward",
-            (epsilon_type, *_spread(where, boxes)),
-            ceil_div(where.count, _THREADS * boxes),
-            _THREADS,
-            where,
-            (where.first, where.second, loss, epsilon),
-        )
+        spread, blocks = _spread(where, boxes), ceil_div(where.count, _THREADS * boxes)
+        tensors = (where.first, where.second, loss, epsilon)
+        _launch("forward", (epsilon_type, *spread), blocks, _THREADS, where, tensors)
         return
     threads = _ONE_BLOCK_THREADS if where.count <= SMALL_COUNT else _THREADS
     blocks = 1
@@ -59,20 +54,10 @@ def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
     if blocks > 1:
         sums = 2 if reduction == "padded" else 1
         partial = where.first.new_empty(sums * blocks, dtype=torch.float64)
-    arguments = (
-        epsilon_type,
-        _REDUCTIONS[reduction],
-        *_spread(where, boxes, threads * blocks * boxes),
-        threads,
-    )
-    _launch(
-        "reduce",
-        arguments,
-        blocks,
-        threads,
-        where,
-        (where.first, where.second, loss, partial, epsilon),
-    )
+    spread = _spread(where, boxes, threads * blocks * boxes)
+    arguments = (epsilon_type, _REDUCTIONS[reduction], *spread, threads)
+    operands = (where.first, where.second, loss, partial, epsilon)
+    _launch("reduce", arguments, blocks, threads, where, operands)
     if partial is not None:
         CUDA.launch(
             f"finish<{CUDA_NAMES[loss.dtype]}, {_REDUCTIONS[reduction]}>",
@@ -103,14 +88,7 @@ def backward(
         ceil_div(where.count, _THREADS * boxes),
         _THREADS,
         where,
-        (
-            upstream,
-            where.first,
-            where.second,
-            valid,
-            *grads,
-            epsilon,
-        ),
+        (upstream, where.first, where.second, valid, *grads, epsilon),
         where.gradient_strides,
     )
 
@@ -124,11 +102,7 @@ def _count_valid(where: Pairs) -> Tensor:
         f"count_valid<{CUDA_NAMES[where.second.dtype]}, {index}, {rank}>",
         (min(ceil_div(where.count, _THREADS), resident), 1, 1),
         (_THREADS, 1, 1),
-        (
-            where.second,
-            valid,
-            *_numbers(where.count, *where.sizes[1:], *where.strides[1], where.steps[1]),
-        ),
+        (where.second, valid, *map(i64, where.second_numbers)),
     )
     return valid
 
@@ -144,17 +118,11 @@ def _launch(
 ) -> None:
     """Launch a kernel of both boxes; ``arguments`` are its template arguments after their types."""
     types = (CUDA_NAMES[where.first.dtype], CUDA_NAMES[where.second.dtype])
-    first, second = where.strides[:2]
-    steps = where.steps
     CUDA.launch(
         f"{kernel}<{', '.join(map(str, (*types, *arguments)))}>",
         (blocks, 1, 1),
         (threads, 1, 1),
-        (
-            *operands,
-            *_numbers(where.count, *where.sizes[1:], *gradient_strides),
-            *_numbers(*first, steps[0], *second, steps[1]),
-        ),
+        (*operands, *map(i64, where.numbers(gradient_strides))),
     )
 
 
@@ -162,10 +130,6 @@ def _spread(where: Pairs, boxes: int, margin: int = 4 * _THREADS) -> tuple[str, 
     """Return index type, rank, alignment and pairs per thread, as template arguments."""
     index = "int64_t" if where.needs_64_bit_offsets(margin) else "int32_t"
     return index, where.rank, str(where.is_aligned).lower(), boxes
-
-
-def _numbers(*values: int) -> tuple[Scalar, ...]:
-    return tuple(map(i64, values))
 
 
 def _expressions() -> tuple[str, ...]:

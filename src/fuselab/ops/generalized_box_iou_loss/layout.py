@@ -88,6 +88,18 @@ class Pairs:
             for boxes, strides in zip((self.first, self.second), self.strides, strict=False)
         )
 
+    def numbers(self, gradient_strides: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return the numbers that every kernel of both boxes takes: the count, the inner sizes, the
+        upstream gradient's strides in a backward, and the strides and the step of both boxes."""
+        (first, second), steps = self.strides[:2], self.steps
+        sizes = (self.count, *self.sizes[1:], *gradient_strides)
+        return (*sizes, *first, steps[0], *second, steps[1])
+
+    @property
+    def second_numbers(self) -> tuple[int, ...]:
+        """The numbers of a kernel that reads the second boxes only."""
+        return (self.count, *self.sizes[1:], *self.strides[1], self.steps[1])
+
     def needs_64_bit_offsets(self, margin: int) -> bool:
         """Return whether an offset exceeds 2^31 - 1 elements. Up to ``margin`` pairs past the last
         one are computed before they are masked."""

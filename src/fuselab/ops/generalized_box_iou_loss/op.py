@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fuselab.op import Cost, FusedOp, Gradient, Implementation
+from fuselab.op import Cost, FusedOp, Gradient
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING
-from fuselab.ops._shared.matrices import empty_gradients
+from fuselab.ops._shared.launched import launched
+from fuselab.ops._shared.saved import empty_like_saved, save_arguments
 from fuselab.ops.generalized_box_iou_loss import (
     cases,
     configs,
@@ -20,11 +21,7 @@ from fuselab.ops.generalized_box_iou_loss import (
     triton_launch,
 )
 from fuselab.ops.generalized_box_iou_loss.cuda_launch import CUDA, CUDA_EXPRESSIONS
-from fuselab.ops.generalized_box_iou_loss.layout import (
-    arithmetic,
-    empty_loss,
-    validate_boxes,
-)
+from fuselab.ops.generalized_box_iou_loss.layout import arithmetic, empty_loss, validate_boxes
 
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 
@@ -41,19 +38,6 @@ def validate(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> None
 
 def fake(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Tensor:
     return empty_loss(boxes1, boxes2, reduction)
-
-
-def save(
-    output: Tensor, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float
-) -> tuple[Tensor, Tensor, str, float]:
-    """Save the arguments: reading them again costs no more than reading saved areas would."""
-    return boxes1, boxes2, reduction, eps
-
-
-def fake_gradient(
-    needs: Sequence[bool], grad_output: Tensor, boxes1: Tensor, boxes2: Tensor, *rest: Any
-) -> tuple[Tensor | None, ...]:
-    return empty_gradients(needs, boxes1, boxes2)
 
 
 def order(boxes: Tensor) -> Sequence[str]:
@@ -77,25 +61,17 @@ def cost(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
     """Return the least traffic: both boxes read once, the loss written once."""
     dtype = arithmetic(boxes1, boxes2)
     pairs = boxes1.numel() // 4
-    return Cost(
-        bytes_behind(boxes1, boxes2),
-        dtype.itemsize * (pairs if reduction == "none" else 1),
-        FLOPS * pairs,
-        arithmetic_unit(dtype),
-    )
+    written = dtype.itemsize * (pairs if reduction == "none" else 1)
+    return Cost(bytes_behind(boxes1, boxes2), written, FLOPS * pairs, arithmetic_unit(dtype))
 
 
 def cost_backward(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
     """Return the least traffic: boxes and upstream gradient read once, both gradients written
     once."""
-    dtype = arithmetic(boxes1, boxes2)
-    pairs = boxes1.numel() // 4
-    return Cost(
-        bytes_behind(boxes1, boxes2) + dtype.itemsize * (pairs if reduction == "none" else 1),
-        bytes_of(boxes1, boxes2),
-        FLOPS_BACKWARD * pairs,
-        arithmetic_unit(dtype),
-    )
+    forward = cost(boxes1, boxes2, reduction, eps)
+    read = forward.bytes_read + forward.bytes_written  # the upstream gradient is as the loss
+    flops = FLOPS_BACKWARD * (boxes1.numel() // 4)
+    return Cost(read, bytes_of(boxes1, boxes2), flops, forward.unit)
 
 
 def regime(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> str:
@@ -115,15 +91,19 @@ OP = FusedOp(
     name="fuselab::generalized_box_iou_loss",
     reference=reference.generalized_box_iou_loss,
     implementations={
-        "triton": Implementation("cuda", triton_launch.forward, triton_launch.backward),
-        "cuda": Implementation("cuda", cuda_launch.forward, cuda_launch.backward),
-        "cpp": Implementation("cpu", cpu_launch.forward, cpu_launch.backward),
+        "triton": launched("cuda", triton_launch),
+        "cuda": launched("cuda", cuda_launch),
+        "cpp": launched("cpu", cpu_launch),
     },
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
+    # Reading the boxes again costs no more than reading saved areas would.
     gradient=Gradient(
-        save, reference.generalized_box_iou_loss_backward, fake_gradient, prefer_backward
+        save_arguments,
+        reference.generalized_box_iou_loss_backward,
+        empty_like_saved(0, 1),
+        prefer_backward,
     ),
     draw=cases.draw,
     validate=validate,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
+from fuselab.ops._shared.grid import triton_arithmetic
 from fuselab.ops.generalized_box_iou_loss import triton_kernels as kernels
 from fuselab.ops.generalized_box_iou_loss.configs import chosen
 from fuselab.ops.generalized_box_iou_loss.layout import (
@@ -45,10 +45,7 @@ def forward(where: Pairs, reduction: str, eps: Epsilon, loss: Tensor) -> None:
     launch(
         kernels.finish,
         (1,),
-        sums,
-        loss,
-        programs,
-        where.count,
+        *(sums, loss, programs, where.count),
         MEAN=reduction == "mean",
         PADDED=padded,
         BLOCK=_FINISH_BLOCK,
@@ -72,13 +69,7 @@ def backward(
         ceil_div(where.count, config.block),
         config,
         where,
-        (
-            upstream,
-            where.first,
-            where.second,
-            valid,
-            *grads,
-        ),
+        (upstream, where.first, where.second, valid, *grads),
         eps,
         where.gradient_strides,
         ONE_GRADIENT=not any(where.gradient_strides),
@@ -94,12 +85,7 @@ def _count_valid(where: Pairs) -> Tensor:
     launch(
         kernels.count_valid,
         (min(programs, 2 * multiprocessors(valid.device)),),
-        where.second,
-        valid,
-        where.count,
-        *where.sizes[1:],
-        *where.strides[1],
-        where.steps[1],
+        *(where.second, valid, *where.second_numbers),
         WIDE=where.needs_64_bit_offsets(_COUNT_BLOCK),
         BLOCK=_COUNT_BLOCK,
     )
@@ -116,22 +102,11 @@ def _launch(
     gradient_strides: Sequence[int] = (),
     **constants: bool,
 ) -> None:
-    first, second = where.strides[:2]
     launch(
         kernel,
         (programs,),
-        *operands,
-        *triton_float(eps),
-        where.count,
-        *where.sizes[1:],
-        *gradient_strides,
-        *first,
-        where.steps[0],
-        *second,
-        where.steps[1],
-        COMPUTE=tl.float64
-        if arithmetic(where.first, where.second) == torch.float64
-        else tl.float32,
+        *(*operands, *triton_float(eps), *where.numbers(gradient_strides)),
+        COMPUTE=triton_arithmetic(arithmetic(where.first, where.second)),
         DENSE=where.is_dense,
         WIDE=where.needs_64_bit_offsets(config.block),
         BLOCK=config.block,

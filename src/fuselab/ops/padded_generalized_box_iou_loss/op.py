@@ -11,16 +11,11 @@ from typing import Literal
 from torch import Tensor
 
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
-from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING
-from fuselab.ops._shared.matrices import empty_gradients
+from fuselab.ops._shared.saved import empty_like_saved, save_arguments
 from fuselab.ops.generalized_box_iou_loss import configs, cpu_launch, cuda_launch, triton_launch
-from fuselab.ops.generalized_box_iou_loss.layout import (
-    arithmetic,
-    empty_loss,
-    validate_boxes,
-)
-from fuselab.ops.generalized_box_iou_loss.op import FLOPS, FLOPS_BACKWARD, order
+from fuselab.ops.generalized_box_iou_loss import op as unpadded
+from fuselab.ops.generalized_box_iou_loss.layout import empty_loss, validate_boxes
 from fuselab.ops.padded_generalized_box_iou_loss import cases, reference
 
 
@@ -33,48 +28,20 @@ def fake(pred: Tensor, target: Tensor) -> Tensor:
     return empty_loss(pred, target, "padded")
 
 
-def save(output: Tensor, pred: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    return pred, target
-
-
-def fake_gradient(
-    needs: Sequence[bool], grad_output: Tensor, pred: Tensor, target: Tensor
-) -> tuple[Tensor | None, ...]:
-    return empty_gradients(needs, pred, target)
-
-
 def prefer(pred: Tensor, target: Tensor) -> Sequence[str]:
-    return order(pred)
-
-
-def prefer_backward(
-    needs: Sequence[bool], grad_output: Tensor, pred: Tensor, target: Tensor
-) -> Sequence[str]:
-    return order(pred)
+    return unpadded.order(pred)
 
 
 def cost(pred: Tensor, target: Tensor) -> Cost:
     """Return the least traffic: both boxes read once, one number written."""
-    dtype = arithmetic(pred, target)
-    return Cost(
-        bytes_behind(pred, target),
-        dtype.itemsize,
-        FLOPS * (pred.numel() // 4),
-        arithmetic_unit(dtype),
-    )
+    return unpadded.cost(pred, target, "padded", reference.EPS)
 
 
 def cost_backward(pred: Tensor, target: Tensor) -> Cost:
     """Return the least traffic: both boxes read once, both gradients written once. The forward does
     not pass the number of boxes on, so the backward reads the target once more to count them: 1.25
     times this traffic if both gradients have one dtype."""
-    dtype = arithmetic(pred, target)
-    return Cost(
-        bytes_behind(pred, target) + dtype.itemsize,
-        bytes_of(pred, target),
-        FLOPS_BACKWARD * (pred.numel() // 4),
-        arithmetic_unit(dtype),
-    )
+    return unpadded.cost_backward(pred, target, "padded", reference.EPS)
 
 
 def _leaving_padding_out(device: Literal["cuda", "cpu"], launcher: ModuleType) -> Implementation:
@@ -97,7 +64,10 @@ OP = FusedOp(
     cost_backward=cost_backward,
     cases=cases.CASES,
     gradient=Gradient(
-        save, reference.padded_generalized_box_iou_loss_backward, fake_gradient, prefer_backward
+        save_arguments,
+        reference.padded_generalized_box_iou_loss_backward,
+        empty_like_saved(0, 1),
+        unpadded.prefer_backward,
     ),
     draw=cases.draw,
     validate=validate,
