@@ -179,7 +179,7 @@ def test_gelu_keeps_its_digits_in_the_tail():
 
 def test_bias_gradient_does_not_depend_on_threads():
     upstream = normal(5000, 70, dtype=torch.float32, seed=1)
-    saved = layout.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    saved = layout.Saved(None, None, None, None, 1.0, "identity", *[torch.float32] * 3)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -194,7 +194,7 @@ def test_bias_gradient_does_not_depend_on_threads():
 
 def test_bias_gradient_of_many_equal_rows():
     upstream = torch.full((), 0.1).expand(200_000, 3)
-    saved = layout.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    saved = layout.Saved(None, None, None, None, 1.0, "identity", *[torch.float32] * 3)
     total = backward((False, False, True), upstream, saved)[2]
     exact = upstream.double().sum(0)
     assert float((total.double() - exact).abs().max()) <= 2 * float(exact.max()) * 2**-24
@@ -362,7 +362,7 @@ def test_a_long_stride_of_the_bias_widens_offsets(monkeypatch, stride, is_wide):
     # 3 elements: the last is at 2^31 with a stride of 2^30. Meta tensors: nothing is launched.
     like = torch.empty(5, 3, device="meta")
     bias = torch.empty_strided((3,), (stride,), device="meta")
-    saved = layout.Saved("silu", 1.0, None, like, like, bias, *[torch.float32] * 3)
+    saved = layout.Saved(None, like, like, bias, 1.0, "silu", *[torch.float32] * 3)
     launched: list[bool] = []
 
     class Source:

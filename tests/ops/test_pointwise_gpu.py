@@ -105,7 +105,7 @@ def test_scale_through_a_pointer(implementation):
 def test_sums_repeat_to_the_bit(implementation):
     _, backward = KERNELS[implementation]
     upstream = on_gpu(30_001, 129, dtype=torch.float32)
-    saved = layout.Saved("identity", 1.0, None, None, None, None, *[torch.float32] * 3)
+    saved = layout.Saved(None, None, None, None, 1.0, "identity", *[torch.float32] * 3)
     first, second = (backward((False, False, True), upstream, saved)[2] for _ in range(2))
     assert torch.equal(first, second)
     assert_within_bar(first, upstream.sum(0), upstream.double().sum(0))

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError
+
+
+def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
+    """Cast as for a matrix product: every tensor but float64 to the autocast dtype."""
+    return tuple(
+        value.to(autocast_dtype)
+        if isinstance(value, Tensor) and value.dtype != torch.float64
+        else value
+        for value in args
+    )
 
 
 def check_shapes(operator: str, dense: Tensor, embeddings: Tensor) -> None:

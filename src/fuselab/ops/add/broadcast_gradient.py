@@ -119,7 +119,7 @@ def backward(
 
 def sums_triton(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Sum by the bias's gradient of ``add_mul_activation`` without an activation."""
-    saved = layout.Saved("identity", 1.0, None, None, None, None, dtype, dtype, dtype)
+    saved = layout.saved_for("identity", dtype, None, None)
     needs = (False, False, True)
     result = triton_launch.backward(needs, grad.view(-1, math.prod(shape)), saved)[2]
     assert result is not None

@@ -28,14 +28,15 @@ def empty_output(input: Tensor, update: Tensor | None, bias: Tensor | None) -> T
 
 @dataclass(frozen=True)
 class Saved:
-    """The tensors saved for the backward: the output, or the terms of the pre-activation."""
+    """The values that ``save`` of the contract returns, in its order: the output or the terms of
+    the pre-activation, and the values that are no tensors."""
 
-    activation: str
-    scale: float | Tensor
     output: Tensor | None
     input: Tensor | None
     update: Tensor | None
     bias: Tensor | None
+    scale: float | Tensor
+    activation: str
     input_dtype: torch.dtype
     update_dtype: torch.dtype | None
     bias_dtype: torch.dtype | None
@@ -58,6 +59,15 @@ class Saved:
             torch.empty_like(like, dtype=self.update_dtype) if needs[1] else None,
             grad_output.new_empty(columns, dtype=self.bias_dtype) if needs[2] else None,
         )
+
+
+def saved_for(
+    activation: str, dtype: torch.dtype, output: Tensor | None, preactivation: Tensor | None
+) -> Saved:
+    """Return what is saved of an activation alone, whose gradient and bias's gradient get
+    ``dtype``."""
+    terms = (output, preactivation, None, None)
+    return Saved(*terms, 1.0, activation, dtype, None, dtype)
 
 
 def broadcast_strides(bias: Tensor | None, rank: int) -> tuple[int, ...]:

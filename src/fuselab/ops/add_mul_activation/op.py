@@ -34,7 +34,12 @@ CUDA_EXPRESSIONS = cuda_launch.cuda_expressions(has_update=True)
 
 
 def check_operands(
-    op_name: str, input: Tensor, update: Tensor | None, bias: Tensor | None, activation: str
+    op_name: str,
+    input: Tensor,
+    update: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    activation: str,
 ) -> None:
     """Raise the errors of the reference's docstring, in the name of ``op_name``."""
     activation_named(activation)
@@ -50,17 +55,6 @@ def check_operands(
             f"{tuple(input.shape[-1:]) or 'None'}, the last dimension of 'input' "
             f"{tuple(input.shape)}."
         )
-
-
-def _validate(
-    op_name: str,
-    input: Tensor,
-    update: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    activation: str,
-) -> None:
-    check_operands(op_name, input, update, bias, activation)
 
 
 def fake(input: Tensor, update: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
@@ -92,26 +86,10 @@ def save(
     )
 
 
-def _saved(
-    output: Tensor | None,
-    input: Tensor | None,
-    update: Tensor | None,
-    bias: Tensor | None,
-    scale: float,
-    activation: str,
-    input_dtype: torch.dtype,
-    update_dtype: torch.dtype,
-    bias_dtype: torch.dtype | None,
-) -> layout.Saved:
-    return layout.Saved(
-        activation, scale, output, input, update, bias, input_dtype, update_dtype, bias_dtype
-    )
-
-
 def fake_gradient(
     needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return _saved(*saved).empty_gradients(needs, grad_output)
+    return layout.Saved(*saved).empty_gradients(needs, grad_output)
 
 
 Forward = Callable[..., Tensor]
@@ -164,7 +142,7 @@ def _overwrite_by(forward: Forward, operands: Callable[..., tuple[Any, ...]], *a
 def _backward_by(
     backward: Backward, needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return backward(needs, grad_output, _saved(*saved))
+    return backward(needs, grad_output, layout.Saved(*saved))
 
 
 def _operands(*args: Any) -> tuple[Any, ...]:
@@ -295,7 +273,7 @@ OP = FusedOp(
     cases=cases.CASES,
     gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
     draw=cases.draw,
-    validate=partial(_validate, "add_mul_activation"),
+    validate=partial(check_operands, "add_mul_activation"),
     fake=fake,
     prefer=prefer,
     rewrites=tuple(_rewrites()),
@@ -319,7 +297,7 @@ IN_PLACE = FusedOp(
     cost=cost,
     cases=tuple(filter(cases.is_writable, cases.CASES)),
     draw=cases.draw,
-    validate=partial(_validate, "add_mul_activation_"),
+    validate=partial(check_operands, "add_mul_activation_"),
     prefer=prefer_in_place,
     dtypes=FLOATING,
     mutates=("input",),

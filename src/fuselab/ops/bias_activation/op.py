@@ -38,7 +38,7 @@ def _operands(
 def _validate(op_name: str, input: Tensor, bias: Tensor, activation: str) -> None:
     if input.dim() == 0:
         raise ShapeError(f"{op_name}: 'input' has no dimension; expected one or more.")
-    add_mul.check_operands(op_name, input, None, bias, activation)
+    add_mul.check_operands(op_name, *_operands(input, bias, activation))
 
 
 def fake(input: Tensor, bias: Tensor, activation: str) -> Tensor:
@@ -61,7 +61,8 @@ def _saved(
     input_dtype: torch.dtype,
     bias_dtype: torch.dtype,
 ) -> layout.Saved:
-    return layout.Saved(activation, 1.0, output, input, None, bias, input_dtype, None, bias_dtype)
+    terms = (output, input, None, bias)
+    return layout.Saved(*terms, 1.0, activation, input_dtype, None, bias_dtype)
 
 
 def _backward_by(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import as_rows, linear
-from fuselab.ops.add_mul_activation.layout import Gradients, Saved
+from fuselab.ops.add_mul_activation.layout import Gradients, Saved, saved_for
 
 PullBack = Callable[[Sequence[bool], Tensor, Saved], Gradients]
 
@@ -37,22 +37,12 @@ def gradients(
     passes = activation != "identity"
     if (passes and any(needs)) or needs[2]:
         from_operands = activation_named(activation).derivative_of == "preactivation"
-        saved = Saved(
-            activation=activation,
-            scale=1.0,
-            output=output,
-            input=linear(as_rows(input), weight, bias).view_as(grad_output)
-            if from_operands
-            else None,
-            update=None,
-            bias=None,
-            input_dtype=grad_output.dtype,
-            update_dtype=None,
-            bias_dtype=grad_output.dtype,
-        )
-        first, _, grad_bias = pull_back(
-            (passes and needs_total, False, needs[2]), grad_output, saved
-        )
+        preactivation = None
+        if from_operands:
+            preactivation = linear(as_rows(input), weight, bias).view_as(grad_output)
+        saved = saved_for(activation, grad_output.dtype, output, preactivation)
+        asked = (passes and needs_total, False, needs[2])
+        first, _, grad_bias = pull_back(asked, grad_output, saved)
         total = first if passes else grad_output
     if not needs_total:
         return None, None, grad_bias

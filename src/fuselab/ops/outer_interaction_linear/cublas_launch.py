@@ -10,6 +10,7 @@ together with their part of the folded weight.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,17 +42,11 @@ _ACROSS_ROWS = 64  # of a program whose samples are neighbours in memory: 64 KB 
 _PULL_ROWS, _PULL_WARPS, _PULL_PROGRAMS = 2, 1, 24
 
 
-def supports(
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> str | None:
+def supports(dense: Tensor, *rest: Any) -> str | None:
     """Return None for float32, in TF32 or not as PyTorch's own products; else the reason."""
     if dense.dtype != torch.float32:
         return "it takes float32"
-    return products.supports(dense, embeddings, weight, bias, activation)
+    return products.supports(dense, *rest)
 
 
 def pays(rows: int, elements: int, columns: int) -> bool:
@@ -101,15 +96,8 @@ def _input_gradient(z: Tensor, total: Tensor, weight: Tensor, scratch: Tensor | 
         launch(
             triton_kernels.pull_products,
             (tiles, splits),
-            z,
-            grad_products,
-            partial,
-            rows,
-            width,
-            piece.pairs,
-            piece.first,
-            piece.squares,
-            ceil_div(piece.squares, splits),
+            *(z, grad_products, partial, rows, width, piece.pairs),
+            *(piece.first, piece.squares, ceil_div(piece.squares, splits)),
             BLOCK_ROWS=_PULL_ROWS,
             BLOCK=BLOCK,
             num_warps=_PULL_WARPS,
@@ -130,11 +118,7 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
         launch(
             triton_kernels.form_across,
             (ceil_div(pitch, _ACROSS_ROWS), piece.squares),
-            z_across,
-            products,
-            width,
-            pitch,
-            piece.first,
+            *(z_across, products, width, pitch, piece.first),
             BLOCK_ROWS=_ACROSS_ROWS,
             BLOCK=BLOCK,
             num_warps=8,
@@ -144,12 +128,7 @@ def _weight_gradient(z: Tensor, total: Tensor, grad_weight: Tensor) -> None:
         launch(
             triton_kernels.unfold,
             (ceil_div(columns, _COLUMNS), piece.squares),
-            grad_folded,
-            grad_weight,
-            width,
-            columns,
-            piece.pairs,
-            piece.first,
+            *(grad_folded, grad_weight, width, columns, piece.pairs, piece.first),
             BLOCK_COLUMNS=_COLUMNS,
             BLOCK=BLOCK,
             num_warps=4,
@@ -163,12 +142,7 @@ def _form(z: Tensor, piece: Piece, room: Tensor) -> Tensor:
     launch(
         triton_kernels.form_products,
         (ceil_div(rows, _ROWS), piece.squares),
-        z,
-        formed,
-        rows,
-        width,
-        piece.pairs,
-        piece.first,
+        *(z, formed, rows, width, piece.pairs, piece.first),
         BLOCK_ROWS=_ROWS,
         BLOCK=BLOCK,
         num_warps=4,

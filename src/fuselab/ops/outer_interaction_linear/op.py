@@ -13,9 +13,11 @@ from fuselab.errors import ShapeError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
-from fuselab.ops._shared.dense_and_embeddings import check_shapes
+from fuselab.ops._shared.dense_and_embeddings import autocast, check_shapes
 from fuselab.ops._shared.dtypes import check_floating, check_same_dtype
-from fuselab.ops._shared.matrices import empty_gradients, empty_output
+from fuselab.ops._shared.launched import launched
+from fuselab.ops._shared.matrices import empty_output
+from fuselab.ops._shared.saved import empty_like_saved, of_saved
 from fuselab.ops.outer_interaction_linear import cases, cublas_launch, triton_launch, wgmma_launch
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
 from fuselab.ops.outer_interaction_linear.rewrites import rewrites
@@ -48,45 +50,10 @@ def fake(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Tenso
     return empty_output(dense, weight)
 
 
-def autocast(
-    autocast_dtype: torch.dtype,
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> tuple[Any, ...]:
-    """Cast as for a linear layer: everything but float64 to the autocast dtype."""
-    cast = (
-        tensor if tensor is None or tensor.dtype == torch.float64 else tensor.to(autocast_dtype)
-        for tensor in (dense, embeddings, weight, bias)
-    )
-    return (*cast, activation)
-
-
-def save(
-    output: Tensor,
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> tuple[Any, ...]:
-    from_output = activation_named(activation).derivative_of == "output"
-    return output if from_output else None, dense, embeddings, weight, bias, activation
-
-
-def fake_gradient(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> tuple[Tensor | None, ...]:
-    return empty_gradients(needs, dense, embeddings, weight, bias)
+def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
+    """Save the arguments, and the output if the activation's derivative is a function of it."""
+    from_output = activation_named(args[-1]).derivative_of == "output"
+    return output if from_output else None, *args
 
 
 def prefer(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Sequence[str]:
@@ -98,15 +65,9 @@ def prefer(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Seq
 
 
 def prefer_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    *saved: Any,
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, *arguments: Any
 ) -> Sequence[str]:
-    return _order(dense, embeddings, weight)
+    return _order(*arguments[:3])
 
 
 def _order(dense: Tensor, embeddings: Tensor, weight: Tensor) -> Sequence[str]:
@@ -139,18 +100,12 @@ def cost(
     )
 
 
-def cost_backward(
-    dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
-) -> Cost:
+def cost_backward(*args: Any) -> Cost:
     """Return the least traffic: upstream gradient and inputs read once, gradients written once. The
     products are twice the forward's: for the weight, and for the inputs."""
-    forward = cost(dense, embeddings, weight, bias, activation)
-    return Cost(
-        forward.bytes_read + forward.bytes_written,
-        bytes_of(dense, embeddings, weight, bias),
-        2 * forward.flops,
-        forward.unit,
-    )
+    forward, gradients = cost(*args), bytes_of(*args[:4])
+    read = forward.bytes_read + forward.bytes_written
+    return Cost(read, gradients, 2 * forward.flops, forward.unit)
 
 
 def plain(
@@ -168,16 +123,7 @@ def plain(
 
 def _implementation(launcher: ModuleType) -> Implementation:
     """Return a launcher's implementation, whose backward takes whatever its forward does."""
-
-    def supports_backward(
-        needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, *arguments: Any
-    ) -> str | None:
-        reason: str | None = launcher.supports(*arguments)
-        return reason
-
-    return Implementation(
-        "cuda", launcher.forward, launcher.backward, launcher.supports, supports_backward
-    )
+    return launched("cuda", launcher, supports_backward=of_saved(launcher.supports, 1))
 
 
 OP = FusedOp(
@@ -191,7 +137,7 @@ OP = FusedOp(
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
-    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
+    gradient=Gradient(save, gradient, empty_like_saved(1, 2, 3, 4), prefer_backward),
     draw=cases.draw,
     validate=validate,
     fake=fake,

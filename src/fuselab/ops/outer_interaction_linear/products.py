@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
-from fuselab.ops._shared.matrices import empty_gradients, empty_output
-from fuselab.ops.add_mul_activation.layout import Saved
+from fuselab.ops._shared.matrices import empty_gradients, empty_output, row_readable
+from fuselab.ops.add_mul_activation.layout import saved_for
 from fuselab.ops.add_mul_activation.triton_launch import backward as pull_back
 from fuselab.ops.cat_interaction.triton_launch import forward as joined
 from fuselab.ops.outer_interaction_linear import triton_kernels
@@ -51,7 +51,7 @@ class Products:
         output = empty_output(dense, weight)
         if output.numel() == 0:
             return output
-        z, weight = joined(dense, embeddings), _contiguous_rows(weight)
+        z, weight = joined(dense, embeddings), row_readable(weight)
         _finish_output(self.output(z, weight, scratch), z, weight, bias, activation, output)
         return output
 
@@ -84,7 +84,7 @@ class Products:
             return grad_dense, grad_embeddings, grad_weight, grad_bias
         z = joined(dense, embeddings)
         if grad_dense is not None or grad_embeddings is not None:
-            weight = _contiguous_rows(weight)
+            weight = row_readable(weight)
             _finish_input(
                 self.input_gradient(z, total, weight, grad_weight),
                 *(z, total, weight, grad_dense, grad_embeddings, dense.shape[1]),
@@ -114,10 +114,6 @@ def shares(tiles: int, steps: int, least_steps: int, device: torch.device) -> in
     return max(1, min(most // tiles, steps // least_steps))
 
 
-def _contiguous_rows(weight: Tensor) -> Tensor:
-    return weight if weight.stride(1) == 1 or weight.shape[1] < 2 else weight.contiguous()
-
-
 def _finish_output(
     partial: Tensor,
     z: Tensor,
@@ -131,17 +127,8 @@ def _finish_output(
     launch(
         triton_kernels.finish_output,
         (ceil_div(rows, _FINISH_ROWS), ceil_div(columns, _FINISH_COLUMNS)),
-        partial,
-        z,
-        weight,
-        bias.contiguous() if bias is not None else None,
-        output,
-        rows,
-        width,
-        columns,
-        weight.stride(0),
-        splits,
-        rows * columns,
+        *(partial, z, weight, None if bias is None else bias.contiguous(), output),
+        *(rows, width, columns, weight.stride(0), splits, rows * columns),
         ACTIVATION=activation,
         BLOCK_ROWS=_FINISH_ROWS,
         BLOCK_COLUMNS=_FINISH_COLUMNS,
@@ -162,17 +149,8 @@ def _preactivation_gradient(
     total, grad_bias = grad_output, None
     if passes or needs[3]:
         from_operands = activation_named(activation).derivative_of == "preactivation"
-        saved = Saved(
-            activation=activation,
-            scale=1.0,
-            output=output,
-            input=recompute() if from_operands else None,
-            update=None,
-            bias=None,
-            input_dtype=grad_output.dtype,
-            update_dtype=None,
-            bias_dtype=grad_output.dtype,
-        )
+        preactivation = recompute() if from_operands else None
+        saved = saved_for(activation, grad_output.dtype, output, preactivation)
         first, _, grad_bias = pull_back((passes, False, needs[3]), grad_output, saved)
         if passes:
             assert first is not None
@@ -194,19 +172,8 @@ def _finish_input(
     launch(
         triton_kernels.finish_input,
         (ceil_div(rows, _FINISH_ROWS), ceil_div(width, _FINISH_COLUMNS)),
-        partial,
-        z,
-        total,
-        weight,
-        grad_dense,
-        grad_embeddings,
-        rows,
-        width,
-        total.shape[1],
-        dense_width,
-        weight.stride(0),
-        splits,
-        rows * width,
+        *(partial, z, total, weight, grad_dense, grad_embeddings),
+        *(rows, width, total.shape[1], dense_width, weight.stride(0), splits, rows * width),
         BLOCK_ROWS=_FINISH_ROWS,
         BLOCK_COLUMNS=_FINISH_COLUMNS,
         num_warps=4,

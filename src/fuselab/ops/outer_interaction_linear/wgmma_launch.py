@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,13 +36,7 @@ _WEIGHT_BYTES = _shared_bytes(8, (_WEIGHT_COLUMNS + 2 * BLOCK) * _DEPTH * 2) + _
 _INPUT_BYTES = _shared_bytes(4, (_ROWS + BLOCK * BLOCK) * _DEPTH * 2)
 
 
-def supports(
-    dense: Tensor,
-    embeddings: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> str | None:
+def supports(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> str | None:
     """Return None for 16-bit floats on Hopper in shapes whose rows are multiples of 16 bytes, else
     the reason."""
     if dense.dtype not in CUDA_HALF_NAMES:
@@ -55,7 +50,7 @@ def supports(
         return f"a sample has {elements} elements; it takes multiples of {BLOCK}"
     if weight.shape[0] % 8:
         return f"there are {weight.shape[0]} outputs; it takes multiples of 8"
-    return products.supports(dense, embeddings, weight, bias, activation)
+    return products.supports(dense, embeddings)
 
 
 def _output(z: Tensor, weight: Tensor, scratch: Tensor | None) -> Tensor:
