@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,33 +13,27 @@ from torch import Tensor
 from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops._shared.indices import CPP_IDS, index_type
 from fuselab.ops.embedding_lookup import configs
+from fuselab.ops.embedding_lookup.layout import backward_of, forward_of
 from fuselab.ops.embedding_lookup.row_threads import Spread
 from fuselab.ops.embedding_lookup.row_update import RowUpdate
-from fuselab.ops.embedding_lookup.table_groups import Group, groups
-from fuselab.ops.embedding_lookup.validation import rule
+from fuselab.ops.embedding_lookup.table_groups import WIDEST_UPDATE, Group, groups, too_wide
 from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.grid import ceil_div, power_of_two
+from fuselab.runtime.parameters import Scalar
 from fuselab.runtime.tuning import Config
 
 CUDA = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))
 _CHUNKS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
 _MOST_BYTES = max(_CHUNKS)
 _ITEMS = 4  # kItems of cuda_kernels.cu
-WIDEST_UPDATE = 1024  # columns that fit in a warp's registers
 
 
-def forward(
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    out_of_range: str,
-    hash: str | None,
-    dtype: torch.dtype | None,
-) -> Tensor:
+@forward_of
+def forward(tables: Sequence[Tensor], ids: Tensor, rule: str, output: Tensor) -> None:
     """Look up all rows: one launch per 256 tables."""
     width, itemsize = tables[0].shape[1], tables[0].element_size()
-    output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
-    if output.numel() == 0:
-        return output
+    if width == 0:
+        return
     for group in groups(tables, [table.shape[0] for table in tables]):
         part = ids[:, group.columns]
         step, chunks = configs.row_chunk(group, width, itemsize, output.element_size())
@@ -46,7 +41,7 @@ def forward(
         config = configs.chosen_look_up(ids, step, chunks)
         types = (
             f"{_move(step, tables[0].dtype, output.dtype)}, {CPP_IDS[ids.dtype]}, "
-            f"Rule::{rule(out_of_range, hash)}, {lanes}"
+            f"Rule::{rule}, {lanes}"
         )
         if config.kernel == "samples":
             kernel = f"look_up_samples<{types}, {group.capacity}>"
@@ -61,18 +56,11 @@ def forward(
             (blocks, 1, 1),
             (threads, 1, 1),
             (
-                part,
-                output[:, group.columns],
-                i64(count),
-                i32(part.shape[1]),
-                i32(chunks),
-                *map(i64, part.stride()),
-                i64(ids.shape[1] * chunks),
-                group.description(),
+                *(part, output[:, group.columns], i64(count), i32(part.shape[1]), i32(chunks)),
+                *(*map(i64, part.stride()), i64(ids.shape[1] * chunks), group.description()),
             ),
             shared_bytes=ring,
         )
-    return output
 
 
 def _move(step: int, dtype: torch.dtype, output_dtype: torch.dtype) -> str:
@@ -82,38 +70,8 @@ def _move(step: int, dtype: torch.dtype, output_dtype: torch.dtype) -> str:
     return f"Convert<{_CHUNKS[step]}, {CUDA_NAMES[dtype]}, {CUDA_NAMES[output_dtype]}>"
 
 
-def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    ids: Tensor,
-    rows: Sequence[int],
-    out_of_range: str,
-    hash: str | None,
-    table_dtype: torch.dtype,
-) -> tuple[Tensor | None, ...]:
-    """Return dense gradients: zeros everywhere but in the rows that an id selects. Sums are by
-    atomics where their order may vary and their rounding does not matter, and by sorted runs in
-    16 bits and under ``torch.use_deterministic_algorithms``."""
-    width = grad_output.shape[2]
-    grads = [
-        grad_output.new_zeros((count, width), dtype=table_dtype) if need else None
-        for need, count in zip(needs, rows, strict=False)
-    ]
-    change(
-        RowUpdate("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output
-    )
-    return (*grads, None)
-
-
 def supports_backward(needs: Sequence[bool], grad_output: Tensor, *_: object) -> str | None:
-    return too_wide((grad_output[0],)) if len(grad_output) else None
-
-
-def too_wide(tables: Sequence[Tensor]) -> str | None:
-    """Return the reason why rows of these widths cannot be changed, or None."""
-    if any(table.dim() == 2 and table.shape[1] > WIDEST_UPDATE for table in tables):
-        return f"rows are wider than {WIDEST_UPDATE}"
-    return None
+    return too_wide(grad_output.shape[2]) if len(grad_output) else None
 
 
 def change(
@@ -124,7 +82,9 @@ def change(
     ids: Tensor,
     grad_output: Tensor,
 ) -> None:
-    """Change the tables in place by ``grad_output`` (samples, tables, D); None is skipped."""
+    """Change the tables in place by ``grad_output`` (samples, tables, D); None is skipped. Sums are
+    by atomics where their order may vary and their rounding does not matter, and by sorted runs in
+    16 bits and under ``torch.use_deterministic_algorithms``."""
     if grad_output.numel() == 0:
         return
     if grad_output.stride(2) != 1:
@@ -134,66 +94,68 @@ def change(
     for group in groups(tables, rows, states):
         if any(table is not None for table in group.tables):
             part = ids[:, group.columns], grad_output[:, group.columns]
-            _KERNELS[config.kernel](how, group, *part, spread, config)
+            _KERNELS[config.kernel](_Change(how, group, *part, spread, config))
 
 
-def _scatter(
-    how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
-) -> None:
-    batch, tables, width = grad_output.shape
-    CUDA.launch(
-        f"scatter<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-        f"Update::{how.update}, {spread}, {group.capacity}>",
-        (tables * ceil_div(batch, configs.THREADS), 1, 1),
-        (configs.THREADS, 1, 1),
-        (
-            ids,
-            grad_output,
-            i64(batch),
-            i32(tables),
-            i32(width),
-            *map(i64, ids.stride()),
-            *map(i64, grad_output.stride()[:2]),
-            *how.numbers()[:2],
-            group.description(),
-        ),
+class _Change(NamedTuple):
+    """A change of one group of tables, with its columns of the ids and of the gradient."""
+
+    how: RowUpdate
+    group: Group
+    ids: Tensor
+    grad_output: Tensor
+    spread: Spread
+    config: Config
+
+    @property
+    def types(self) -> str:
+        return f"{CUDA_NAMES[self.how.dtype]}, {CUDA_NAMES[self.grad_output.dtype]}"
+
+    def launch(
+        self,
+        kernel: str,
+        spread: str,
+        grid: tuple[int, int],
+        sizes: Sequence[i32 | i64],
+        numbers: Sequence[Tensor | Scalar | None],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Launch a kernel that reads ids and gradients; ``grid`` is blocks and threads of each."""
+        strides = map(i64, (*self.ids.stride(), *self.grad_output.stride()[:2]))
+        CUDA.launch(
+            f"{kernel}<{self.types}, {CPP_IDS[self.ids.dtype]}, {self.how.rule}, "
+            f"Update::{self.how.update}, {spread}, {self.group.capacity}>",
+            (grid[0], 1, 1),
+            (grid[1], 1, 1),
+            (self.ids, self.grad_output, *sizes, *strides, *numbers, self.group.description()),
+            shared_bytes=shared_bytes,
+        )
+
+
+def _scatter(of: _Change) -> None:
+    batch, tables, width = of.grad_output.shape
+    grid = (tables * ceil_div(batch, configs.THREADS), configs.THREADS)
+    sizes = (i64(batch), i32(tables), i32(width))
+    of.launch("scatter", str(of.spread), grid, sizes, of.how.numbers()[:2])
+
+
+def _scatter_samples(of: _Change) -> None:
+    (batch, tables, width), spread = of.grad_output.shape, of.spread
+    most_rows, summed, shared = configs.shared_sums(
+        of.how, spread, of.ids, of.grad_output, of.group.rows
     )
+    grid = configs.samples_shape(of.ids, spread.lanes)
+    sizes = (i64(batch), i32(tables), i32(width))
+    numbers = (*of.how.numbers()[:2], i32(most_rows), i32(summed))
+    lanes = f"{spread.vector}, {spread.lanes}"
+    of.launch("scatter_samples", lanes, grid, sizes, numbers, shared)
 
 
-def _scatter_samples(
-    how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
-) -> None:
-    batch, tables, width = grad_output.shape
-    most_rows, summed, shared = configs.shared_sums(how, spread, ids, grad_output, group.rows)
-    blocks, threads = configs.samples_shape(ids, spread.lanes)
-    CUDA.launch(
-        f"scatter_samples<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-        f"Update::{how.update}, {spread.vector}, {spread.lanes}, {group.capacity}>",
-        (blocks, 1, 1),
-        (threads, 1, 1),
-        (
-            ids,
-            grad_output,
-            i64(batch),
-            i32(tables),
-            i32(width),
-            *map(i64, ids.stride()),
-            *map(i64, grad_output.stride()[:2]),
-            *how.numbers()[:2],
-            i32(most_rows),
-            i32(summed),
-            group.description(),
-        ),
-        shared_bytes=shared,
-    )
-
-
-def _sort_and_reduce(
-    how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
-) -> None:
+def _sort_and_reduce(of: _Change) -> None:
     """Sort the positions by row, sum runs of equal rows, and change each row once. The workspace is
     24 bytes per id, half of them for the sort, and 8 D bytes per ``config.run`` ids for partial
     sums."""
+    how, group, ids, grad_output, spread, config = of
     positions, tables, width = ids.numel(), ids.shape[1], grad_output.shape[2]
     short = group.all_rows < 2**31 - 1
     keys = ids.new_empty(positions, dtype=torch.int32 if short else torch.int64)
@@ -204,13 +166,8 @@ def _sort_and_reduce(
         (ceil_div(positions, configs.THREADS), 1, 1),
         (configs.THREADS, 1, 1),
         (
-            ids,
-            keys,
-            i64(positions),
-            i32(tables),
-            i64(group.all_rows),
-            *map(i64, ids.stride()),
-            description,
+            *(ids, keys, i64(positions), i32(tables), i64(group.all_rows)),
+            *(*map(i64, ids.stride()), description),
         ),
     )
     keys, order = torch.sort(keys, stable=True)
@@ -218,12 +175,12 @@ def _sort_and_reduce(
     heads, tails = grad_output.new_empty((2, pieces, width), dtype=how.compute_dtype)
     arguments = f"{key}, Update::{how.update}, {spread}, {config.run}, {group.capacity}"
     sizes = (i64(positions), i32(tables), i32(width), i64(group.all_rows))
-    numbers = (*how.numbers(), description)
+    strides, numbers = map(i64, grad_output.stride()[:2]), (*how.numbers(), description)
     CUDA.launch(
-        f"reduce_runs<{_types(how, grad_output)}, {arguments}>",
+        f"reduce_runs<{of.types}, {arguments}>",
         (ceil_div(pieces * spread.lanes, configs.THREADS), 1, 1),
         (configs.THREADS, 1, 1),
-        (keys, order, grad_output, heads, tails, *sizes, *_strides(grad_output), *numbers),
+        (keys, order, grad_output, heads, tails, *sizes, *strides, *numbers),
     )
     CUDA.launch(
         f"join_runs<{CUDA_NAMES[how.dtype]}, {arguments}>",
@@ -233,28 +190,13 @@ def _sort_and_reduce(
     )
 
 
-def _update_tables(
-    how: RowUpdate, group: Group, ids: Tensor, grad_output: Tensor, spread: Spread, config: Config
-) -> None:
-    batch, tables, width = grad_output.shape
+def _update_tables(of: _Change) -> None:
+    batch, tables, width = of.grad_output.shape
     size = configs.table_size(batch)
-    CUDA.launch(
-        f"update_tables<{_types(how, grad_output)}, {CPP_IDS[ids.dtype]}, {how.rule}, "
-        f"Update::{how.update}, {spread.vector}, {spread.lanes}, {size}, {group.capacity}>",
-        (tables, 1, 1),
-        (configs.table_threads(size), 1, 1),
-        (
-            ids,
-            grad_output,
-            i32(batch),
-            i32(width),
-            *map(i64, ids.stride()),
-            *map(i64, grad_output.stride()[:2]),
-            *how.numbers(),
-            group.description(),
-        ),
-        shared_bytes=configs.table_bytes(how, size, spread, width),
-    )
+    lanes = f"{of.spread.vector}, {of.spread.lanes}, {size}"
+    grid, sizes = (tables, configs.table_threads(size)), (i32(batch), i32(width))
+    shared = configs.table_bytes(of.how, size, of.spread, width)
+    of.launch("update_tables", lanes, grid, sizes, of.how.numbers(), shared)
 
 
 _KERNELS = {
@@ -265,12 +207,7 @@ _KERNELS = {
 }
 
 
-def _types(how: RowUpdate, grad_output: Tensor) -> str:
-    return f"{CUDA_NAMES[how.dtype]}, {CUDA_NAMES[grad_output.dtype]}"
-
-
-def _strides(grad_output: Tensor) -> list[i64]:
-    return [i64(stride) for stride in grad_output.stride()[:2]]
+backward = backward_of(change)
 
 
 def _representative_expressions() -> Iterator[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuselab.op import Cost, FusedOp, Gradient, Implementation
+from fuselab.op import Cost, FusedOp, Gradient
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
+from fuselab.ops._shared.launched import launched
 from fuselab.ops.embedding_lookup import (
     cases,
     configs,
@@ -17,6 +19,7 @@ from fuselab.ops.embedding_lookup import (
     reference,
     triton_launch,
 )
+from fuselab.ops.embedding_lookup.layout import empty_output
 from fuselab.ops.embedding_lookup.rewrites import rewrites
 from fuselab.ops.embedding_lookup.row_threads import Spread
 from fuselab.ops.embedding_lookup.row_update import RowUpdate
@@ -38,14 +41,8 @@ def validate(
     check_floating("embedding_lookup", dtype=dtype)
 
 
-def fake(
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    out_of_range: str,
-    hash: str | None,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    return tables[0].new_empty((*ids.shape, tables[0].shape[1]), dtype=dtype)
+def fake(tables: Sequence[Tensor], ids: Tensor, *rules_and_dtype: Any) -> Tensor:
+    return empty_output(tables, ids, rules_and_dtype[-1])
 
 
 def supports(tables: Sequence[Tensor], *_: object) -> str | None:
@@ -53,17 +50,12 @@ def supports(tables: Sequence[Tensor], *_: object) -> str | None:
 
 
 def save(
-    output: Tensor,
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    out_of_range: str,
-    hash: str | None,
-    dtype: torch.dtype | None,
-) -> tuple[Tensor, tuple[int, ...], str, str | None, torch.dtype]:
+    output: Tensor, tables: Sequence[Tensor], ids: Tensor, *rules_and_dtype: Any
+) -> tuple[Any, ...]:
     """Keep the ids and, of the tables, only their lengths and dtype: the gradient does not depend
     on the tables' values."""
     rows = tuple(table.shape[0] for table in tables)
-    return ids, rows, out_of_range, hash, tables[0].dtype
+    return ids, rows, *rules_and_dtype[:-1], tables[0].dtype
 
 
 def fake_gradient(
@@ -71,18 +63,14 @@ def fake_gradient(
     grad_output: Tensor,
     ids: Tensor,
     rows: Sequence[int],
-    out_of_range: str,
-    hash: str | None,
-    table_dtype: torch.dtype,
+    *rules_and_dtype: Any,
 ) -> tuple[Tensor | None, ...]:
-    width = grad_output.shape[2]
-    return (
-        *(
-            grad_output.new_empty((count, width), dtype=table_dtype) if need else None
-            for need, count in zip(needs, rows, strict=False)
-        ),
-        None,
+    width, dtype = grad_output.shape[2], rules_and_dtype[-1]
+    grads = (
+        grad_output.new_empty((count, width), dtype=dtype) if need else None
+        for need, count in zip(needs, rows, strict=False)
     )
+    return *grads, None
 
 
 def prefer(tables: Sequence[Tensor], ids: Tensor, *_: object) -> Sequence[str]:
@@ -98,15 +86,11 @@ def prefer_backward(needs: Sequence[bool], grad_output: Tensor, *_: object) -> S
 
 
 def configs_forward(
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    out_of_range: str,
-    hash: str | None,
-    dtype: torch.dtype | None,
+    tables: Sequence[Tensor], ids: Tensor, *rules_and_dtype: Any
 ) -> Sequence[Config]:
     group = next(groups(tables, [table.shape[0] for table in tables]))
     width, itemsize = tables[0].shape[1], tables[0].element_size()
-    output_itemsize = (dtype or tables[0].dtype).itemsize
+    output_itemsize = (rules_and_dtype[-1] or tables[0].dtype).itemsize
     chunk = configs.row_chunk(group, width, itemsize, output_itemsize)
     return configs.look_up(ids, *chunk)
 
@@ -116,44 +100,32 @@ def configs_backward(
     grad_output: Tensor,
     ids: Tensor,
     rows: Sequence[int],
-    out_of_range: str,
-    hash: str | None,
-    table_dtype: torch.dtype,
+    *rules_and_dtype: Any,
 ) -> Sequence[Config]:
+    *rules, table_dtype = rules_and_dtype
     # A fresh tensor is aligned as the gradients will be.
     fresh = grad_output.new_empty((1, grad_output.shape[2]), dtype=table_dtype)
-    how = RowUpdate("gradient", table_dtype, out_of_range, hash)
+    how = RowUpdate("gradient", table_dtype, *rules)
     spread = Spread.of_change(how, [fresh], grad_output)
     return configs.change(how, spread, ids, grad_output, rows)
 
 
-def cost(
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    out_of_range: str,
-    hash: str | None,
-    dtype: torch.dtype | None,
-) -> Cost:
+def cost(tables: Sequence[Tensor], ids: Tensor, *rules_and_dtype: Any) -> Cost:
     """Return the least traffic: every id read once, every selected row read once (as if no id came
     twice, but at most all rows), every vector written once."""
     row_bytes = tables[0].shape[1] * tables[0].element_size()
     rows = sum(min(ids.shape[0], table.shape[0]) for table in tables)
     read = ids.numel() * ids.element_size() + rows * row_bytes
-    vector_bytes = tables[0].shape[1] * (dtype or tables[0].dtype).itemsize
+    vector_bytes = tables[0].shape[1] * (rules_and_dtype[-1] or tables[0].dtype).itemsize
     return Cost(read, ids.numel() * vector_bytes, 0)
 
 
-def cost_backward(
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    out_of_range: str,
-    hash: str | None,
-    dtype: torch.dtype | None,
-) -> Cost:
+def cost_backward(tables: Sequence[Tensor], ids: Tensor, *rules_and_dtype: Any) -> Cost:
     """Return the least traffic: ids and upstream gradients read once, all rows of all tables
     written once; and one addition per element."""
     width = tables[0].shape[1]
-    read = ids.numel() * (ids.element_size() + width * (dtype or tables[0].dtype).itemsize)
+    vector_bytes = width * (rules_and_dtype[-1] or tables[0].dtype).itemsize
+    read = ids.numel() * (ids.element_size() + vector_bytes)
     rows = sum(table.shape[0] for table in tables)
     return Cost(read, rows * width * tables[0].element_size(), ids.numel() * width)
 
@@ -162,21 +134,9 @@ OP = FusedOp(
     name="fuselab::embedding_lookup",
     reference=reference.embedding_lookup,
     implementations={
-        "cuda": Implementation(
-            "cuda",
-            cuda_launch.forward,
-            cuda_launch.backward,
-            supports,
-            cuda_launch.supports_backward,
-        ),
-        "triton": Implementation(
-            "cuda",
-            triton_launch.forward,
-            triton_launch.backward,
-            triton_launch.supports,
-            triton_launch.supports_backward,
-        ),
-        "cpp": Implementation("cpu", cpu_launch.forward, cpu_launch.backward, supports),
+        "cuda": launched("cuda", cuda_launch, supports=supports),
+        "triton": launched("cuda", triton_launch),
+        "cpp": launched("cpu", cpu_launch, supports=supports),
     },
     cost=cost,
     cost_backward=cost_backward,

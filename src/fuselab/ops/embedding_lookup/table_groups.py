@@ -69,6 +69,19 @@ def groups(
         yield Group(tuple(tables[part]), tuple(rows[part]), tuple(states[part]), part)
 
 
+WIDEST_UPDATE = 1024  # columns of a row that a GPU can change: they fit in a warp's registers
+
+
+def too_wide(width: int) -> str | None:
+    """Return the reason why rows of this width cannot be changed on a GPU, or None."""
+    return f"rows are wider than {WIDEST_UPDATE}" if width > WIDEST_UPDATE else None
+
+
+def tables_too_wide(tables: Sequence[Tensor]) -> str | None:
+    """Return ``too_wide`` of the widest table; it may be asked before they are validated."""
+    return too_wide(max((table.shape[1] for table in tables if table.dim() == 2), default=0))
+
+
 def scattered(tables: Sequence[Tensor]) -> str | None:
     """Return the reason why the kernels cannot read these tables, or None. It may be asked before
     the tables are validated."""

@@ -14,29 +14,34 @@ import torch
 from torch import Tensor
 
 from fuselab.ops.embedding_lookup import triton_kernels
+from fuselab.ops.embedding_lookup.layout import backward_of, forward_of
 from fuselab.ops.embedding_lookup.row_update import RowUpdate
-from fuselab.ops.embedding_lookup.table_groups import alignment, scattered
+from fuselab.ops.embedding_lookup.table_groups import (
+    alignment,
+    scattered,
+    tables_too_wide,
+    too_wide,
+)
 from fuselab.ops.embedding_lookup.validation import rule
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.triton_launch import launch
 
 MOST_TABLES = 128  # a program finds its table by comparing with every one
-WIDEST_UPDATE = 1024
 _LOOKUP_ELEMENTS = 2048  # in a program's tile
 _KEYS = 256
 _TILE = 512  # of reduce_runs: RUN positions by WIDTH columns
 
 
+def _too_many(tables: int) -> str | None:
+    return f"there are more than {MOST_TABLES} tables" if tables > MOST_TABLES else None
+
+
 def supports(tables: Sequence[Tensor], *_: object) -> str | None:
-    if len(tables) > MOST_TABLES:
-        return f"there are more than {MOST_TABLES} tables"
-    return scattered(tables)
+    return _too_many(len(tables)) or scattered(tables)
 
 
 def supports_update(tables: Sequence[Tensor], *_: object) -> str | None:
-    if any(table.dim() == 2 and table.shape[1] > WIDEST_UPDATE for table in tables):
-        return f"rows are wider than {WIDEST_UPDATE}"
-    return supports(tables)
+    return tables_too_wide(tables) or supports(tables)
 
 
 def _divisors(tables: Sequence[Tensor]) -> dict[str, int]:
@@ -47,18 +52,12 @@ def _divisors(tables: Sequence[Tensor]) -> dict[str, int]:
     return {"BYTES": step, "ELEMENTS": max(step // itemsize, 1)}
 
 
-def forward(
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    out_of_range: str,
-    hash: str | None,
-    dtype: torch.dtype | None,
-) -> Tensor:
+@forward_of
+def forward(tables: Sequence[Tensor], ids: Tensor, rule: str, output: Tensor) -> None:
     """Look up all rows in one launch, with a program for every BLOCK samples of every table."""
     batch, width = ids.shape[0], tables[0].shape[1]
-    output = tables[0].new_empty((*ids.shape, width), dtype=dtype)
-    if output.numel() == 0:
-        return output
+    if width == 0:
+        return
     columns = power_of_two(width, 16, 128)
     block = _LOOKUP_ELEMENTS // columns
     launch(
@@ -67,51 +66,19 @@ def forward(
         tuple(tables),
         tuple(table.stride(0) for table in tables),
         tuple(table.shape[0] for table in tables),
-        ids,
-        output,
-        batch,
-        width,
-        *ids.stride(),
-        RULE=rule(out_of_range, hash),
+        *(ids, output, batch, width, *ids.stride()),
+        RULE=rule,
         TABLES=len(tables),
         BLOCK=block,
         WIDTH=columns,
         **_divisors(tables),
     )
-    return output
-
-
-def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    ids: Tensor,
-    rows: Sequence[int],
-    out_of_range: str,
-    hash: str | None,
-    table_dtype: torch.dtype,
-) -> tuple[Tensor | None, ...]:
-    """Return dense gradients: zeros everywhere but in the selected rows. They are computed for all
-    tables; those that are not needed are dropped."""
-    width = grad_output.shape[2]
-    grads = [grad_output.new_zeros((count, width), dtype=table_dtype) for count in rows]
-    change(
-        RowUpdate("gradient", table_dtype, out_of_range, hash), grads, rows, (), ids, grad_output
-    )
-    return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None)
 
 
 def supports_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    ids: Tensor,
-    rows: Sequence[int],
-    *_: object,
+    needs: Sequence[bool], grad_output: Tensor, ids: Tensor, rows: Sequence[int], *_: object
 ) -> str | None:
-    if len(rows) > MOST_TABLES:
-        return f"there are more than {MOST_TABLES} tables"
-    if grad_output.shape[2] > WIDEST_UPDATE:
-        return f"rows are wider than {WIDEST_UPDATE}"
-    return None
+    return _too_many(len(rows)) or too_wide(grad_output.shape[2])
 
 
 def change(
@@ -134,13 +101,7 @@ def change(
     launch(
         triton_kernels.key_positions,
         (ceil_div(positions, _KEYS),),
-        tuple(rows),
-        first,
-        ids,
-        keys,
-        positions,
-        all_rows,
-        *ids.stride(),
+        *(tuple(rows), first, ids, keys, positions, all_rows, *ids.stride()),
         RULE=rule(how.out_of_range, how.hash),
         TABLES=len(tables),
         BLOCK=_KEYS,
@@ -160,43 +121,25 @@ def change(
         first,
         tuple(states) or tuple(tables),  # a kernel's tuple is never empty
     )
-    options: dict[str, Any] = {
-        "UPDATE": how.update,
-        "TABLES": len(tables),
-        "RUN": run,
-        "WIDTH": columns,
-    }
-    options |= _divisors(tables)
+    options: dict[str, Any] = {"UPDATE": how.update, "TABLES": len(tables), "RUN": run}
+    options |= {"WIDTH": columns, **_divisors(tables)}
     launch(
         triton_kernels.reduce_runs,
         (pieces,),
-        *described,
-        keys,
-        order,
-        grad_output,
-        heads,
-        tails,
-        *numbers,
-        positions,
-        width,
-        all_rows,
-        *grad_output.stride()[:2],
+        *(*described, keys, order, grad_output, heads, tails, *numbers),
+        *(positions, width, all_rows, *grad_output.stride()[:2]),
         **options,
         num_warps=2 if columns <= 64 else 4,
     )
     launch(
         triton_kernels.join_runs,
         (pieces,),
-        *described,
-        keys,
-        order,
-        heads,
-        tails,
-        *numbers,
-        positions,
-        width,
-        all_rows,
+        *(*described, keys, order, heads, tails, *numbers, positions, width, all_rows),
         **options,
         PIECES=max(1024 // columns, 1),
         num_warps=1 if columns <= 64 else 4,
     )
+
+
+# The gradients of all tables are computed; those that are not needed are dropped.
+backward = backward_of(change, all_tables=True)

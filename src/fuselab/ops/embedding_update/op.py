@@ -18,7 +18,7 @@ from fuselab.ops._shared.dtypes import FLOATING
 from fuselab.ops.embedding_lookup import configs, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.embedding_lookup.row_threads import Spread
 from fuselab.ops.embedding_lookup.row_update import RowUpdate
-from fuselab.ops.embedding_lookup.table_groups import scattered
+from fuselab.ops.embedding_lookup.table_groups import scattered, tables_too_wide
 from fuselab.ops.embedding_lookup.validation import (
     check_gradient,
     check_ids,
@@ -146,7 +146,7 @@ def _refusal(
         return "a state is not contiguous"
     if launcher is triton_launch:
         return triton_launch.supports_update(tables)
-    wide = cuda_launch.too_wide(tables) if launcher is cuda_launch else None
+    wide = tables_too_wide(tables) if launcher is cuda_launch else None
     return scattered(tables) or wide
 
 
