@@ -8,7 +8,7 @@ import torch
 from pointwise_cases import assert_within_bar
 from torch import Tensor
 
-from fuselab.ops.linear_activation.op import save
+from fuselab.ops._shared.saved import save_layer as save
 from fuselab.ops.linear_activation.reference import reference
 
 Forward = Callable[..., Tensor]

@@ -9,7 +9,7 @@ import torch
 from pointwise_cases import assert_within_bar
 from torch import Tensor
 
-from fuselab.ops.lora_linear.op import save
+from fuselab.ops._shared.saved import save_layer as save
 from fuselab.ops.lora_linear.reference import reference
 
 Arguments = tuple[Any, ...]

@@ -20,8 +20,9 @@ from fuselab.errors import (
 from fuselab.op import Inputs
 from fuselab.ops import lora_linear
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.saved import save_layer as save
 from fuselab.ops.lora_linear.cases import CASES_TO_BEAT
-from fuselab.ops.lora_linear.op import OP, prefer, prefer_backward, save
+from fuselab.ops.lora_linear.op import OP, prefer, prefer_backward
 from fuselab.ops.lora_linear.reference import gradient, in_place
 
 

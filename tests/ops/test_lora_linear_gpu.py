@@ -11,8 +11,9 @@ from pointwise_cases import LAYOUTS
 
 from fuselab.ops import lora_linear
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.saved import save_layer as save
 from fuselab.ops.lora_linear import configs, triton_launch
-from fuselab.ops.lora_linear.op import OP, save
+from fuselab.ops.lora_linear.op import OP
 from fuselab.ops.lora_linear.reference import reference
 from fuselab.runtime.fallback import strict
 from fuselab.runtime.tuning import Config

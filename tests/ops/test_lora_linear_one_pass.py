@@ -11,8 +11,8 @@ from lora_cases import ALL, check, operands, upstream_of
 
 from fuselab.ops import lora_linear
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.saved import save_layer as save
 from fuselab.ops.lora_linear import cuda_launch, triton_launch, wgmma_launch
-from fuselab.ops.lora_linear.op import save
 from fuselab.ops.lora_linear.reference import gradient, reference
 from fuselab.runtime.fallback import strict
 from fuselab.runtime.tuning import forced

@@ -11,8 +11,8 @@ from lora_cases import ALL, RANKS, check, laid_out, operands, upstream_of
 from pointwise_cases import LAYOUTS
 
 from fuselab.ops._shared.activations import ACTIVATIONS
+from fuselab.ops._shared.saved import save_layer as save
 from fuselab.ops.lora_linear import configs, triton_launch
-from fuselab.ops.lora_linear.op import save
 from fuselab.ops.lora_linear.reference import reference
 from fuselab.runtime import interpreter
 

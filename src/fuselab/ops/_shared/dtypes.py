@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,18 @@ def promoted(*tensors: Tensor | None) -> torch.dtype:
     for dtype in dtypes[1:]:
         result = torch.promote_types(result, dtype)
     return result
+
+
+def cast_operands(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
+    """Cast an operator's arguments as ``torch.autocast`` does for a linear layer: every tensor by
+    ``cast_floating``, those in sequences too. Other values are returned as they are."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return tuple(map(cast, value))
+        return cast_floating(value, autocast_dtype) if isinstance(value, Tensor) else value
+
+    return tuple(map(cast, args))
 
 
 def cast_floating(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -57,6 +57,14 @@ def launch_by_packs(
     )
 
 
+def spread_rows(rows: int, tile_rows: int, programs: int) -> tuple[int, int]:
+    """Return the number of workers that share the rows, at most ``programs``, and the rows of each,
+    a multiple of ``tile_rows``."""
+    workers = max(1, min(ceil_div(rows, tile_rows), programs))
+    per_worker = ceil_div(ceil_div(rows, workers), tile_rows) * tile_rows
+    return ceil_div(rows, per_worker), per_worker
+
+
 def nest_of(output: Tensor, *operands: Tensor) -> tuple[Nest, tuple[Tensor, ...]]:
     """Return the loop nest for operands broadcast to ``output``, and the operands. Operands that
     would need a rank above 5 are first copied to the output's layout."""

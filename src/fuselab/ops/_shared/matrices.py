@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +22,9 @@ def row_readable(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] < 2 else tensor.contiguous()
 
 
-def empty_output(input: Tensor, weight: Tensor) -> Tensor:
-    """Return a new, uninitialised output of ``F.linear(input, weight)``: ``(..., N)``."""
+def empty_output(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Return a new, uninitialised output of ``F.linear(input, weight)``: ``(..., N)``. It is also
+    ``FusedOp.fake`` of an operator whose first arguments these are."""
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 

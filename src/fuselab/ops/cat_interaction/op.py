@@ -24,10 +24,6 @@ def validate(dense: Tensor, embeddings: Tensor) -> None:
     check_same_dtype("cat_interaction", dense=dense, embeddings=embeddings)
 
 
-def fake(dense: Tensor, embeddings: Tensor) -> Tensor:
-    return empty_output(dense, embeddings)
-
-
 def autocast(
     autocast_dtype: torch.dtype, dense: Tensor, embeddings: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -64,7 +60,7 @@ OP = FusedOp(
     gradient=Gradient(save, gradient),
     draw=cases.draw,
     validate=validate,
-    fake=fake,
+    fake=empty_output,
     prefer=prefer,
     autocast=autocast,
     dtypes=FLOATING,

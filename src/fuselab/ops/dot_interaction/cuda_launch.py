@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fuselab.ops._shared.dtypes import CUDA_NAMES
 from fuselab.ops._shared.matrices import row_readable
+from fuselab.ops._shared.saved import of_saved
+from fuselab.ops._shared.template_arguments import flags
 from fuselab.ops.dot_interaction import warp_launch
 from fuselab.ops.dot_interaction.layout import backward_of, forward_of, pair_count
 from fuselab.runtime import tuning
@@ -113,7 +115,7 @@ def _launch(
         sizes.append(i32(columns))
     CUDA.launch(
         f"{step}<{CUDA_NAMES[embeddings.dtype]}, {tables + 1}, {width}, {config.samples}, "
-        f"{'true' if aligned else 'false'}>",
+        f"{flags(aligned)}>",
         (ceil_div(batch, config.samples), 1, 1),
         (_THREADS, 1, 1),
         (*tensors, *sizes),
@@ -170,7 +172,4 @@ def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:
     return None
 
 
-def supports_backward(
-    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
-) -> str | None:
-    return supports(dense, embeddings, 0)
+supports_backward = of_saved(supports, 0, 0)  # without padding

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fuselab.errors import OperandError
-from fuselab.op import Cost, FusedOp, Gradient, Implementation
-from fuselab.ops._shared.cost import bytes_behind, bytes_of
-from fuselab.ops._shared.dense_and_embeddings import check_shapes
+from fuselab.op import Cost, FusedOp, Gradient
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
+from fuselab.ops._shared.dense_and_embeddings import autocast, check_shapes
 from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
-from fuselab.ops._shared.matrices import empty_gradients
+from fuselab.ops._shared.launched import launched
+from fuselab.ops._shared.saved import empty_like_saved
 from fuselab.ops.dot_interaction import cases, cpu_launch, cuda_launch, triton_launch
 from fuselab.ops.dot_interaction.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.dot_interaction.layout import empty_output, pair_count
@@ -33,29 +33,8 @@ def validate(dense: Tensor, embeddings: Tensor, padding: int) -> None:
         )
 
 
-def fake(dense: Tensor, embeddings: Tensor, padding: int) -> Tensor:
-    return empty_output(dense, embeddings, padding)
-
-
-def autocast(
-    autocast_dtype: torch.dtype, dense: Tensor, embeddings: Tensor, padding: int
-) -> tuple[Tensor, Tensor, int]:
-    """Cast as for a matrix product: everything but float64 to the autocast dtype."""
-    dense, embeddings = (
-        tensor if tensor.dtype == torch.float64 else tensor.to(autocast_dtype)
-        for tensor in (dense, embeddings)
-    )
-    return dense, embeddings, padding
-
-
 def save(output: Tensor, dense: Tensor, embeddings: Tensor, padding: int) -> tuple[Any, ...]:
     return dense, embeddings
-
-
-def fake_gradient(
-    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
-) -> tuple[Tensor | None, ...]:
-    return empty_gradients(needs, dense, embeddings)
 
 
 def prefer(dense: Tensor, embeddings: Tensor, padding: int) -> Sequence[str]:
@@ -73,10 +52,8 @@ def prefer_backward(
     return ("cuda", "triton") if dense.is_cuda else ("cpp",)
 
 
-def _unit(dtype: torch.dtype) -> str:
-    """Return the arithmetic of float32 for all but float64. 16-bit inputs are converted, or
-    multiplied at twice that rate or more, and memory is the limit in either case."""
-    return "fp64" if dtype == torch.float64 else "fp32"
+# The arithmetic is float32's for all but float64: 16-bit inputs are converted, or multiplied at
+# twice that rate or more, and memory is the limit in either case.
 
 
 def cost(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
@@ -88,7 +65,7 @@ def cost(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
         bytes_behind(dense, embeddings),
         batch * (width + pairs + padding) * dense.element_size(),
         2 * batch * pairs * width,
-        _unit(dense.dtype),
+        arithmetic_unit(dense.dtype),
     )
 
 
@@ -101,7 +78,7 @@ def cost_backward(dense: Tensor, embeddings: Tensor, padding: int) -> Cost:
         bytes_behind(dense, embeddings) + batch * (width + pairs) * dense.element_size(),
         bytes_of(dense, embeddings),
         4 * batch * pairs * width + dense.numel(),
-        _unit(dense.dtype),
+        arithmetic_unit(dense.dtype),
     )
 
 
@@ -109,29 +86,17 @@ OP = FusedOp(
     name="fuselab::dot_interaction",
     reference=reference,
     implementations={
-        "cuda": Implementation(
-            "cuda",
-            cuda_launch.forward,
-            cuda_launch.backward,
-            cuda_launch.supports,
-            cuda_launch.supports_backward,
-        ),
-        "triton": Implementation(
-            "cuda",
-            triton_launch.forward,
-            triton_launch.backward,
-            triton_launch.supports,
-            triton_launch.supports_backward,
-        ),
-        "cpp": Implementation("cpu", cpu_launch.forward, cpu_launch.backward),
+        "cuda": launched("cuda", cuda_launch),
+        "triton": launched("cuda", triton_launch),
+        "cpp": launched("cpu", cpu_launch),
     },
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
-    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
+    gradient=Gradient(save, gradient, empty_like_saved(0, 1), prefer_backward),
     draw=cases.draw,
     validate=validate,
-    fake=fake,
+    fake=empty_output,
     prefer=prefer,
     cpu_cases=cases.CPU_CASES,
     rewrites=tuple(rewrites()),

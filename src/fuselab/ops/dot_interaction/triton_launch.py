@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fuselab.ops._shared.saved import of_saved
 from fuselab.ops.dot_interaction import triton_kernels
 from fuselab.ops.dot_interaction.layout import backward_of, forward_of
 from fuselab.runtime import tuning
@@ -75,15 +76,8 @@ def forward(dense: Tensor, embeddings: Tensor, padding: int, output: Tensor) -> 
     launch(
         triton_kernels.forward,
         (ceil_div(batch, config.samples),),
-        dense,
-        embeddings,
-        output,
-        batch,
-        tables + 1,
-        width,
-        output.shape[1],
-        dense.stride(0),
-        *embeddings.stride()[:2],
+        *(dense, embeddings, output, batch, tables + 1, width, output.shape[1]),
+        *(dense.stride(0), *embeddings.stride()[:2]),
         **_constants(embeddings, config),
         EDGE=power_of_two(padding, 16) if padding else 0,
     )
@@ -98,16 +92,8 @@ def backward(
     launch(
         triton_kernels.backward,
         (ceil_div(batch, config.samples),),
-        grad_output,
-        dense,
-        embeddings,
-        *grads,
-        batch,
-        tables + 1,
-        width,
-        grad_output.stride(0),
-        dense.stride(0),
-        *embeddings.stride()[:2],
+        *(grad_output, dense, embeddings, *grads, batch, tables + 1, width),
+        *(grad_output.stride(0), dense.stride(0), *embeddings.stride()[:2]),
         **_constants(embeddings, config),
     )
 
@@ -129,7 +115,4 @@ def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:
     return None
 
 
-def supports_backward(
-    needs: Sequence[bool], grad_output: Tensor, dense: Tensor, embeddings: Tensor
-) -> str | None:
-    return supports(dense, embeddings, 0)
+supports_backward = of_saved(supports, 0, 0)  # without padding

@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselab.errors import ArgumentError
-from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.op import Cost, FusedOp, Gradient, Inputs, Rewrite
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.activations import spellings
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
-from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating, check_same_dtype
+from fuselab.ops._shared.dtypes import FLOATING, cast_operands, check_floating, check_same_dtype
+from fuselab.ops._shared.launched import launched
 from fuselab.ops._shared.matrices import check_linear_shapes, empty_output
+from fuselab.ops._shared.saved import save_layer
 from fuselab.ops.linear_activation import (
     cases,
     cublaslt_launch,
@@ -36,35 +38,6 @@ def validate(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     check_floating("linear_activation", input=input)
     check_same_dtype("linear_activation", input=input, weight=weight, bias=bias)
     check_linear_shapes("linear_activation", input, weight, bias)
-
-
-def fake(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return empty_output(input, weight)
-
-
-def autocast(
-    autocast_dtype: torch.dtype,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-) -> tuple[Any, ...]:
-    """Cast as ``F.linear`` under torch.autocast: all but float64, with the activation after it."""
-    return *(cast_floating(value, autocast_dtype) for value in (input, weight, bias)), activation
-
-
-def save(
-    output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
-) -> tuple[Any, ...]:
-    """Save the operands, and the output if the derivative is a function of it."""
-    derivative_of = activation_named(activation).derivative_of
-    return (
-        output if derivative_of == "output" else None,
-        input,
-        weight,
-        bias if derivative_of == "preactivation" else None,
-        activation,
-    )
 
 
 def fake_gradient(
@@ -140,11 +113,8 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     wants_gradient = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (input, weight, bias)
     )
-    if (
-        wants_gradient
-        and depth > 400
-        and activation_named(activation).derivative_of == "preactivation"
-    ):
+    recomputes = activation_named(activation).derivative_of == "preactivation"
+    if wants_gradient and depth > 400 and recomputes:
         return ("reference",)
     in_epilogue = activation == "identity" or (bias is not None and activation in EPILOGUES)
     if in_epilogue and depth >= _LIBRARY_DEPTH:
@@ -153,11 +123,7 @@ def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
 
 
 def prefer_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    input: Tensor,
-    *saved: Any,
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, input: Tensor, *saved: Any
 ) -> Sequence[str]:
     """Return Triton first up to a depth of 32, because CUDA's backward has one launch more
     (65536x13 -> 512 with the forward on an H200: 194 us for 234). Deeper products are the
@@ -200,32 +166,22 @@ OP = FusedOp(
     name="fuselab::linear_activation",
     reference=reference,
     implementations={
-        "triton": Implementation(
-            "cuda",
-            triton_launch.forward,
-            triton_launch.backward,
-            triton_launch.supports,
-            triton_launch.supports_backward,
-        ),
-        "cuda": Implementation(
-            "cuda", cuda_launch.forward, cuda_launch.backward, cuda_launch.supports
-        ),
-        "wgmma": Implementation(
-            "cuda", wgmma_launch.forward, wgmma_launch.backward, wgmma_launch.supports
-        ),
-        "cublaslt": Implementation("cuda", cublaslt_launch.forward, cublaslt_launch.backward),
+        "triton": launched("cuda", triton_launch),
+        "cuda": launched("cuda", cuda_launch),
+        "wgmma": launched("cuda", wgmma_launch),
+        "cublaslt": launched("cuda", cublaslt_launch),
     },
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
-    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
+    gradient=Gradient(save_layer, gradient, fake_gradient, prefer_backward),
     draw=cases.draw,
     validate=validate,
-    fake=fake,
+    fake=empty_output,
     prefer=prefer,
     rewrites=tuple(_rewrites()),
     peers={"addmm_activation": addmm_activation},
-    autocast=autocast,
+    autocast=cast_operands,
     dtypes=FLOATING,
     configs={
         "triton": triton_launch.configs,

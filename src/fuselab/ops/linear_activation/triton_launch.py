@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.grid import spread_rows
 from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.add_mul_activation.triton_launch import backward as pull_back
 from fuselab.ops.linear_activation.configs import SHALLOW_DEPTH, backward_tiles, forward_tiles, key
@@ -61,12 +62,10 @@ def forward(
     x = as_rows(input)
     (rows, depth), columns = x.shape, weight.shape[0]
     strides = (*x.stride(), *weight.stride(), 0 if bias is None else bias.stride(0))
-    constants: dict[str, Any] = {
-        "ACTIVATION": activation,
-        "PRECISION": input_precision(input.dtype),
-    }
     tile = tile or chosen(NAME, "triton", key(x, weight), forward_tiles(x, weight))
     down, across = ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)
+    precision = input_precision(input.dtype)
+    constants: dict[str, Any] = {"ACTIVATION": activation, "PRECISION": precision}
     constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
     if depth <= SHALLOW_DEPTH:
         programs = multiprocessors(input.device) * tile.programs
@@ -124,9 +123,7 @@ def backward(
     tile = chosen(NAME, "triton_backward", key(x, weight), backward_tiles(rows, columns))
     across = ceil_div(columns, tile.columns)
     programs = multiprocessors(grad.device) * tile.programs
-    workers = max(1, min(ceil_div(rows, tile.rows), programs // across))
-    rows_per_worker = ceil_div(ceil_div(rows, workers), tile.rows) * tile.rows
-    workers = ceil_div(rows, rows_per_worker)
+    workers, rows_per_worker = spread_rows(rows, tile.rows, programs // across)
     weight_sums = x.new_empty((workers, columns * depth), dtype=torch.float32)
     bias_sums = x.new_empty((workers, columns), dtype=torch.float64) if needs[2] else None
     launch(

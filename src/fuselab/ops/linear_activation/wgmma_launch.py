@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
-from fuselab.ops._shared.hopper import is_hopper
+from fuselab.ops._shared.hopper import clusters_at_a_time, is_hopper
 from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.linear_activation import cuda_launch
 from fuselab.ops.linear_activation.configs import sizes
@@ -71,19 +70,6 @@ def configs(input: Tensor, weight: Tensor, *rest: Any) -> Sequence[Config]:
     return candidates(rows, weight.shape[0], multiprocessors(input.device))
 
 
-@cache
-def _clusters_at_a_time(
-    source: CudaSource, expression: str, config: Config, device: torch.device
-) -> int:
-    """Return the clusters that the device can run at a time. Some multiprocessors stay idle if
-    those of a group (a GPC) are not a multiple of the cluster."""
-    if config.cluster == 1:
-        return multiprocessors(device)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    size = shared_bytes(config)
-    return source.active_clusters(expression, index, _THREADS, size, config.cluster)
-
-
 def supports(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str | None:
     if input.dtype not in CUDA_HALF_NAMES:
         return "it takes float16 and bfloat16"
@@ -138,8 +124,8 @@ def multiply(
         functor, CUDA_HALF_NAMES[output.dtype], config, columns % 8 == 0, kernel
     )
     tiles = ceil_div(rows, _ROWS * config.cluster) * ceil_div(columns, config.columns)
-    at_a_time = _clusters_at_a_time(source, expression, config, output.device)
-    clusters = min(tiles, max(1, at_a_time))
+    block = (_THREADS, shared_bytes(config), config.cluster)
+    clusters = min(tiles, max(1, clusters_at_a_time(source, expression, *block, output.device)))
     maps = []
     for left, right in pairs:
         maps.append(tensor_map(left, _ROWS, _DEPTH))

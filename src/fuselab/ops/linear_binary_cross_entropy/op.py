@@ -4,7 +4,8 @@ with a target."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,8 @@ from torch import Tensor
 from fuselab.errors import ShapeError, UnknownNameError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
-from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
+from fuselab.ops._shared.dtypes import FLOATING, cast_floating, cast_operands, check_floating
+from fuselab.ops._shared.saved import of_saved, save_arguments
 from fuselab.ops.linear_binary_cross_entropy import cases
 from fuselab.ops.linear_binary_cross_entropy.reference import gradient, reference
 from fuselab.ops.linear_sigmoid import cpu_launch, cuda_launch, layout, triton_launch
@@ -41,22 +43,12 @@ def fake(
     return layout.empty_output(input, target, layout.KINDS[reduction])
 
 
-def autocast(
-    autocast_dtype: torch.dtype,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    reduction: str,
-) -> tuple[Any, ...]:
+def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
     """Cast as torch.autocast does: the linear layer to its dtype, the target, and so the loss, to
     float32."""
-    operands = (cast_floating(value, autocast_dtype) for value in (input, weight, bias))
-    return *operands, cast_floating(target, torch.float32), reduction
-
-
-def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
-    return args
+    *operands, target, reduction = args
+    cast = cast_operands(autocast_dtype, *operands)
+    return *cast, cast_floating(target, torch.float32), reduction
 
 
 def fake_gradient(
@@ -71,38 +63,25 @@ def supports(
     return layout.refusal(input, target)
 
 
-def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> str | None:
-    return supports(*saved)
-
-
 def supports_cuda(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any
 ) -> str | None:
     return cuda_launch.supports(input, weight, target)
 
 
-def supports_backward_cuda(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> str | None:
-    return supports_cuda(*saved)
+def _implementation(
+    device: Literal["cuda", "cpu"], launcher: ModuleType, supports: Callable[..., str | None]
+) -> Implementation:
+    """Return the implementation by a launcher of linear_sigmoid, whose backward takes the target
+    before the other arguments."""
 
-
-Backward = Callable[..., tuple[Tensor | None, ...]]
-
-
-def _of_target(backward: Backward) -> Backward:
-    """Turn a backward of linear_sigmoid's launchers into one with this operator's arguments."""
-
-    def with_target(
-        needs: Sequence[bool],
-        grad_output: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        reduction: str,
+    def backward(
+        needs: Sequence[bool], grad_output: Tensor, *arguments: Any
     ) -> tuple[Tensor | None, ...]:
-        return (*backward(needs, grad_output, target, input, weight, bias, reduction), None)
+        *operands, target, reduction = arguments
+        return (*launcher.backward(needs, grad_output, target, *operands, reduction), None)
 
-    return with_target
+    return Implementation(device, launcher.forward, backward, supports, of_saved(supports))
 
 
 def cost(
@@ -131,16 +110,6 @@ def cost_backward(
         5 * input.numel() + input.shape[:-1].numel() * _FLOPS_PER_ROW,
         forward.unit,
     )
-
-
-def prefer(*rest: Any) -> Sequence[str]:
-    return layout.ON_GPU
-
-
-def prefer_backward(
-    needs: Sequence[bool], grad_output: Tensor, input: Tensor, *rest: Any
-) -> Sequence[str]:
-    return layout.IN_BACKWARD
 
 
 def regime(
@@ -172,36 +141,18 @@ OP = FusedOp(
     name="fuselab::linear_binary_cross_entropy",
     reference=reference,
     implementations={
-        "triton": Implementation(
-            "cuda",
-            triton_launch.forward,
-            _of_target(triton_launch.backward),
-            supports,
-            supports_backward,
-        ),
-        "cuda": Implementation(
-            "cuda",
-            cuda_launch.forward,
-            _of_target(cuda_launch.backward),
-            supports_cuda,
-            supports_backward_cuda,
-        ),
-        "cpp": Implementation(
-            "cpu",
-            cpu_launch.forward,
-            _of_target(cpu_launch.backward),
-            supports,
-            supports_backward,
-        ),
+        "triton": _implementation("cuda", triton_launch, supports),
+        "cuda": _implementation("cuda", cuda_launch, supports_cuda),
+        "cpp": _implementation("cpu", cpu_launch, supports),
     },
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
     gradient=Gradient(
-        save,
+        save_arguments,
         gradient,
         fake_gradient,
-        prefer_backward,
+        lambda *args: layout.BACKWARD_ORDER,
         frozen={
             "target": "detach it, or spell F.binary_cross_entropy_with_logits of F.linear yourself"
         },
@@ -209,7 +160,7 @@ OP = FusedOp(
     draw=cases.draw,
     validate=validate,
     fake=fake,
-    prefer=prefer,
+    prefer=lambda *args: layout.ORDER,
     regime=regime,
     cpu_cases=cases.CPU_CASES,
     rewrites=tuple(_rewrites()),

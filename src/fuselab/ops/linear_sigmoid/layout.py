@@ -144,5 +144,5 @@ def backward_of(
 
 
 # The order on a GPU, forward and backward: CUDA was the fastest at 65536x256 on an H200.
-ON_GPU = ("cuda", "triton")
-IN_BACKWARD = (*ON_GPU, "cpp")
+ORDER = ("cuda", "triton")
+BACKWARD_ORDER = (*ORDER, "cpp")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.op import Cost, FusedOp, Gradient, Inputs, Rewrite
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
-from fuselab.ops._shared.dtypes import FLOATING, cast_floating
+from fuselab.ops._shared.dtypes import FLOATING, cast_operands
+from fuselab.ops._shared.launched import launched
+from fuselab.ops._shared.saved import of_saved
 from fuselab.ops.linear_sigmoid import cases, cpu_launch, cuda_launch, layout, triton_launch
 from fuselab.ops.linear_sigmoid.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.linear_sigmoid.reference import gradient, reference
@@ -28,31 +29,15 @@ def fake(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return layout.empty_output(input, None, "sigmoid")
 
 
-def autocast(
-    autocast_dtype: torch.dtype, input: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Any, ...]:
-    """Cast as ``F.linear`` does under torch.autocast; the sigmoid stays in that dtype."""
-    return tuple(cast_floating(value, autocast_dtype) for value in (input, weight, bias))
-
-
 def save(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
     return output, input, weight
-
-
-def fake_gradient(
-    needs: Sequence[bool], grad_output: Tensor, output: Tensor, input: Tensor, weight: Tensor
-) -> tuple[Tensor | None, ...]:
-    return layout.empty_gradients(needs, input)
 
 
 def supports(input: Tensor, *rest: Any) -> str | None:
     return layout.refusal(input)
 
 
-def supports_backward(
-    needs: Sequence[bool], grad_output: Tensor, output: Tensor, *saved: Any
-) -> str | None:
-    return supports(*saved)
+_SUPPORTED = {"supports": supports, "supports_backward": of_saved(supports, 1)}
 
 
 def cost(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
@@ -78,14 +63,6 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
     )
 
 
-def prefer(input: Tensor, weight: Tensor, bias: Tensor | None) -> Sequence[str]:
-    return layout.ON_GPU
-
-
-def prefer_backward(*rest: Any) -> Sequence[str]:
-    return layout.IN_BACKWARD
-
-
 def _rewrites() -> Iterator[Rewrite]:
     def spelt(sigmoid: Callable[[Tensor], Tensor]) -> Iterator[Rewrite]:
         yield Rewrite(
@@ -105,30 +82,25 @@ OP = FusedOp(
     name="fuselab::linear_sigmoid",
     reference=reference,
     implementations={
-        "triton": Implementation(
-            "cuda", triton_launch.forward, triton_launch.backward, supports, supports_backward
-        ),
-        "cuda": Implementation(
-            "cuda",
-            cuda_launch.forward,
-            cuda_launch.backward,
-            cuda_launch.supports,
-            cuda_launch.supports_backward,
-        ),
-        "cpp": Implementation(
-            "cpu", cpu_launch.forward, cpu_launch.backward, supports, supports_backward
-        ),
+        "triton": launched("cuda", triton_launch, **_SUPPORTED),
+        "cuda": launched("cuda", cuda_launch),
+        "cpp": launched("cpu", cpu_launch, **_SUPPORTED),
     },
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
-    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
+    gradient=Gradient(
+        save,
+        gradient,
+        lambda needs, grad_output, *saved: layout.empty_gradients(needs, saved[1]),
+        lambda *args: layout.BACKWARD_ORDER,
+    ),
     draw=cases.draw,
     validate=validate,
     fake=fake,
-    prefer=prefer,
+    prefer=lambda *args: layout.ORDER,
     cpu_cases=cases.CPU_CASES,
     rewrites=tuple(_rewrites()),
-    autocast=autocast,
+    autocast=cast_operands,  # as F.linear; the sigmoid stays in that dtype
     dtypes=FLOATING,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fuselab.ops._shared.grid import spread_rows
 from fuselab.ops.linear_sigmoid.layout import Rows, backward_of, forward_of
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -23,14 +24,6 @@ def _tile(depth: int) -> tuple[int, int]:
     """Return the rows and the depth of a tile. There are seven shapes, for each one is compiled."""
     along = max(16, min(power_of_two(depth), WHOLE_DEPTH))
     return TILE // along, along
-
-
-def _spread(rows: int, tile: int, programs: int) -> tuple[int, int]:
-    """Return the number of workers, at most ``programs``, and the rows of each, a multiple of
-    ``tile``."""
-    workers = max(1, min(ceil_div(rows, tile), programs))
-    per_worker = ceil_div(ceil_div(rows, workers), tile) * tile
-    return ceil_div(rows, per_worker), per_worker
 
 
 def _programs(device: torch.device) -> int:
@@ -60,7 +53,7 @@ def _per_row(
     tile, along = _tile(of.depth)
     # Without sums over rows a program has one tile, and the scheduler balances the programs.
     programs = _programs(of.input.device) if kind == "loss" else of.rows
-    workers, per_worker = _spread(of.rows, tile, programs)
+    workers, per_worker = spread_rows(of.rows, tile, programs)
     sums = of.input.new_empty((workers, 1), dtype=torch.float64) if kind == "loss" else None
     launch(
         kernels.forward,
@@ -103,7 +96,7 @@ def backward(of: Rows, upstream: Tensor, kept: Tensor, grads: tuple[Tensor | Non
     tile, along = _tile(of.depth)
     across = ceil_div(of.depth, along)
     programs = max(1, _programs(of.input.device) // across)
-    workers, per_worker = _spread(of.rows, tile, programs)
+    workers, per_worker = spread_rows(of.rows, tile, programs)
     weight_sums = bias_sums = None
     if grad_weight is not None:
         weight_sums = of.input.new_empty((workers, of.depth), dtype=torch.float32)

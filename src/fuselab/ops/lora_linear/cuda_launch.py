@@ -8,7 +8,6 @@ bfloat16 268 MB, 63 us at 4.3 TB/s.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
+from fuselab.ops._shared.hopper import clusters_at_a_time, has_clusters
 from fuselab.ops._shared.matrices import as_rows
 from fuselab.ops.lora_linear import triton_launch, wgmma_launch
 from fuselab.ops.lora_linear.operands import Layer
@@ -92,7 +92,7 @@ def supports(
         return "it takes K and N in multiples of 8"
     if _cluster(*weight.shape) > MOST_CLUSTER:
         return f"it takes K and N up to {MOST_CLUSTER * _BLOCK_COLUMNS}"
-    if torch.cuda.get_device_capability(input.device) < (9, 0):
+    if not has_clusters(input.device):
         return "it needs a GPU with clusters (compute capability 9.0)"
     return None
 
@@ -109,24 +109,8 @@ def supports_backward(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -
     return None
 
 
-@cache
-def _clusters_at_a_time(
-    expression: str, block_bytes: int, cluster: int, device: torch.device
-) -> int:
-    """Return the clusters that the device can run at a time. Some multiprocessors stay idle if
-    those of a group (a GPC) are not a multiple of the cluster."""
-    if cluster == 1:
-        return multiprocessors(device)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return CUDA.active_clusters(expression, index, _THREADS, block_bytes, cluster)
-
-
 def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    input: Tensor,
-    *arguments: Any,
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, input: Tensor, *saved: Any
 ) -> triton_launch.Gradients:
     """Return the gradients of input, lora_a and lora_b, None for the frozen tensors.
 
@@ -134,7 +118,7 @@ def backward(
     the pre-activation), and float32 parts of the gradients of A and B for every cluster that fits
     the GPU.
     """
-    layer = Layer(*arguments)
+    layer = Layer(*saved)
     weight, _, lora_a, lora_b, scale, activation = layer
     x, upstream = as_rows(input), as_rows(grad_output)
     if x.shape[0] == 0:
@@ -148,10 +132,9 @@ def backward(
     element = CUDA_HALF_NAMES[x.dtype]
     scale_type, scale_argument = _scale(scale)
     expression = _expression(activation, element, scale_type, cluster, rank_blocks)
-    clusters = min(
-        ceil_div(rows, _TILE_ROWS),
-        max(1, _clusters_at_a_time(expression, block_bytes, cluster, x.device)),
-    )
+    block = (_THREADS, block_bytes, cluster)
+    at_a_time = max(1, clusters_at_a_time(CUDA, expression, *block, x.device))
+    clusters = min(ceil_div(rows, _TILE_ROWS), at_a_time)
 
     writes = needs[0] and of_saved is not None
     pulled = upstream.new_empty((rows, columns)) if writes else None

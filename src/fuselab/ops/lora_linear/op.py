@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ShapeError
-from fuselab.op import Cost, FusedOp, Gradient, Implementation
+from fuselab.op import Cost, FusedOp, Gradient
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
-from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtype
+from fuselab.ops._shared.dtypes import FLOATING, cast_operands, check_floating, check_same_dtype
+from fuselab.ops._shared.launched import launched
 from fuselab.ops._shared.matrices import check_linear_shapes, empty_gradients, empty_output
+from fuselab.ops._shared.saved import save_layer
 from fuselab.ops.lora_linear import cases, configs, cuda_launch, triton_launch, wgmma_launch
 from fuselab.ops.lora_linear.operands import Layer
 from fuselab.ops.lora_linear.reference import gradient, in_place, reference
@@ -49,34 +51,10 @@ def validate(
         )
 
 
-def fake(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return empty_output(input, weight)
-
-
 def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
-    """Cast as F.linear under torch.autocast: every floating tensor but float64 and 0-d ones."""
-
-    def cast(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dtype == torch.float64 or value.dim() == 0:
-            return value
-        return value.to(autocast_dtype) if value.is_floating_point() else value
-
-    return tuple(cast(value) for value in args)
-
-
-def save(
-    output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
-) -> tuple[Any, ...]:
-    """Save the operands, the output if the derivative is a function of it, and the bias only if the
-    pre-activation is computed again."""
-    derivative_of = activation_named(rest[-1]).derivative_of
-    return (
-        output if derivative_of == "output" else None,
-        input,
-        weight,
-        bias if derivative_of == "preactivation" else None,
-        *rest,
-    )
+    """Cast as F.linear under torch.autocast; the scale, which may be a tensor, stays as it is."""
+    *tensors, scale, activation = args
+    return *cast_operands(autocast_dtype, *tensors), scale, activation
 
 
 def fake_gradient(
@@ -119,15 +97,11 @@ def prefer(input: Tensor, *arguments: Any) -> Sequence[str]:
 
 
 def prefer_backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    input: Tensor,
-    *arguments: Any,
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, input: Tensor, *saved: Any
 ) -> Sequence[str]:
     """Return the same order as ``prefer`` for the layer."""
-    layer = Layer(*arguments)
-    return _order(input, layer.weight, layer.lora_a)
+    weight, _, lora_a, *_ = saved
+    return _order(input, weight, lora_a)
 
 
 def _order(input: Tensor, weight: Tensor, lora_a: Tensor) -> Sequence[str]:
@@ -185,24 +159,18 @@ OP = FusedOp(
     name=wgmma_launch.OP_NAME,
     reference=reference,
     implementations={
-        "triton": Implementation(
-            "cuda", triton_launch.forward, triton_launch.backward, supports, supports_backward
+        "triton": launched(
+            "cuda", triton_launch, supports=supports, supports_backward=supports_backward
         ),
         # Hopper's matrix unit for the products, and one pass for all other gradients.
-        "cuda": Implementation(
-            "cuda",
-            wgmma_launch.forward,
-            cuda_launch.backward,
-            cuda_launch.supports,
-            cuda_launch.supports_backward,
-        ),
+        "cuda": launched("cuda", cuda_launch, forward=wgmma_launch.forward),
     },
     configs={"cuda_backward": cuda_launch.configs},
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
     gradient=Gradient(
-        save,
+        save_layer,
         gradient,
         fake_gradient,
         prefer=prefer_backward,
@@ -210,7 +178,7 @@ OP = FusedOp(
     ),
     draw=cases.draw,
     validate=validate,
-    fake=fake,
+    fake=empty_output,
     prefer=prefer,
     rewrites=tuple(rewrites()),
     autocast=autocast,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.activations import activation as activation_named
+from fuselab.ops._shared.grid import spread_rows
 from fuselab.ops._shared.matrices import as_rows, empty_output
 from fuselab.ops.lora_linear import configs
 from fuselab.ops.lora_linear.operands import Layer
@@ -151,9 +152,7 @@ def _reduce(
     block_rows = power_of_two(rows, 16, config.rows)
     across, deep = ceil_div(columns, block_columns), ceil_div(rank, block_rank)
     programs = multiprocessors(upstream.device) * config.programs
-    workers = max(1, min(ceil_div(rows, block_rows), programs // (across * deep)))
-    rows_per_worker = ceil_div(ceil_div(rows, workers), block_rows) * block_rows
-    workers = ceil_div(rows, rows_per_worker)
+    workers, rows_per_worker = spread_rows(rows, block_rows, programs // (across * deep))
     grad, row_parts, column_parts = None, None, None
     if saved is not None and keeps_grad:
         grad = upstream.new_empty((rows, columns))
@@ -237,18 +236,14 @@ def without_rows(needs: Sequence[bool], input: Tensor, layer: Layer) -> Gradient
 
 
 def backward(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    input: Tensor,
-    *arguments: Any,
+    needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, input: Tensor, *rest: Any
 ) -> Gradients:
     """Return the gradients of input, lora_a and lora_b, None for the frozen tensors.
 
     The workspace is S, its gradient, the pre-activation's gradient (and for gelu, gelu_tanh and
     silu the pre-activation), and the parts of ``_reduce``.
     """
-    layer = Layer(*arguments)
+    layer = Layer(*rest)
     weight, bias, lora_a, lora_b, scale, activation = layer
     needs_input, _, _, needs_a, needs_b = needs
     grad_input = grad_a = grad_b = None

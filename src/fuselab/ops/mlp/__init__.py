@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Inputs, tensors_in
+from fuselab.ops._shared.dtypes import cast_operands
 from fuselab.ops.mlp import layers_launch
-from fuselab.ops.mlp.op import OP, autocast, validate
+from fuselab.ops.mlp.op import OP, validate
 from fuselab.runtime.dispatch import check_types, operator
 
 _operator = operator(OP)
@@ -32,7 +33,7 @@ def mlp(*args: Any, implementation: str = "auto", **named: Any) -> Tensor:
             check_types(OP, bound)
         device = bound[0].device.type
         if device != "meta" and torch.is_autocast_enabled(device):  # it raises for meta
-            validate(*autocast(torch.get_autocast_dtype(device), *bound))
+            validate(*cast_operands(torch.get_autocast_dtype(device), *bound))
         else:
             validate(*bound)
         return layers_launch.forward(*bound)

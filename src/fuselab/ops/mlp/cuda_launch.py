@@ -74,7 +74,8 @@ def candidates(
     return tuple(sorted(found, key=order))
 
 
-def _candidates(input: Tensor, weights: Sequence[Tensor]) -> Sequence[Config]:
+def configs(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Sequence[Config]:
+    """Return ``candidates`` for these arguments."""
     return candidates(
         input.shape[:-1].numel(),
         (weights[0].shape[1], *(weight.shape[0] for weight in weights)),
@@ -82,11 +83,6 @@ def _candidates(input: Tensor, weights: Sequence[Tensor]) -> Sequence[Config]:
         shared_bytes(input.device),
         input.is_cuda and has_clusters(input.device),
     )
-
-
-def configs(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Sequence[Config]:
-    """Return ``candidates`` for these arguments."""
-    return _candidates(input, weights)
 
 
 def supports(
@@ -104,9 +100,15 @@ def supports(
         return "a row of a weight is not contiguous"
     if any(bias.dim() == 1 and bias.numel() > 1 and bias.stride(0) != 1 for bias in biases):
         return "a bias is not contiguous"
-    if not _candidates(input, weights):
+    if not configs(input, weights):
         return "16 rows of the widest layers are more than its shared memory"
     return None
+
+
+def empty_output(input: Tensor, weights: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+    """Return a new, uninitialised output: ``(..., N)`` of the last layer."""
+    shape = (*input.shape[:-1], weights[-1].shape[0])
+    return input.new_empty(shape, dtype=dtype or weights[0].dtype)
 
 
 def forward(
@@ -120,14 +122,13 @@ def forward(
 ) -> Tensor:
     """Compute all layers in one launch; ``config`` replaces the tuned or default tile."""
     own = weights[0].dtype
-    shape = (*input.shape[:-1], weights[-1].shape[0])
-    output = input.new_empty(shape, dtype=dtype or own)
+    output = empty_output(input, weights, dtype)
     if output.numel() == 0:
         return output
     x = as_rows(input)
     depths = [weight.shape[1] for weight in weights]
     key = (own, x.shape[0], *depths, weights[-1].shape[0])
-    config = config or chosen(NAME, "cuda", key, _candidates(input, weights))
+    config = config or chosen(NAME, "cuda", key, configs(input, weights))
     expression = _expression(
         activation_named(activation).functor,
         activation_named(output_activation).functor,

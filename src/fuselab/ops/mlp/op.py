@@ -12,8 +12,10 @@ from fuselab.errors import DtypeError, OperandError, ShapeError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, product_unit
-from fuselab.ops._shared.dtypes import FLOATING, cast_floating, check_floating
+from fuselab.ops._shared.dtypes import FLOATING, cast_operands, check_floating
+from fuselab.ops._shared.launched import launched
 from fuselab.ops._shared.matrices import empty_gradients
+from fuselab.ops._shared.saved import save_arguments
 from fuselab.ops.mlp import cases, cuda_launch, layers_launch
 from fuselab.ops.mlp.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.mlp.reference import gradient, names_of, reference
@@ -21,17 +23,8 @@ from fuselab.ops.mlp.reference import gradient, names_of, reference
 __all__ = ["CUDA", "CUDA_EXPRESSIONS", "MOST_ROWS", "OP"]
 
 
-def _check_layers(
-    input: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    activation: str,
-    output_activation: str,
-    dtype: torch.dtype | None,
-) -> None:
-    """Raise UnknownNameError, OperandError or ShapeError for bad names, counts or shapes."""
-    activation_named(activation)
-    activation_named(output_activation)
+def _check_layers(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+    """Raise OperandError or ShapeError for bad counts or shapes."""
     if not weights:
         raise OperandError("mlp: 'weights' is empty; expected one weight or more.")
     if biases and len(biases) != len(weights):
@@ -64,7 +57,9 @@ def validate(
     output_activation: str,
     dtype: torch.dtype | None,
 ) -> None:
-    _check_layers(input, weights, biases, activation, output_activation, dtype)
+    activation_named(activation)
+    activation_named(output_activation)
+    _check_layers(input, weights, biases)
     own = weights[0].dtype
     check_floating("mlp", **{"weights[0]": own})
     for name, tensors in (("weights", weights), ("biases", biases)):
@@ -86,36 +81,8 @@ def validate(
         )
 
 
-def fake(
-    input: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    activation: str,
-    output_activation: str,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    shape = (*input.shape[:-1], weights[-1].shape[0])
-    return input.new_empty(shape, dtype=dtype or weights[0].dtype)
-
-
-def autocast(
-    autocast_dtype: torch.dtype,
-    input: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    *rest: Any,
-) -> tuple[Any, ...]:
-    """Cast as for a chain of ``F.linear``: all but float64 to autocast's dtype; ``dtype`` stays."""
-
-    def cast(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        return tuple(cast_floating(tensor, autocast_dtype) for tensor in tensors)
-
-    return *cast([input]), cast(weights), cast(biases), *rest
-
-
-def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
-    """Save the arguments, for no hidden activation was kept."""
-    return args
+def fake(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Tensor:
+    return cuda_launch.empty_output(input, weights, rest[-1])
 
 
 def fake_gradient(
@@ -181,21 +148,16 @@ def cost(
 def cost_backward(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Cost:
     """Return the least traffic: upstream gradient, input and weights read once, every gradient
     written once. The layers are computed once more, and two products for each."""
-    forward = cost(input, weights, *rest)
-    operands = bytes_behind(input, *weights)
-    return Cost(
-        forward.bytes_written + operands,
-        operands + bytes_behind(*rest[0]),
-        3 * forward.flops,
-        forward.unit,
-    )
+    forward, operands = cost(input, weights, *rest), bytes_behind(input, *weights)
+    written = operands + bytes_behind(*rest[0])
+    return Cost(forward.bytes_written + operands, written, 3 * forward.flops, forward.unit)
 
 
 OP = FusedOp(
     name="fuselab::mlp",
     reference=reference,
     implementations={
-        "cuda": Implementation("cuda", cuda_launch.forward, supports=cuda_launch.supports),
+        "cuda": launched("cuda", cuda_launch),
         "layers": Implementation("cuda", layers_launch.forward),
         "triton": Implementation(
             "cuda", layers_launch.forward_triton, supports=layers_launch.supports_triton
@@ -204,12 +166,13 @@ OP = FusedOp(
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
-    gradient=Gradient(save, gradient, fake_gradient),
+    # No hidden activation is kept.
+    gradient=Gradient(save_arguments, gradient, fake_gradient),
     draw=cases.draw,
     validate=validate,
     fake=fake,
     prefer=prefer,
-    autocast=autocast,
+    autocast=cast_operands,
     dtypes=FLOATING,
     configs={"cuda": cuda_launch.configs},
 )
