@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,15 +46,10 @@ def forward_configs(
 
 
 def backward_configs(
-    candidates: Candidates,
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
+    candidates: Candidates, needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> Sequence[Config]:
-    """Return the same for the backward's arguments."""
-    return _configs(candidates, "backward", output, dim, input_dtype)
+    """Return the same for the backward's arguments: the output, dim and the input's dtype."""
+    return _configs(candidates, "backward", *saved)
 
 
 def _configs(

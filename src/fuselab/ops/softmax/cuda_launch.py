@@ -220,12 +220,7 @@ def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tupl
     return cuda_candidates(step, itemsize, width, _largest_cluster(width, device))
 
 
-def _launch(
-    step: str,
-    form: Form,
-    rows: Rows,
-    tensors: tuple[Tensor, ...],
-) -> None:
+def _launch(step: str, form: Form, rows: Rows, tensors: tuple[Tensor, ...]) -> None:
     """Launch the kernels of one step; their arguments are the tensors, then the rows' layout."""
     types = (*_form(step, form, tensors), *(CUDA_NAMES[tensors[i].dtype] for i in (0, -1)))
     vectors = _vectors(step, rows, tensors)
@@ -237,24 +232,17 @@ def _launch(
         index = "int64_t" if rows.widest_offset >= 2**30 else "int32_t"
         expression = _instance(f"{step}_columns", *types, elements, lanes, warps, across, index)
         block, per_block = (warps * 32, lanes) if warps else (_NARROW_BLOCK, _NARROW_BLOCK * across)
-        grid = ceil_div(rows.rows, per_block)
-        CUDA.launch(
-            expression,
-            (grid, 1, 1),
-            (block, 1, 1),
-            (*tensors, i64(rows.rows), i64(rows.width), *places),
-        )
+        grid = (ceil_div(rows.rows, per_block), 1, 1)
+        count, width = i64(rows.rows), i64(rows.width)
+        CUDA.launch(expression, grid, (block, 1, 1), (*tensors, count, width, *places))
         return
     config = chosen("cuda", _configs, step, form, rows, tensors)
     if "cluster" in config:
         block = config.threads if config.threads > 32 else _NARROW_BLOCK
-        grid = ceil_div(rows.rows * config.threads * config.cluster, block)
-        CUDA.launch(
-            _resident(step, types, vectors, config),
-            (grid, 1, 1),
-            (block, 1, 1),
-            (*tensors, i64(rows.rows), i32(rows.width), *places),
-        )
+        grid = (ceil_div(rows.rows * config.threads * config.cluster, block), 1, 1)
+        expression = _resident(step, types, vectors, config)
+        count, short = i64(rows.rows), i32(rows.width)
+        CUDA.launch(expression, grid, (block, 1, 1), (*tensors, count, short, *places))
         return
     length = config.piece * ceil_div(rows.width, config.piece * _MOST_PIECES)
     pieces = ceil_div(rows.width, length)
@@ -264,17 +252,10 @@ def _launch(
     dtype = torch.float64 if accumulated.dtype == torch.float64 else torch.float32
     of_piece = torch.empty((rows.rows, pieces, values), dtype=dtype, device=accumulated.device)
     sizes = (i64(rows.width), i32(pieces), i64(length), *places)
-    for expression, arguments in zip(
-        _in_pieces(step, types, vectors, rows.width, config),
-        ((*tensors[:-1], of_piece), (*tensors, of_piece)),
-        strict=True,
-    ):
-        CUDA.launch(
-            expression,
-            (rows.rows * pieces, 1, 1),
-            (config.threads, 1, 1),
-            (*arguments, *sizes),
-        )
+    grid, threads = (rows.rows * pieces, 1, 1), (config.threads, 1, 1)
+    read, apply = _in_pieces(step, types, vectors, rows.width, config)
+    CUDA.launch(read, grid, threads, (*tensors[:-1], of_piece, *sizes))
+    CUDA.launch(apply, grid, threads, (*tensors, of_piece, *sizes))
 
 
 def _move_in_pairs(rows: Rows, tensors: tuple[Tensor, ...]) -> bool:

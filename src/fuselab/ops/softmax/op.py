@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
@@ -14,12 +13,11 @@ from torch import Tensor
 
 from fuselab.errors import DimensionError, UnsupportedDtypeError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation, Inputs, Rewrite
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
 from fuselab.ops._shared.dtypes import FLOATING
+from fuselab.ops._shared.launched import launched
 from fuselab.ops.softmax import cases, cpu_launch, cuda_launch, reference, triton_launch
-from fuselab.ops.softmax.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.softmax.layout import Form, empty_output, neighbours
-
-__all__ = ["CUDA", "CUDA_EXPRESSIONS", "IN_PLACE", "LOG_SOFTMAX", "LOG_SOFTMAX_IN_PLACE", "OP"]
 
 
 def validates(form: Form) -> Callable[..., None]:
@@ -80,31 +78,17 @@ def are_narrow_columns(tensor: Tensor, dim: int) -> bool:
 def cost(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Cost:
     """Return the least traffic, the input read once and the output written once. The arithmetic is
     maximum, difference, exp, sum, and softmax's product or log_softmax's second difference."""
-    output_dtype = dtype or input.dtype
-    return Cost(
-        _distinct(input) * input.element_size(),
-        input.numel() * output_dtype.itemsize,
-        5 * input.numel(),
-        "fp64" if output_dtype == torch.float64 else "fp32",
-    )
+    output_dtype, numel = dtype or input.dtype, input.numel()
+    written = numel * output_dtype.itemsize
+    return Cost(bytes_behind(input), written, 5 * numel, arithmetic_unit(output_dtype))
 
 
 def cost_backward(input: Tensor, dim: int, dtype: torch.dtype | None) -> Cost:
     """Return the least traffic, upstream gradient and output read once and the gradient written
     once, and four operations per element."""
-    output_dtype = dtype or input.dtype
-    return Cost(
-        2 * input.numel() * output_dtype.itemsize,
-        input.numel() * input.element_size(),
-        4 * input.numel(),
-        "fp64" if output_dtype == torch.float64 else "fp32",
-    )
-
-
-def _distinct(tensor: Tensor) -> int:
-    """Return the number of elements in memory; an expanded dimension has one."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return math.prod(size if stride else min(size, 1) for size, stride in pairs)
+    output_dtype, numel = dtype or input.dtype, input.numel()
+    read, written = 2 * numel * output_dtype.itemsize, numel * input.element_size()
+    return Cost(read, written, 4 * numel, arithmetic_unit(output_dtype))
 
 
 def regime(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> str:
@@ -198,12 +182,9 @@ def _minus_logsumexp(input: Tensor, dim: int) -> Tensor:
 def _implementation(
     device: Literal["cuda", "cpu"], launcher: ModuleType, form: Form, in_place: bool
 ) -> Implementation:
-    supports = {"supports": launcher.supports} if hasattr(launcher, "supports") else {}
-    if in_place:
-        forward = partial(launcher.forward_in_place, form=form)
-        return Implementation(device, forward, **supports)
-    steps = (partial(step, form=form) for step in (launcher.forward, launcher.backward))
-    return Implementation(device, *steps, **supports)
+    forward = launcher.forward_in_place if in_place else launcher.forward
+    backward = None if in_place else partial(launcher.backward, form=form)
+    return launched(device, launcher, forward=partial(forward, form=form), backward=backward)
 
 
 def _declared(form: Form, in_place: bool, **particular: Any) -> FusedOp:

@@ -55,10 +55,8 @@ def softmax_backward(
 ) -> tuple[Tensor | None, ...]:
     """Return output * (grad_output - sum(grad_output * output)) along ``dim``, in the input's
     dtype."""
-    if not needs[0]:
-        return (None,)
-    grad = torch.ops.aten._softmax_backward_data(grad_output, output, dim, output.dtype)
-    return (grad.to(input_dtype),)
+    by = torch.ops.aten._softmax_backward_data
+    return (by(grad_output, output, dim, output.dtype).to(input_dtype) if needs[0] else None,)
 
 
 def naive_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
@@ -119,10 +117,8 @@ def log_softmax_backward(
     input_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """Return grad_output - exp(output) * sum(grad_output) along ``dim``, in the input's dtype."""
-    if not needs[0]:
-        return (None,)
-    grad = torch.ops.aten._log_softmax_backward_data(grad_output, output, dim, output.dtype)
-    return (grad.to(input_dtype),)
+    by = torch.ops.aten._log_softmax_backward_data
+    return (by(grad_output, output, dim, output.dtype).to(input_dtype) if needs[0] else None,)
 
 
 def naive_log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -84,26 +85,18 @@ def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tupl
     return triton_candidates(step, width)
 
 
-def _launch(
-    step: str,
-    form: Form,
-    rows: Rows,
-    tensors: tuple[Tensor, ...],
-) -> None:
-    log = form == "log_softmax"
+def _launch(step: str, form: Form, rows: Rows, tensors: tuple[Tensor, ...]) -> None:
     places = (rows.inner_count, rows.outer_stride, rows.inner_stride, rows.dim_stride)
     double = max(tensor.element_size() for tensor in tensors) == 8
-    accumulator = "float64" if double else "float32"
+    accumulator = tl.float64 if double else tl.float32
+    how: dict[str, Any] = {"LOG": form == "log_softmax", "ACCUMULATOR": accumulator}
     if rows.columns:
         resident, block, columns = triton_columns(rows)
         launch(
             getattr(triton_kernels, f"{step}_columns"),
             (rows.outer_count * ceil_div(rows.inner_count, columns),),
-            *tensors,
-            rows.width,
-            *places,
-            LOG=log,
-            ACCUMULATOR=getattr(tl, accumulator),
+            *(*tensors, rows.width, *places),
+            **how,
             INDEX=_triton_index(rows.widest_offset),
             RESIDENT=resident,
             BLOCK=block,
@@ -116,12 +109,8 @@ def _launch(
         launch(
             getattr(triton_kernels, f"{step}_rows"),
             (ceil_div(rows.rows, config.rows),),
-            *tensors,
-            rows.rows,
-            rows.width,
-            *places,
-            LOG=log,
-            ACCUMULATOR=getattr(tl, accumulator),
+            *(*tensors, rows.rows, rows.width, *places),
+            **how,
             ROWS=config.rows,
             BLOCK=power_of_two(rows.width),
             num_warps=config.warps,
@@ -130,11 +119,8 @@ def _launch(
     launch(
         getattr(triton_kernels, f"{step}_looped"),
         (rows.rows,),
-        *tensors,
-        rows.width,
-        *places,
-        LOG=log,
-        ACCUMULATOR=getattr(tl, accumulator),
+        *(*tensors, rows.width, *places),
+        **how,
         INDEX=_triton_index(rows.width * max(rows.dim_stride, 1)),
         BLOCK=config.looped,
         num_warps=config.warps,
