@@ -29,7 +29,6 @@ _GELU_CUBIC = 0.044715
 class Activation:
     """One activation function.
 
-    ``function`` maps a pre-activation to the output. ``pullback(grad, saved)`` is the gradient of
     ``function`` maps a pre-activation to the output. ``pullback(grad, saved)`` returns the gradient
     of the pre-activation; ``derivative_of`` says what ``saved`` is: the ``"output"``, the
     ``"preactivation"`` or ``"nothing"``. ``functor`` is the activation's name in ``activations.h``.
@@ -53,6 +52,22 @@ def activation(name: str) -> Activation:
         return ACTIVATIONS[name]
     except (KeyError, TypeError):
         raise UnknownNameError("activation", name, ACTIVATIONS) from None
+
+
+def pulled_back(
+    name: str, grad_output: Tensor, output: Tensor | None, preactivation: Callable[[], Tensor]
+) -> Tensor:
+    """Return the gradient of the pre-activation, in float32, or in float64 if the upstream gradient
+    is. ``output`` is given if the derivative is a function of it; ``preactivation()`` is called if
+    the derivative needs it."""
+    entry = activation(name)
+    arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
+    saved = grad_output
+    if output is not None:
+        saved = output.to(arithmetic)
+    elif entry.derivative_of == "preactivation":
+        saved = preactivation().to(arithmetic)
+    return entry.pullback(grad_output.to(arithmetic), saved)
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -79,30 +79,16 @@ def prefer(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[
     return ("cuda", "triton") if columns <= MOST_COLUMNS else ("reference",)
 
 
-def unchanged(
-    grad_output: Tensor,
-    input_shape: Sequence[int],
-    other_shape: Sequence[int],
-    input_dtype: torch.dtype,
-    other_dtype: torch.dtype,
-) -> tuple[bool, bool]:
+def unchanged(grad_output: Tensor, *saved: Any) -> tuple[bool, ...]:
     """Return, for each operand, whether its gradient is the upstream gradient itself: that is so
     for an operand with the output's shape and dtype."""
-    shape, dtype = list(grad_output.shape), grad_output.dtype
-    return (
-        list(input_shape) == shape and input_dtype == dtype,
-        list(other_shape) == shape and other_dtype == dtype,
-    )
+    own = list(grad_output.shape), grad_output.dtype
+    each = zip(saved[:2], saved[2:], strict=True)  # shapes and dtypes of input and other
+    return tuple((list(shape), dtype) == own for shape, dtype in each)
 
 
 def backward(
-    sums: LeadingSums,
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    input_shape: Sequence[int],
-    other_shape: Sequence[int],
-    input_dtype: torch.dtype,
-    other_dtype: torch.dtype,
+    sums: LeadingSums, needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of input and other, by ``sums`` if leading dimensions are missing."""
 
@@ -111,9 +97,9 @@ def backward(
             return sums(grad_output, shape, dtype)
         return grad_output.sum_to_size(tuple(shape)).to(dtype, copy=True)
 
-    return (
-        gradient(input_shape, input_dtype) if needs[0] else None,
-        gradient(other_shape, other_dtype) if needs[1] else None,
+    return tuple(
+        gradient(shape, dtype) if need else None
+        for need, shape, dtype in zip(needs, saved[:2], saved[2:], strict=True)
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fuselab.errors import ShapeError
 from fuselab.op import Cost, FusedOp, Gradient, Implementation
-from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind, bytes_of
+from fuselab.ops._shared.cost import arithmetic_unit, bytes_of
 from fuselab.ops._shared.dtypes import FLOATING, check_floating
 from fuselab.ops._shared.grid import launch_cuda, launch_triton
 from fuselab.ops.add import broadcast_gradient, cases, triton_kernels
@@ -70,14 +70,6 @@ def forward_cuda(input: Tensor, other: Tensor) -> Tensor:
     return output
 
 
-def cost(input: Tensor, other: Tensor) -> Cost:
-    """Return the least traffic: both read once, the output written once; and one addition."""
-    numel = torch.broadcast_shapes(input.shape, other.shape).numel()
-    dtype = torch.result_type(input, other)
-    read = bytes_behind(input, other)
-    return Cost(read, numel * dtype.itemsize, numel, arithmetic_unit(dtype))
-
-
 def cost_backward(input: Tensor, other: Tensor) -> Cost:
     """Return no cost if neither was broadcast, for then both gradients are the upstream one. Else
     the upstream gradient is read once, and each broadcast operand's gradient is written once."""
@@ -110,7 +102,6 @@ OP = FusedOp(
             ("cuda", forward_cuda, broadcast_gradient.sums_cuda),
         )
     },
-    cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
     gradient=Gradient(

@@ -6,6 +6,7 @@ Every launcher takes the kernels' source as its first argument, so that each pac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -19,43 +20,29 @@ from fuselab.ops.add_mul_activation.layout import (
     Saved,
     backward_dtypes,
     backward_kind,
-    empty_output,
     forward_dtypes,
-    forward_nest,
     kind_of,
     run_backward,
+    run_forward,
 )
 from fuselab.runtime.cpp_source import CppSource
 
 
-def forward(
-    source: CppSource,
-    input: Tensor,
-    update: Tensor | None,
-    bias: Tensor | None,
-    scale: float | Tensor,
-    activation: str,
-    output: Tensor | None = None,
-) -> Tensor:
+def forward(source: CppSource, *args: Any, output: Tensor | None = None) -> Tensor:
     """Compute the output by one launch of ``forward`` in cpu_kernels.cpp."""
-    output = empty_output(input, update, bias) if output is None else output
-    if output.numel() == 0:
-        return output
-    loops, input, update = forward_nest(output, input, update, bias)
-    loops = loops.padded()
-    kind = kind_of(activation, update is not None, bias is not None)
-    source.launch(
-        f"forward<{kind}, {cpp_types(forward_dtypes(output, input, update, bias))}>",
-        args=(
-            input,
-            update,
-            bias,
-            output,
-            cpp_float(scale, output.dtype),
-            *numbers(loops.sizes, *loops.strides),
-        ),
-    )
-    return output
+
+    def launch(
+        loops: Nest, operands: Operands, scale: float | Tensor, activation: str, output: Tensor
+    ) -> None:
+        loops = loops.padded()
+        shape = numbers(loops.sizes, *loops.strides)
+        types = cpp_types(forward_dtypes(output, operands))
+        source.launch(
+            f"forward<{kind_of(activation, *operands[1:])}, {types}>",
+            args=(*operands, output, cpp_float(scale, output.dtype), *shape),
+        )
+
+    return run_forward(launch, output, *args)
 
 
 def backward(

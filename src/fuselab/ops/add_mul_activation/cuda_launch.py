@@ -6,6 +6,7 @@ Every launcher takes the kernels' source as its first argument, so that each pac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +25,11 @@ from fuselab.ops.add_mul_activation.layout import (
     Saved,
     backward_dtypes,
     backward_kind,
-    empty_output,
     flat_columns,
     forward_dtypes,
-    forward_nest,
     kind_of,
     run_backward,
+    run_forward,
 )
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.gpu_limits import multiprocessors
@@ -71,34 +71,27 @@ def _launch(
     source.launch(kernel, grid=(blocks, 1, 1), block=(THREADS, 1, 1), args=arguments)
 
 
-def forward(
-    source: CudaSource,
-    input: Tensor,
-    update: Tensor | None,
-    bias: Tensor | None,
-    scale: float | Tensor,
-    activation: str,
-    output: Tensor | None = None,
-) -> Tensor:
+def forward(source: CudaSource, *args: Any, output: Tensor | None = None) -> Tensor:
     """Launch ``forward`` if all tensors are dense with the same strides, else
     ``forward_strided``."""
-    output = empty_output(input, update, bias) if output is None else output
-    if output.numel() == 0:
-        return output
-    loops, input, update = forward_nest(output, input, update, bias)
-    scale_type, scale_argument = cuda_float(scale, output.dtype)
-    dtypes = forward_dtypes(output, input, update, bias)
-    kind = kind_of(activation, update is not None, bias is not None)
-    _launch(
-        source,
-        f"forward<{kind}, {cuda_types(dtypes)}, {scale_type}",
-        loops,
-        flat_columns(loops, None if bias is None else 2, (0, 1)),
-        pack_width(*dtypes[:3]),
-        (is_aligned(input), is_aligned(update), bias, is_aligned(output)),
-        (input, update, bias, output, scale_argument),
-    )
-    return output
+
+    def launch(
+        loops: Nest, operands: Operands, scale: float | Tensor, activation: str, output: Tensor
+    ) -> None:
+        input, update, bias = operands
+        scale_type, scale_argument = cuda_float(scale, output.dtype)
+        dtypes = forward_dtypes(output, operands)
+        _launch(
+            source,
+            f"forward<{kind_of(activation, update, bias)}, {cuda_types(dtypes)}, {scale_type}",
+            loops,
+            flat_columns(loops, None if bias is None else 2, (0, 1)),
+            pack_width(*dtypes[:3]),
+            (is_aligned(input), is_aligned(update), bias, is_aligned(output)),
+            (*operands, output, scale_argument),
+        )
+
+    return run_forward(launch, output, *args)
 
 
 def backward(
@@ -173,11 +166,7 @@ def _launch_with_bias(
         grid=(column_tiles, blocks, 1),
         block=(across, down, 1),
         args=(
-            *matrices.operands,
-            bias,
-            *matrices.written[:2],
-            sums,
-            scale,
+            *(*matrices.operands, bias, *matrices.written[:2], sums, scale),
             *numbers((rows, columns), matrices.strides),
         ),
     )

@@ -70,6 +70,27 @@ def saved_for(
     return Saved(*terms, 1.0, activation, dtype, None, dtype)
 
 
+def preactivation_gradient(
+    pull_back: Callable[[Sequence[bool], Tensor, Saved], Gradients],
+    needs: tuple[bool, bool],
+    grad_output: Tensor,
+    output: Tensor | None,
+    activation: str,
+    recompute: Callable[[], Tensor],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradient of an activation's input and that of the bias in it, from one pass of a
+    backward launcher; ``needs`` says which. Identity passes the upstream gradient on.
+    ``recompute()`` returns the pre-activation, if the derivative needs it."""
+    passes = needs[0] and activation != "identity"
+    if not (passes or needs[1]):
+        return grad_output, None
+    from_operands = activation_named(activation).derivative_of == "preactivation"
+    preactivation = recompute() if from_operands else None
+    saved = saved_for(activation, grad_output.dtype, output, preactivation)
+    total, _, grad_bias = pull_back((passes, False, needs[1]), grad_output, saved)
+    return total if passes else grad_output, grad_bias
+
+
 def broadcast_strides(bias: Tensor | None, rank: int) -> tuple[int, ...]:
     return (0,) * rank if bias is None else (0,) * (rank - 1) + bias.stride()
 
@@ -109,6 +130,24 @@ def forward_nest(
         update = torch.empty_like(output, dtype=update.dtype).copy_(update)
     strides = (input.stride(), input.stride(), broadcast_strides(bias, output.dim()))
     return nest(output, strides), input, update
+
+
+def run_forward(
+    launch: Callable[[Nest, Operands, float | Tensor, str, Tensor], None],
+    output: Tensor | None,
+    input: Tensor,
+    update: Tensor | None,
+    bias: Tensor | None,
+    scale: float | Tensor,
+    activation: str,
+) -> Tensor:
+    """Return the output, allocated if it is None, after ``launch(loops, operands, scale,
+    activation, output)`` has filled it; ``operands`` are input, update and bias."""
+    output = empty_output(input, update, bias) if output is None else output
+    if output.numel():
+        loops, input, update = forward_nest(output, input, update, bias)
+        launch(loops, (input, update, bias), scale, activation, output)
+    return output
 
 
 Operands = Sequence[Tensor | None]
@@ -164,20 +203,24 @@ def _dense_operands(template: Tensor, operands: Operands) -> Operands:
     ] + [bias]
 
 
-def kind_of(activation: str, has_update: bool, has_bias: bool) -> str:
-    """Return the first template arguments of every kernel in C++ and CUDA C++."""
-    return f"{activation_named(activation).functor}, Terms<{flags(has_update, has_bias)}>"
+def kind_of(activation: str, *terms: Tensor | None) -> str:
+    """Return the first template arguments of every kernel in C++ and CUDA C++; ``terms`` are update
+    and bias."""
+    given = flags(*(term is not None for term in terms))
+    return f"{activation_named(activation).functor}, Terms<{given}>"
 
 
 def backward_kind(saved: Saved) -> str:
     if saved.input is None:  # the terms are not read
-        return kind_of(saved.activation, True, True)
-    return kind_of(saved.activation, saved.update is not None, saved.bias is not None)
+        return f"{activation_named(saved.activation).functor}, Terms<true, true>"
+    return kind_of(saved.activation, saved.update, saved.bias)
 
 
-def forward_dtypes(output: Tensor, input: Tensor, *terms: Tensor | None) -> list[torch.dtype]:
+def forward_dtypes(output: Tensor, operands: Operands) -> list[torch.dtype]:
     """Return the dtypes of output, input, update and bias; for a missing term the input's."""
-    return [output.dtype, input.dtype, *((input if t is None else t).dtype for t in terms)]
+    input = operands[0]
+    assert input is not None
+    return [output.dtype, *((input if term is None else term).dtype for term in operands)]
 
 
 def backward_dtypes(grad_output: Tensor, saved: Saved) -> list[torch.dtype]:

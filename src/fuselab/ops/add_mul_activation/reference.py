@@ -83,7 +83,7 @@ def gradient(
     scale: float,
     activation: str,
     input_dtype: torch.dtype,
-    update_dtype: torch.dtype,
+    update_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of input, update and bias.
@@ -94,8 +94,10 @@ def gradient(
     """
     arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
     saved = output.to(arithmetic) if output is not None else grad_output
-    if input is not None and update is not None:
-        saved = input.to(arithmetic) + scale * update.to(arithmetic)
+    if input is not None:
+        saved = input.to(arithmetic)
+        if update is not None:
+            saved = saved + scale * update.to(arithmetic)
         if bias is not None:
             saved = saved + bias.to(arithmetic)
     upstream = grad_output.to(arithmetic)

@@ -17,10 +17,9 @@ from fuselab.ops.add_mul_activation.layout import (
     Matrices,
     Operands,
     Saved,
-    empty_output,
     flat_columns,
-    forward_nest,
     run_backward,
+    run_forward,
 )
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -45,35 +44,41 @@ def _walk(
     return "", grid, [loops.numel, *flat], constants
 
 
-def forward(
-    input: Tensor,
-    update: Tensor | None,
-    bias: Tensor | None,
-    scale: float | Tensor,
-    activation: str,
-    output: Tensor | None = None,
-) -> Tensor:
+def add_rows(sums: Tensor, result: Tensor, block_columns: int = 16) -> None:
+    """Write the sum of ``sums`` over its first dimension to ``result``, in a fixed order. A program
+    has ``block_columns`` columns, 4096 elements at a time."""
+    from fuselab.ops.add_mul_activation.triton_kernels import column_sums
+
+    launch(
+        column_sums,
+        (ceil_div(result.numel(), block_columns),),
+        *(sums, result, sums.shape[0], result.numel()),
+        BLOCK_ROWS=4096 // block_columns,
+        BLOCK_COLUMNS=block_columns,
+    )
+
+
+def forward(*args: Any, output: Tensor | None = None) -> Tensor:
     """Launch ``forward`` if all tensors are dense with the same strides, else
     ``forward_strided``."""
+    return run_forward(_forward, output, *args)
+
+
+def _forward(
+    loops: Nest, operands: Operands, scale: float | Tensor, activation: str, output: Tensor
+) -> None:
     from fuselab.ops.add_mul_activation import triton_kernels as kernels
 
-    output = empty_output(input, update, bias) if output is None else output
-    if output.numel() == 0:
-        return output
-    loops, input, update = forward_nest(output, input, update, bias)
-    flat = flat_columns(loops, None if bias is None else 2, (0, 1))
+    flat = flat_columns(loops, None if operands[2] is None else 2, (0, 1))
     suffix, grid, shape, constants = _walk(loops, flat, output.dtype)
     launch(
         getattr(kernels, f"forward{suffix}"),
         grid,
-        *(input, update, bias, output),
-        *triton_float(scale),
-        *shape,
+        *(*operands, output, *triton_float(scale), *shape),
         ACTIVATION=activation,
         COMPUTE=triton_arithmetic(output.dtype),
         **constants,
     )
-    return output
 
 
 def backward(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradients:
@@ -112,13 +117,8 @@ def backward(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradie
         launch(
             kernels.backward_with_bias,
             (blocks * tiles,),
-            *matrices.operands,
-            saved.bias,
-            *matrices.written[:2],
-            sums,
-            *scale,
-            *(rows, columns, tiles_per_block * down),
-            *matrices.strides,
+            *(*matrices.operands, saved.bias, *matrices.written[:2], sums, *scale),
+            *(rows, columns, tiles_per_block * down, *matrices.strides),
             num_warps=configs.TRITON_WARPS,
             **constants,
             WIDE=matrices.needs_64_bit_offsets(),
@@ -126,12 +126,6 @@ def backward(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradie
             BLOCK_COLUMNS=across,
         )
         if blocks > 1:
-            launch(
-                kernels.column_sums,
-                (ceil_div(columns, 16),),
-                *(sums, matrices.grad_bias, blocks, columns),
-                BLOCK_ROWS=256,
-                BLOCK_COLUMNS=16,
-            )
+            add_rows(sums, matrices.grad_bias)
 
     return run_backward(needs, grad_output, saved, elementwise, with_bias)

@@ -53,14 +53,8 @@ def save(output: Tensor, input: Tensor, bias: Tensor, activation: str) -> tuple[
     return kept_output, kept_input, kept_bias, activation, input_dtype, bias_dtype
 
 
-def _saved(
-    output: Tensor | None,
-    input: Tensor | None,
-    bias: Tensor | None,
-    activation: str,
-    input_dtype: torch.dtype,
-    bias_dtype: torch.dtype,
-) -> layout.Saved:
+def _saved(*saved: Any) -> layout.Saved:
+    output, input, bias, activation, input_dtype, bias_dtype = saved
     terms = (output, input, None, bias)
     return layout.Saved(*terms, 1.0, activation, input_dtype, None, bias_dtype)
 
@@ -73,13 +67,8 @@ def _backward_by(
     return grads[0], grads[2]
 
 
-def fake_gradient(
-    needs: Sequence[bool], grad_output: Tensor, *saved: Any
-) -> tuple[Tensor | None, ...]:
-    def empty(needs: Sequence[bool], grad: Tensor, kept: layout.Saved) -> layout.Gradients:
-        return kept.empty_gradients(needs, grad)
-
-    return _backward_by(empty, needs, grad_output, *saved)
+def _empty(needs: Sequence[bool], grad: Tensor, kept: layout.Saved) -> layout.Gradients:
+    return kept.empty_gradients(needs, grad)
 
 
 def cost(input: Tensor, bias: Tensor, activation: str) -> Cost:
@@ -133,7 +122,7 @@ OP = FusedOp(
     cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
-    gradient=Gradient(save, gradient, fake_gradient, prefer_backward),
+    gradient=Gradient(save, gradient, partial(_backward_by, _empty), prefer_backward),
     draw=cases.draw,
     validate=partial(_validate, "bias_activation"),
     fake=fake,

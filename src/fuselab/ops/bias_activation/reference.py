@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared import activations
+from fuselab.ops.add_mul_activation import reference as add_mul
 
 
 def reference(input: Tensor, bias: Tensor, activation: str = "relu") -> Tensor:
@@ -71,13 +72,7 @@ def gradient(
     ``bias`` for those that need the pre-activation; identity needs neither. Arithmetic is in
     float32, or in float64 if the upstream gradient is.
     """
-    arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
-    saved = output.to(arithmetic) if output is not None else grad_output
-    if input is not None and bias is not None:
-        saved = input.to(arithmetic) + bias.to(arithmetic)
-    upstream = grad_output.to(arithmetic)
-    total = activations.activation(activation).pullback(upstream, saved)
-    return (
-        total.to(input_dtype) if needs[0] else None,
-        total.sum_to_size(total.shape[-1:]).to(bias_dtype) if needs[1] else None,
-    )
+    operands, dtypes = (output, input, None, bias), (input_dtype, None, bias_dtype)
+    with_update = (needs[0], False, needs[1])
+    grads = add_mul.gradient(with_update, grad_output, *operands, 1.0, activation, *dtypes)
+    return grads[0], grads[2]

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import as_rows, linear
-from fuselab.ops.add_mul_activation.layout import Gradients, Saved, saved_for
+from fuselab.ops.add_mul_activation.layout import Gradients, Saved, preactivation_gradient
 
 PullBack = Callable[[Sequence[bool], Tensor, Saved], Gradients]
 
@@ -32,18 +31,13 @@ def gradients(
     library product computes it.
     """
     needs_total = needs[0] or needs[1]
-    total: Tensor | None = grad_output
-    grad_bias: Tensor | None = None
-    passes = activation != "identity"
-    if (passes and any(needs)) or needs[2]:
-        from_operands = activation_named(activation).derivative_of == "preactivation"
-        preactivation = None
-        if from_operands:
-            preactivation = linear(as_rows(input), weight, bias).view_as(grad_output)
-        saved = saved_for(activation, grad_output.dtype, output, preactivation)
-        asked = (passes and needs_total, False, needs[2])
-        first, _, grad_bias = pull_back(asked, grad_output, saved)
-        total = first if passes else grad_output
+
+    def recompute() -> Tensor:
+        return linear(as_rows(input), weight, bias).view_as(grad_output)
+
+    total, grad_bias = preactivation_gradient(
+        pull_back, (needs_total, needs[2]), grad_output, output, activation, recompute
+    )
     if not needs_total:
         return None, None, grad_bias
     assert total is not None

@@ -58,14 +58,10 @@ def gradient(
     that need the pre-activation; otherwise they are None. The pullback and the bias's sum are in
     float32 (float64 if the gradient is), the products in the operands' dtype.
     """
-    entry = activations.activation(activation)
-    arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
-    saved = grad_output
-    if output is not None:
-        saved = output.to(arithmetic)
-    elif entry.derivative_of == "preactivation":
-        saved = F.linear(input, weight, bias).to(arithmetic)
-    total = as_rows(entry.pullback(grad_output.to(arithmetic), saved))
+    exact = activations.pulled_back(
+        activation, grad_output, output, lambda: F.linear(input, weight, bias)
+    )
+    total = as_rows(exact)
     rows = total.to(grad_output.dtype)
     return (
         torch.mm(rows, weight).view(input.shape) if needs[0] else None,

@@ -11,6 +11,7 @@ from torch import Tensor
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.grid import spread_rows
 from fuselab.ops._shared.matrices import as_rows, empty_output
+from fuselab.ops.add_mul_activation.triton_launch import add_rows
 from fuselab.ops.add_mul_activation.triton_launch import backward as pull_back
 from fuselab.ops.linear_activation.configs import SHALLOW_DEPTH, backward_tiles, forward_tiles, key
 from fuselab.ops.linear_activation.product_gradients import gradients
@@ -114,7 +115,6 @@ def backward(
     depth = weight.shape[1]
     if not (needs[1] and 0 < depth <= SHALLOW_DEPTH and grad_output.numel()):
         return gradients(pull_back, needs, grad_output, output, input, weight, bias, activation)
-    from fuselab.ops.add_mul_activation.triton_kernels import column_sums
     from fuselab.ops.linear_activation import triton_kernels as kernels
 
     x, grad = as_rows(input), as_rows(grad_output)
@@ -143,15 +143,8 @@ def backward(
     grad_weight = x.new_empty((columns, depth))
     grad_bias = x.new_empty((columns,)) if needs[2] else None
     for sums, result in ((weight_sums, grad_weight), (bias_sums, grad_bias)):
-        if sums is None or result is None:
-            continue
-        launch(
-            column_sums,
-            (ceil_div(result.numel(), 16),),
-            *(sums, result, workers, result.numel()),
-            BLOCK_ROWS=256,
-            BLOCK_COLUMNS=16,
-        )
+        if sums is not None and result is not None:
+            add_rows(sums, result)
     grad_input = None
     if needs[0]:
         grad_input = torch.mm(grad if total is None else total, weight).view(input.shape)

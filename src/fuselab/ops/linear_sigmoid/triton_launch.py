@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ops._shared.grid import spread_rows
+from fuselab.ops.add_mul_activation.triton_launch import add_rows
 from fuselab.ops.linear_sigmoid.layout import Rows, backward_of, forward_of
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
@@ -31,17 +32,7 @@ def _programs(device: torch.device) -> int:
 
 
 def _add_up(sums: Tensor, result: Tensor) -> None:
-    """Write the sum of ``sums`` over its first dimension, in a fixed order, to ``result``."""
-    from fuselab.ops.add_mul_activation.triton_kernels import column_sums
-
-    block_columns = 16 if result.numel() > 1 else 1
-    launch(
-        column_sums,
-        (ceil_div(result.numel(), block_columns),),
-        *(sums, result, sums.shape[0], result.numel()),
-        BLOCK_ROWS=4096 // block_columns,
-        BLOCK_COLUMNS=block_columns,
-    )
+    add_rows(sums, result, 16 if result.numel() > 1 else 1)
 
 
 def _per_row(

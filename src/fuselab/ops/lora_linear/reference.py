@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -78,15 +77,12 @@ def gradient(
     ``output`` is given for the activations whose derivative is a function of it. The pullback is in
     float32 (float64 if the gradient is), the products in the operands' dtype.
     """
-    entry = activations.activation(activation)
-    arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
-    saved = grad_output
-    if output is not None:
-        saved = output.to(arithmetic)
-    elif entry.derivative_of == "preactivation":
-        total = reference(input, weight, bias, lora_a, lora_b, scale, "identity")
-        saved = total.to(arithmetic)
-    pulled = entry.pullback(grad_output.to(arithmetic), saved).to(grad_output.dtype)
+
+    def preactivation() -> Tensor:
+        return reference(input, weight, bias, lora_a, lora_b, scale, "identity")
+
+    exact = activations.pulled_back(activation, grad_output, output, preactivation)
+    pulled = exact.to(grad_output.dtype)
     grad, rows = as_rows(pulled), as_rows(input)
     needs_input, _, _, needs_a, needs_b = needs
     grad_projection = scale * (grad @ lora_b) if needs_input or needs_a else None

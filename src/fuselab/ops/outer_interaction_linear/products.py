@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.matrices import empty_gradients, empty_output, row_readable
-from fuselab.ops.add_mul_activation.layout import saved_for
+from fuselab.ops.add_mul_activation.layout import preactivation_gradient
 from fuselab.ops.add_mul_activation.triton_launch import backward as pull_back
 from fuselab.ops.cat_interaction.triton_launch import forward as joined
 from fuselab.ops.outer_interaction_linear import triton_kernels
@@ -74,9 +73,11 @@ class Products:
         recompute = functools.partial(
             self.forward, dense, embeddings, weight, bias, "identity", grad_weight
         )
-        total, grad_bias = _preactivation_gradient(
-            needs, grad_output, output, activation, recompute
+        pulled, grad_bias = preactivation_gradient(
+            pull_back, (True, needs[3]), grad_output, output, activation, recompute
         )
+        assert pulled is not None
+        total = pulled.contiguous()
         if total.numel() == 0:
             for empty in (grad_dense, grad_embeddings, grad_weight):
                 if empty is not None:
@@ -134,28 +135,6 @@ def _finish_output(
         BLOCK_COLUMNS=_FINISH_COLUMNS,
         num_warps=4,
     )
-
-
-def _preactivation_gradient(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    activation: str,
-    recompute: Callable[[], Tensor],
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of the pre-activation, contiguous, and the bias's, from one pass.
-    ``recompute()`` returns the pre-activation, if the activation's derivative needs it."""
-    passes = activation != "identity"
-    total, grad_bias = grad_output, None
-    if passes or needs[3]:
-        from_operands = activation_named(activation).derivative_of == "preactivation"
-        preactivation = recompute() if from_operands else None
-        saved = saved_for(activation, grad_output.dtype, output, preactivation)
-        first, _, grad_bias = pull_back((passes, False, needs[3]), grad_output, saved)
-        if passes:
-            assert first is not None
-            total = first
-    return total.contiguous(), grad_bias
 
 
 def _finish_input(

@@ -81,14 +81,9 @@ def gradient(
     row = torch.cat([dense, embeddings.flatten(1)], dim=1)
     batch, width = row.shape
     outer = (row.unsqueeze(2) * row.unsqueeze(1)).flatten(1)
-    entry = activations.activation(activation)
-    arithmetic = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
-    saved = grad_output
-    if output is not None:
-        saved = output.to(arithmetic)
-    elif entry.derivative_of == "preactivation":
-        saved = F.linear(outer, weight, bias).to(arithmetic)
-    wide = entry.pullback(grad_output.to(arithmetic), saved)
+    wide = activations.pulled_back(
+        activation, grad_output, output, lambda: F.linear(outer, weight, bias)
+    )
     total = wide.to(grad_output.dtype)
     grad_row = torch.empty(0)
     if needs[0] or needs[1]:

@@ -77,13 +77,6 @@ backward_triton = partial(_backward, _launch_triton)
 backward_cuda = partial(_backward, _launch_cuda)
 
 
-def cost(input: Tensor) -> Cost:
-    """Return the least traffic, the input read once and the output written once, and one
-    multiplication."""
-    numel, unit = input.numel(), arithmetic_unit(input.dtype)
-    return Cost(bytes_behind(input), numel * input.element_size(), numel, unit)
-
-
 def cost_backward(input: Tensor) -> Cost:
     """Return the least traffic: upstream gradient and input read once, the gradient written
     once."""
@@ -105,7 +98,6 @@ OP = FusedOp(
         "triton": Implementation("cuda", forward_triton, backward_triton),
         "cuda": Implementation("cuda", forward_cuda, backward_cuda),
     },
-    cost=cost,
     cost_backward=cost_backward,
     cases=cases.CASES,
     gradient=Gradient(save, gradient, fake_gradient, prefer),
