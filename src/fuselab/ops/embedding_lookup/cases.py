@@ -17,16 +17,11 @@ from fuselab.ops.embedding_lookup.validation import HASHES, OUT_OF_RANGE
 
 # The (samples, rows of each table, tags) that are timed: Criteo's tables, 2 GiB in float32 at
 # D = 16, and the same tables cut to 100,000 rows each, 65 MB.
+_CAPPED = tuple(min(rows, 100_000) for rows in KAGGLE_CARDINALITIES)
 TIMED = (
     *((batch, KAGGLE_CARDINALITIES, ("huge",)) for batch in (128, 2048, 65536)),
-    *(
-        (batch, tuple(min(rows, 100_000) for rows in KAGGLE_CARDINALITIES), tags)
-        for batch, tags in ((128, ("tiny",)), (2048, ()))
-    ),
+    *((batch, _CAPPED, tags) for batch, tags in ((128, ("tiny",)), (2048, ()))),
 )
-
-
-_CAPPED = tuple(min(rows, 100_000) for rows in KAGGLE_CARDINALITIES)
 # The sizes timed on a CPU, which move from 64 kB to 200 MB, and those timed in every dtype.
 TIMED_ON_CPU = (
     (20, _CAPPED, 16),

@@ -33,16 +33,8 @@ class _Step:
         if self.optimizer == "sgd":
             ops.embedding_sgd_(tables, ids, grad_output, self.learning_rate, *self.rules, **chosen)
         else:
-            ops.embedding_adagrad_(
-                tables,
-                self.states,
-                ids,
-                grad_output,
-                self.learning_rate,
-                self.eps,
-                *self.rules,
-                **chosen,
-            )
+            numbers = (self.learning_rate, self.eps, *self.rules)
+            ops.embedding_adagrad_(tables, self.states, ids, grad_output, *numbers, **chosen)
 
 
 class _UpdatingLookup(torch.autograd.Function):

@@ -40,60 +40,41 @@ class Step(NamedTuple):
     grad_output: Tensor
 
 
-def _sgd(
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    grad_output: Tensor,
-    learning_rate: float,
-    out_of_range: str,
-    hash: str | None,
-) -> Step:
+def _sgd(tables: Sequence[Tensor], ids: Tensor, grad_output: Tensor, *rest: Any) -> Step:
+    learning_rate, out_of_range, hash = rest
     how = RowUpdate("sgd", tables[0].dtype, out_of_range, hash, learning_rate)
     return Step(how, tables, [table.shape[0] for table in tables], (), ids, grad_output)
 
 
 def _adagrad(
-    tables: Sequence[Tensor],
-    states: Sequence[Tensor],
-    ids: Tensor,
-    grad_output: Tensor,
-    learning_rate: float,
-    eps: float,
-    out_of_range: str,
-    hash: str | None,
+    tables: Sequence[Tensor], states: Sequence[Tensor], ids: Tensor, grad_output: Tensor, *rest: Any
 ) -> Step:
+    learning_rate, eps, out_of_range, hash = rest
     how = RowUpdate("rowwise_adagrad", tables[0].dtype, out_of_range, hash, learning_rate, eps)
     return Step(how, tables, [table.shape[0] for table in tables], states, ids, grad_output)
 
 
+def _check_operands(
+    name: str, tables: Sequence[Tensor], ids: Tensor, grad_output: Tensor, *rules: Any
+) -> None:
+    check_tables(name, tables)
+    check_ids(name, tables, ids, *rules)
+    check_gradient(name, tables, ids, grad_output)
+
+
 def validate_sgd(
-    tables: Sequence[Tensor],
-    ids: Tensor,
-    grad_output: Tensor,
-    learning_rate: float,
-    out_of_range: str,
-    hash: str | None,
-    operator: str = "embedding_sgd_",
+    tables: Sequence[Tensor], ids: Tensor, grad_output: Tensor, learning_rate: float, *rules: Any
 ) -> None:
     """Raise ArgumentError, ShapeError, DtypeError, UnknownNameError as the docstring says."""
-    check_tables(operator, tables)
-    check_ids(operator, tables, ids, out_of_range, hash)
-    check_gradient(operator, tables, ids, grad_output)
+    _check_operands("embedding_sgd_", tables, ids, grad_output, *rules)
 
 
 def validate_adagrad(
-    tables: Sequence[Tensor],
-    states: Sequence[Tensor],
-    ids: Tensor,
-    grad_output: Tensor,
-    learning_rate: float,
-    eps: float,
-    out_of_range: str,
-    hash: str | None,
+    tables: Sequence[Tensor], states: Sequence[Tensor], ids: Tensor, grad_output: Tensor, *rest: Any
 ) -> None:
     """Raise ArgumentError, ShapeError, DtypeError, UnknownNameError as the docstring says."""
-    name = "embedding_adagrad_"
-    validate_sgd(tables, ids, grad_output, learning_rate, out_of_range, hash, name)
+    name, (_, eps, *rules) = "embedding_adagrad_", rest
+    _check_operands(name, tables, ids, grad_output, *rules)
     if len(states) != len(tables):
         raise OperandError(
             f"{name}: 'states' has {len(states)} tensors for {len(tables)} tables; expected one "
