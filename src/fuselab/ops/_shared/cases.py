@@ -69,6 +69,16 @@ def unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
+# Layouts of a matrix: transposed, with gaps, from an odd place on, and with stride 0.
+MATRIX_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda tensor: tensor.t(),
+    "every_other": lambda tensor: tensor[:, ::2],
+    "offset": lambda tensor: tensor[1:, 3:],
+    "one_row": lambda tensor: tensor[:1].expand_as(tensor),
+    "one_column": lambda tensor: tensor[:, :1].expand_as(tensor),
+}
+
+
 def tame(tensor: Tensor, root: int) -> Tensor:
     """Clamp the finite values of ``tensor`` to the ``root``-th root of the dtype's largest value,
     in place, and return it. Larger values could overflow in the middle of a sum, and then the order

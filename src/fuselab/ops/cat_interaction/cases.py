@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
 
-from fuselab.op import Case, Draw, Inputs
+from fuselab.op import Case, Draw, Inputs, sized
 
 
 def _case(batch: int, tables: int, width: int, *tags: str) -> Case:
-    def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-        dense = torch.randn(batch, width, generator=generator)
-        embeddings = torch.randn(batch, tables, width, generator=generator)
-        return Inputs((dense.to(device, dtype), embeddings.to(device, dtype)))
-
-    return Case(f"{batch}x{tables}x{width}", make, frozenset(tags))
+    shape = (batch, tables, width)
+    return replace(Case.normal(((batch, width), shape), *tags), name=sized(shape))
 
 
 CASES = (

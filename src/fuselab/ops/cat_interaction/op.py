@@ -15,8 +15,6 @@ from fuselab.ops.cat_interaction import cases, triton_launch
 from fuselab.ops.cat_interaction.reference import gradient, reference
 from fuselab.ops.cat_interaction.triton_launch import empty_output
 
-__all__ = ["OP"]
-
 
 def validate(dense: Tensor, embeddings: Tensor) -> None:
     check_shapes("cat_interaction", dense, embeddings)

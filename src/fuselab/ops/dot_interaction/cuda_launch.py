@@ -97,12 +97,13 @@ def _candidates(
 def _launch(
     step: str,
     tensors: Sequence[Tensor | None],
+    dense: Tensor,
     embeddings: Tensor,
-    strides: Sequence[int],
     columns: int,
-    aligned: bool,
     candidates: Sequence[Config],
+    *upstream_stride: int,
 ) -> None:
+    strides = (*upstream_stride, dense.stride(0), *embeddings.stride()[:2])
     batch, tables, width = embeddings.shape
     name = "cuda" if step == "forward" else "cuda_backward"
     key = (embeddings.dtype, tables + 1, width, power_of_two(batch, 128, 65536))
@@ -115,7 +116,7 @@ def _launch(
         sizes.append(i32(columns))
     CUDA.launch(
         f"{step}<{CUDA_NAMES[embeddings.dtype]}, {tables + 1}, {width}, {config.samples}, "
-        f"{flags(aligned)}>",
+        f"{flags(_are_aligned(dense, embeddings))}>",
         (ceil_div(batch, config.samples), 1, 1),
         (_THREADS, 1, 1),
         (*tensors, *sizes),
@@ -138,22 +139,18 @@ def _are_aligned(dense: Tensor, embeddings: Tensor) -> bool:
 
 @forward_of
 def forward(dense: Tensor, embeddings: Tensor, padding: int, output: Tensor) -> None:
-    strides = (dense.stride(0), *embeddings.stride()[:2])
-    aligned = _are_aligned(dense, embeddings)
-    tensors = (dense, embeddings, output)
-    candidates = configs(dense, embeddings, padding)
-    _launch("forward", tensors, embeddings, strides, output.shape[1], aligned, candidates)
+    tensors, candidates = (dense, embeddings, output), configs(dense, embeddings, padding)
+    _launch("forward", tensors, dense, embeddings, output.shape[1], candidates)
 
 
 @backward_of
 def backward(
     grad_output: Tensor, dense: Tensor, embeddings: Tensor, grads: Sequence[Tensor | None]
 ) -> None:
-    strides = (grad_output.stride(0), dense.stride(0), *embeddings.stride()[:2])
-    aligned = _are_aligned(dense, embeddings)
     tensors = (grad_output, dense, embeddings, *grads)
     candidates = configs_backward((), grad_output, dense, embeddings)
-    _launch("backward", tensors, embeddings, strides, grad_output.shape[1], aligned, candidates)
+    shape, stride = grad_output.shape, grad_output.stride(0)
+    _launch("backward", tensors, dense, embeddings, shape[1], candidates, stride)
 
 
 def supports(dense: Tensor, embeddings: Tensor, padding: int) -> str | None:

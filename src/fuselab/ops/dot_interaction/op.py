@@ -15,12 +15,9 @@ from fuselab.ops._shared.dtypes import FLOATING, check_floating, check_same_dtyp
 from fuselab.ops._shared.launched import launched
 from fuselab.ops._shared.saved import empty_like_saved
 from fuselab.ops.dot_interaction import cases, cpu_launch, cuda_launch, triton_launch
-from fuselab.ops.dot_interaction.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.dot_interaction.layout import empty_output, pair_count
 from fuselab.ops.dot_interaction.reference import flat_indices, gradient, reference
 from fuselab.ops.dot_interaction.rewrites import rewrites
-
-__all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 
 
 def validate(dense: Tensor, embeddings: Tensor, padding: int) -> None:

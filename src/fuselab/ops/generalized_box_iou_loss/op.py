@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -20,10 +19,7 @@ from fuselab.ops.generalized_box_iou_loss import (
     reference,
     triton_launch,
 )
-from fuselab.ops.generalized_box_iou_loss.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.generalized_box_iou_loss.layout import arithmetic, empty_loss, validate_boxes
-
-__all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 
 # Operations per pair, as cuda_kernels.cu writes them: comparisons and selections too.
 FLOPS = 30
@@ -45,16 +41,6 @@ def order(boxes: Tensor) -> Sequence[str]:
     little; both take a seventeenth of eager's time (145.7, 146.3 and 2469 us for 65536 x 256
     float32 boxes on an H200)."""
     return ("cuda", "triton") if boxes.is_cuda else ("cpp",)
-
-
-def prefer(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Sequence[str]:
-    return order(boxes1)
-
-
-def prefer_backward(
-    needs: Sequence[bool], grad_output: Tensor, boxes1: Tensor, *rest: Any
-) -> Sequence[str]:
-    return order(boxes1)
 
 
 def cost(boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float) -> Cost:
@@ -103,12 +89,12 @@ OP = FusedOp(
         save_arguments,
         reference.generalized_box_iou_loss_backward,
         empty_like_saved(0, 1),
-        prefer_backward,
+        lambda needs, grad_output, *saved: order(saved[0]),
     ),
     draw=cases.draw,
     validate=validate,
     fake=fake,
-    prefer=prefer,
+    prefer=lambda *args: order(args[0]),
     regime=regime,
     cpu_cases=cases.CPU_CASES,
     peers={"clamped": reference.clamped},

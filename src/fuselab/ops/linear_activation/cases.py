@@ -8,7 +8,14 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
+from fuselab.ops._shared.cases import (
+    BOUNDARY,
+    MATRIX_LAYOUTS,
+    Random,
+    made,
+    sweep_tags,
+    unchanged,
+)
 
 
 @made
@@ -73,14 +80,7 @@ def _cases() -> Iterator[Case]:
     yield Case("no_bias", _case((33, 40), 24, bias=False), BOUNDARY)
     yield Case("1d", _case((40,), 24), BOUNDARY)
     yield Case("4d", _case((2, 3, 5, 40), 24), BOUNDARY)
-    layouts: dict[str, Callable[[Tensor], Tensor]] = {
-        "transposed": lambda tensor: tensor.t(),
-        "every_other": lambda tensor: tensor[:, ::2],
-        "offset": lambda tensor: tensor[1:, 3:],
-        "one_row": lambda tensor: tensor[:1].expand_as(tensor),
-        "one_column": lambda tensor: tensor[:, :1].expand_as(tensor),
-    }
-    for name, lay_out in layouts.items():
+    for name, lay_out in MATRIX_LAYOUTS.items():
         yield Case(f"layout_{name}", _case((48, 48), 48, lay_out=lay_out), BOUNDARY)
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fuselab.errors import ArgumentError
-from fuselab.op import Cost, FusedOp, Gradient, Inputs, Rewrite
+from fuselab.op import Cost, FusedOp, Gradient, Rewrite
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.activations import spellings
 from fuselab.ops._shared.cost import bytes_behind, bytes_of, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, cast_operands, check_floating, check_same_dtype
 from fuselab.ops._shared.launched import launched
+from fuselab.ops._shared.layer_rewrites import layer_rewrites
 from fuselab.ops._shared.matrices import check_linear_shapes, empty_output
 from fuselab.ops._shared.saved import save_layer
 from fuselab.ops.linear_activation import (
@@ -27,10 +27,7 @@ from fuselab.ops.linear_activation import (
 )
 from fuselab.ops.linear_activation.configs import SHALLOW_DEPTH
 from fuselab.ops.linear_activation.cublaslt_launch import EPILOGUES
-from fuselab.ops.linear_activation.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.linear_activation.reference import gradient, reference
-
-__all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 
 
 def validate(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> None:
@@ -41,13 +38,9 @@ def validate(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 
 
 def fake_gradient(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    output: Tensor | None,
-    input: Tensor,
-    weight: Tensor,
-    *rest: Any,
+    needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
+    _, input, weight, *_ = saved
     return (
         input.new_empty(input.shape) if needs[0] else None,
         weight.new_empty(weight.shape) if needs[1] else None,
@@ -147,19 +140,8 @@ def addmm_activation(
 def _rewrites() -> Iterator[Rewrite]:
     """Yield a rewrite for every spelling of every activation after a linear layer. Identity has
     none: it is one call already."""
-
-    def spelt(act: Callable[[Tensor], Tensor], name: str) -> Iterator[Rewrite]:
-        def with_bias(input: Tensor, weight: Tensor, bias: Tensor) -> Inputs:
-            return Inputs((input, weight, bias, name))
-
-        def without_bias(input: Tensor, weight: Tensor) -> Inputs:
-            return Inputs((input, weight, None, name))
-
-        yield Rewrite(lambda input, weight, bias: act(F.linear(input, weight, bias)), with_bias)
-        yield Rewrite(lambda input, weight: act(F.linear(input, weight)), without_bias)
-
     for spelling, name in spellings():
-        yield from spelt(spelling, name)
+        yield from layer_rewrites(spelling, name)
 
 
 OP = FusedOp(

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
-from fuselab.ops._shared.cases import BOUNDARY, Random, made, sweep_tags, unchanged
+from fuselab.ops._shared.cases import (
+    BOUNDARY,
+    MATRIX_LAYOUTS,
+    Random,
+    made,
+    sweep_tags,
+    unchanged,
+)
 
 # BENCH: DLRM's last layer at its batch sizes, and wider ones. _EDGES: sizes around packs of 4 and 8
 # elements, a warp's 32 packs, the tiles' 1024 columns, the groups of 4 and 16 rows.
@@ -20,15 +27,6 @@ _EDGES = (
     *((0, 8), (3, 0), (1, 1), (5, 1), (1, 3), (4, 7), (16, 8), (17, 9), (33, 31), (64, 33)),
     *((3, 255), (31, 256), (9, 257), (2, 1023), (5, 1024), (7, 1025), (1, 2100)),
 )
-
-
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda tensor: tensor.t(),
-    "every_other": lambda tensor: tensor[:, ::2],
-    "offset": lambda tensor: tensor[1:, 3:],
-    "one_row": lambda tensor: tensor[:1].expand_as(tensor),
-    "one_column": lambda tensor: tensor[:, :1].expand_as(tensor),
-}
 
 
 def linear_arguments(
@@ -59,7 +57,7 @@ def case_tags() -> Iterator[tuple[str, tuple[int, ...], dict[str, Any], frozense
     yield "no_bias", (33, 40), {"bias": False}, BOUNDARY
     yield "1d", (40,), {}, BOUNDARY
     yield "4d", (2, 3, 5, 40), {}, BOUNDARY
-    for name, lay_out in LAYOUTS.items():
+    for name, lay_out in MATRIX_LAYOUTS.items():
         yield f"layout_{name}", (48, 48), {"lay_out": lay_out}, BOUNDARY
 
 

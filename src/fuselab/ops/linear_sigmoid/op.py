@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.op import Cost, FusedOp, Gradient, Inputs, Rewrite
+from fuselab.op import Cost, FusedOp, Gradient, Rewrite
 from fuselab.ops._shared.activations import ACTIVATIONS
 from fuselab.ops._shared.cost import arithmetic_unit, bytes_behind
 from fuselab.ops._shared.dtypes import FLOATING, cast_operands
 from fuselab.ops._shared.launched import launched
+from fuselab.ops._shared.layer_rewrites import layer_rewrites
 from fuselab.ops._shared.saved import of_saved
 from fuselab.ops.linear_sigmoid import cases, cpu_launch, cuda_launch, layout, triton_launch
-from fuselab.ops.linear_sigmoid.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.linear_sigmoid.reference import gradient, reference
-
-__all__ = ["CUDA", "CUDA_EXPRESSIONS", "OP"]
 
 
 def validate(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -64,18 +61,8 @@ def cost_backward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Cost:
 
 
 def _rewrites() -> Iterator[Rewrite]:
-    def spelt(sigmoid: Callable[[Tensor], Tensor]) -> Iterator[Rewrite]:
-        yield Rewrite(
-            lambda input, weight, bias: sigmoid(F.linear(input, weight, bias)),
-            lambda input, weight, bias: Inputs((input, weight, bias)),
-        )
-        yield Rewrite(
-            lambda input, weight: sigmoid(F.linear(input, weight)),
-            lambda input, weight: Inputs((input, weight, None)),
-        )
-
     for spelling in ACTIVATIONS["sigmoid"].spellings:
-        yield from spelt(spelling)
+        yield from layer_rewrites(spelling)
 
 
 OP = FusedOp(

@@ -20,12 +20,12 @@ from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.dtypes import CUDA_HALF_NAMES
 from fuselab.ops._shared.hopper import clusters_at_a_time, has_clusters
 from fuselab.ops._shared.matrices import as_rows
+from fuselab.ops._shared.template_arguments import cuda_float
 from fuselab.ops.lora_linear import triton_launch, wgmma_launch
 from fuselab.ops.lora_linear.operands import Layer
-from fuselab.runtime.cuda_source import CudaSource, f32, i32, i64
+from fuselab.runtime.cuda_source import CudaSource, i32, i64
 from fuselab.runtime.gpu_limits import multiprocessors
 from fuselab.runtime.grid import ceil_div, power_of_two
-from fuselab.runtime.parameters import Scalar
 from fuselab.runtime.tensor_map import why_not
 from fuselab.runtime.tuning import Config, chosen
 
@@ -130,7 +130,7 @@ def backward(
     cluster, rank_blocks = _cluster(columns, inner), ceil_div(rank, 8)
     block_bytes = _block_bytes(cluster, rank_blocks, activation)
     element = CUDA_HALF_NAMES[x.dtype]
-    scale_type, scale_argument = _scale(scale)
+    scale_type, scale_argument = cuda_float(scale, torch.float32)
     expression = _expression(activation, element, scale_type, cluster, rank_blocks)
     block = (_THREADS, block_bytes, cluster)
     at_a_time = max(1, clusters_at_a_time(CUDA, expression, *block, x.device))
@@ -174,11 +174,6 @@ def backward(
         multiply = triton_launch if config == _TRITON else wgmma_launch
         grad_input = multiply.pull_through(*operands).view(input.shape)
     return grad_input, None, None, grad_a, grad_b
-
-
-def _scale(scale: float | Tensor) -> tuple[str, Tensor | Scalar]:
-    """Return the C++ type of the scale, and the argument."""
-    return ("const float*", scale) if isinstance(scale, Tensor) else ("float", f32(scale))
 
 
 def _expression(activation: str, element: str, scale: str, cluster: int, rank_blocks: int) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import DtypeError, OperandError, ShapeError
-from fuselab.op import Cost, FusedOp, Gradient, Implementation
+from fuselab.op import Cost, FusedOp, Gradient, Implementation, tensors_in
 from fuselab.ops._shared.activations import activation as activation_named
 from fuselab.ops._shared.cost import bytes_behind, product_unit
 from fuselab.ops._shared.dtypes import FLOATING, cast_operands, check_floating
@@ -17,10 +17,7 @@ from fuselab.ops._shared.launched import launched
 from fuselab.ops._shared.matrices import empty_gradients
 from fuselab.ops._shared.saved import save_arguments
 from fuselab.ops.mlp import cases, cuda_launch, layers_launch
-from fuselab.ops.mlp.cuda_launch import CUDA, CUDA_EXPRESSIONS
 from fuselab.ops.mlp.reference import gradient, names_of, reference
-
-__all__ = ["CUDA", "CUDA_EXPRESSIONS", "MOST_ROWS", "OP"]
 
 
 def _check_layers(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
@@ -86,14 +83,9 @@ def fake(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Tensor:
 
 
 def fake_gradient(
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    input: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    *rest: Any,
+    needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:
-    return empty_gradients(needs, input, *weights, *biases)
+    return empty_gradients(needs, *tensors_in(saved))
 
 
 # One launch is faster than the chain up to this many rows of DLRM's layers in bfloat16 on an H200
@@ -114,14 +106,7 @@ def prefer(input: Tensor, weights: Sequence[Tensor], *rest: Any) -> Sequence[str
     return ("cuda", "layers") if few else ("layers",)
 
 
-def cost(
-    input: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    activation: str,
-    output_activation: str,
-    dtype: torch.dtype | None,
-) -> Cost:
+def cost(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], *rest: Any) -> Cost:
     """Return the least traffic, input and weights read once and the output written once; hidden
     activations are neither.
 
@@ -129,6 +114,7 @@ def cost(
     sample: 2048 samples are 2.2 MB and 1.3 GFLOP, about 2 us on an H200. What a fused kernel saves
     is the launches, and waiting for memory once per layer.
     """
+    activation, output_activation, dtype = rest
     rows, own = input.shape[:-1].numel(), weights[0].dtype
     output_bytes = weights[-1].shape[0] * (dtype or own).itemsize
     names = names_of(weights, activation, output_activation)

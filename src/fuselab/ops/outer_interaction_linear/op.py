@@ -22,8 +22,6 @@ from fuselab.ops.outer_interaction_linear import cases, cublas_launch, triton_la
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
 from fuselab.ops.outer_interaction_linear.rewrites import rewrites
 
-__all__ = ["OP"]
-
 
 def validate(
     dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str

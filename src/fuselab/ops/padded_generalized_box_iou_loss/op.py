@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 from typing import Literal
@@ -28,10 +27,6 @@ def fake(pred: Tensor, target: Tensor) -> Tensor:
     return empty_loss(pred, target, "padded")
 
 
-def prefer(pred: Tensor, target: Tensor) -> Sequence[str]:
-    return unpadded.order(pred)
-
-
 def cost(pred: Tensor, target: Tensor) -> Cost:
     """Return the least traffic: both boxes read once, one number written."""
     return unpadded.cost(pred, target, "padded", reference.EPS)
@@ -45,11 +40,9 @@ def cost_backward(pred: Tensor, target: Tensor) -> Cost:
 
 
 def _leaving_padding_out(device: Literal["cuda", "cpu"], launcher: ModuleType) -> Implementation:
-    forward, backward = (
-        partial(step, reduction="padded", eps=reference.EPS)
-        for step in (launcher.forward, launcher.backward)
-    )
-    return Implementation(device, forward, backward)
+    steps = (launcher.forward, launcher.backward)
+    without = (partial(step, reduction="padded", eps=reference.EPS) for step in steps)
+    return Implementation(device, *without)
 
 
 OP = FusedOp(
@@ -67,12 +60,12 @@ OP = FusedOp(
         save_arguments,
         reference.padded_generalized_box_iou_loss_backward,
         empty_like_saved(0, 1),
-        unpadded.prefer_backward,
+        lambda needs, grad_output, *saved: unpadded.order(saved[0]),
     ),
     draw=cases.draw,
     validate=validate,
     fake=fake,
-    prefer=prefer,
+    prefer=lambda *args: unpadded.order(args[0]),
     cpu_cases=cases.CPU_CASES,
     peers={"masked": reference.masked},
     dtypes=FLOATING,
