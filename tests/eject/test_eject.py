@@ -19,6 +19,7 @@ from torch import Tensor
 import fuselab
 from fuselab.cli.main import run
 from fuselab.ejection.folder import edited
+from fuselab.ejection.loops import walk
 from fuselab.ejection.package import planned_package
 from fuselab.ejection.write import eject, package_files
 from fuselab.errors import EjectError
@@ -253,3 +254,16 @@ def test_integers_and_masks_are_drawn_as_in_the_example(tmp_path: Path) -> None:
     assert 3 <= shift.min() <= shift.max() <= 10
     found = op.implementations["cpp"].forward(x, keep, shift)
     torch.testing.assert_close(found, masked(x, keep, shift))
+
+
+def long_chain(x: Tensor) -> Tensor:
+    for _ in range(30):
+        x = x * torch.sigmoid(x)
+    return x
+
+
+def test_a_value_used_twice_at_every_step_is_computed_once() -> None:
+    """Without sharing, each step would double the expression, and this test would not end."""
+    (forward,) = planned_package(long_chain, (torch.ones(4, 8),), {}, "long_chain").forward
+    (value,) = forward.stores.values()
+    assert len(list(walk([value]))) == 1 + 2 * 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -154,3 +155,37 @@ def test_shapes_of_another_kind_take_the_reference(
     assert supports(torch.ones(2, 6, 5, 6), odd, odd) == (
         "channels is 6, which is no multiple of 4"
     )
+
+
+@pytest.mark.parametrize("loops", [(1, 1), (4, 3)], ids=["one loop", "nested loops"])
+@pytest.mark.parametrize("name", ["masked_softmax", "symmetric"])
+def test_compiles_for_an_h100(
+    name: str, loops: tuple[int, int], declared: Callable[[str], ModuleType]
+) -> None:
+    """The interpreter accepts more than the compiler; a compiler needs no GPU."""
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = {
+        "COMPUTE": tl.float32,
+        "ROW_LOOPS": loops[0],
+        "COLUMN_LOOPS": loops[1],
+        "WIDE": loops != (1, 1),
+        "BLOCK_ROWS": 2,
+        "BLOCK_COLUMNS": 512,
+    }
+    kernels = declared(name).triton_kernels
+    compiled = 0
+    for kernel in vars(kernels).values():
+        if getattr(kernel, "__module__", "") != kernels.__name__:
+            continue
+        kinds = {one: "*bf16" if one.endswith("_pointer") else "i32" for one in kernel.arg_names}
+        signature = {**kinds, **dict.fromkeys(constants, "constexpr")}
+        target = GPUTarget("cuda", 90, 32)
+        ptx = triton.compile(ASTSource(kernel, signature, constants), target=target).asm["ptx"]
+        divides = re.search(r"\b(rem|div)\.[su](32|64)", ptx) is not None
+        assert divides == (loops != (1, 1) or name == "symmetric")  # its tiles: row and column
+        compiled += 1
+    assert compiled == {"masked_softmax": 6, "symmetric": 2}[name]

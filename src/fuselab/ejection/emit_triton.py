@@ -81,7 +81,7 @@ class _Function:
             "    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,"
         ]
         for one in plan.operands:
-            steps = " ".join(f"{one.name}_{step}," for step in range(7))
+            steps = " ".join(f"{one.name}_stride_{step}," for step in range(7))
             lines += textwrap.wrap(steps, 96, initial_indent="    ", subsequent_indent="    ")
         lines += [
             "    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,",
@@ -92,8 +92,8 @@ class _Function:
     def decorator(self) -> str:
         plan = self.plan
         never = [*plan.numbers.values(), "rows", "row_size_1", "row_size_2", "column_size_1"]
-        never += [f"{one.name}_{step}" for one in plan.operands for step in (0, 1, 4)]
-        loose = [f"{one.name}_6" for one in plan.operands]
+        never += [f"{one.name}_stride_{step}" for one in plan.operands for step in (0, 1, 4)]
+        loose = [f"{one.name}_stride_6" for one in plan.operands]
         listed = textwrap.fill(
             f"do_not_specialize=[{', '.join(map(repr, never))}],", 96, subsequent_indent="    "
         )
@@ -145,7 +145,7 @@ class _Function:
                 self.write(f"{one.name}_row = {self.row_offset(one)}")
 
     def row_offset(self, operand: Operand) -> str:
-        steps = ", ".join(f"{operand.name}_{step}" for step in range(4))
+        steps = ", ".join(f"{operand.name}_stride_{step}" for step in range(4))
         return f"row_offset(row, row_size_1, row_size_2, row_size_3, {steps}, ROW_LOOPS)"
 
     def has(self, operand: Operand, axes: frozenset[object]) -> bool:
@@ -157,7 +157,7 @@ class _Function:
         if operand.is_stored and not any(operand.index):
             return "row"  # a single element: the only row's
         if self.has(operand, self.column_axes):
-            steps = ", ".join(f"{operand.name}_{step}" for step in range(4, 7))
+            steps = ", ".join(f"{operand.name}_stride_{step}" for step in range(4, 7))
             parts.append(
                 f"column_offset(column, column_size_1, column_size_2, {steps}, COLUMN_LOOPS)"
             )
@@ -348,7 +348,7 @@ class _Pointwise(_Function):
         if not self.has(operand, self.all_axes):
             return "row + column" if operand.is_stored else ""  # a single element
         self.write(f"{operand.name}_row = {self.row_offset(operand)}")
-        return f"{operand.name}_row + column * {operand.name}_6"
+        return f"{operand.name}_row + column * {operand.name}_stride_6"
 
     def mask(self, operand: Operand) -> str:
         is_masked = operand.is_stored or self.has(operand, self.all_axes)

@@ -14,6 +14,8 @@ def fold(line: str) -> list[str]:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
     end = _closing(line)
+    if line.lstrip().startswith("def "):
+        end = line.rindex(")", 0, line.rindex("->"))
     if end is None:
         name, _, value = line.partition(" = ")
         if not value:
@@ -64,7 +66,7 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
     there are none."""
     parts, begin, depth = [], 0, 0
     for place, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
+        depth += (letter in "([{") - (letter in ")]}")
         for separator in separators:
             if depth == 0 and place > begin and text.startswith(separator, place):
                 after = place + 1

@@ -237,8 +237,9 @@ class Evaluation:
                 else operand
                 for operand in node.operands
             )
-            is_one = node.function in ("mul", "div") and operands[1] == Constant(1)
-            if node.function == "same" or is_one:
+            second = operands[1] if len(operands) > 1 else None
+            is_one = isinstance(second, Constant) and second.value == 1
+            if node.function == "same" or (is_one and node.function in ("mul", "div")):
                 return operands[0]
             return Apply(node.function, operands, node.kind)
         if isinstance(node, Along):
@@ -278,7 +279,7 @@ class Scheduler:
     def add(self, node: Node, stored: frozenset[Node]) -> None:
         """Put a node into the best kernel that it fits in, or a new one."""
         sources = {place for place, one in enumerate(self.kernels) if self._reads(node, one)}
-        for place in sorted(range(len(self.kernels)), key=self._latest, reverse=True):
+        for place in reversed(range(len(self.kernels))):
             if any(self._reaches(other, place) for other in sources - {place}):
                 continue  # the node needs a kernel that needs this one
             joined = self.joined(self.kernels[place], node, stored)
@@ -292,16 +293,19 @@ class Scheduler:
         self.kernels.append(fresh)
         self.needs.append(sources)
 
-    def _latest(self, place: int) -> int:
-        return place
-
     def _reads(self, node: Node, kernel: Kernel) -> bool:
         return any(kernel.computes(found) for found in ancestors(node))
 
     def _reaches(self, start: int, goal: int) -> bool:
-        return goal in self.needs[start] or any(
-            self._reaches(place, goal) for place in self.needs[start]
-        )
+        """Return whether a kernel reads from another one, directly or not."""
+        seen: set[int] = set()
+        stack = list(self.needs[start])
+        while stack:
+            place = stack.pop()
+            if place not in seen:
+                seen.add(place)
+                stack += self.needs[place]
+        return goal in seen
 
     def joined(self, kernel: Kernel, node: Node, stored: frozenset[Node]) -> Kernel | None:
         """Return the kernel with ``node``, or None if the node does not fit."""

@@ -10,9 +10,10 @@ a division.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import sympy
 
@@ -37,34 +38,49 @@ Kind = Literal["float", "bool", "int"]
 
 # --- expressions: what a kernel computes at one point of its loops --------------------------------
 
+_known: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
-@dataclass(frozen=True)
-class Load:
+
+class Interned:
+    """The base of expressions: equal ones are one object, so that comparing and hashing an
+    expression takes no time, however large it is."""
+
+    def __new__(cls, *fields: Any) -> Any:
+        # 1, 1.0 and True are equal and not the same constant.
+        key = (cls, *fields, *map(type, fields))
+        found = _known.get(key)
+        if found is None:
+            found = _known[key] = super().__new__(cls)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Interned):
     tensor: Node
     index: Index
 
 
-@dataclass(frozen=True)
-class Constant:
+@dataclass(frozen=True, eq=False)
+class Constant(Interned):
     value: float | int | bool
 
 
-@dataclass(frozen=True)
-class Size:
+@dataclass(frozen=True, eq=False)
+class Size(Interned):
     """The value of a size, as a number of the arithmetic."""
 
     size: sympy.Expr
 
 
-@dataclass(frozen=True)
-class Position:
+@dataclass(frozen=True, eq=False)
+class Position(Interned):
     """The position along some axes, outermost first: an integer."""
 
     axes: tuple[Axis, ...]
 
 
-@dataclass(frozen=True)
-class Apply:
+@dataclass(frozen=True, eq=False)
+class Apply(Interned):
     """A scalar function of expressions, by its name in ``functions.py``."""
 
     function: str
@@ -72,8 +88,8 @@ class Apply:
     kind: Kind
 
 
-@dataclass(frozen=True)
-class Reduced:
+@dataclass(frozen=True, eq=False)
+class Reduced(Interned):
     """A reduction of an expression over all columns of its kernel."""
 
     function: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 import keyword
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 from sympy.printing.str import StrPrinter
@@ -18,16 +19,16 @@ from sympy.printing.str import StrPrinter
 from fuselab.ejection.capture import Captured
 from fuselab.ejection.kernels import Kernel, product
 from fuselab.ejection.loops import (
+    Apply,
     Axis,
     Expression,
     Index,
     Load,
     Node,
-    Pointwise,
     Position,
     Reduced,
-    Reduction,
     Size,
+    children,
     walk,
 )
 
@@ -69,6 +70,8 @@ class KernelPlan:
     numbers: Mapping[Size, str]
     value_names: Mapping[Expression, str]
     stores: Mapping[Node, Expression]
+    _depths: dict[Expression, int] = field(default_factory=dict)
+    _axes: dict[Expression, frozenset[Axis]] = field(default_factory=dict)
 
     @property
     def loads(self) -> tuple[Operand, ...]:
@@ -85,15 +88,18 @@ class KernelPlan:
 
     def depth(self, expression: Expression) -> int:
         """Return how many reductions come one after the other before the value is known."""
-        from fuselab.ejection.loops import children
-
-        below = max(map(self.depth, children(expression)), default=0)
-        return below + isinstance(expression, Reduced)
+        if expression not in self._depths:
+            below = max(map(self.depth, children(expression)), default=0)
+            self._depths[expression] = below + isinstance(expression, Reduced)
+        return self._depths[expression]
 
     def axes_of(self, expression: Expression) -> frozenset[Axis]:
         """Return the axes on which the value depends."""
-        from fuselab.ejection.loops import children
+        if expression not in self._axes:
+            self._axes[expression] = self._axes_of(expression)
+        return self._axes[expression]
 
+    def _axes_of(self, expression: Expression) -> frozenset[Axis]:
         if isinstance(expression, Load):
             return frozenset(axis for axes in expression.index for axis in axes)
         if isinstance(expression, Position):
@@ -104,22 +110,31 @@ class KernelPlan:
         return below
 
 
+# What emitted code puts behind the name of an operand or of a value.
+SUFFIXES = ("_row", "_offset", "_pointer", "_so_far", *(f"_stride_{loop}" for loop in range(7)))
+
+
 class Namer:
-    """Gives every name once."""
+    """Gives every name once, with the names that emitted code derives from it."""
 
     def __init__(self, taken: Sequence[str] = ()) -> None:
-        self.taken = {*_TAKEN, *taken}
+        self.taken = {*_TAKEN, *(one for name in taken for one in derived(name))}
 
     def name(self, wanted: str) -> str:
         wanted = re.sub(r"\W+", "_", wanted).strip("_") or "value"
         if keyword.iskeyword(wanted) or wanted[0].isdigit():
             wanted = f"value_{wanted}"
         name, count = wanted, 1
-        while name in self.taken:
+        while not self.taken.isdisjoint(derived(name)):
             count += 1
             name = f"{wanted}_{count}"
-        self.taken.add(name)
+        self.taken.update(derived(name))
         return name
+
+
+def derived(name: str) -> set[str]:
+    """Return a name and those that emitted code derives from it."""
+    return {name, *(f"{name}{suffix}" for suffix in SUFFIXES)}
 
 
 class Sizes:
@@ -244,10 +259,6 @@ def planned(
 def _wanted_names(kernel: Kernel, expressions: Sequence[Expression]) -> dict[Expression, str]:
     """Return names for the values that deserve one: reductions, values that are used more than
     once, and those that the user's code names."""
-    from collections import Counter
-
-    from fuselab.ejection.loops import Apply, children
-
     uses = Counter(child for one in expressions for child in set(children(one)))
     names = dict(kernel.names)
     found: dict[Expression, str] = {}
@@ -257,6 +268,3 @@ def _wanted_names(kernel: Kernel, expressions: Sequence[Expression]) -> dict[Exp
         elif isinstance(one, Apply) and (uses[one] > 1 or one in kernel.users_names):
             found[one] = names.get(one, one.function)
     return found
-
-
-__all__ = ["KernelPlan", "Namer", "Operand", "Pointwise", "Reduction", "Sizes", "planned"]

@@ -144,7 +144,7 @@ def _op(package: Package) -> str:
     if has_gradient:
         parts.append(
             f"def save(output: Tensor, {_annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
-            f"    return ({saved},)\n"
+            f"    return ({saved}{',' if len(package.saved) == 1 else ''})\n"
         )
         parts.append(_fake_gradient(package))
     parts.append(_supports(package))
@@ -224,10 +224,10 @@ def _backward(package: Package) -> str:
         results.append("None" if node is None else f"{name} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return (
-        "def _backward(\n"
-        "    sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, "
-        f"{_annotated(package.saved)}\n"
-        ") -> tuple[Tensor | None, ...]:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+        "def _backward(sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, "
+        f"{_annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
+        + textwrap.indent("\n".join(lines), "    ")
+        + "\n"
     )
 
 
@@ -322,8 +322,8 @@ def _fake_gradient(package: Package) -> str:
         results.append(f"        {text},")
     body = "\n".join(["    return (", *results, "    )"])
     return (
-        "def fake_gradient(\n    needs: Sequence[bool], grad_output: Tensor, "
-        f"{saved}\n) -> tuple[Tensor | None, ...]:\n{body}\n"
+        "def fake_gradient(needs: Sequence[bool], grad_output: Tensor, "
+        f"{saved}) -> tuple[Tensor | None, ...]:\n{body}\n"
     )
 
 

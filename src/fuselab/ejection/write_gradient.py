@@ -42,9 +42,7 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def gradient(
-    needs: Sequence[bool], grad_output: Tensor, {saved}
-) -> tuple[Tensor | None, ...]:
+def gradient(needs: Sequence[bool], grad_output: Tensor, {saved}) -> tuple[Tensor | None, ...]:
     """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
     dtype = grad_output.dtype
     arithmetic = torch.float64 if dtype == torch.float64 else torch.float32

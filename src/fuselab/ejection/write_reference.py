@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fuselab.ejection.capture import argument_name
 from fuselab.ejection.package import Package
@@ -212,6 +212,3 @@ def _text(value: Any, names: dict[fx.Node, str]) -> str:
 
 def _comma(texts: Sequence[str]) -> str:
     return ", ".join(texts) + ("," if len(texts) == 1 else "")
-
-
-_ = Tensor

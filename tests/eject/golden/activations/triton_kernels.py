@@ -8,9 +8,10 @@ from fuselab.runtime.triton_loops import larger, row_offset, smaller
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "y_0", "y_1", "y_4", "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "y_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "y_stride_0", "y_stride_1", "y_stride_4", "output_stride_0",
+        "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "y_stride_6", "output_stride_6"],
 )  # fmt: skip
 def activations(
     # read
@@ -18,9 +19,10 @@ def activations(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    y_0, y_1, y_2, y_3, y_4, y_5, y_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    y_stride_0, y_stride_1, y_stride_2, y_stride_3, y_stride_4, y_stride_5, y_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -35,29 +37,39 @@ def activations(
     if WIDE:
         column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    x = tl.load(x_pointer + x_row + column * x_6, exists).to(COMPUTE)
-    y_row = row_offset(row, row_size_1, row_size_2, row_size_3, y_0, y_1, y_2, y_3, ROW_LOOPS)
-    y = tl.load(y_pointer + y_row + column * y_6, exists).to(COMPUTE)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
+    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
+    y_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, y_stride_0, y_stride_1, y_stride_2, y_stride_3,
+        ROW_LOOPS
+    )
+    y = tl.load(y_pointer + y_row + column * y_stride_6, exists).to(COMPUTE)
     mul = tl.where(x > 20, x, libdevice.log1p(libdevice.exp(x))) * tl.where(
         y > 0, y, libdevice.expm1(y)
     )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     output = mul + x * smaller(larger(x + 3, 0), 6) / 6
     tl.store(
-        output_pointer + output_row + column * output_6,
+        output_pointer + output_row + column * output_stride_6,
         output.to(output_pointer.dtype.element_ty),
         exists,
     )
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "grad_output_0", "grad_output_1", "grad_output_4", "y_0", "y_1", "y_4", "grad_x_0",
-        "grad_x_1", "grad_x_4", "grad_y_0", "grad_y_1", "grad_y_4"],
-    do_not_specialize_on_alignment=["x_6", "grad_output_6", "y_6", "grad_x_6", "grad_y_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "grad_output_stride_0", "grad_output_stride_1",
+        "grad_output_stride_4", "y_stride_0", "y_stride_1", "y_stride_4", "grad_x_stride_0",
+        "grad_x_stride_1", "grad_x_stride_4", "grad_y_stride_0", "grad_y_stride_1",
+        "grad_y_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "grad_output_stride_6", "y_stride_6",
+        "grad_x_stride_6", "grad_y_stride_6"],
 )  # fmt: skip
 def activations_backward(
     # read
@@ -65,12 +77,14 @@ def activations_backward(
     # written
     grad_x_pointer, grad_y_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    y_0, y_1, y_2, y_3, y_4, y_5, y_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
-    grad_y_0, grad_y_1, grad_y_2, grad_y_3, grad_y_4, grad_y_5, grad_y_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    y_stride_0, y_stride_1, y_stride_2, y_stride_3, y_stride_4, y_stride_5, y_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
+    grad_y_stride_0, grad_y_stride_1, grad_y_stride_2, grad_y_stride_3, grad_y_stride_4,
+    grad_y_stride_5, grad_y_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -85,37 +99,45 @@ def activations_backward(
     if WIDE:
         column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    x = tl.load(x_pointer + x_row + column * x_6, exists).to(COMPUTE)
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
     )
-    grad_output_offset = grad_output_row + column * grad_output_6
+    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
+    grad_output_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
+    )
+    grad_output_offset = grad_output_row + column * grad_output_stride_6
     grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
     softplus = x > 20
-    y_row = row_offset(row, row_size_1, row_size_2, row_size_3, y_0, y_1, y_2, y_3, ROW_LOOPS)
-    y = tl.load(y_pointer + y_row + column * y_6, exists).to(COMPUTE)
+    y_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, y_stride_0, y_stride_1, y_stride_2, y_stride_3,
+        ROW_LOOPS
+    )
+    y = tl.load(y_pointer + y_row + column * y_stride_6, exists).to(COMPUTE)
     mul_17 = grad_output * tl.where(y > 0, y, libdevice.expm1(y))
     softplus_2 = libdevice.exp(x)
     mul_22 = grad_output * tl.where(softplus, x, libdevice.log1p(softplus_2))
     where_3 = tl.where(x <= (-3), 0.0, tl.where(x < 3, grad_output * (x / 3 + 0.5), grad_output))
     where_5 = tl.where(softplus, mul_17, mul_17 * softplus_2 / (softplus_2 + 1.0))
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     grad_x = where_3 + where_5
     tl.store(
-        grad_x_pointer + grad_x_row + column * grad_x_6,
+        grad_x_pointer + grad_x_row + column * grad_x_stride_6,
         grad_x.to(grad_x_pointer.dtype.element_ty),
         exists,
     )
     grad_y_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_y_0, grad_y_1, grad_y_2, grad_y_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_y_stride_0, grad_y_stride_1, grad_y_stride_2,
+        grad_y_stride_3, ROW_LOOPS
     )
     grad_y = tl.where(y <= 0, mul_22 * libdevice.exp(y), mul_22)
     tl.store(
-        grad_y_pointer + grad_y_row + column * grad_y_6,
+        grad_y_pointer + grad_y_row + column * grad_y_stride_6,
         grad_y.to(grad_y_pointer.dtype.element_ty),
         exists,
     )

@@ -7,9 +7,10 @@ from fuselab.runtime.triton_loops import column_offset, larger, row_offset, smal
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "bias_0", "bias_1", "bias_4", "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "bias_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
+        "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "bias_stride_6", "output_stride_6"],
 )  # fmt: skip
 def clamped(
     # read
@@ -17,9 +18,11 @@ def clamped(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
+    bias_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -34,29 +37,36 @@ def clamped(
     if WIDE:
         column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    x = tl.load(x_pointer + x_row + column * x_6, exists).to(COMPUTE)
-    bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, bias_0, bias_1, bias_2, bias_3, ROW_LOOPS
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
     )
-    bias = tl.load(bias_pointer + bias_row + column * bias_6, exists).to(COMPUTE)
+    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
+    bias_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, bias_stride_0, bias_stride_1, bias_stride_2,
+        bias_stride_3, ROW_LOOPS
+    )
+    bias = tl.load(bias_pointer + bias_row + column * bias_stride_6, exists).to(COMPUTE)
     y = larger(x + bias, (-2.5))
     y_2 = smaller(y, 2.5)
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     tl.store(
-        output_pointer + output_row + column * output_6,
+        output_pointer + output_row + column * output_stride_6,
         tl.where(y_2 > 0, y_2, y_2 * 0.1).to(output_pointer.dtype.element_ty),
         exists,
     )
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "bias_0", "bias_1", "bias_4", "grad_output_0", "grad_output_1", "grad_output_4", "grad_x_0",
-        "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["x_6", "bias_6", "grad_output_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
+        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "grad_x_stride_0",
+        "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "bias_stride_6", "grad_output_stride_6",
+        "grad_x_stride_6"],
 )  # fmt: skip
 def clamped_backward(
     # read
@@ -64,11 +74,13 @@ def clamped_backward(
     # written
     grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
+    bias_stride_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -83,38 +95,44 @@ def clamped_backward(
     if WIDE:
         column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    x = tl.load(x_pointer + x_row + column * x_6, exists).to(COMPUTE)
-    bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, bias_0, bias_1, bias_2, bias_3, ROW_LOOPS
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
     )
-    bias = tl.load(bias_pointer + bias_row + column * bias_6, exists).to(COMPUTE)
+    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
+    bias_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, bias_stride_0, bias_stride_1, bias_stride_2,
+        bias_stride_3, ROW_LOOPS
+    )
+    bias = tl.load(bias_pointer + bias_row + column * bias_stride_6, exists).to(COMPUTE)
     add = x + bias
     y = larger(add, (-2.5))
     y_2 = smaller(y, 2.5)
     gt = y_2 > 0
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
-    grad_output_offset = grad_output_row + column * grad_output_6
+    grad_output_offset = grad_output_row + column * grad_output_stride_6
     grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
     add_26 = tl.where(gt, grad_output, 0) + tl.where(gt, 0, grad_output) * 0.1
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     grad_x = tl.where((add >= (-2.5)) & (add <= 2.5), add_26, 0.0)
     tl.store(
-        grad_x_pointer + grad_x_row + column * grad_x_6,
+        grad_x_pointer + grad_x_row + column * grad_x_stride_6,
         grad_x.to(grad_x_pointer.dtype.element_ty),
         exists,
     )
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_x_0", "grad_x_1",
-        "grad_x_4", "grad_bias_0", "grad_bias_1", "grad_bias_4"],
-    do_not_specialize_on_alignment=["grad_x_6", "grad_bias_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_x_stride_0",
+        "grad_x_stride_1", "grad_x_stride_4", "grad_bias_stride_0", "grad_bias_stride_1",
+        "grad_bias_stride_4"],
+    do_not_specialize_on_alignment=["grad_x_stride_6", "grad_bias_stride_6"],
 )  # fmt: skip
 def clamped_backward_grad_bias(
     # read
@@ -122,8 +140,10 @@ def clamped_backward_grad_bias(
     # written
     grad_bias_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
-    grad_bias_0, grad_bias_1, grad_bias_2, grad_bias_3, grad_bias_4, grad_bias_5, grad_bias_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
+    grad_bias_stride_0, grad_bias_stride_1, grad_bias_stride_2, grad_bias_stride_3,
+    grad_bias_stride_4, grad_bias_stride_5, grad_bias_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -135,14 +155,16 @@ def clamped_backward_grad_bias(
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     grad_bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_bias_0, grad_bias_1, grad_bias_2, grad_bias_3,
-        ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_bias_stride_0, grad_bias_stride_1,
+        grad_bias_stride_2, grad_bias_stride_3, ROW_LOOPS
     )
     grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+        COLUMN_LOOPS
     )
     grad_x = tl.load(grad_x_pointer + grad_x_offset, exists).to(COMPUTE)
     sum_1 = tl.sum(tl.where(exists, grad_x, 0.0), 1)[:, None]
@@ -152,9 +174,10 @@ def clamped_backward_grad_bias(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_x_0", "grad_x_1",
-        "grad_x_4", "grad_bias_0", "grad_bias_1", "grad_bias_4"],
-    do_not_specialize_on_alignment=["grad_x_6", "grad_bias_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_x_stride_0",
+        "grad_x_stride_1", "grad_x_stride_4", "grad_bias_stride_0", "grad_bias_stride_1",
+        "grad_bias_stride_4"],
+    do_not_specialize_on_alignment=["grad_x_stride_6", "grad_bias_stride_6"],
 )  # fmt: skip
 def clamped_backward_grad_bias_in_blocks(
     # read
@@ -162,8 +185,10 @@ def clamped_backward_grad_bias_in_blocks(
     # written
     grad_bias_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
-    grad_bias_0, grad_bias_1, grad_bias_2, grad_bias_3, grad_bias_4, grad_bias_5, grad_bias_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
+    grad_bias_stride_0, grad_bias_stride_1, grad_bias_stride_2, grad_bias_stride_3,
+    grad_bias_stride_4, grad_bias_stride_5, grad_bias_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -173,11 +198,12 @@ def clamped_backward_grad_bias_in_blocks(
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     grad_bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_bias_0, grad_bias_1, grad_bias_2, grad_bias_3,
-        ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_bias_stride_0, grad_bias_stride_1,
+        grad_bias_stride_2, grad_bias_stride_3, ROW_LOOPS
     )
     sum_1_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -186,7 +212,8 @@ def clamped_backward_grad_bias_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+            COLUMN_LOOPS
         )
         grad_x = tl.load(grad_x_pointer + grad_x_offset, exists).to(COMPUTE)
         sum_1_so_far = sum_1_so_far + tl.where(exists, grad_x, 0.0)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def reference(x: Tensor, residual: Tensor, norm_weight: Tensor, norm_bias: Tensor, scale: Tensor) -> Tensor:
+def reference(
+    x: Tensor, residual: Tensor, norm_weight: Tensor, norm_bias: Tensor, scale: Tensor
+) -> Tensor:
     """Compute gated_norm; parameters and buffers of the module are arguments."""
     layer_norm = torch.nn.functional.layer_norm(x, (16,), norm_weight, norm_bias, 1e-05)
     hidden = layer_norm + residual

@@ -46,7 +46,12 @@ def _forward(sweeps: Sweeps, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _backward(
-    sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, x: Tensor, weight: Tensor, bias: Tensor
+    sweeps: Sweeps,
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
 ) -> tuple[Tensor | None, ...]:
     batch = x.shape[0]
     channels = x.shape[1]
@@ -190,7 +195,7 @@ backward_cpp = partial(_backward, _CPP)
 
 
 def save(output: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    return (x, weight, bias,)
+    return (x, weight, bias)
 
 
 def fake_gradient(

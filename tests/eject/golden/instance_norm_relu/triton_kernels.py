@@ -8,9 +8,9 @@ from fuselab.runtime.triton_loops import column_offset, row_offset
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
 )  # fmt: skip
 def instance_norm_relu(
     # read
@@ -18,8 +18,9 @@ def instance_norm_relu(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -30,12 +31,16 @@ def instance_norm_relu(
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     instance_norm_total = tl.sum(tl.where(exists, x, 0.0), 1)[:, None]
@@ -44,7 +49,8 @@ def instance_norm_relu(
     instance_norm_2 = 1.0 / libdevice.sqrt(instance_norm_squares / columns + 1e-05)
     instance_norm_3 = instance_norm * instance_norm_2
     output_offset = output_row + column_offset(
-        column, column_size_1, column_size_2, output_4, output_5, output_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, output_stride_4, output_stride_5, output_stride_6,
+        COLUMN_LOOPS
     )
     tl.store(
         output_pointer + output_offset,
@@ -54,9 +60,9 @@ def instance_norm_relu(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
 )  # fmt: skip
 def instance_norm_relu_in_blocks(
     # read
@@ -64,8 +70,9 @@ def instance_norm_relu_in_blocks(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -74,9 +81,13 @@ def instance_norm_relu_in_blocks(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     instance_norm_total_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -85,7 +96,7 @@ def instance_norm_relu_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         instance_norm_total_so_far = instance_norm_total_so_far + tl.where(exists, x, 0.0)
@@ -97,7 +108,7 @@ def instance_norm_relu_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         instance_norm = x - instance_norm_total / columns
@@ -111,14 +122,15 @@ def instance_norm_relu_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         instance_norm = x - instance_norm_total / columns
         instance_norm_2 = 1.0 / libdevice.sqrt(instance_norm_squares / columns + 1e-05)
         instance_norm_3 = instance_norm * instance_norm_2
         output_offset = output_row + column_offset(
-            column, column_size_1, column_size_2, output_4, output_5, output_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, output_stride_4, output_stride_5, output_stride_6,
+            COLUMN_LOOPS
         )
         tl.store(
             output_pointer + output_offset,
@@ -129,9 +141,10 @@ def instance_norm_relu_in_blocks(
 
 @triton.jit(
     do_not_specialize=["batch_channels_height_width_count", "batch_channels_count", "rows",
-        "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4", "grad_output_0",
-        "grad_output_1", "grad_output_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["x_6", "grad_output_6", "grad_x_6"],
+        "row_size_1", "row_size_2", "column_size_1", "x_stride_0", "x_stride_1", "x_stride_4",
+        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "grad_x_stride_0",
+        "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "grad_output_stride_6", "grad_x_stride_6"],
 )  # fmt: skip
 def instance_norm_relu_backward(
     # read
@@ -140,10 +153,11 @@ def instance_norm_relu_backward(
     grad_x_pointer,
     batch_channels_height_width_count, batch_channels_count,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -154,16 +168,20 @@ def instance_norm_relu_backward(
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     instance_norm_total = tl.sum(tl.where(exists, x, 0.0), 1)[:, None]
@@ -171,8 +189,8 @@ def instance_norm_relu_backward(
     instance_norm_squares = tl.sum(tl.where(exists, sub_22 * sub_22, 0.0), 1)[:, None]
     mul_43 = 1.0 / libdevice.sqrt(instance_norm_squares / columns + 1e-05)
     grad_output_offset = grad_output_row + column_offset(
-        column, column_size_1, column_size_2, grad_output_4, grad_output_5, grad_output_6,
-        COLUMN_LOOPS
+        column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
+        grad_output_stride_6, COLUMN_LOOPS
     )
     grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
     instance_norm = sub_22 * mul_43
@@ -182,7 +200,8 @@ def instance_norm_relu_backward(
     sum_1 = tl.sum(tl.where(exists, where, 0.0), 1)[:, None]
     sub_24 = where - sub_22 * (sum_2 * truediv_1 * (mul_43 * mul_43)) - sum_1 * truediv_1
     grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+        COLUMN_LOOPS
     )
     grad_x = sub_24 * mul_43
     tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
@@ -190,9 +209,10 @@ def instance_norm_relu_backward(
 
 @triton.jit(
     do_not_specialize=["batch_channels_height_width_count", "batch_channels_count", "rows",
-        "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4", "grad_output_0",
-        "grad_output_1", "grad_output_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["x_6", "grad_output_6", "grad_x_6"],
+        "row_size_1", "row_size_2", "column_size_1", "x_stride_0", "x_stride_1", "x_stride_4",
+        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "grad_x_stride_0",
+        "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "grad_output_stride_6", "grad_x_stride_6"],
 )  # fmt: skip
 def instance_norm_relu_backward_in_blocks(
     # read
@@ -201,10 +221,11 @@ def instance_norm_relu_backward_in_blocks(
     grad_x_pointer,
     batch_channels_height_width_count, batch_channels_count,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -213,13 +234,17 @@ def instance_norm_relu_backward_in_blocks(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     instance_norm_total_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -228,7 +253,7 @@ def instance_norm_relu_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         instance_norm_total_so_far = instance_norm_total_so_far + tl.where(exists, x, 0.0)
@@ -240,7 +265,7 @@ def instance_norm_relu_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         sub_22 = x - instance_norm_total / columns
@@ -257,13 +282,13 @@ def instance_norm_relu_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         sub_22 = x - instance_norm_total / columns
         grad_output_offset = grad_output_row + column_offset(
-            column, column_size_1, column_size_2, grad_output_4, grad_output_5, grad_output_6,
-            COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
+            grad_output_stride_6, COLUMN_LOOPS
         )
         grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
         instance_norm = sub_22 * mul_43
@@ -278,13 +303,13 @@ def instance_norm_relu_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         sub_22 = x - instance_norm_total / columns
         grad_output_offset = grad_output_row + column_offset(
-            column, column_size_1, column_size_2, grad_output_4, grad_output_5, grad_output_6,
-            COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
+            grad_output_stride_6, COLUMN_LOOPS
         )
         grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
         instance_norm_2 = sub_22 * mul_43
@@ -292,7 +317,8 @@ def instance_norm_relu_backward_in_blocks(
         truediv_1 = 1.0 / (batch_channels_height_width_count / batch_channels_count)
         sub_24 = where - sub_22 * (sum_2 * truediv_1 * (mul_43 * mul_43)) - sum_1 * truediv_1
         grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+            COLUMN_LOOPS
         )
         grad_x = sub_24 * mul_43
         tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)

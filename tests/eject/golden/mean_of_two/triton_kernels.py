@@ -8,9 +8,9 @@ from fuselab.runtime.triton_loops import column_offset, row_offset
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
 )  # fmt: skip
 def mean_of_two(
     # read
@@ -18,8 +18,9 @@ def mean_of_two(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -30,12 +31,16 @@ def mean_of_two(
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     mean = tl.sum(tl.where(exists, x, 0.0), 1)[:, None]
@@ -47,9 +52,9 @@ def mean_of_two(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
 )  # fmt: skip
 def mean_of_two_in_blocks(
     # read
@@ -57,8 +62,9 @@ def mean_of_two_in_blocks(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -67,9 +73,13 @@ def mean_of_two_in_blocks(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     mean_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -78,7 +88,7 @@ def mean_of_two_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         mean_so_far = mean_so_far + tl.where(exists, x, 0.0)
@@ -91,9 +101,10 @@ def mean_of_two_in_blocks(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_0",
-        "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["grad_output_6", "x_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
+        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
 )  # fmt: skip
 def mean_of_two_backward(
     # read
@@ -101,10 +112,11 @@ def mean_of_two_backward(
     # written
     grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -116,30 +128,36 @@ def mean_of_two_backward(
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     grad_output = tl.load(grad_output_pointer + grad_output_row, row < rows).to(COMPUTE)
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     mean = tl.sum(tl.where(exists, x, 0.0), 1)[:, None]
     grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+        COLUMN_LOOPS
     )
     grad_x = grad_output * libdevice.exp(mean / columns) / columns
     tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_0",
-        "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["grad_output_6", "x_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
+        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
 )  # fmt: skip
 def mean_of_two_backward_in_blocks(
     # read
@@ -147,10 +165,11 @@ def mean_of_two_backward_in_blocks(
     # written
     grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -160,12 +179,16 @@ def mean_of_two_backward_in_blocks(
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     mean_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -174,7 +197,7 @@ def mean_of_two_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         mean_so_far = mean_so_far + tl.where(exists, x, 0.0)
@@ -186,7 +209,8 @@ def mean_of_two_backward_in_blocks(
         exists = (row < rows) & (column < columns)
         grad_output = tl.load(grad_output_pointer + grad_output_row, row < rows).to(COMPUTE)
         grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+            COLUMN_LOOPS
         )
         grad_x = grad_output * libdevice.exp(mean / columns) / columns
         tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)

@@ -11,7 +11,12 @@ aten = torch.ops.aten
 
 
 def gradient(
-    needs: Sequence[bool], grad_output: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
     dtype = grad_output.dtype

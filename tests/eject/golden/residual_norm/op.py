@@ -46,7 +46,13 @@ def _forward(sweeps: Sweeps, x: Tensor, residual: Tensor, weight: Tensor, bias: 
 
 
 def _backward(
-    sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
+    sweeps: Sweeps,
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
 ) -> tuple[Tensor | None, ...]:
     batch = x.shape[0]
     length = x.shape[1]
@@ -128,12 +134,19 @@ forward_cpp = partial(_forward, _CPP)
 backward_cpp = partial(_backward, _CPP)
 
 
-def save(output: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    return (x, residual, weight, bias,)
+def save(
+    output: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, ...]:
+    return (x, residual, weight, bias)
 
 
 def fake_gradient(
-    needs: Sequence[bool], grad_output: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
 ) -> tuple[Tensor | None, ...]:
     return (
         torch.empty_like(x) if needs[0] else None,

@@ -8,10 +8,12 @@ from fuselab.runtime.triton_loops import column_offset, row_offset
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "residual_0", "residual_1", "residual_4", "weight_0", "weight_1", "weight_4", "bias_0",
-        "bias_1", "bias_4", "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "residual_6", "weight_6", "bias_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
+        "weight_stride_0", "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1",
+        "bias_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "weight_stride_6",
+        "bias_stride_6", "output_stride_6"],
 )  # fmt: skip
 def residual_norm(
     # read
@@ -19,11 +21,15 @@ def residual_norm(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    residual_0, residual_1, residual_2, residual_3, residual_4, residual_5, residual_6,
-    weight_0, weight_1, weight_2, weight_3, weight_4, weight_5, weight_6,
-    bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
+    residual_stride_4, residual_stride_5, residual_stride_6,
+    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
+    weight_stride_5, weight_stride_6,
+    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
+    bias_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -34,20 +40,25 @@ def residual_norm(
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_0, residual_1, residual_2, residual_3,
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
         ROW_LOOPS
     )
+    residual_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
+        residual_stride_2, residual_stride_3, ROW_LOOPS
+    )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     residual_offset = residual_row + column_offset(
-        column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+        residual_stride_6, COLUMN_LOOPS
     )
     residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
     hidden = x + residual
@@ -58,28 +69,33 @@ def residual_norm(
     normed_3 = 1.0 / libdevice.sqrt(normed_2)
     normed_4 = normed * normed_3
     weight_offset = column_offset(
-        column, column_size_1, column_size_2, weight_4, weight_5, weight_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
+        COLUMN_LOOPS
     )
     weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
     normed_5 = normed_4 * weight
     bias_offset = column_offset(
-        column, column_size_1, column_size_2, bias_4, bias_5, bias_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
+        COLUMN_LOOPS
     )
     bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
     normed_6 = normed_5 + bias
     gelu = normed_6 * 0.5 * (libdevice.erf(normed_6 * 0.7071067811865476) + 1)
     output_offset = output_row + column_offset(
-        column, column_size_1, column_size_2, output_4, output_5, output_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, output_stride_4, output_stride_5, output_stride_6,
+        COLUMN_LOOPS
     )
     output = gelu * 2
     tl.store(output_pointer + output_offset, output.to(output_pointer.dtype.element_ty), exists)
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "residual_0", "residual_1", "residual_4", "weight_0", "weight_1", "weight_4", "bias_0",
-        "bias_1", "bias_4", "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "residual_6", "weight_6", "bias_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
+        "weight_stride_0", "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1",
+        "bias_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "weight_stride_6",
+        "bias_stride_6", "output_stride_6"],
 )  # fmt: skip
 def residual_norm_in_blocks(
     # read
@@ -87,11 +103,15 @@ def residual_norm_in_blocks(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    residual_0, residual_1, residual_2, residual_3, residual_4, residual_5, residual_6,
-    weight_0, weight_1, weight_2, weight_3, weight_4, weight_5, weight_6,
-    bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
+    residual_stride_4, residual_stride_5, residual_stride_6,
+    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
+    weight_stride_5, weight_stride_6,
+    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
+    bias_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -100,13 +120,17 @@ def residual_norm_in_blocks(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_0, residual_1, residual_2, residual_3,
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
         ROW_LOOPS
     )
+    residual_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
+        residual_stride_2, residual_stride_3, ROW_LOOPS
+    )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     normed_total_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -115,11 +139,12 @@ def residual_norm_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+            residual_stride_6, COLUMN_LOOPS
         )
         residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
@@ -132,11 +157,12 @@ def residual_norm_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+            residual_stride_6, COLUMN_LOOPS
         )
         residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
@@ -149,11 +175,12 @@ def residual_norm_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+            residual_stride_6, COLUMN_LOOPS
         )
         residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
@@ -162,31 +189,37 @@ def residual_norm_in_blocks(
         normed_3 = 1.0 / libdevice.sqrt(normed_2)
         normed_4 = normed * normed_3
         weight_offset = column_offset(
-            column, column_size_1, column_size_2, weight_4, weight_5, weight_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
+            COLUMN_LOOPS
         )
         weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
         normed_5 = normed_4 * weight
         bias_offset = column_offset(
-            column, column_size_1, column_size_2, bias_4, bias_5, bias_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
+            COLUMN_LOOPS
         )
         bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
         normed_6 = normed_5 + bias
         gelu = normed_6 * 0.5 * (libdevice.erf(normed_6 * 0.7071067811865476) + 1)
         output_offset = output_row + column_offset(
-            column, column_size_1, column_size_2, output_4, output_5, output_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, output_stride_4, output_stride_5, output_stride_6,
+            COLUMN_LOOPS
         )
         output = gelu * 2
         tl.store(output_pointer + output_offset, output.to(output_pointer.dtype.element_ty), exists)
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "residual_0", "residual_1", "residual_4", "grad_output_0", "grad_output_1", "grad_output_4",
-        "weight_0", "weight_1", "weight_4", "bias_0", "bias_1", "bias_4", "normed_total_0",
-        "normed_total_1", "normed_total_4", "normed_squares_0", "normed_squares_1",
-        "normed_squares_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["x_6", "residual_6", "grad_output_6", "weight_6", "bias_6",
-        "normed_total_6", "normed_squares_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
+        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "weight_stride_0",
+        "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
+        "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
+        "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "grad_output_stride_6",
+        "weight_stride_6", "bias_stride_6", "normed_total_stride_6", "normed_squares_stride_6",
+        "grad_x_stride_6"],
 )  # fmt: skip
 def residual_norm_backward(
     # read
@@ -194,17 +227,22 @@ def residual_norm_backward(
     # written
     normed_total_pointer, normed_squares_pointer, grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    residual_0, residual_1, residual_2, residual_3, residual_4, residual_5, residual_6,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    weight_0, weight_1, weight_2, weight_3, weight_4, weight_5, weight_6,
-    bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6,
-    normed_total_0, normed_total_1, normed_total_2, normed_total_3, normed_total_4,
-    normed_total_5, normed_total_6,
-    normed_squares_0, normed_squares_1, normed_squares_2, normed_squares_3, normed_squares_4,
-    normed_squares_5, normed_squares_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
+    residual_stride_4, residual_stride_5, residual_stride_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
+    weight_stride_5, weight_stride_6,
+    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
+    bias_stride_6,
+    normed_total_stride_0, normed_total_stride_1, normed_total_stride_2, normed_total_stride_3,
+    normed_total_stride_4, normed_total_stride_5, normed_total_stride_6,
+    normed_squares_stride_0, normed_squares_stride_1, normed_squares_stride_2,
+    normed_squares_stride_3, normed_squares_stride_4, normed_squares_stride_5,
+    normed_squares_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -216,32 +254,37 @@ def residual_norm_backward(
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_0, residual_1, residual_2, residual_3,
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
         ROW_LOOPS
     )
+    residual_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
+        residual_stride_2, residual_stride_3, ROW_LOOPS
+    )
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
     normed_total_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, normed_total_0, normed_total_1, normed_total_2,
-        normed_total_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, normed_total_stride_0, normed_total_stride_1,
+        normed_total_stride_2, normed_total_stride_3, ROW_LOOPS
     )
     normed_squares_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, normed_squares_0, normed_squares_1,
-        normed_squares_2, normed_squares_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, normed_squares_stride_0, normed_squares_stride_1,
+        normed_squares_stride_2, normed_squares_stride_3, ROW_LOOPS
     )
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     residual_offset = residual_row + column_offset(
-        column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+        residual_stride_6, COLUMN_LOOPS
     )
     residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
     hidden = x + residual
@@ -251,18 +294,20 @@ def residual_norm_backward(
     normed_2 = normed_squares_2 / columns + 1e-05
     normed_3 = 1.0 / libdevice.sqrt(normed_2)
     grad_output_offset = grad_output_row + column_offset(
-        column, column_size_1, column_size_2, grad_output_4, grad_output_5, grad_output_6,
-        COLUMN_LOOPS
+        column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
+        grad_output_stride_6, COLUMN_LOOPS
     )
     grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
     normed_4 = normed * normed_3
     weight_offset = column_offset(
-        column, column_size_1, column_size_2, weight_4, weight_5, weight_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
+        COLUMN_LOOPS
     )
     weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
     normed_5 = normed_4 * weight
     bias_offset = column_offset(
-        column, column_size_1, column_size_2, bias_4, bias_5, bias_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
+        COLUMN_LOOPS
     )
     bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
     normed_6 = normed_5 + bias
@@ -282,20 +327,24 @@ def residual_norm_backward(
         row < rows,
     )
     grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+        COLUMN_LOOPS
     )
     grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
     tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "residual_0", "residual_1", "residual_4", "grad_output_0", "grad_output_1", "grad_output_4",
-        "weight_0", "weight_1", "weight_4", "bias_0", "bias_1", "bias_4", "normed_total_0",
-        "normed_total_1", "normed_total_4", "normed_squares_0", "normed_squares_1",
-        "normed_squares_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["x_6", "residual_6", "grad_output_6", "weight_6", "bias_6",
-        "normed_total_6", "normed_squares_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
+        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "weight_stride_0",
+        "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
+        "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
+        "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "grad_output_stride_6",
+        "weight_stride_6", "bias_stride_6", "normed_total_stride_6", "normed_squares_stride_6",
+        "grad_x_stride_6"],
 )  # fmt: skip
 def residual_norm_backward_in_blocks(
     # read
@@ -303,17 +352,22 @@ def residual_norm_backward_in_blocks(
     # written
     normed_total_pointer, normed_squares_pointer, grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    residual_0, residual_1, residual_2, residual_3, residual_4, residual_5, residual_6,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    weight_0, weight_1, weight_2, weight_3, weight_4, weight_5, weight_6,
-    bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6,
-    normed_total_0, normed_total_1, normed_total_2, normed_total_3, normed_total_4,
-    normed_total_5, normed_total_6,
-    normed_squares_0, normed_squares_1, normed_squares_2, normed_squares_3, normed_squares_4,
-    normed_squares_5, normed_squares_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
+    residual_stride_4, residual_stride_5, residual_stride_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
+    weight_stride_5, weight_stride_6,
+    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
+    bias_stride_6,
+    normed_total_stride_0, normed_total_stride_1, normed_total_stride_2, normed_total_stride_3,
+    normed_total_stride_4, normed_total_stride_5, normed_total_stride_6,
+    normed_squares_stride_0, normed_squares_stride_1, normed_squares_stride_2,
+    normed_squares_stride_3, normed_squares_stride_4, normed_squares_stride_5,
+    normed_squares_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -322,25 +376,29 @@ def residual_norm_backward_in_blocks(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_0, residual_1, residual_2, residual_3,
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
         ROW_LOOPS
     )
+    residual_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
+        residual_stride_2, residual_stride_3, ROW_LOOPS
+    )
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
     normed_total_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, normed_total_0, normed_total_1, normed_total_2,
-        normed_total_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, normed_total_stride_0, normed_total_stride_1,
+        normed_total_stride_2, normed_total_stride_3, ROW_LOOPS
     )
     normed_squares_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, normed_squares_0, normed_squares_1,
-        normed_squares_2, normed_squares_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, normed_squares_stride_0, normed_squares_stride_1,
+        normed_squares_stride_2, normed_squares_stride_3, ROW_LOOPS
     )
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     normed_total_2_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -349,11 +407,12 @@ def residual_norm_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+            residual_stride_6, COLUMN_LOOPS
         )
         residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
@@ -366,11 +425,12 @@ def residual_norm_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+            residual_stride_6, COLUMN_LOOPS
         )
         residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
@@ -387,28 +447,31 @@ def residual_norm_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         grad_output_offset = grad_output_row + column_offset(
-            column, column_size_1, column_size_2, grad_output_4, grad_output_5, grad_output_6,
-            COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
+            grad_output_stride_6, COLUMN_LOOPS
         )
         grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+            residual_stride_6, COLUMN_LOOPS
         )
         residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
         normed = hidden - normed_total_2 / columns
         normed_4 = normed * normed_3
         weight_offset = column_offset(
-            column, column_size_1, column_size_2, weight_4, weight_5, weight_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
+            COLUMN_LOOPS
         )
         weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
         normed_5 = normed_4 * weight
         bias_offset = column_offset(
-            column, column_size_1, column_size_2, bias_4, bias_5, bias_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
+            COLUMN_LOOPS
         )
         bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
         normed_6 = normed_5 + bias
@@ -435,28 +498,31 @@ def residual_norm_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         grad_output_offset = grad_output_row + column_offset(
-            column, column_size_1, column_size_2, grad_output_4, grad_output_5, grad_output_6,
-            COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
+            grad_output_stride_6, COLUMN_LOOPS
         )
         grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+            residual_stride_6, COLUMN_LOOPS
         )
         residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
         normed = hidden - normed_total_2 / columns
         normed_4 = normed * normed_3
         weight_offset = column_offset(
-            column, column_size_1, column_size_2, weight_4, weight_5, weight_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
+            COLUMN_LOOPS
         )
         weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
         normed_5 = normed_4 * weight
         bias_offset = column_offset(
-            column, column_size_1, column_size_2, bias_4, bias_5, bias_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
+            COLUMN_LOOPS
         )
         bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
         normed_6 = normed_5 + bias
@@ -464,7 +530,8 @@ def residual_norm_backward_in_blocks(
         add_29_2 = (libdevice.erf(normed_6 * 0.7071067811865476) + 1) * 0.5 + normed_6 * mul_31_2
         mul_35 = grad_output * 2 * add_29_2 * weight
         grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+            COLUMN_LOOPS
         )
         grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
         tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
@@ -472,13 +539,16 @@ def residual_norm_backward_in_blocks(
 
 @triton.jit(
     do_not_specialize=["width_count", "rows", "row_size_1", "row_size_2", "column_size_1",
-        "grad_output_0", "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "residual_0",
-        "residual_1", "residual_4", "normed_total_0", "normed_total_1", "normed_total_4",
-        "normed_squares_0", "normed_squares_1", "normed_squares_4", "weight_0", "weight_1",
-        "weight_4", "bias_0", "bias_1", "bias_4", "grad_weight_0", "grad_weight_1", "grad_weight_4",
-        "grad_bias_0", "grad_bias_1", "grad_bias_4"],
-    do_not_specialize_on_alignment=["grad_output_6", "x_6", "residual_6", "normed_total_6",
-        "normed_squares_6", "weight_6", "bias_6", "grad_weight_6", "grad_bias_6"],
+        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "x_stride_0",
+        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
+        "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
+        "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
+        "weight_stride_0", "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1",
+        "bias_stride_4", "grad_weight_stride_0", "grad_weight_stride_1", "grad_weight_stride_4",
+        "grad_bias_stride_0", "grad_bias_stride_1", "grad_bias_stride_4"],
+    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "residual_stride_6",
+        "normed_total_stride_6", "normed_squares_stride_6", "weight_stride_6", "bias_stride_6",
+        "grad_weight_stride_6", "grad_bias_stride_6"],
 )  # fmt: skip
 def residual_norm_backward_grad_weight(
     # read
@@ -488,19 +558,24 @@ def residual_norm_backward_grad_weight(
     grad_weight_pointer, grad_bias_pointer,
     width_count,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    residual_0, residual_1, residual_2, residual_3, residual_4, residual_5, residual_6,
-    normed_total_0, normed_total_1, normed_total_2, normed_total_3, normed_total_4,
-    normed_total_5, normed_total_6,
-    normed_squares_0, normed_squares_1, normed_squares_2, normed_squares_3, normed_squares_4,
-    normed_squares_5, normed_squares_6,
-    weight_0, weight_1, weight_2, weight_3, weight_4, weight_5, weight_6,
-    bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6,
-    grad_weight_0, grad_weight_1, grad_weight_2, grad_weight_3, grad_weight_4, grad_weight_5,
-    grad_weight_6,
-    grad_bias_0, grad_bias_1, grad_bias_2, grad_bias_3, grad_bias_4, grad_bias_5, grad_bias_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
+    residual_stride_4, residual_stride_5, residual_stride_6,
+    normed_total_stride_0, normed_total_stride_1, normed_total_stride_2, normed_total_stride_3,
+    normed_total_stride_4, normed_total_stride_5, normed_total_stride_6,
+    normed_squares_stride_0, normed_squares_stride_1, normed_squares_stride_2,
+    normed_squares_stride_3, normed_squares_stride_4, normed_squares_stride_5,
+    normed_squares_stride_6,
+    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
+    weight_stride_5, weight_stride_6,
+    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
+    bias_stride_6,
+    grad_weight_stride_0, grad_weight_stride_1, grad_weight_stride_2, grad_weight_stride_3,
+    grad_weight_stride_4, grad_weight_stride_5, grad_weight_stride_6,
+    grad_bias_stride_0, grad_bias_stride_1, grad_bias_stride_2, grad_bias_stride_3,
+    grad_bias_stride_4, grad_bias_stride_5, grad_bias_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -512,51 +587,57 @@ def residual_norm_backward_grad_weight(
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_0, residual_1, residual_2, residual_3,
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
         ROW_LOOPS
+    )
+    residual_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
+        residual_stride_2, residual_stride_3, ROW_LOOPS
     )
     weight_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, weight_0, weight_1, weight_2, weight_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, weight_stride_0, weight_stride_1, weight_stride_2,
+        weight_stride_3, ROW_LOOPS
     )
     bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, bias_0, bias_1, bias_2, bias_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, bias_stride_0, bias_stride_1, bias_stride_2,
+        bias_stride_3, ROW_LOOPS
     )
     grad_weight_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_weight_0, grad_weight_1, grad_weight_2,
-        grad_weight_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_weight_stride_0, grad_weight_stride_1,
+        grad_weight_stride_2, grad_weight_stride_3, ROW_LOOPS
     )
     grad_bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_bias_0, grad_bias_1, grad_bias_2, grad_bias_3,
-        ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_bias_stride_0, grad_bias_stride_1,
+        grad_bias_stride_2, grad_bias_stride_3, ROW_LOOPS
     )
     grad_output_offset = grad_output_row + column_offset(
-        column, column_size_1, column_size_2, grad_output_4, grad_output_5, grad_output_6,
-        COLUMN_LOOPS
+        column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
+        grad_output_stride_6, COLUMN_LOOPS
     )
     grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     residual_offset = residual_row + column_offset(
-        column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+        residual_stride_6, COLUMN_LOOPS
     )
     residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
     hidden = x + residual
     normed_total_offset = column_offset(
-        column, column_size_1, column_size_2, normed_total_4, normed_total_5, normed_total_6,
-        COLUMN_LOOPS
+        column, column_size_1, column_size_2, normed_total_stride_4, normed_total_stride_5,
+        normed_total_stride_6, COLUMN_LOOPS
     )
     normed_total = tl.load(normed_total_pointer + normed_total_offset, column < columns).to(COMPUTE)
     normed = hidden - normed_total / width_count
     normed_squares_offset = column_offset(
-        column, column_size_1, column_size_2, normed_squares_4, normed_squares_5, normed_squares_6,
-        COLUMN_LOOPS
+        column, column_size_1, column_size_2, normed_squares_stride_4, normed_squares_stride_5,
+        normed_squares_stride_6, COLUMN_LOOPS
     )
     normed_squares = tl.load(normed_squares_pointer + normed_squares_offset, column < columns).to(
         COMPUTE
@@ -585,13 +666,16 @@ def residual_norm_backward_grad_weight(
 
 @triton.jit(
     do_not_specialize=["width_count", "rows", "row_size_1", "row_size_2", "column_size_1",
-        "grad_output_0", "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "residual_0",
-        "residual_1", "residual_4", "normed_total_0", "normed_total_1", "normed_total_4",
-        "normed_squares_0", "normed_squares_1", "normed_squares_4", "weight_0", "weight_1",
-        "weight_4", "bias_0", "bias_1", "bias_4", "grad_weight_0", "grad_weight_1", "grad_weight_4",
-        "grad_bias_0", "grad_bias_1", "grad_bias_4"],
-    do_not_specialize_on_alignment=["grad_output_6", "x_6", "residual_6", "normed_total_6",
-        "normed_squares_6", "weight_6", "bias_6", "grad_weight_6", "grad_bias_6"],
+        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "x_stride_0",
+        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
+        "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
+        "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
+        "weight_stride_0", "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1",
+        "bias_stride_4", "grad_weight_stride_0", "grad_weight_stride_1", "grad_weight_stride_4",
+        "grad_bias_stride_0", "grad_bias_stride_1", "grad_bias_stride_4"],
+    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "residual_stride_6",
+        "normed_total_stride_6", "normed_squares_stride_6", "weight_stride_6", "bias_stride_6",
+        "grad_weight_stride_6", "grad_bias_stride_6"],
 )  # fmt: skip
 def residual_norm_backward_grad_weight_in_blocks(
     # read
@@ -601,19 +685,24 @@ def residual_norm_backward_grad_weight_in_blocks(
     grad_weight_pointer, grad_bias_pointer,
     width_count,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    residual_0, residual_1, residual_2, residual_3, residual_4, residual_5, residual_6,
-    normed_total_0, normed_total_1, normed_total_2, normed_total_3, normed_total_4,
-    normed_total_5, normed_total_6,
-    normed_squares_0, normed_squares_1, normed_squares_2, normed_squares_3, normed_squares_4,
-    normed_squares_5, normed_squares_6,
-    weight_0, weight_1, weight_2, weight_3, weight_4, weight_5, weight_6,
-    bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6,
-    grad_weight_0, grad_weight_1, grad_weight_2, grad_weight_3, grad_weight_4, grad_weight_5,
-    grad_weight_6,
-    grad_bias_0, grad_bias_1, grad_bias_2, grad_bias_3, grad_bias_4, grad_bias_5, grad_bias_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
+    residual_stride_4, residual_stride_5, residual_stride_6,
+    normed_total_stride_0, normed_total_stride_1, normed_total_stride_2, normed_total_stride_3,
+    normed_total_stride_4, normed_total_stride_5, normed_total_stride_6,
+    normed_squares_stride_0, normed_squares_stride_1, normed_squares_stride_2,
+    normed_squares_stride_3, normed_squares_stride_4, normed_squares_stride_5,
+    normed_squares_stride_6,
+    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
+    weight_stride_5, weight_stride_6,
+    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
+    bias_stride_6,
+    grad_weight_stride_0, grad_weight_stride_1, grad_weight_stride_2, grad_weight_stride_3,
+    grad_weight_stride_4, grad_weight_stride_5, grad_weight_stride_6,
+    grad_bias_stride_0, grad_bias_stride_1, grad_bias_stride_2, grad_bias_stride_3,
+    grad_bias_stride_4, grad_bias_stride_5, grad_bias_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -623,27 +712,32 @@ def residual_norm_backward_grad_weight_in_blocks(
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_0, residual_1, residual_2, residual_3,
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
         ROW_LOOPS
+    )
+    residual_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
+        residual_stride_2, residual_stride_3, ROW_LOOPS
     )
     weight_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, weight_0, weight_1, weight_2, weight_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, weight_stride_0, weight_stride_1, weight_stride_2,
+        weight_stride_3, ROW_LOOPS
     )
     bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, bias_0, bias_1, bias_2, bias_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, bias_stride_0, bias_stride_1, bias_stride_2,
+        bias_stride_3, ROW_LOOPS
     )
     grad_weight_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_weight_0, grad_weight_1, grad_weight_2,
-        grad_weight_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_weight_stride_0, grad_weight_stride_1,
+        grad_weight_stride_2, grad_weight_stride_3, ROW_LOOPS
     )
     grad_bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_bias_0, grad_bias_1, grad_bias_2, grad_bias_3,
-        ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_bias_stride_0, grad_bias_stride_1,
+        grad_bias_stride_2, grad_bias_stride_3, ROW_LOOPS
     )
     weight = tl.load(weight_pointer + weight_row, row < rows).to(COMPUTE)
     bias = tl.load(bias_pointer + bias_row, row < rows).to(COMPUTE)
@@ -655,30 +749,31 @@ def residual_norm_backward_grad_weight_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         grad_output_offset = grad_output_row + column_offset(
-            column, column_size_1, column_size_2, grad_output_4, grad_output_5, grad_output_6,
-            COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
+            grad_output_stride_6, COLUMN_LOOPS
         )
         grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_4, residual_5, residual_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
+            residual_stride_6, COLUMN_LOOPS
         )
         residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
         normed_total_offset = column_offset(
-            column, column_size_1, column_size_2, normed_total_4, normed_total_5, normed_total_6,
-            COLUMN_LOOPS
+            column, column_size_1, column_size_2, normed_total_stride_4, normed_total_stride_5,
+            normed_total_stride_6, COLUMN_LOOPS
         )
         normed_total = tl.load(normed_total_pointer + normed_total_offset, column < columns).to(
             COMPUTE
         )
         normed = hidden - normed_total / width_count
         normed_squares_offset = column_offset(
-            column, column_size_1, column_size_2, normed_squares_4, normed_squares_5,
-            normed_squares_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, normed_squares_stride_4, normed_squares_stride_5,
+            normed_squares_stride_6, COLUMN_LOOPS
         )
         normed_squares = tl.load(normed_squares_pointer + normed_squares_offset, column < columns).to(
             COMPUTE

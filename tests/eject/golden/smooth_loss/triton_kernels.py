@@ -7,10 +7,10 @@ from fuselab.runtime.triton_loops import column_offset, row_offset
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "prediction_0",
-        "prediction_1", "prediction_4", "target_0", "target_1", "target_4", "output_0", "output_1",
-        "output_4"],
-    do_not_specialize_on_alignment=["prediction_6", "target_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "prediction_stride_0",
+        "prediction_stride_1", "prediction_stride_4", "target_stride_0", "target_stride_1",
+        "target_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["prediction_stride_6", "target_stride_6", "output_stride_6"],
 )  # fmt: skip
 def smooth_loss(
     # read
@@ -18,10 +18,12 @@ def smooth_loss(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    prediction_0, prediction_1, prediction_2, prediction_3, prediction_4, prediction_5,
-    prediction_6,
-    target_0, target_1, target_2, target_3, target_4, target_5, target_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    prediction_stride_0, prediction_stride_1, prediction_stride_2, prediction_stride_3,
+    prediction_stride_4, prediction_stride_5, prediction_stride_6,
+    target_stride_0, target_stride_1, target_stride_2, target_stride_3, target_stride_4,
+    target_stride_5, target_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -33,11 +35,13 @@ def smooth_loss(
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
     prediction_offset = column_offset(
-        column, column_size_1, column_size_2, prediction_4, prediction_5, prediction_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, prediction_stride_4, prediction_stride_5,
+        prediction_stride_6, COLUMN_LOOPS
     )
     prediction = tl.load(prediction_pointer + prediction_offset, column < columns).to(COMPUTE)
     target_offset = column_offset(
-        column, column_size_1, column_size_2, target_4, target_5, target_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, target_stride_4, target_stride_5, target_stride_6,
+        COLUMN_LOOPS
     )
     target = tl.load(target_pointer + target_offset, column < columns).to(COMPUTE)
     huber_loss = tl.abs(prediction - target)
@@ -47,10 +51,10 @@ def smooth_loss(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "prediction_0",
-        "prediction_1", "prediction_4", "target_0", "target_1", "target_4", "output_0", "output_1",
-        "output_4"],
-    do_not_specialize_on_alignment=["prediction_6", "target_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "prediction_stride_0",
+        "prediction_stride_1", "prediction_stride_4", "target_stride_0", "target_stride_1",
+        "target_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["prediction_stride_6", "target_stride_6", "output_stride_6"],
 )  # fmt: skip
 def smooth_loss_in_blocks(
     # read
@@ -58,10 +62,12 @@ def smooth_loss_in_blocks(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    prediction_0, prediction_1, prediction_2, prediction_3, prediction_4, prediction_5,
-    prediction_6,
-    target_0, target_1, target_2, target_3, target_4, target_5, target_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    prediction_stride_0, prediction_stride_1, prediction_stride_2, prediction_stride_3,
+    prediction_stride_4, prediction_stride_5, prediction_stride_6,
+    target_stride_0, target_stride_1, target_stride_2, target_stride_3, target_stride_4,
+    target_stride_5, target_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -77,12 +83,13 @@ def smooth_loss_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         prediction_offset = column_offset(
-            column, column_size_1, column_size_2, prediction_4, prediction_5, prediction_6,
-            COLUMN_LOOPS
+            column, column_size_1, column_size_2, prediction_stride_4, prediction_stride_5,
+            prediction_stride_6, COLUMN_LOOPS
         )
         prediction = tl.load(prediction_pointer + prediction_offset, column < columns).to(COMPUTE)
         target_offset = column_offset(
-            column, column_size_1, column_size_2, target_4, target_5, target_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, target_stride_4, target_stride_5, target_stride_6,
+            COLUMN_LOOPS
         )
         target = tl.load(target_pointer + target_offset, column < columns).to(COMPUTE)
         huber_loss = tl.abs(prediction - target)
@@ -96,12 +103,13 @@ def smooth_loss_in_blocks(
 
 @triton.jit(
     do_not_specialize=["width_count", "length_count", "rows", "row_size_1", "row_size_2",
-        "column_size_1", "prediction_0", "prediction_1", "prediction_4", "target_0", "target_1",
-        "target_4", "grad_output_0", "grad_output_1", "grad_output_4", "grad_prediction_0",
-        "grad_prediction_1", "grad_prediction_4", "grad_target_0", "grad_target_1",
-        "grad_target_4"],
-    do_not_specialize_on_alignment=["prediction_6", "target_6", "grad_output_6",
-        "grad_prediction_6", "grad_target_6"],
+        "column_size_1", "prediction_stride_0", "prediction_stride_1", "prediction_stride_4",
+        "target_stride_0", "target_stride_1", "target_stride_4", "grad_output_stride_0",
+        "grad_output_stride_1", "grad_output_stride_4", "grad_prediction_stride_0",
+        "grad_prediction_stride_1", "grad_prediction_stride_4", "grad_target_stride_0",
+        "grad_target_stride_1", "grad_target_stride_4"],
+    do_not_specialize_on_alignment=["prediction_stride_6", "target_stride_6",
+        "grad_output_stride_6", "grad_prediction_stride_6", "grad_target_stride_6"],
 )  # fmt: skip
 def smooth_loss_backward(
     # read
@@ -110,15 +118,17 @@ def smooth_loss_backward(
     grad_prediction_pointer, grad_target_pointer,
     width_count, length_count,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    prediction_0, prediction_1, prediction_2, prediction_3, prediction_4, prediction_5,
-    prediction_6,
-    target_0, target_1, target_2, target_3, target_4, target_5, target_6,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    grad_prediction_0, grad_prediction_1, grad_prediction_2, grad_prediction_3,
-    grad_prediction_4, grad_prediction_5, grad_prediction_6,
-    grad_target_0, grad_target_1, grad_target_2, grad_target_3, grad_target_4, grad_target_5,
-    grad_target_6,
+    prediction_stride_0, prediction_stride_1, prediction_stride_2, prediction_stride_3,
+    prediction_stride_4, prediction_stride_5, prediction_stride_6,
+    target_stride_0, target_stride_1, target_stride_2, target_stride_3, target_stride_4,
+    target_stride_5, target_stride_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    grad_prediction_stride_0, grad_prediction_stride_1, grad_prediction_stride_2,
+    grad_prediction_stride_3, grad_prediction_stride_4, grad_prediction_stride_5,
+    grad_prediction_stride_6,
+    grad_target_stride_0, grad_target_stride_1, grad_target_stride_2, grad_target_stride_3,
+    grad_target_stride_4, grad_target_stride_5, grad_target_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -134,16 +144,16 @@ def smooth_loss_backward(
         column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
     prediction_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, prediction_0, prediction_1, prediction_2,
-        prediction_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, prediction_stride_0, prediction_stride_1,
+        prediction_stride_2, prediction_stride_3, ROW_LOOPS
     )
-    prediction = tl.load(prediction_pointer + prediction_row + column * prediction_6, exists).to(
-        COMPUTE
-    )
+    prediction_offset = prediction_row + column * prediction_stride_6
+    prediction = tl.load(prediction_pointer + prediction_offset, exists).to(COMPUTE)
     target_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, target_0, target_1, target_2, target_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, target_stride_0, target_stride_1, target_stride_2,
+        target_stride_3, ROW_LOOPS
     )
-    target = tl.load(target_pointer + target_row + column * target_6, exists).to(COMPUTE)
+    target = tl.load(target_pointer + target_row + column * target_stride_6, exists).to(COMPUTE)
     sub_2 = prediction - target
     grad_output = tl.load(grad_output_pointer).to(COMPUTE)
     true_divide_tensor = 1.0 / (width_count * length_count)
@@ -152,10 +162,10 @@ def smooth_loss_backward(
     sub_3 = target - prediction
     where_1 = tl.where(sub_2 > 1.0, mul_12, sub_2 * true_divide_tensor * grad_output)
     grad_prediction_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_prediction_0, grad_prediction_1,
-        grad_prediction_2, grad_prediction_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_prediction_stride_0, grad_prediction_stride_1,
+        grad_prediction_stride_2, grad_prediction_stride_3, ROW_LOOPS
     )
-    grad_prediction_offset = grad_prediction_row + column * grad_prediction_6
+    grad_prediction_offset = grad_prediction_row + column * grad_prediction_stride_6
     grad_prediction = tl.where(sub_2 < (-1.0), mul_10, where_1)
     tl.store(
         grad_prediction_pointer + grad_prediction_offset,
@@ -164,10 +174,10 @@ def smooth_loss_backward(
     )
     where_3 = tl.where(sub_3 > 1.0, mul_12, sub_3 * true_divide_tensor * grad_output)
     grad_target_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_target_0, grad_target_1, grad_target_2,
-        grad_target_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_target_stride_0, grad_target_stride_1,
+        grad_target_stride_2, grad_target_stride_3, ROW_LOOPS
     )
-    grad_target_offset = grad_target_row + column * grad_target_6
+    grad_target_offset = grad_target_row + column * grad_target_stride_6
     grad_target = tl.where(sub_3 < (-1.0), mul_10, where_3)
     tl.store(
         grad_target_pointer + grad_target_offset,

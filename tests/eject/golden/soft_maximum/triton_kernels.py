@@ -8,9 +8,9 @@ from fuselab.runtime.triton_loops import column_offset, larger, row_offset
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
 )  # fmt: skip
 def soft_maximum(
     # read
@@ -18,8 +18,9 @@ def soft_maximum(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -30,12 +31,16 @@ def soft_maximum(
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     logsumexp = tl.reduce(tl.where(exists, x, float('-inf')), 1, larger)[:, None]
@@ -46,9 +51,9 @@ def soft_maximum(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
 )  # fmt: skip
 def soft_maximum_in_blocks(
     # read
@@ -56,8 +61,9 @@ def soft_maximum_in_blocks(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -66,9 +72,13 @@ def soft_maximum_in_blocks(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     logsumexp_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -77,7 +87,7 @@ def soft_maximum_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         logsumexp_so_far = larger(logsumexp_so_far, tl.where(exists, x, float('-inf')))
@@ -90,7 +100,7 @@ def soft_maximum_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         logsumexp_3_so_far = logsumexp_3_so_far + tl.where(
@@ -102,9 +112,10 @@ def soft_maximum_in_blocks(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_0",
-        "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["grad_output_6", "x_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
+        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
 )  # fmt: skip
 def soft_maximum_backward(
     # read
@@ -112,10 +123,11 @@ def soft_maximum_backward(
     # written
     grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -127,16 +139,20 @@ def soft_maximum_backward(
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     grad_output = tl.load(grad_output_pointer + grad_output_row, row < rows).to(COMPUTE)
     x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
     )
     x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
     logsumexp = tl.reduce(tl.where(exists, x, float('-inf')), 1, larger)[:, None]
@@ -144,16 +160,18 @@ def soft_maximum_backward(
     logsumexp_3 = tl.sum(tl.where(exists, libdevice.exp(x - logsumexp_2), 0.0), 1)[:, None]
     exp_1 = libdevice.exp(x - (libdevice.log(logsumexp_3) + logsumexp_2))
     grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+        COLUMN_LOOPS
     )
     grad_x = grad_output * exp_1
     tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_0",
-        "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["grad_output_6", "x_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
+        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
 )  # fmt: skip
 def soft_maximum_backward_in_blocks(
     # read
@@ -161,10 +179,11 @@ def soft_maximum_backward_in_blocks(
     # written
     grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -174,12 +193,16 @@ def soft_maximum_backward_in_blocks(
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     logsumexp_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -188,7 +211,7 @@ def soft_maximum_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         logsumexp_so_far = larger(logsumexp_so_far, tl.where(exists, x, float('-inf')))
@@ -201,7 +224,7 @@ def soft_maximum_backward_in_blocks(
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         logsumexp_3_so_far = logsumexp_3_so_far + tl.where(
@@ -215,12 +238,13 @@ def soft_maximum_backward_in_blocks(
         exists = (row < rows) & (column < columns)
         grad_output = tl.load(grad_output_pointer + grad_output_row, row < rows).to(COMPUTE)
         x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
         )
         x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
         exp_1 = libdevice.exp(x - (libdevice.log(logsumexp_3) + logsumexp_2))
         grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_4, grad_x_5, grad_x_6, COLUMN_LOOPS
+            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
+            COLUMN_LOOPS
         )
         grad_x = grad_output * exp_1
         tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)

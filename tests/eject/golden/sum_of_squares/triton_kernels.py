@@ -7,9 +7,9 @@ from fuselab.runtime.triton_loops import column_offset, row_offset
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
 )  # fmt: skip
 def sum_of_squares(
     # read
@@ -17,8 +17,9 @@ def sum_of_squares(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -29,16 +30,18 @@ def sum_of_squares(
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_offset = column_offset(column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS)
+    x_offset = column_offset(
+        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
+    )
     x = tl.load(x_pointer + x_offset, column < columns).to(COMPUTE)
     sum_1 = tl.sum(tl.where(exists, x * x, 0.0), 1)[:, None]
     tl.store(output_pointer + row, sum_1.to(output_pointer.dtype.element_ty), row < rows)
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
 )  # fmt: skip
 def sum_of_squares_in_blocks(
     # read
@@ -46,8 +49,9 @@ def sum_of_squares_in_blocks(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +66,9 @@ def sum_of_squares_in_blocks(
         if WIDE:
             column = column.to(tl.int64)
         exists = (row < rows) & (column < columns)
-        x_offset = column_offset(column, column_size_1, column_size_2, x_4, x_5, x_6, COLUMN_LOOPS)
+        x_offset = column_offset(
+            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
+        )
         x = tl.load(x_pointer + x_offset, column < columns).to(COMPUTE)
         sum_1_so_far = sum_1_so_far + tl.where(exists, x * x, 0.0)
     sum_1 = tl.sum(sum_1_so_far, 1)[:, None]
@@ -70,9 +76,10 @@ def sum_of_squares_in_blocks(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_0",
-        "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "grad_x_0", "grad_x_1", "grad_x_4"],
-    do_not_specialize_on_alignment=["grad_output_6", "x_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
+        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
 )  # fmt: skip
 def sum_of_squares_backward(
     # read
@@ -80,10 +87,11 @@ def sum_of_squares_backward(
     # written
     grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -99,14 +107,18 @@ def sum_of_squares_backward(
         column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
     grad_output = tl.load(grad_output_pointer).to(COMPUTE)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    x = tl.load(x_pointer + x_row + column * x_6, exists).to(COMPUTE)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
+    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     grad_x = grad_output * x + grad_output * x
     tl.store(
-        grad_x_pointer + grad_x_row + column * grad_x_6,
+        grad_x_pointer + grad_x_row + column * grad_x_stride_6,
         grad_x.to(grad_x_pointer.dtype.element_ty),
         exists,
     )

@@ -8,9 +8,10 @@ from fuselab.runtime.triton_loops import row_offset
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_0", "x_1", "x_4",
-        "x_2_0", "x_2_1", "x_2_4", "output_0", "output_1", "output_4"],
-    do_not_specialize_on_alignment=["x_6", "x_2_6", "output_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
+        "x_stride_1", "x_stride_4", "x_2_stride_0", "x_2_stride_1", "x_2_stride_4",
+        "output_stride_0", "output_stride_1", "output_stride_4"],
+    do_not_specialize_on_alignment=["x_stride_6", "x_2_stride_6", "output_stride_6"],
 )  # fmt: skip
 def symmetric(
     # read
@@ -18,9 +19,11 @@ def symmetric(
     # written
     output_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    x_2_0, x_2_1, x_2_2, x_2_3, x_2_4, x_2_5, x_2_6,
-    output_0, output_1, output_2, output_3, output_4, output_5, output_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    x_2_stride_0, x_2_stride_1, x_2_stride_2, x_2_stride_3, x_2_stride_4, x_2_stride_5,
+    x_2_stride_6,
+    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
+    output_stride_5, output_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -35,28 +38,35 @@ def symmetric(
     if WIDE:
         column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    x = tl.load(x_pointer + x_row + column * x_6, exists).to(COMPUTE)
-    x_2_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_2_0, x_2_1, x_2_2, x_2_3, ROW_LOOPS
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
     )
-    x_2 = tl.load(x_2_pointer + x_2_row + column * x_2_6, exists).to(COMPUTE)
+    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
+    x_2_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_2_stride_0, x_2_stride_1, x_2_stride_2,
+        x_2_stride_3, ROW_LOOPS
+    )
+    x_2 = tl.load(x_2_pointer + x_2_row + column * x_2_stride_6, exists).to(COMPUTE)
     output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_0, output_1, output_2, output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
+        output_stride_3, ROW_LOOPS
     )
     tl.store(
-        output_pointer + output_row + column * output_6,
+        output_pointer + output_row + column * output_stride_6,
         libdevice.tanh(x + x_2).to(output_pointer.dtype.element_ty),
         exists,
     )
 
 
 @triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_0",
-        "grad_output_1", "grad_output_4", "x_0", "x_1", "x_4", "x_2_0", "x_2_1", "x_2_4",
-        "grad_output_2_0", "grad_output_2_1", "grad_output_2_4", "grad_x_0", "grad_x_1",
-        "grad_x_4"],
-    do_not_specialize_on_alignment=["grad_output_6", "x_6", "x_2_6", "grad_output_2_6", "grad_x_6"],
+    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
+        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
+        "x_2_stride_0", "x_2_stride_1", "x_2_stride_4", "grad_output_2_stride_0",
+        "grad_output_2_stride_1", "grad_output_2_stride_4", "grad_x_stride_0", "grad_x_stride_1",
+        "grad_x_stride_4"],
+    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "x_2_stride_6",
+        "grad_output_2_stride_6", "grad_x_stride_6"],
 )  # fmt: skip
 def symmetric_backward(
     # read
@@ -64,13 +74,16 @@ def symmetric_backward(
     # written
     grad_x_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_0, grad_output_1, grad_output_2, grad_output_3, grad_output_4, grad_output_5,
-    grad_output_6,
-    x_0, x_1, x_2, x_3, x_4, x_5, x_6,
-    x_2_0, x_2_1, x_2_2, x_2_3, x_2_4, x_2_5, x_2_6,
-    grad_output_2_0, grad_output_2_1, grad_output_2_2, grad_output_2_3, grad_output_2_4,
-    grad_output_2_5, grad_output_2_6,
-    grad_x_0, grad_x_1, grad_x_2, grad_x_3, grad_x_4, grad_x_5, grad_x_6,
+    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
+    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
+    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
+    x_2_stride_0, x_2_stride_1, x_2_stride_2, x_2_stride_3, x_2_stride_4, x_2_stride_5,
+    x_2_stride_6,
+    grad_output_2_stride_0, grad_output_2_stride_1, grad_output_2_stride_2,
+    grad_output_2_stride_3, grad_output_2_stride_4, grad_output_2_stride_5,
+    grad_output_2_stride_6,
+    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
+    grad_x_stride_5, grad_x_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -86,31 +99,36 @@ def symmetric_backward(
         column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     exists = (row < rows) & (column < columns)
     grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_0, grad_output_1, grad_output_2,
-        grad_output_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
+        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
     )
-    grad_output_offset = grad_output_row + column * grad_output_6
+    grad_output_offset = grad_output_row + column * grad_output_stride_6
     grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
-    x_row = row_offset(row, row_size_1, row_size_2, row_size_3, x_0, x_1, x_2, x_3, ROW_LOOPS)
-    x = tl.load(x_pointer + x_row + column * x_6, exists).to(COMPUTE)
+    x_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
+        ROW_LOOPS
+    )
+    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
     x_2_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_2_0, x_2_1, x_2_2, x_2_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, x_2_stride_0, x_2_stride_1, x_2_stride_2,
+        x_2_stride_3, ROW_LOOPS
     )
-    x_2 = tl.load(x_2_pointer + x_2_row + column * x_2_6, exists).to(COMPUTE)
+    x_2 = tl.load(x_2_pointer + x_2_row + column * x_2_stride_6, exists).to(COMPUTE)
     grad_output_2_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_2_0, grad_output_2_1, grad_output_2_2,
-        grad_output_2_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_output_2_stride_0, grad_output_2_stride_1,
+        grad_output_2_stride_2, grad_output_2_stride_3, ROW_LOOPS
     )
-    grad_output_2_offset = grad_output_2_row + column * grad_output_2_6
+    grad_output_2_offset = grad_output_2_row + column * grad_output_2_stride_6
     grad_output_2 = tl.load(grad_output_2_pointer + grad_output_2_offset, exists).to(COMPUTE)
     mul_9 = grad_output * (1 - libdevice.tanh(x + x_2) * libdevice.tanh(x + x_2))
     mul_9_2 = grad_output_2 * (1 - libdevice.tanh(x_2 + x) * libdevice.tanh(x_2 + x))
     grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_0, grad_x_1, grad_x_2, grad_x_3, ROW_LOOPS
+        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
+        grad_x_stride_3, ROW_LOOPS
     )
     grad_x = mul_9 + mul_9_2
     tl.store(
-        grad_x_pointer + grad_x_row + column * grad_x_6,
+        grad_x_pointer + grad_x_row + column * grad_x_stride_6,
         grad_x.to(grad_x_pointer.dtype.element_ty),
         exists,
     )
