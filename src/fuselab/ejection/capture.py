@@ -132,14 +132,19 @@ class Captured:
 
     def behind_gradients(self) -> set[fx.Node]:
         """Return the gradients and all nodes that they are computed from."""
-        found: set[fx.Node] = set()
-        stack = [node for node in self.gradients if node is not None]
-        while stack:
-            node = stack.pop()
-            if node not in found:
-                found.add(node)
-                stack += node.all_input_nodes
-        return found
+        return with_sources([node for node in self.gradients if node is not None])
+
+
+def with_sources(results: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return the nodes of a graph and all that they are computed from."""
+    found: set[fx.Node] = set()
+    stack = list(results)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
 
 
 class _CapturedError(Exception):

@@ -279,7 +279,7 @@ class _Kernel:
 
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""
-        for one in self.unknown(expressions):
+        for one in walk(expressions, self.known):
             if isinstance(one, (Load, Position)):
                 self.write(f"const auto {self.names[one]} = at({self.array(one)});")
                 self.known[one] = self.names[one]
@@ -287,21 +287,6 @@ class _Kernel:
                 text = self.formula(one)
                 self.write(f"const auto {self.names[one]} = {text};")
                 self.known[one] = self.names[one]
-
-    def unknown(self, expressions: Sequence[Expression]) -> list[Expression]:
-        """Return the expressions and what they are computed from, operands first, without those
-        that have a text already and what only these need."""
-        order: dict[Expression, None] = {}
-
-        def visit(one: Expression) -> None:
-            if one not in self.known and one not in order:
-                for child in children(one):
-                    visit(child)
-                order[one] = None
-
-        for one in expressions:
-            visit(one)
-        return list(order)
 
     def formula(self, one: Apply) -> str:
         """Return the text of a function of operands, converted to the kind that it computes in."""

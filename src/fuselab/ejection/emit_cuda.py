@@ -17,6 +17,7 @@ from fuselab.ejection.loops import (
     Reduced,
     Size,
     children,
+    walk,
 )
 from fuselab.ejection.plan import KernelPlan, Operand
 
@@ -251,7 +252,7 @@ class _Kernel:
         declare ``results``."""
         self.open("for (int k = 0; k < tile.packs(); ++k) {", "Tile::unrolled")
         self.write("const auto pack = tile.pack(k);")
-        for one in self.unknown(values):
+        for one in walk(values, self.known):
             if isinstance(one, (Load, Position)):
                 name = self.names[self.plan.value_names[one]]
                 given = f"{name}_tile.at(pack)"
@@ -310,7 +311,7 @@ class _Kernel:
         lines, self.lines = self.lines, []
         self.indent += 1
         roots = [*wanted, *(self.plan.stores[one.node] for one in stored if one.node is not None)]
-        for one in self.unknown(roots):
+        for one in walk(roots, self.known):
             if isinstance(one, (Load, Position)) or (
                 isinstance(one, Apply) and (one in self.plan.value_names or one in wanted)
             ):
@@ -382,7 +383,7 @@ class _Kernel:
 
     def define(self, values: Sequence[Expression]) -> None:
         """Write the statements after which each of ``values`` has a text."""
-        for one in self.unknown(values):
+        for one in walk(values, self.known):
             if isinstance(one, (Load, Position)):
                 name = self.names[self.plan.value_names[one]]
                 text = f"{name}_pack.element[i]"
@@ -393,21 +394,6 @@ class _Kernel:
                 continue
             self.write(f"const {_TYPES[_kind(one)]} {name} = {text};")
             self.known[one] = name
-
-    def unknown(self, values: Sequence[Expression]) -> list[Expression]:
-        """Return ``values`` and what they are computed from, operands first, without those that
-        have a text already and what only these need."""
-        order: dict[Expression, None] = {}
-
-        def visit(one: Expression) -> None:
-            if one not in self.known and one not in order:
-                for child in children(one):
-                    visit(child)
-                order[one] = None
-
-        for one in values:
-            visit(one)
-        return list(order)
 
     def value(self, one: Expression) -> str:
         """Return the text of a value; ``define`` has written what it needs."""

@@ -16,7 +16,6 @@ from fuselab.ejection.loops import (
     Position,
     Reduced,
     Size,
-    children,
     walk,
 )
 from fuselab.ejection.plan import KernelPlan, Namer, Operand
@@ -183,7 +182,7 @@ class _Function:
 
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""
-        for one in self.unknown(expressions):
+        for one in walk(expressions, self.known):
             if isinstance(one, (Load, Position)):
                 self.load(one)
             elif isinstance(one, Reduced):
@@ -192,21 +191,6 @@ class _Function:
                 name = self.plan.value_names[one]
                 self.write(f"{name} = {self.formula(one)}")
                 self.known[one] = name
-
-    def unknown(self, expressions: Sequence[Expression]) -> list[Expression]:
-        """Return the expressions and what they are computed from, operands first, without those
-        that have a name already and what only these need."""
-        order: dict[Expression, None] = {}
-
-        def visit(one: Expression) -> None:
-            if one not in self.known and one not in order:
-                for child in children(one):
-                    visit(child)
-                order[one] = None
-
-        for one in expressions:
-            visit(one)
-        return list(order)
 
     def load(self, one: Load | Position) -> None:
         name = self.plan.value_names[one]

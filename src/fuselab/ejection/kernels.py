@@ -29,7 +29,6 @@ from fuselab.ejection.loops import (
     Position,
     Reduced,
     Reduction,
-    Splitter,
     View,
     operands_of,
     walk,
@@ -41,7 +40,7 @@ class DoesNotFitError(Exception):
     """A node cannot be computed over a kernel's axes."""
 
 
-class Binding(Splitter):
+class Binding:
     """The axes that have been replaced by others: tied to a kernel's, or split."""
 
     def __init__(self, hints: Mapping[sympy.Symbol, int], bound: Mapping[Axis, tuple[Axis, ...]]):

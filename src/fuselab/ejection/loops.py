@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import sympy
 
@@ -106,20 +106,20 @@ def children(expression: Expression) -> tuple[Expression, ...]:
     return (expression.operand,) if isinstance(expression, Reduced) else ()
 
 
-def walk(expressions: Sequence[Expression]) -> Iterator[Expression]:
-    """Yield every expression once, operands first."""
-    seen: set[Expression] = set()
+def walk(expressions: Sequence[Expression], known: Container[Expression] = ()) -> list[Expression]:
+    """Return every expression once, operands first, without those that are ``known`` and what only
+    these need."""
+    order: dict[Expression, None] = {}
 
-    def visit(expression: Expression) -> Iterator[Expression]:
-        if expression in seen:
-            return
-        seen.add(expression)
-        for child in children(expression):
-            yield from visit(child)
-        yield expression
+    def visit(expression: Expression) -> None:
+        if expression not in known and expression not in order:
+            for child in children(expression):
+                visit(child)
+            order[expression] = None
 
     for expression in expressions:
-        yield from visit(expression)
+        visit(expression)
+    return list(order)
 
 
 # --- nodes: the tensors of the graph --------------------------------------------------------------
@@ -184,11 +184,11 @@ class Call(Node):
     operands: tuple[object, ...] = ()
 
 
-class Splitter:
+class Splitter(Protocol):
     """Rearranges lists of axes; see ``kernels.Binding``."""
 
     def regroup(self, axes: Sequence[Axis], sizes: Sequence[sympy.Expr]) -> Index:
-        raise NotImplementedError
+        """Return the axes in groups whose sizes multiply to ``sizes``."""
 
 
 def operands_of(node: Node) -> tuple[Node, ...]:

@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from fuselab.ejection.capture import Captured, is_user_named, source_line, user_name
+from fuselab.ejection.capture import Captured, is_user_named, source_line, user_name, with_sources
 from fuselab.ejection.loops import (
     Along,
     Constant,
@@ -114,7 +114,7 @@ def lower(captured: Captured) -> Program:
     for place, node in enumerate(captured.upstream):
         name = "grad_output" if len(captured.upstream) == 1 else f"grad_output_{place}"
         lowering.known[node] = lowering.input(node, name)
-    wanted = _needed([*captured.outputs, *(node for node in captured.gradients if node)])
+    wanted = with_sources(captured.outputs) | captured.behind_gradients()
     for node in captured.graph.nodes:
         if node in wanted and node.op == "call_function" and node not in lowering.known:
             lowering.known[node] = lowering.lower(node)
@@ -125,17 +125,6 @@ def lower(captured: Captured) -> Program:
         tuple(known[node] for node in captured.outputs),
         tuple(None if node is None else known[node] for node in captured.gradients),
     )
-
-
-def _needed(results: Sequence[FxNode]) -> set[FxNode]:
-    found: set[FxNode] = set()
-    stack = list(results)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
 
 
 def expression_of(size: Any) -> sympy.Expr:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, fx
 
+from fuselab.ejection.capture import with_sources
 from fuselab.ejection.kernels import ancestors
 from fuselab.ejection.loops import Node
 from fuselab.ejection.package import Package
@@ -26,8 +27,8 @@ def page_text(package: Package) -> str:
 
 def _summary(package: Package, sizes: str) -> str:
     captured = package.formulas
-    gradients = {node for node in captured.graph.nodes if node in captured.behind_gradients()}
-    outputs = _behind(captured.outputs)
+    gradients = captured.behind_gradients()
+    outputs = with_sources(captured.outputs)
     before = _bytes(outputs), _bytes(gradients - outputs)
     after = sum(map(_moved, package.forward)), sum(map(_moved, package.backward))
     rows = [
@@ -42,17 +43,6 @@ def _summary(package: Package, sizes: str) -> str:
         )
     at = f"At the sizes of the example in float32 ({sizes}):" if sizes else "In float32:"
     return "\n".join([at, "", *rows])
-
-
-def _behind(results: Sequence[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = list(results)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
 
 
 def _tensor_calls(nodes: set[fx.Node]) -> list[fx.Node]:
