@@ -18,10 +18,11 @@ from torch import Tensor
 
 import fuselab
 from fuselab.cli.main import run
+from fuselab.ejection.eject import eject
 from fuselab.ejection.folder import edited
 from fuselab.ejection.loops import walk
 from fuselab.ejection.package import planned_package
-from fuselab.ejection.write import eject, package_files
+from fuselab.ejection.write import package_files
 from fuselab.errors import EjectError
 from fuselab.prove.load import load_op
 

@@ -33,9 +33,8 @@ def eject(
     Exit status 1 if files edited by hand were kept; the new ones are beside them.
     """
     from fuselab.device.select import select
+    from fuselab.ejection.eject import default_name, ejected
     from fuselab.ejection.folder import check_folder, write_folder
-    from fuselab.ejection.package import planned_package
-    from fuselab.ejection.write import about, default_name, package_files
     from fuselab.inspect import targets
     from fuselab.report.eject_text import eject_text
     from fuselab.report.progress import say
@@ -45,9 +44,9 @@ def eject(
     found = targets.load(target, select("cpu"), data)
     named = name or default_name(found.callable)
     say(f"fuselab: capturing {found.name} ...")
-    package = planned_package(found.callable, found.args, found.kwargs, named, inference)
-    kept = write_folder(output, package_files(package), about(package), force)
-    facts = {"target": target, "folder": str(output), **package.describe(), "kept": kept}
+    made = ejected(found.callable, found.args, found.kwargs, named, inference)
+    kept = write_folder(output, made.files, made.about, force)
+    facts = {"target": target, "folder": str(output), **made.facts, "kept": kept}
     print(eject_text(facts))
     write_result(json, "eject", facts, select("cpu"))
     if kept:

@@ -132,6 +132,10 @@ class Captured:
     hints: Mapping[sympy.Symbol, int]
     ranges: Mapping[str, tuple[int, int]]
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.arguments)
+
     def behind_gradients(self) -> set[fx.Node]:
         """Return the gradients and all nodes that they are computed from."""
         return with_sources([node for node in self.gradients if node is not None])

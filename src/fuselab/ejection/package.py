@@ -35,7 +35,7 @@ class Package:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        return tuple(argument.name for argument in self.captured.arguments)
+        return self.captured.parameters
 
     @property
     def saved(self) -> tuple[str, ...]:

@@ -100,18 +100,44 @@ class Region:
 class Cut:
     """A function as steps in the order in which they run: regions, and calls that stay PyTorch's.
 
-    ``reasons`` has a sentence for each call that stays.
+    ``reasons`` says of calls why they cannot become kernels; ``frozen`` names the arguments that
+    get no gradient, such as the running statistics of a batch norm.
     """
 
-    traced: Captured
+    captured: Captured
     sizes: Sizes
     names: Mapping[fx.Node, str]
     steps: tuple[Region | fx.Node, ...]
     reasons: Mapping[fx.Node, str] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return self.captured.name
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.captured.parameters
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """Sizes that have to be multiples of a number: none that is known."""
+        return {}
 
     @property
     def regions(self) -> tuple[Region, ...]:
         return tuple(step for step in self.steps if isinstance(step, Region))
+
+    @property
+    def calls(self) -> tuple[fx.Node, ...]:
+        """The calls that stay PyTorch's."""
+        return tuple(step for step in self.steps if not isinstance(step, Region))
+
+    def reason(self, node: fx.Node) -> str:
+        """Return why a call stays PyTorch's."""
+        if call_name(node) in ARRANGING:
+            return "it moves no data"
+        return self.reasons.get(node) or "alone it would gain nothing"
 
 
 def cut(
@@ -195,7 +221,12 @@ class _Cutter:
                 break
         namer = Namer([self.traced.name])
         regions = [self.named(one, namer) for one in regions]
-        return Cut(self.traced, self.sizes, self.names, self.ordered(regions), self.reasons)
+        frozen = frozenset(
+            argument.name
+            for argument in self.traced.arguments
+            if not _value(argument.node).requires_grad
+        )
+        return Cut(self.traced, self.sizes, self.names, self.ordered(regions), self.reasons, frozen)
 
     def reason(self, node: fx.Node) -> str | None:
         """Return None if eject can write the call's kernel, else why not."""
