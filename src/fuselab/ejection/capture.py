@@ -95,6 +95,17 @@ COMPOSED = (
     aten.addmm,
 )
 
+# Those among them that PyTorch cannot differentiate: formulas that are to be differentiated again
+# are written without them.
+WITHOUT_DERIVATIVE = (
+    aten.glu_backward,
+    aten.hardsigmoid_backward,
+    aten.hardswish_backward,
+    aten.mish_backward,
+    aten.native_group_norm_backward,
+    aten.silu_backward,
+)
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -318,6 +329,9 @@ def _example(arg: Any, wants_gradient: bool) -> Any:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = re.search(r"got (\w+\(.*\))$", str(error), re.MULTILINE)  # by the user's call
+    if raised is not None:
+        return raised[1]
     return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 

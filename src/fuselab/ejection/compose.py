@@ -6,37 +6,41 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import source_line
 from fuselab.ejection.fold import formatted
-from fuselab.ejection.package import Package
 from fuselab.ejection.regions import Cut, Region, call_name, is_number
 from fuselab.ejection.write import annotated, draw_text, example_case, package_files, test_text
+from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
 
 
-def composition_files(cut: Cut, packages: Mapping[Region, Package]) -> dict[str, str]:
+def composition_files(cut: Cut) -> dict[str, str]:
     """Return the text of every file by its name; those of a region's package as ``NAME/file``."""
     files = {
         "__init__.py": _init(cut),
         "reference.py": formatted(reference_text(cut.captured)),
         "composed.py": formatted(_composed(cut)),
         f"test_{cut.name}.py": test_text(cut.name),
-        "page.md": _page(cut, packages),
+        "page.md": _page(cut),
     }
-    for region, package in packages.items():
-        for name, text in package_files(package).items():
+    if isinstance(cut.captured.function, nn.Module):
+        files["module.py"] = module_text(cut.captured, f"from .composed import {cut.name}")
+    for region in cut.regions:
+        for name, text in package_files(region.package).items():
             files[f"{region.name}/{name}"] = text
     return files
 
 
-def describe(cut: Cut, packages: Mapping[Region, Package]) -> dict[str, Any]:
+def describe(cut: Cut) -> dict[str, Any]:
     """Return the facts for JSON: what each operator computes, and what stays a PyTorch call."""
     return {
         "operator": f"ejected::{cut.name}",
-        "kernels": [kernel for one in packages.values() for kernel in one.describe()["kernels"]],
+        "kernels": [
+            kernel for region in cut.regions for kernel in region.package.describe()["kernels"]
+        ],
         "operators": [
             {"name": region.name, "calls": [call_name(node) for node in region.calls]}
             for region in cut.regions
@@ -79,8 +83,11 @@ def _composed(cut: Cut) -> str:
         f"from fuselab.op import {', '.join(contract)}",
         *signature,
         "",
-        *(f"from .{one.name} import OP as {one.name.upper()}" for one in cut.regions),
-        *(f"from .{one.name} import {one.name}" for one in cut.regions),
+        *(
+            line
+            for name in sorted(one.name for one in cut.regions)
+            for line in (f"from .{name} import OP as {name.upper()}", f"from .{name} import {name}")
+        ),
         "from .reference import reference",
         "",
         "",
@@ -88,7 +95,6 @@ def _composed(cut: Cut) -> str:
         "",
         *([drawn, ""] if drawn else []),
         case,
-        "",
         "COMPOSITION = Composition(",
         f'    name="ejected::{cut.name}",',
         f"    function={cut.name},",
@@ -141,7 +147,7 @@ def _step(step: Region | fx.Node, names: Mapping[fx.Node, str]) -> list[str]:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def _page(cut: Cut, packages: Mapping[Region, Package]) -> str:
+def _page(cut: Cut) -> str:
     calls = cut.calls
     lines = [
         f"# {cut.name}",

@@ -21,7 +21,7 @@ from fuselab.errors import EjectError
 
 @dataclass(frozen=True)
 class Ejected:
-    """What eject writes: the text of every file by its name, facts for the manifest and for
+    """The text of every file that eject writes, by its name; facts for the manifest and for
     JSON."""
 
     files: Mapping[str, str]
@@ -83,9 +83,7 @@ def ejected(
         parts = cut(function, args, keywords, name, inference)
         if not parts.regions:
             raise refused
-        packages = {region: region.planned(inference) for region in parts.regions}
-        files = composition_files(parts, packages)
-        return Ejected(files, _about(name), describe(parts, packages))
+        return Ejected(composition_files(parts), _about(name), describe(parts))
     return Ejected(package_files(package), _about(name), package.describe())
 
 

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.loops import Node
@@ -13,6 +15,7 @@ from fuselab.ejection.lower import expression_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.write_gradient import gradient_text
+from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_page import page_text
 from fuselab.ejection.write_reference import reference_text
 
@@ -34,6 +37,9 @@ def package_files(package: Package) -> dict[str, str]:
     }
     if package.backward:
         files["gradient.py"] = formatted(gradient_text(package))
+    if isinstance(package.captured.function, nn.Module):
+        importing = f"import fuselab\n\nfrom .op import OP\n\n{package.name} = fuselab.operator(OP)"
+        files["module.py"] = module_text(package.formulas, importing)
     files[f"test_{package.name}.py"] = test_text(package.name)
     files["page.md"] = page_text(package)
     return files
