@@ -34,6 +34,7 @@ from fuselab.fusion.trace import (
     source_line,
     trace_forward,
 )
+from fuselab.inspect.user_code import check_arguments
 from fuselab.measure.verdict import Outcome, Verdict
 from fuselab.notebook import ShownInNotebooks
 from fuselab.op import FusedOp, Inputs
@@ -138,7 +139,7 @@ def fuse(
     default the library's and every other one registered in this process. ``verbose`` prints what
     was replaced and what was not, and why; ``fuse_with_report`` returns it.
 
-    Raises TargetError when the model raises on ``example_inputs``.
+    Raises TargetError when the model does not take ``example_inputs`` or raises on them.
     """
     result = fuse_with_report(model, example_inputs, ops=ops)
     if verbose:
@@ -161,12 +162,19 @@ def fuse_with_report(
     ``FuseResult.model`` is then one too.
     """
     args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    called = model.forward if isinstance(model, nn.Module) else model
+    name = type(model).__name__ if isinstance(model, nn.Module) else _name_of(model)
+    check_arguments(called, name, "example_inputs", args, kwargs or {})
     module = model if isinstance(model, nn.Module) else _FunctionModule(model)
     fusion = _Fusion(module, args, dict(kwargs or {}), _patterns(ops), budget_s)
     result = fusion.run()
     if module is model:
         return result
     return FuseResult(**{**vars(result), "model": result.model.forward})
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _patterns(ops: Sequence[FusedOp] | None) -> list[Pattern]:
