@@ -7,10 +7,12 @@ gave to its value, and the line.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import itertools
 import linecache
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import get_decompositions
-from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
@@ -158,15 +160,14 @@ def capture(
     name: str,
     inference: bool = False,
     composed: Sequence[Any] = (),
+    frozen: Collection[str] = (),
 ) -> Captured:
     """Return the graph of ``function`` called with ``args`` and ``keywords``.
 
-    Every floating tensor gets a gradient, unless ``inference``. The operators in ``composed``
-    become those that they are composed of. Raises EjectError with the user's line where the
-    function cannot be one graph.
+    Every floating tensor gets a gradient, unless ``inference``, but for those named in ``frozen``.
+    The operators in ``composed`` become those that they are composed of. Raises EjectError with
+    the user's line where the function cannot be one graph.
     """
-    examples = [_example(arg, not inference) for arg in args]
-    named = {key: _example(arg, not inference) for key, arg in keywords.items()}
     held: dict[str, Any] = {}
 
     def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
@@ -188,6 +189,81 @@ def capture(
             decompositions=dict(get_decompositions(composed)),  # type: ignore[arg-type]
         )
 
+    try:
+        _run_dynamo(backend, function, args, keywords, name, inference, frozen)
+    except BackendCompilerFailed as error:
+        if "joint" not in held:
+            raise EjectError(f"{name}: {_first_line(error)}") from error
+    if "joint" not in held:
+        raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
+    return _captured(function, name, held, _ranges(function, args, keywords))
+
+
+def trace(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool = False,
+) -> Captured:
+    """Return the graph of the PyTorch functions that ``function`` calls, without gradients.
+
+    The nodes' values are in ``meta["example_value"]``. Raises EjectError as ``capture`` does.
+    """
+    held: dict[str, Any] = {}
+
+    def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        held["traced"] = module
+        raise _CapturedError
+
+    with contextlib.suppress(BackendCompilerFailed):
+        _run_dynamo(backend, function, args, keywords, name, inference)
+    if "traced" not in held:
+        raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
+    graph: fx.Graph = held["traced"].graph
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in nodes:
+        node.meta["val"] = node.meta["example_value"]
+    arguments = [
+        Argument(argument_name(node), node)
+        for node in nodes
+        if isinstance(node.meta["val"], Tensor)
+    ]
+    arguments.sort(key=_in_users_order(function, nodes))
+    sizes, hints = _symbols(arguments)
+    return Captured(
+        name,
+        function,
+        graph,
+        held["traced"],
+        tuple(arguments),
+        tuple(_flat(next(iter(reversed(graph.nodes))).args[0])),
+        (),
+        (),
+        sizes,
+        hints,
+        _ranges(function, args, keywords),
+    )
+
+
+def _run_dynamo(
+    backend: Callable[..., Any],
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool,
+    frozen: Collection[str] = (),
+) -> None:
+    """Trace a call as one graph with symbolic sizes and give it to ``backend``.
+
+    Raises EjectError with the user's line where the function cannot be one graph.
+    """
+    positions = itertools.zip_longest(args, _declared(function)[: len(args)])
+    examples = [_example(arg, not inference and key not in frozen) for arg, key in positions]
+    named = {
+        key: _example(arg, not inference and key not in frozen) for key, arg in keywords.items()
+    }
     grad_mode = torch.enable_grad() if not inference else torch.no_grad()
     dynamo_config: Any = torch._dynamo.config
     shape_config: Any = fx_config
@@ -199,17 +275,13 @@ def capture(
         compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
         try:
             compiled(*examples, **named)
-        except BackendCompilerFailed as error:
-            if "joint" not in held:
-                raise EjectError(f"{name}: {_first_line(error)}") from error
-        except Unsupported as error:
+        except BackendCompilerFailed:
+            raise
+        except TorchDynamoException as error:
             raise EjectError(
                 f"{name} cannot be one graph: {_first_line(error)}{_user_line(error)}; eject a "
                 "part of it that has no such line."
             ) from error
-    if "joint" not in held:
-        raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
-    return _captured(function, name, held, _ranges(function, args, keywords))
 
 
 def _ranges(
@@ -225,6 +297,12 @@ def _ranges(
         and value.dtype != torch.bool
         and value.numel()
     }
+
+
+def _declared(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters that a function, or a module's forward, declares."""
+    forward = function.forward if isinstance(function, nn.Module) else function
+    return list(inspect.signature(forward).parameters)
 
 
 def _example(arg: Any, wants_gradient: bool) -> Any:
@@ -305,8 +383,7 @@ def _in_users_order(
 ) -> Callable[[Argument], tuple[bool, int]]:
     """Return the key that sorts arguments: those of the call as the function declares them, then
     parameters and buffers."""
-    forward = function.forward if isinstance(function, nn.Module) else function
-    declared = list(inspect.signature(forward).parameters)
+    declared = _declared(function)
     parameters = {argument_name(node) for node in names if _is_parameter(node)}
 
     def key(argument: Argument) -> tuple[bool, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,10 +89,14 @@ def planned_package(
     keywords: Mapping[str, Any],
     name: str,
     inference: bool = False,
+    frozen: Collection[str] = (),
 ) -> Package:
-    """Capture ``function`` with example arguments and decide its kernels. Raises EjectError."""
-    captured = capture(function, args, keywords, name, inference, COMPOSED)
-    formulas = capture(function, args, keywords, name, inference)
+    """Capture ``function`` with example arguments and decide its kernels.
+
+    The arguments named in ``frozen`` get no gradient. Raises EjectError.
+    """
+    captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
+    formulas = capture(function, args, keywords, name, inference, (), frozen)
     program = lower(captured)
     if len(program.outputs) != 1:
         raise EjectError(

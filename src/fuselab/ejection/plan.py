@@ -155,9 +155,7 @@ class Sizes:
     def text(self, size: sympy.Expr) -> str:
         """Return a size as Python text."""
         named = size.subs({symbol: sympy.Symbol(name) for symbol, name in self.names.items()})
-        text = re.sub(r" *(//|[*/]) *", r" \1 ", str(_Printer().doprint(named)))
-        is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
-        return text[1:-1] if is_whole else text
+        return printed(named)
 
     def multiples(self, sizes: Sequence[sympy.Expr]) -> dict[str, int]:
         """Return the sizes that are divided, by name, and the number that divides them."""
@@ -186,6 +184,13 @@ class Sizes:
             return namer.name(text)
         words = re.findall(r"[a-z_]+", text)
         return namer.name(f"{words[0]}_part" if words else "group")
+
+
+def printed(size: sympy.Expr) -> str:
+    """Return a size as Python text."""
+    text = re.sub(r" *(//|[*/]) *", r" \1 ", str(_Printer().doprint(size)))
+    is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
+    return text[1:-1] if is_whole else text
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types

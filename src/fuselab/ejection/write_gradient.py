@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuselab.ejection.calls import INFIX
 from fuselab.ejection.lower import expression_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
-from fuselab.ejection.write_reference import INFIX
 
 aten = torch.ops.aten
 

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import fx
 
+from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import argument_name
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
 
-INFIX = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.matmul: "@",
-    operator.pow: "**",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.and_: "&",
-    operator.or_: "|",
-}
 _CONSTANTS = (int, float, str, bool, tuple, type(None), torch.dtype)
 
 
@@ -155,7 +138,7 @@ def _traced(package: Package) -> str:
             lines.append(f"output: Tensor = {names[result]}")
         else:
             names[node] = f"{node.name}_" if node.name in names.values() else node.name
-            lines.append(f"{names[node]} = {_call(node, names)}")
+            lines.append(f"{names[node]} = {call_text(node, names)}")
     used = "\n".join(lines)
     needless = [
         line
@@ -163,52 +146,3 @@ def _traced(package: Package) -> str:
         if used.count(line.partition(" = ")[0]) == 1
     ]
     return "\n".join([*(line for line in lines if line not in needless), "return output"])
-
-
-def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
-    arguments = [_text(value, names) for value in node.args]
-    keywords = [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
-    target: Any = node.target
-    if node.op == "call_method":
-        return f"{arguments[0]}.{target}({', '.join([*arguments[1:], *keywords])})"
-    if target in INFIX and len(arguments) == 2:
-        return f"{arguments[0]} {INFIX[target]} {arguments[1]}"
-    if target is operator.neg:
-        return f"-{arguments[0]}"
-    if target is operator.getitem:
-        return f"{arguments[0]}[{_subscript(node.args[1], names)}]"
-    if target is getattr:
-        return f"{arguments[0]}.{node.args[1]}"
-    return f"{_public_name(target)}({', '.join([*arguments, *keywords])})"
-
-
-def _public_name(target: Any) -> str:
-    """Return the name under which PyTorch documents a function."""
-    for module, prefix in ((torch, "torch"), (torch.nn.functional, "torch.nn.functional")):
-        for name in (getattr(target, "__name__", ""), *dir(module)):
-            if name and getattr(module, name, None) is target:
-                return f"{prefix}.{name}"
-    return f"{target.__module__}.{target.__name__}"
-
-
-def _subscript(value: Any, names: dict[fx.Node, str]) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(_subscript(item, names) for item in value)
-    if isinstance(value, slice):
-        parts = [value.start, value.stop, value.step]
-        texts = ["" if part is None else _text(part, names) for part in parts]
-        return ":".join(texts if texts[2] else texts[:2])
-    return "..." if value is Ellipsis else _text(value, names)
-
-
-def _text(value: Any, names: dict[fx.Node, str]) -> str:
-    if isinstance(value, fx.Node):
-        return names[value]
-    if isinstance(value, (list, tuple)):
-        inner = _comma([_text(item, names) for item in value])
-        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
-    return repr(value)
-
-
-def _comma(texts: Sequence[str]) -> str:
-    return ", ".join(texts) + ("," if len(texts) == 1 else "")

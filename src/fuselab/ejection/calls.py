@@ -1,0 +1,78 @@
+"""Write calls of PyTorch functions, as a graph holds them, as the Python text that makes them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+INFIX = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.matmul: "@",
+    operator.pow: "**",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.and_: "&",
+    operator.or_: "|",
+}
+
+
+def call_text(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
+    """Return a call as Python text; ``names`` has the texts of its operands."""
+    arguments = [_text(value, names) for value in node.args]
+    keywords = [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
+    target: Any = node.target
+    if node.op == "call_method":
+        return f"{arguments[0]}.{target}({', '.join([*arguments[1:], *keywords])})"
+    if target in INFIX and len(arguments) == 2:
+        return f"{arguments[0]} {INFIX[target]} {arguments[1]}"
+    if target is operator.neg:
+        return f"-{arguments[0]}"
+    if target is operator.getitem:
+        return f"{arguments[0]}[{_subscript(node.args[1], names)}]"
+    if target is getattr:
+        return f"{arguments[0]}.{node.args[1]}"
+    return f"{_public_name(target)}({', '.join([*arguments, *keywords])})"
+
+
+def _public_name(target: Any) -> str:
+    """Return the name under which PyTorch documents a function."""
+    for module, prefix in ((torch, "torch"), (torch.nn.functional, "torch.nn.functional")):
+        for name in (getattr(target, "__name__", ""), *dir(module)):
+            if name and getattr(module, name, None) is target:
+                return f"{prefix}.{name}"
+    return f"{target.__module__}.{target.__name__}"
+
+
+def _subscript(value: Any, names: Mapping[fx.Node, str]) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(_subscript(item, names) for item in value)
+    if isinstance(value, slice):
+        parts = [value.start, value.stop, value.step]
+        texts = ["" if part is None else _text(part, names) for part in parts]
+        return ":".join(texts if texts[2] else texts[:2])
+    return "..." if value is Ellipsis else _text(value, names)
+
+
+def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return names[value]
+    if isinstance(value, (list, tuple)):
+        inner = _comma([_text(item, names) for item in value])
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    return repr(value)
+
+
+def _comma(texts: Sequence[str]) -> str:
+    return ", ".join(texts) + ("," if len(texts) == 1 else "")

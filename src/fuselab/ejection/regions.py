@@ -1,0 +1,533 @@
+"""Cut a function into regions that become fused operators, and the PyTorch calls between them.
+
+The function's graph of PyTorch calls (``torch.nn.functional.linear``, ``+``, ``.view``) is cut, so
+that what comes out reads like the user's code. A call joins a region if eject can write its kernel.
+A region grows over all calls that depend on each other, as long as no other call has to run between
+two of its own.
+"""
+
+from __future__ import annotations
+
+import linecache
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import FunctionType
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from fuselab.ejection.calls import call_text
+from fuselab.ejection.capture import Captured, argument_name, trace
+from fuselab.ejection.kernels import DoesNotFitError
+from fuselab.ejection.package import Package, planned_package
+from fuselab.ejection.plan import Namer, Sizes, printed
+from fuselab.errors import EjectError
+
+# Calls that cost more than the memory that they touch; libraries compute them.
+HEAVY = frozenset(
+    (
+        "addbmm", "addmm", "addmv", "baddbmm", "bilinear", "bmm", "conv1d", "conv2d", "conv3d",
+        "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "dot", "einsum", "embedding",
+        "embedding_bag", "linear", "matmul", "mm", "mv", "outer", "scaled_dot_product_attention",
+        "tensordot",
+    )
+)  # fmt: skip
+# Calls that read or write the state of the random number generator: their order must stay.
+RANDOM = frozenset(
+    (
+        "alpha_dropout", "bernoulli", "dropout", "dropout1d", "dropout2d", "dropout3d",
+        "feature_alpha_dropout", "multinomial", "normal", "poisson", "rand", "rand_like", "randint",
+        "randint_like", "randn", "randn_like", "randperm", "rrelu", "scaled_dot_product_attention",
+    )
+)  # fmt: skip
+# Calls that move no data, or that only arrange it for a call that follows. One of them alone is no
+# reason for a kernel, and at the edge of a region it stays outside.
+ARRANGING = frozenset(
+    (
+        "chunk", "contiguous", "detach", "expand", "expand_as", "flatten", "getattr", "getitem",
+        "movedim", "narrow", "permute", "reshape", "select", "split", "squeeze", "swapaxes", "t",
+        "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+    )
+)  # fmt: skip
+# A region of one call is worth a kernel only if eager PyTorch computes the call in several passes.
+_SEVERAL_PASSES = frozenset(
+    (
+        "batch_norm", "cosine_similarity", "cross_entropy", "glu", "group_norm", "huber_loss",
+        "instance_norm", "layer_norm", "log_softmax", "logsumexp", "normalize", "rms_norm",
+        "smooth_l1_loss", "softmax", "std", "var",
+    )
+)  # fmt: skip
+_IN_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    operator.ipow: operator.pow,
+}
+
+
+@dataclass(frozen=True)
+class Region:
+    """Calls that become one fused operator.
+
+    ``function`` takes the tensors that the region reads, ``inputs``, and returns ``outputs``;
+    ``examples`` are empty tensors of the inputs' shapes.
+    """
+
+    name: str
+    calls: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    function: FunctionType
+    examples: tuple[Tensor, ...]
+
+    def planned(self, inference: bool) -> Package:
+        """Return the kernels of the region. Raises EjectError."""
+        frozen = [
+            name
+            for name, node in zip(self.function.__code__.co_varnames, self.inputs, strict=False)
+            if not _value(node).requires_grad
+        ]
+        return planned_package(self.function, self.examples, {}, self.name, inference, frozen)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A function as steps in the order in which they run: regions, and calls that stay PyTorch's.
+
+    ``reasons`` has a sentence for each call that stays.
+    """
+
+    traced: Captured
+    sizes: Sizes
+    names: Mapping[fx.Node, str]
+    steps: tuple[Region | fx.Node, ...]
+    reasons: Mapping[fx.Node, str] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Region))
+
+
+def cut(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool = False,
+) -> Cut:
+    """Return ``function``, called with ``args`` and ``keywords``, cut into regions.
+
+    Raises EjectError where the function cannot be one graph.
+    """
+    traced = trace(function, args, keywords, name, inference)
+    return _Cutter(traced, inference).cut()
+
+
+def call_name(node: fx.Node) -> str:
+    """Return the plain name of what a node calls: ``relu`` for ``F.relu``, ``.relu`` and more."""
+    if node.op == "call_method":
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def is_number(node: fx.Node) -> bool:
+    """Return whether a node is a number, such as a size, or the shape of a tensor."""
+    value = _value(node)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.Size, int, float, bool))
+
+
+class _Cutter:
+    def __init__(self, traced: Captured, inference: bool) -> None:
+        self.traced = traced
+        self.inference = inference
+        self.graph = traced.traced.graph
+        _without_in_place(self.graph)
+        self.sizes = Sizes(traced)
+        self.names = _names(self.graph)
+        self.reasons: dict[fx.Node, str] = {}
+        self.judged: dict[Any, str | None] = {}
+
+    @cached_property
+    def calls(self) -> list[fx.Node]:
+        return [
+            node
+            for node in self.graph.nodes
+            if node.op not in ("placeholder", "output") and not is_number(node)
+        ]
+
+    @cached_property
+    def before(self) -> dict[fx.Node, set[fx.Node]]:
+        """The calls that have to run before each call: its operands, and for a call that draws
+        random numbers or writes to a tensor, the one before it."""
+        found: dict[fx.Node, set[fx.Node]] = {}
+        last: fx.Node | None = None
+        for node in self.calls:
+            found[node] = {one for one in node.all_input_nodes if one in found}
+            if _keeps_its_place(node):
+                if last is not None:
+                    found[node].add(last)
+                last = node
+        return found
+
+    def cut(self) -> Cut:
+        written = _aliases_of_written(self.calls)
+        for node in self.calls:
+            if node in written:
+                self.reasons[node] = "it shares memory with a tensor that is written over"
+            else:
+                reason = self.reason(node)
+                if reason is not None:
+                    self.reasons[node] = reason
+        while True:
+            found = [self.region(group) for group in self.groups()]
+            regions = [one for one in found if one is not None]
+            if len(found) == len(regions):
+                break
+        namer = Namer([self.traced.name])
+        regions = [self.named(one, namer) for one in regions]
+        return Cut(self.traced, self.sizes, self.names, self.ordered(regions), self.reasons)
+
+    def reason(self, node: fx.Node) -> str | None:
+        """Return None if eject can write the call's kernel, else why not."""
+        if call_name(node) in HEAVY:
+            return "a library computes it"
+        if node.op == "get_attr" or not isinstance(_value(node), (Tensor, tuple, list)):
+            return "it is no call on tensors"
+        if node.target is operator.getitem:
+            source = node.all_input_nodes[0]
+            if not isinstance(_value(source), Tensor):  # one of the tensors that a call returns
+                return self.reasons.get(source)
+        key = _signature(node)
+        if key not in self.judged:
+            self.judged[key] = self._refused([node], call_name(node) in ARRANGING)
+        return self.judged[key]
+
+    def _refused(self, calls: Sequence[fx.Node], is_negated: bool = False) -> str | None:
+        """Return None if eject can write the kernels of some calls, else why not. Of calls that
+        only arrange a tensor it writes none, so their negated result is tried."""
+        try:
+            region = self.made(calls, is_negated)
+            if region is None:
+                return "its sizes are known only outside of it"
+            region.planned(self.inference)
+        except (EjectError, DoesNotFitError, AssertionError) as error:
+            return str(error).partition(" (")[0].partition(";")[0] or "it fits no kernel"
+        return None
+
+    # --- groups
+
+    def groups(self) -> list[list[fx.Node]]:
+        """Return the largest groups of fusible calls between which no other call has to run."""
+        group_of: dict[fx.Node, int] = {}
+        members: dict[int, list[fx.Node]] = {}
+        for place, node in enumerate(self.calls):
+            if node in self.reasons:
+                continue
+            group_of[node] = place
+            members[place] = [node]
+            for source in sorted(self.before[node], key=self.calls.index):
+                other = group_of.get(source)
+                if other is None or other == group_of[node]:
+                    continue
+                joined = members[other] + members[group_of[node]]
+                if not self._encloses(set(joined), group_of, members):
+                    for one in members.pop(group_of[node]):
+                        group_of[one] = other
+                    members[other] = joined
+        trimmed = [self.trimmed(group) for group in members.values()]
+        return [group for group in trimmed if self.is_worth_a_kernel(group)]
+
+    def _encloses(
+        self, group: set[fx.Node], group_of: Mapping[fx.Node, int], members: Mapping[int, Any]
+    ) -> bool:
+        """Return whether a call outside has to run after one of the group and before another."""
+        after: set[fx.Node] = set()
+        for node in self.calls:  # in order, each after what it depends on
+            unit = {node, *members.get(group_of.get(node, -1), ())} - group
+            sources = set().union(*(self.before[one] for one in {node, *unit}))
+            if sources & after or (node not in group and sources & group):
+                if node in group:
+                    if self.before[node] & after:
+                        return True
+                else:
+                    after |= unit
+        return False
+
+    def trimmed(self, group: Sequence[fx.Node]) -> list[fx.Node]:
+        """Return the group without the arrangements at its edges, which cost nothing outside."""
+        kept = list(group)
+        while True:
+            held = set(kept)
+            inner = [
+                node
+                for node in kept
+                if call_name(node) not in ARRANGING
+                or (held.intersection(node.all_input_nodes) and held.intersection(node.users))
+            ]
+            if len(inner) == len(kept):
+                return sorted(kept, key=self.calls.index)
+            kept = inner
+
+    def is_worth_a_kernel(self, group: Sequence[fx.Node]) -> bool:
+        computing = [node for node in group if call_name(node) not in ARRANGING]
+        several = any(call_name(node) in _SEVERAL_PASSES for node in computing)
+        return len(computing) > 1 or several
+
+    # --- regions
+
+    def region(self, group: Sequence[fx.Node]) -> Region | None:
+        """Return the group as a region; None, and the reason noted, if it has to be smaller."""
+        try:
+            made = self.made(group)
+        except EjectError as error:
+            reason = str(error)
+        else:
+            if made is not None:
+                refused = self._refused(group)
+                if refused is None:
+                    return made
+                reason = refused
+            else:
+                reason = "its sizes are known only outside of it"
+        arranging = [node for node in group if call_name(node) in ARRANGING]
+        for node in arranging or group:
+            self.reasons[node] = reason
+        return None
+
+    def made(self, calls: Sequence[fx.Node], is_negated: bool = False) -> Region | None:
+        """Return the region of some calls, or None if it reads a size that is none of its
+        inputs'."""
+        held = set(calls)
+        read = dict.fromkeys(one for node in calls for one in _tensors_read(node))
+        inputs = tuple(one for one in read if one not in held)
+        outputs = tuple(
+            node for node in calls if any(user not in held for user in node.users) or not node.users
+        )
+        places: dict[sympy.Symbol, str] = {}
+        for one in inputs:
+            for dim, size in enumerate(_value(one).shape):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    places.setdefault(size.node.expr, f"{self.names[one]}.shape[{dim}]")
+        names = dict(self.names)
+        sizes = _SizesOf(places)
+        lines: list[str] = []
+        try:
+            for node in self.graph.nodes:
+                if is_number(node):
+                    names[node] = sizes.text(_value(node)) if _is_read(node, held) else ""
+                elif node in held:
+                    lines.append(f"    {names[node]} = {call_text(node, names)}")
+        except KeyError:
+            return None
+        name = re.sub(r"\W", "_", self.names[outputs[-1]])
+        given = ", ".join(self.names[one] for one in inputs)
+        result = ", ".join(self.names[one] for one in outputs)
+        if is_negated:
+            first = "" if isinstance(_value(outputs[0]), Tensor) else "[0]"
+            result = f"torch.neg({result}{first})"
+        text = "\n".join([f"def {name}({given}):", *lines, f"    return {result}", ""])
+        examples = tuple(_example(_value(one)) for one in inputs)
+        return Region(name, tuple(calls), inputs, outputs, _compiled(name, text), examples)
+
+    def named(self, region: Region, namer: Namer) -> Region:
+        """Return the region with a name that no other has."""
+        name = namer.name(f"{self.traced.name}_{region.name}")
+        text = _TEXTS[region.function].replace(f"def {region.name}(", f"def {name}(", 1)
+        return replace(region, name=name, function=_compiled(name, text))
+
+    def ordered(self, regions: Sequence[Region]) -> tuple[Region | fx.Node, ...]:
+        """Return regions and calls such that each comes after those that it needs, and otherwise
+        in the order of the user's code."""
+        region_of = {node: region for region in regions for node in region.calls}
+        done: dict[Any, None] = {}
+
+        def visit(node: fx.Node) -> None:
+            step: Region | fx.Node = region_of.get(node, node)
+            if step in done:
+                return
+            own = step.calls if isinstance(step, Region) else (step,)
+            for one in own:
+                for source in sorted(self.before[one] - set(own), key=self.calls.index):
+                    visit(source)
+            done[step] = None
+
+        for node in self.calls:
+            visit(node)
+        return tuple(done)
+
+
+@dataclass(frozen=True)
+class _SizesOf:
+    """Texts of sizes in terms of the shapes of a region's inputs."""
+
+    places: Mapping[sympy.Symbol, str]
+
+    def text(self, value: Any) -> str:
+        """Return the text of a size; KeyError if none of the inputs has it."""
+        if isinstance(value, torch.Size):
+            inner = ", ".join(map(self.text, value))
+            return f"({inner}{',' if len(value) == 1 else ''})"
+        if not isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return repr(value)
+        return size_text(value.node.expr, {one: self.places[one] for one in _symbols(value)})
+
+
+def size_text(size: sympy.Expr, places: Mapping[sympy.Symbol, str]) -> str:
+    """Return a size as Python text, its symbols replaced by the texts in ``places``."""
+    stand_ins = {symbol: sympy.Symbol(f"size_{place}") for place, symbol in enumerate(places)}
+    text = printed(size.subs(stand_ins))
+    for symbol, stand_in in stand_ins.items():
+        text = re.sub(rf"\b{stand_in.name}\b", places[symbol], text)
+    return text
+
+
+def _symbols(value: Any) -> list[sympy.Symbol]:
+    return sorted(value.node.expr.free_symbols, key=str)
+
+
+def _is_read(node: fx.Node, held: set[fx.Node]) -> bool:
+    """Return whether calls of a region read a number, directly or through others."""
+    return any(user in held or (is_number(user) and _is_read(user, held)) for user in node.users)
+
+
+def _tensors_read(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the tensors that a call reads."""
+    for one in node.all_input_nodes:
+        if not is_number(one):
+            yield one
+
+
+def _keeps_its_place(node: fx.Node) -> bool:
+    return call_name(node) in RANDOM or _writes(node) is not None
+
+
+def _writes(node: fx.Node) -> fx.Node | None:
+    """Return the tensor that a call writes over, or None."""
+    name = call_name(node)
+    is_method = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
+    is_function = node.op == "call_function" and name.endswith("_") and not name.startswith("_")
+    written = node.target in _IN_PLACE or node.target is operator.setitem
+    if is_method or is_function or written or node.kwargs.get("inplace") is True:
+        first = node.args[0] if node.args else node.kwargs.get("input")
+        return first if isinstance(first, fx.Node) and not is_number(first) else None
+    out = node.kwargs.get("out")
+    return out if isinstance(out, fx.Node) else None
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = _value(node)
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def _aliases_of_written(calls: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return all calls that read or make a tensor of which some call overwrites the memory."""
+    written = [one for node in calls if (one := _writes(node)) is not None]
+    storages = {_storage(one) for one in written} - {None}
+    return {
+        node
+        for node in calls
+        if _writes(node) is not None
+        or any(_storage(one) in storages for one in (node, *node.all_input_nodes))
+    }
+
+
+def _without_in_place(graph: fx.Graph) -> None:
+    """Replace calls that write over a tensor of the graph's own by those that return a new one,
+    where nothing else shares the tensor's memory."""
+    nodes = list(graph.nodes)
+    for place, node in enumerate(nodes):
+        target = _writes(node)
+        if target is None or target.op == "placeholder" or node.target is operator.setitem:
+            continue
+        sharing = [one for one in nodes if _storage(one) == _storage(target)]
+        operands = [one for one in node.all_input_nodes if isinstance(_value(one), Tensor)]
+        same = all(_value(one).dtype == _value(target).dtype for one in operands)
+        name = call_name(node)
+        if any(one.op == "placeholder" for one in sharing) or not same or node.kwargs.get("out"):
+            continue
+        if any(call_name(one) in ARRANGING for one in sharing) or name in ("copy_", "set_"):
+            continue
+        if any(_value(node).shape != _value(one).shape for one in (target,)):
+            continue
+        _make_new(node, name)
+        for user in list(target.users):
+            if user is not node and nodes.index(user) > place:
+                user.replace_input_with(target, node)
+
+
+def _make_new(node: fx.Node, name: str) -> None:
+    target: Any = node.target
+    if target in _IN_PLACE:
+        node.target = _IN_PLACE[target]
+    elif node.kwargs.get("inplace") is True:
+        node.kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+    elif node.op == "call_method":
+        node.target = name[:-1]
+    else:
+        node.op, node.target = "call_method", name[:-1]
+
+
+def _names(graph: fx.Graph) -> dict[fx.Node, str]:
+    """Return a name for every tensor: the user's, or that of the call."""
+    namer = Namer(["torch", "Tensor"])
+    names: dict[fx.Node, str] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and not is_number(node):
+            names[node] = namer.name(argument_name(node))
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output") and not is_number(node):
+            names[node] = namer.name(re.sub(r"_\d+$", "", node.name))
+    return names
+
+
+def _signature(node: fx.Node) -> Any:
+    """Return what a call's kernel depends on: the function, and its arguments' kinds."""
+
+    def kind(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            held = _value(value)
+            if isinstance(held, Tensor):
+                return held.dtype, tuple(size == 1 for size in held.shape)
+            return type(held)
+        if isinstance(value, (list, tuple)):
+            return tuple(map(kind, value))
+        return repr(value)
+
+    return node.op, node.target, kind(node.args), kind(tuple(sorted(node.kwargs.items())))
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _example(fake: Tensor) -> Tensor:
+    """Return a tensor of the shape, strides and dtype that a fake tensor has in the example."""
+    sizes, strides = list(map(_hint, fake.shape)), list(map(_hint, fake.stride()))
+    made = torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
+    return made if fake.is_floating_point() else made.zero_()
+
+
+# --- functions from text --------------------------------------------------------------------------
+
+_TEXTS: dict[FunctionType, str] = {}
+
+
+def _compiled(name: str, text: str) -> FunctionType:
+    """Return the function that ``text`` defines; ``inspect.getsource`` finds its text."""
+    file = f"<{name} of a region, {len(_TEXTS)}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    held: dict[str, Any] = {"torch": torch, "__name__": "fuselab_region"}
+    exec(compile(text, file, "exec"), held)
+    function: FunctionType = held[name]
+    _TEXTS[function] = text
+    return function
