@@ -488,3 +488,51 @@ def test_public_name(faster: None, model: Model, op: FusedOp) -> None:
     input = torch.randn(8, 16)
     fused = fuselab.fuse(model, input, ops=[op])
     torch.testing.assert_close(_same_draws(fused, input), _same_draws(model, input))
+
+
+def _twice(input: Tensor) -> Tensor:
+    doubled = input * 2
+    return torch.relu(doubled + doubled)
+
+
+class _BehindLinear(nn.Module):
+    """A linear layer and an activation; ``before`` stands in front of them."""
+
+    def __init__(self, before: Any) -> None:
+        super().__init__()
+        self.before, self.linear = before, nn.Linear(16, 16)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.relu(self.linear(self.before(input)))
+
+
+def test_a_value_that_is_both_operands_of_a_sum_is_no_part_of_a_chain(faster: None) -> None:
+    input = torch.randn(8, 16)
+    result = fuse_with_report(_twice, (input,), budget_s=0.01)
+    assert torch.equal(result.model(input), _twice(input))
+    assert all("mul" not in tried.chain for tried in result.replacements)
+
+
+@pytest.mark.parametrize("before", [nn.Identity(), lambda input: input[0]])
+def test_what_only_names_or_indexes_a_tensor_may_stand_before_a_chain(
+    faster: None, op: FusedOp, before: Any
+) -> None:
+    model, input = _BehindLinear(before), torch.randn(4, 8, 16)
+    result = _fuse(model, input, op=op)
+    assert [tried.chain for tried in result.kept] == ["add → relu"]
+    torch.testing.assert_close(result.model(input), model(input))
+
+
+def test_a_hook_on_an_identity_runs_after_fusing_too(faster: None, op: FusedOp) -> None:
+    model, input = _BehindLinear(nn.Identity()), torch.randn(4, 16)
+    fused = _fuse(model, input, op=op).model
+    fused.before.register_forward_hook(lambda module, args, output: output + 1)
+    torch.testing.assert_close(fused(input), torch.relu(model.linear(input + 1)))
+
+
+def test_inputs_that_do_not_fit_are_refused_with_the_signature(model: Model) -> None:
+    input = torch.randn(8, 16)
+    with pytest.raises(TargetError, match=r"^example_inputs does not fit Model\(input: .*too many"):
+        fuselab.fuse(model, (input, input, input))
+    with pytest.raises(TargetError, match=r"^example_inputs does not fit _twice\(.*missing"):
+        fuse_with_report(_twice, ())

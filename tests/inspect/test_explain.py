@@ -160,6 +160,21 @@ def test_launches_are_read_from_a_wrapper_in_order():
     ]
 
 
+def test_a_kernel_has_the_lines_of_a_buffer_whose_memory_its_result_takes_over():
+    code = """
+async_compile.wait(globals())
+def call(args):
+        buf9 = buf3; del buf3  # reuse
+        buf10 = reinterpret_tensor(buf9, (4, 2), (2, 1), 0); del buf9  # reuse
+        cpp_fused_native_group_norm_sigmoid_0(buf10, buf2, buf4)
+"""
+    first = Node(("buf3",), ("aten.sigmoid",), (SourceLine("/home/me/model.py", 2),), 4, 4)
+    nodes = [first, node("buf4", "aten.native_group_norm"), node("buf9"), node("buf10")]
+    (found,) = launches(code, nodes)
+    assert found.operators == ("aten.sigmoid", "aten.native_group_norm")
+    assert [line.line for line in found.lines] == [2, 3]
+
+
 def test_times_are_matched_in_order_by_name():
     found = launches(WRAPPER, [])
     runs = [

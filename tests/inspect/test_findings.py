@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from fuselab.inspect import targets
@@ -132,22 +134,46 @@ def test_a_slow_loader_starves_the_model():
     assert p.result.split.data_us == pytest.approx(found.saved_us, rel=0.05)
 
 
-def test_branches_that_meet_are_one_chain_unless_another_operator_stands_between():
-    def watched(function):
-        x = torch.ones(64, 64)
-        with profile(schedule=(0, 1, 1, 1)) as p:
-            for _ in range(2):
-                function(x)
-                p.step()
-        return [
-            tuple(n.removeprefix("aten::") for n in c.names) for c in find_chains(p._details.ops)
-        ]
+def watched_chains(function, *args):
+    """Return the chains of one step of ``function``, each as the names of its operators."""
+    with profile(schedule=(0, 1, 1, 1)) as p:
+        for _ in range(2):
+            function(*args)
+            p.step()
+    chains = find_chains(p._details.ops)
+    return [tuple(name.removeprefix("aten::") for name in chain.names) for chain in chains]
 
-    assert watched(lambda x: x.exp() * x.cos()) == [("exp", "cos", "mul")]
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.GroupNorm(4, 32), "native_group_norm"),
+        (nn.BatchNorm1d(32), "native_batch_norm"),
+        (nn.BatchNorm1d(32).eval(), "native_batch_norm"),
+    ],
+)
+def test_a_normalisation_joins_the_chain_around_it(layer, name):
+    def step(x):
+        return torch.tanh(layer(x * 2))
+
+    with torch.no_grad():
+        assert watched_chains(step, torch.ones(64, 32, 16)) == [("mul", name, "tanh")]
+
+
+def test_an_activation_that_calls_another_is_inside_the_chain_and_at_its_end():
+    # relu6 allocates its result and passes it on to clamp, which was taken for a read.
+    x = torch.ones(64, 64)
+    assert watched_chains(lambda x: F.relu6(x * 2), x) == [("mul", "relu6")]
+    assert watched_chains(lambda x: F.relu6(x * 2).mean(1), x) == [("mul", "relu6", "mean")]
+
+
+def test_branches_that_meet_are_one_chain_unless_another_operator_stands_between():
+    x = torch.ones(64, 64)
+    assert watched_chains(lambda x: x.exp() * x.cos(), x) == [("exp", "cos", "mul")]
 
     def through_a_product(x):
         left = x.exp()
         right = (left @ left).cos()  # the right branch needs the left one, through the product
         return left * right
 
-    assert watched(through_a_product) == [("cos", "mul")]
+    assert watched_chains(through_a_product, x) == [("cos", "mul")]

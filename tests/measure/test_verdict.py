@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from fuselab.errors import ArgumentError
-from fuselab.measure.verdict import LOOKS, Outcome, verdict
+from fuselab.measure.verdict import FEWEST_ROUNDS, LOOKS, Outcome, verdict
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,13 @@ def test_without_noise_the_band_decides(ours: float, theirs: float, outcome: Out
 def test_too_few_rounds_are_unclear_however_far_apart() -> None:
     assert verdict([1.0] * 9, [2.0] * 9).outcome is Outcome.UNCLEAR
     assert verdict([1.0] * 10, [2.0] * 10).outcome is Outcome.FASTER
+
+
+def test_a_verdict_of_too_few_rounds_shows_no_interval() -> None:
+    assert FEWEST_ROUNDS == 10, "the counts above"
+    few, enough = verdict([1.0] * 9, [2.0] * 9), verdict([1.0] * 10, [2.0] * 10)
+    assert str(few) == "UNCLEAR 2.000x (9 rounds, of which 10 are needed)"
+    assert str(enough) == "FASTER 2.000x (2.000 to 2.000)"
 
 
 def test_an_interval_across_the_band_is_unclear() -> None:

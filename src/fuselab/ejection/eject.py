@@ -83,11 +83,12 @@ def ejected(
         parts = cut(function, args, keywords, name, inference)
         if not parts.regions:
             raise refused
-        return Ejected(composition_files(parts), _about(name), describe(parts))
-    return Ejected(package_files(package), _about(name), package.describe())
+        return Ejected(composition_files(parts), about(name), describe(parts))
+    return Ejected(package_files(package), about(name), package.describe())
 
 
-def _about(name: str) -> dict[str, Any]:
+def about(name: str) -> dict[str, Any]:
+    """Return the facts of a package for its manifest."""
     return {
         "operator": f"ejected::{name}",
         "fuselab": fuselab.__version__,

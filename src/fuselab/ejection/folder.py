@@ -65,6 +65,18 @@ def edited(folder: Path) -> list[str]:
     ]
 
 
+def is_intact(folder: Path) -> bool:
+    """Return whether a folder is a package with all its files, each as it was written."""
+    try:
+        hashes = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        return all(
+            _hash((folder / name).read_text(encoding="utf-8")) == written
+            for name, written in hashes.items()
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -25,6 +25,7 @@ from torch import Tensor, fx
 
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import Captured, argument_name, trace
+from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
 from fuselab.ejection.plan import Namer, Sizes, printed
@@ -47,23 +48,7 @@ RANDOM = frozenset(
         "randint_like", "randn", "randn_like", "randperm", "rrelu", "scaled_dot_product_attention",
     )
 )  # fmt: skip
-# Calls that move no data, or that only arrange it for a call that follows. One of them alone is no
-# reason for a kernel, and at the edge of a region it stays outside.
-ARRANGING = frozenset(
-    (
-        "chunk", "contiguous", "detach", "expand", "expand_as", "flatten", "getattr", "getitem",
-        "movedim", "narrow", "permute", "reshape", "select", "split", "squeeze", "swapaxes", "t",
-        "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
-    )
-)  # fmt: skip
-# A region of one call is worth a kernel only if eager PyTorch computes the call in several passes.
-_SEVERAL_PASSES = frozenset(
-    (
-        "batch_norm", "cosine_similarity", "cross_entropy", "glu", "group_norm", "huber_loss",
-        "instance_norm", "layer_norm", "log_softmax", "logsumexp", "normalize", "rms_norm",
-        "smooth_l1_loss", "softmax", "std", "var",
-    )
-)  # fmt: skip
+
 _IN_PLACE = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -276,64 +261,9 @@ class _Cutter:
             return _sentence(error)
         return None
 
-    # --- groups
-
     def groups(self) -> list[list[fx.Node]]:
-        """Return the largest groups of fusible calls between which no other call has to run."""
-        group_of: dict[fx.Node, int] = {}
-        members: dict[int, list[fx.Node]] = {}
-        for place, node in enumerate(self.calls):
-            if node in self.reasons:
-                continue
-            group_of[node] = place
-            members[place] = [node]
-            for source in sorted(self.before[node], key=self.calls.index):
-                other = group_of.get(source)
-                if other is None or other == group_of[node]:
-                    continue
-                joined = members[other] + members[group_of[node]]
-                if not self._encloses(set(joined), group_of, members):
-                    for one in members.pop(group_of[node]):
-                        group_of[one] = other
-                    members[other] = joined
-        trimmed = [self.trimmed(group) for group in members.values()]
-        return [group for group in trimmed if self.is_worth_a_kernel(group)]
-
-    def _encloses(
-        self, group: set[fx.Node], group_of: Mapping[fx.Node, int], members: Mapping[int, Any]
-    ) -> bool:
-        """Return whether a call outside has to run after one of the group and before another."""
-        after: set[fx.Node] = set()
-        for node in self.calls:  # in order, each after what it depends on
-            unit = {node, *members.get(group_of.get(node, -1), ())} - group
-            sources = set().union(*(self.before[one] for one in {node, *unit}))
-            if sources & after or (node not in group and sources & group):
-                if node in group:
-                    if self.before[node] & after:
-                        return True
-                else:
-                    after |= unit
-        return False
-
-    def trimmed(self, group: Sequence[fx.Node]) -> list[fx.Node]:
-        """Return the group without the arrangements at its edges, which cost nothing outside."""
-        kept = list(group)
-        while True:
-            held = set(kept)
-            inner = [
-                node
-                for node in kept
-                if call_name(node) not in ARRANGING
-                or (held.intersection(node.all_input_nodes) and held.intersection(node.users))
-            ]
-            if len(inner) == len(kept):
-                return sorted(kept, key=self.calls.index)
-            kept = inner
-
-    def is_worth_a_kernel(self, group: Sequence[fx.Node]) -> bool:
-        computing = [node for node in group if call_name(node) not in ARRANGING]
-        several = any(call_name(node) in _SEVERAL_PASSES for node in computing)
-        return len(computing) > 1 or several
+        """Return the groups of fusible calls that are worth a kernel."""
+        return groups_worth_a_kernel(self.calls, self.before, self.reasons, call_name)
 
     # --- regions
 
@@ -386,7 +316,7 @@ class _Cutter:
             first = "" if isinstance(_value(outputs[0]), Tensor) else "[0]"
             result = f"torch.neg({result}{first})"
         text = "\n".join([f"def {name}({given}):", *lines, f"    return {result}", ""])
-        return _Part(tuple(calls), inputs, outputs, _compiled(name, text))
+        return _Part(tuple(calls), inputs, outputs, function_of(name, text))
 
     def ordered(self, regions: Sequence[Region]) -> tuple[Region | fx.Node, ...]:
         """Return regions and calls such that each comes after those that it needs, and otherwise
@@ -573,7 +503,7 @@ def _example(fake: Tensor) -> Tensor:
 _serial = itertools.count()
 
 
-def _compiled(name: str, text: str) -> FunctionType:
+def function_of(name: str, text: str) -> FunctionType:
     """Return the function that ``text`` defines; ``inspect.getsource`` finds its text."""
     file = f"<{name}, region {next(_serial)}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file

@@ -7,6 +7,7 @@ import dataclasses
 import linecache
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import getitem
 from types import NoneType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fuselab.errors import ArgumentError, DtypeError
+from fuselab.fusion.chains import Chain, ChainFinder
 from fuselab.fusion.expression import (
     Apply,
     Attribute,
@@ -25,37 +27,47 @@ from fuselab.fusion.expression import (
     parameters_of,
     values_in,
 )
+from fuselab.fusion.layers import form_of
 from fuselab.fusion.match import Match
 from fuselab.fusion.trace import SameRanks, Traced, is_compiled
+from fuselab.op import FusedOp, Inputs
 from fuselab.runtime.dispatch import operator
 
 Emit = Callable[[Any], Any]
 
 
-def guarded(match: Match) -> Callable[..., Tensor]:
-    """Return a function that calls the operator with the match's bindings.
+def guarded(op: FusedOp, inputs_of: Callable[..., Inputs]) -> Callable[..., Any]:
+    """Return a function that calls the operator with what ``inputs_of`` makes of its arguments.
 
     If the operator refuses the arguments (other shapes, in a later call), the reference runs
     instead.
     """
-    public = operator(match.op)
-    reference = match.op.reference
-    inputs_of = match.rewrite.call
-    names = tuple(match.bindings)
+    public = operator(op)
+    reference = op.reference
 
-    def call(*values: Any) -> Tensor:
-        inputs = inputs_of(**dict(zip(names, values, strict=True)))
+    def call(*values: Any) -> Any:
+        inputs = inputs_of(*values)
         try:
             return public(*inputs.args, **inputs.kwargs)
         except (ArgumentError, DtypeError):
-            output: Tensor = reference(*inputs.args, **inputs.kwargs)
-            return output
+            return reference(*inputs.args, **inputs.kwargs)
 
-    call.__name__ = match.op.short_name
-    call.__qualname__ = match.op.short_name
+    call.__name__ = op.short_name
+    call.__qualname__ = op.short_name
     call.__module__ = "fuselab.ops"
     call.is_fused_operator = True  # type: ignore[attr-defined]
     return call
+
+
+def of_match(match: Match) -> Callable[..., Any]:
+    """Return the guarded call of a match's operator with the match's bindings."""
+    inputs_of, names = match.rewrite.call, tuple(match.bindings)
+    return guarded(match.op, lambda *values: inputs_of(**dict(zip(names, values, strict=True))))
+
+
+def of_chain(op: FusedOp) -> Callable[..., Any]:
+    """Return the guarded call of an operator that was written for a chain."""
+    return guarded(op, lambda *values: Inputs(values))
 
 
 def _argument(
@@ -134,10 +146,27 @@ def _in_dtype_of(bias: Tensor, product: Tensor) -> Tensor:
 
 
 class Region:
-    """One match on its own: the traced nodes it replaces, and the call in their place.
+    """A part of a traced forward on its own: the nodes replaced, and the call in their place.
 
     ``before`` and ``after`` are modules over the same parameters that take the region's inputs.
     """
+
+    traced: Traced
+    inputs: list[fx.Node]
+    before: fx.GraphModule
+    after: fx.GraphModule
+
+    def _module(self, emit: Callable[[fx.Graph, dict[fx.Node, fx.Node]], Any]) -> fx.GraphModule:
+        graph = fx.Graph()
+        known = {
+            node: graph.placeholder(f"input_{index}") for index, node in enumerate(self.inputs)
+        }
+        graph.output(emit(graph, known))
+        return fx.GraphModule(self.traced.module, graph)
+
+
+class MatchRegion(Region):
+    """One match of an operator's pattern."""
 
     def __init__(self, traced: Traced, match: Match) -> None:
         self.traced, self.match = traced, match
@@ -161,26 +190,94 @@ class Region:
         self.before = self._module(self._emit_before)
         self.after = self._module(self._emit_after)
 
-    def _module(
-        self, emit: Callable[[fx.Graph, dict[fx.Node, fx.Node]], fx.Node]
-    ) -> fx.GraphModule:
-        graph = fx.Graph()
-        known = {
-            node: graph.placeholder(f"input_{index}") for index, node in enumerate(self.inputs)
-        }
-        graph.output(emit(graph, known))
-        return fx.GraphModule(self.traced.module, graph)
-
     def _emit_before(self, graph: fx.Graph, known: dict[fx.Node, fx.Node]) -> fx.Node:
         for node in self.inner:
-            for used in node.all_input_nodes:
-                if used.op == "get_attr" and used not in known:
-                    known[used] = graph.node_copy(used)
-            known[node] = graph.node_copy(node, lambda used: known[used])
+            _copied(graph, node, known)
         return known[self.match.root.origin]
 
     def _emit_after(self, graph: fx.Graph, known: dict[fx.Node, fx.Node]) -> fx.Node:
-        return emit_call(graph, self.match, known, guarded(self.match))
+        return emit_call(graph, self.match, known, of_match(self.match))
+
+
+class ChainRegion(Region):
+    """One chain that ``op`` was written for."""
+
+    def __init__(self, traced: Traced, chain: Chain, op: FusedOp) -> None:
+        self.traced, self.chain, self.op = traced, chain, op
+        self.inputs = [place for place in chain.inputs if isinstance(place, fx.Node)]
+        self.before = self._module(self._emit_before)
+        self.after = self._module(self._emit_after)
+
+    def _emit_before(self, graph: fx.Graph, known: dict[fx.Node, fx.Node]) -> Any:
+        return _joined([_copied(graph, node, known) for node in self.chain.outputs])
+
+    def _emit_after(self, graph: fx.Graph, known: dict[fx.Node, fx.Node]) -> Any:
+        return _joined(emit_chain(graph, self.chain, known, of_chain(self.op)))
+
+
+def _joined(outputs: Sequence[fx.Node]) -> Any:
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _copied(graph: fx.Graph, node: fx.Node, known: dict[fx.Node, fx.Node]) -> fx.Node:
+    """Return the copy of a node in ``graph``, made after those of all that it is computed from."""
+    if node not in known:
+        for used in node.all_input_nodes:
+            _copied(graph, used, known)
+        known[node] = graph.node_copy(node, lambda used: known[used])
+    return known[node]
+
+
+def emit_chain(
+    graph: fx.Graph,
+    chain: Chain,
+    known: Mapping[fx.Node, fx.Node],
+    function: Callable[..., Any],
+) -> list[fx.Node]:
+    """Add the call of a chain's operator to ``graph`` and return a node for each output."""
+    arguments = [
+        graph.get_attr(place) if isinstance(place, str) else known[place] for place in chain.inputs
+    ]
+    called = graph.call_function(function, tuple(arguments))
+    if len(chain.outputs) == 1:
+        return [called]
+    return [graph.call_function(getitem, (called, place)) for place, _ in enumerate(chain.outputs)]
+
+
+def with_chains(traced: Traced, finder: ChainFinder, kept: Mapping[Chain, FusedOp]) -> Traced:
+    """Return the module's trace with every chain in ``kept`` replaced by its operator's call."""
+    chain_of = {node: chain for chain in kept for node in chain.nodes}
+    graph = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    emitted: set[Chain] = set()
+
+    def visit(node: fx.Node) -> None:
+        chain = chain_of.get(node)
+        if node in known or chain in emitted:
+            return
+        if chain is None:
+            # Calls whose order matters stay in order, whichever a chain asks for first.
+            for earlier in (*finder.before.get(node, ()), *node.all_input_nodes):
+                visit(earlier)
+            known[node] = graph.node_copy(node, lambda used: known[used])
+            return
+        emitted.add(chain)
+        for place in chain.inputs:
+            if isinstance(place, fx.Node):
+                visit(place)
+        outputs = emit_chain(graph, chain, known, of_chain(kept[chain]))
+        for output, made in zip(chain.outputs, outputs, strict=True):
+            made.stack_trace = output.stack_trace
+            known[output] = made
+
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            for used in node.all_input_nodes:
+                visit(used)
+            graph.output(fx.node.map_arg(node.args[0], lambda used: known[used]))
+        elif node not in chain_of and node.op != "get_attr" and not finder.is_number(node):
+            visit(node)
+    return dataclasses.replace(traced, graph=graph)
 
 
 def rewritten(traced: Traced, matches: Sequence[Match]) -> Traced:
@@ -192,7 +289,7 @@ def rewritten(traced: Traced, matches: Sequence[Match]) -> Traced:
     for node in traced.graph.nodes:
         before = len(graph.nodes)
         if node in by_root:
-            known[node] = emit_call(graph, by_root[node], known, guarded(by_root[node]))
+            known[node] = emit_call(graph, by_root[node], known, of_match(by_root[node]))
             for added in list(graph.nodes)[before:]:
                 added.stack_trace = node.stack_trace
         elif node.op == "output":
@@ -334,13 +431,20 @@ def _is_plain(value: Any) -> bool:
 
 
 def _outline(module: nn.Module, called: Collection[str], prefix: str = "") -> dict[str, Any]:
-    """Return the children by name: type and own outline of those that the graph does not call."""
+    """Return the children by name: type, settings and own outline of those that the graph does not
+    call."""
     return {
         name: None
         if child is None or f"{prefix}{name}" in called
-        else (type(child), _outline(child, called, f"{prefix}{name}."))
+        else (type(child), _settings_of(child), _outline(child, called, f"{prefix}{name}."))
         for name, child in module._modules.items()
     }
+
+
+def _settings_of(child: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """Return the settings of a layer that a kernel was written with, such as an eps; those of a
+    linear layer's own are sizes, which its weight shows."""
+    return _settings(child) if form_of(child) is not None else ()
 
 
 def _is_outlined(module: nn.Module, outline: Mapping[str, Any]) -> bool:
@@ -356,7 +460,8 @@ def _is_outlined(module: nn.Module, outline: Mapping[str, Any]) -> bool:
                 child is None
                 or type(child) is not entry[0]
                 or has_hooks(child)
-                or not _is_outlined(child, entry[1])
+                or any(getattr(child, name, _missing) != value for name, value in entry[1])
+                or not _is_outlined(child, entry[2])
             ):
                 return False
     return True

@@ -231,8 +231,6 @@ class Expression:
             return self._table(path, module, node)
         if not linear:
             name, arguments = _MODULES[type(module)](module)
-            if name == "identity":
-                return self.values[node.args[0]]  # type: ignore[index]
             return self._apply(name, node, node.args, arguments)
         product = self._make("linear", node, [node.args[0], self._attribute(f"{path}.weight")], {})
         if module.bias is None:

@@ -6,14 +6,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from fuselab.errors import FuselabError
-from fuselab.fusion.emit import Region, install, rewritten, shared_copy
+from fuselab.fusion.chains import ChainFinder
+from fuselab.fusion.emit import MatchRegion, Region, install, rewritten, shared_copy, with_chains
 from fuselab.fusion.expression import Expression, has_hooks, is_fused
+from fuselab.fusion.generate import Generator, Written
 from fuselab.fusion.judge import (
     can_copy,
     measure,
@@ -34,9 +37,11 @@ from fuselab.fusion.trace import (
     source_line,
     trace_forward,
 )
+from fuselab.inspect.user_code import check_arguments
 from fuselab.measure.verdict import Outcome, Verdict
 from fuselab.notebook import ShownInNotebooks
 from fuselab.op import FusedOp, Inputs
+from fuselab.report.progress import say
 from fuselab.runtime.dispatch import check_types, choose, registered
 
 
@@ -52,6 +57,9 @@ class Decision(StrEnum):
 @dataclass(frozen=True)
 class Replacement:
     """One chain of the model and the operator that was tried in its place.
+
+    ``folder`` is the kernel package that was written for the chain, None for an operator that
+    exists without it.
 
     ``module`` is the dotted path of the module whose forward contains the chain ("" is the model),
     ``chain`` the operations in order, ``source`` the user's ``file:line``. Times are microseconds
@@ -70,6 +78,7 @@ class Replacement:
     after_us: float | None = None
     verdict: Verdict | None = None
     inputs: Inputs = field(default_factory=Inputs, repr=False)
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class FuseResult(ShownInNotebooks):
     """The result of ``fuse``. ``model`` is the fused model; times are of the whole model, in us.
 
     ``training`` says whether forward and backward were timed, or only the forward. ``proof`` is the
-    outcome of the whole-model comparison.
+    outcome of the whole-model comparison, ``searched`` what was looked for and where.
     """
 
     model: Any
@@ -97,6 +106,7 @@ class FuseResult(ShownInNotebooks):
     after_us: float
     verdict: Verdict
     proof: str
+    searched: str
 
     @property
     def kept(self) -> tuple[Replacement, ...]:
@@ -116,6 +126,10 @@ class FuseResult(ShownInNotebooks):
                 f"  {tried.decision}: {tried.chain} in {tried.module or 'the model'} -> "
                 f"{tried.op.short_name}{times}: {tried.reason} [{tried.source}]"
             )
+            if tried.folder is not None:
+                lines.append(f"    its kernels: {tried.folder}")
+        if not self.replacements:
+            lines.append(f"  {self.searched}")
         lines += [
             f"  left alone: {module.module or 'the model'}: {module.reason}" for module in self.left
         ]
@@ -135,12 +149,15 @@ def fuse(
     itself is not changed. Every replacement is proved, outputs and gradients, against the original
     on ``example_inputs``, and kept only if it measured faster there: forward and backward when the
     model is in training mode, else the forward. ``ops`` are the operators that may be used; by
-    default the library's and every other one registered in this process. ``verbose`` prints what
-    was replaced and what was not, and why; ``fuse_with_report`` returns it.
+    default the library's and every other one registered in this process, and for chains that none
+    of them computes, kernels are written (``fuselab.eject``) and compiled, once per machine.
+    ``verbose`` prints what was replaced and what was not, and why, and the progress on stderr;
+    ``fuse_with_report`` returns it.
 
-    Raises TargetError when the model raises on ``example_inputs``.
+    Raises TargetError when the model does not take ``example_inputs`` or raises on them.
     """
-    result = fuse_with_report(model, example_inputs, ops=ops)
+    progress: Callable[[str], None] = say if verbose else lambda text: None
+    result = fuse_with_report(model, example_inputs, ops=ops, progress=progress)
     if verbose:
         print(result)
     fused: nn.Module = result.model
@@ -154,19 +171,30 @@ def fuse_with_report(
     *,
     ops: Sequence[FusedOp] | None = None,
     budget_s: float = 1.0,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> FuseResult:
     """Run ``fuse`` and return everything that was tried.
 
-    ``budget_s`` bounds each measurement, in seconds. ``model`` may be a plain function of tensors;
+    ``budget_s`` bounds each measurement, in seconds. ``progress`` is called with a line of text
+    before long steps. ``model`` may be a plain function of tensors;
     ``FuseResult.model`` is then one too.
     """
     args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    called = model.forward if isinstance(model, nn.Module) else model
+    name = type(model).__name__ if isinstance(model, nn.Module) else _name_of(model)
+    check_arguments(called, name, "example_inputs", args, kwargs or {})
     module = model if isinstance(model, nn.Module) else _FunctionModule(model)
     fusion = _Fusion(module, args, dict(kwargs or {}), _patterns(ops), budget_s)
+    if ops is None:
+        fusion.generator = Generator(progress)
     result = fusion.run()
     if module is model:
         return result
     return FuseResult(**{**vars(result), "model": result.model.forward})
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _patterns(ops: Sequence[FusedOp] | None) -> list[Pattern]:
@@ -189,6 +217,16 @@ class _FunctionModule(nn.Module):
         return self.function(*args, **kwargs)
 
 
+@dataclass(frozen=True)
+class _LookedInto:
+    """A module's forward as it was traced, and as it is now; ``hooked`` names layers below it."""
+
+    path: str
+    traced: Traced
+    final: Traced
+    hooked: set[str]
+
+
 class _Fusion:
     """One run of ``fuse``: looks at every module, tries every chain, puts in what is kept."""
 
@@ -207,12 +245,14 @@ class _Fusion:
         self.left: list[LeftAlone] = []
         self.places: set[tuple[str, str, str]] = set()
         self.measured: dict[Any, tuple[float, float, Verdict]] = {}
+        self.generator: Generator | None = None
+        self.seen = 0  # operations in the forwards that were looked into
 
     def run(self) -> FuseResult:
         stage = shadow(self.model)
         calls = record_calls(stage, self.args, self.kwargs)
         fused = shared_copy(self.model)
-        rewrites: list[tuple[str, Traced, Traced]] = []
+        looked_into: list[_LookedInto] = []
         for path, module in modules_to_look_into(stage):
             if is_compiled(module):
                 reason = "it is compiled already; fuse first, then compile"
@@ -223,11 +263,16 @@ class _Fusion:
             traced = self._trace(path, module, calls[path], hooked)
             if traced is not None:
                 final = self._rewrite(traced, hooked)
-                if final is not traced:
-                    rewrites.append((path, traced, final))
+                looked_into.append(_LookedInto(path, traced, final, hooked))
+        if self.generator is not None:
+            looked_into = self._generate(self.generator, looked_into)
         # Children first: a module runs its own rewritten forward only while its children's classes
         # are those at its installation, and installing gives a child another class.
-        places = [(fused.get_submodule(path), traced, final) for path, traced, final in rewrites]
+        places = [
+            (fused.get_submodule(one.path), one.traced, one.final)
+            for one in looked_into
+            if one.final is not one.traced
+        ]
         for place in sorted(places, key=lambda place: sum(1 for _ in place[0].modules())):
             install(*place)
         return self._conclude(fused)
@@ -318,14 +363,29 @@ class _Fusion:
             reason = reason.removeprefix(f"{match.op.short_name}: ")
             return Replacement(match.op, owner, match.chain, source, decision, reason, **more)
 
-        region = Region(traced, match)
+        region = MatchRegion(traced, match)
         tensors = [values[node] for node in region.inputs]
         try:
             inputs = _operator_inputs(region, tensors)
-            arguments = match.op.bind(inputs)
-            check_types(match.op, arguments)
-            match.op.validate(*arguments)
-            implementation = choose(match.op, arguments)
+        except FuselabError as error:
+            return result(Decision.REFUSED, str(error))
+        return self._judged(result, region, match.op, match.chain, tensors, inputs)
+
+    def _judged(
+        self,
+        result: Callable[..., Replacement],
+        region: Region,
+        op: FusedOp,
+        chain: str,
+        tensors: Sequence[Any],
+        inputs: Inputs,
+    ) -> Replacement:
+        """Return ``result`` of what was decided on a region, proved and measured."""
+        try:
+            arguments = op.bind(inputs)
+            check_types(op, arguments)
+            op.validate(*arguments)
+            implementation = choose(op, arguments)
         except FuselabError as error:
             return result(Decision.REFUSED, str(error))
         if implementation == "reference":
@@ -341,19 +401,86 @@ class _Fusion:
             return result(Decision.REFUSED, str(error), **more)
         if problem is not None:
             return result(Decision.WRONG, problem, **more)
-        before_us, after_us, decision = self._measure(region, tensors, arguments)
+        before_us, after_us, decision = self._measure(region, op, chain, tensors, arguments)
         more |= {"before_us": before_us, "after_us": after_us, "verdict": decision}
         if decision.outcome is Outcome.FASTER:
             return result(Decision.KEPT, f"{decision.speedup:.2f}x faster", **more)
         return result(Decision.NOT_FASTER, f"measured {decision}", **more)
 
+    def _generate(
+        self, generator: Generator, looked_into: Sequence[_LookedInto]
+    ) -> list[_LookedInto]:
+        """Try generated kernels for the chains that no operator covers; return what they change."""
+        finders: list[ChainFinder] = []
+        written: list[Written] = []
+        for one in looked_into:
+            values = values_of(one.final.graph, one.final.module, one.final.tensors)
+            finder = ChainFinder(one.final, values, one.hooked)
+            self.seen += len(finder.calls)
+            finders.append(finder)
+            written += generator.written(finder)
+        generator.compile(written, training=self.training)
+        kept = [one for one in written if self._try_written(one).decision is Decision.KEPT]
+        for finder, chain, reason in generator.refused:
+            owner = _owner(finder.traced, chain.outputs[-1])
+            self._leave(owner, finder.traced, f"{chain.chain}: {reason}")
+        changed = []
+        for one, finder in zip(looked_into, finders, strict=True):
+            ops = {each.chain: each.op for each in kept if each.finder is finder}
+            final = with_chains(one.final, finder, ops) if ops else one.final
+            changed.append(replace(one, final=final))
+        return changed
+
+    def _leave(self, path: str, traced: Traced, reason: str) -> None:
+        left = LeftAlone(path, source_line(traced.module), reason)
+        if left not in self.left:
+            self.left.append(left)
+
+    def _try_written(self, written: Written) -> Replacement:
+        """Prove and measure a generated kernel, and note the outcome."""
+        traced, chain, last = written.finder.traced, written.chain, written.chain.outputs[-1]
+        owner = _owner(traced, last)
+        source = _line_of(last) or source_line(traced.module)
+        if owner != traced.path:
+            source = source_line(self.model.get_submodule(owner))
+
+        def result(decision: Decision, reason: str, **more: Any) -> Replacement:
+            return Replacement(
+                written.op,
+                owner,
+                chain.chain,
+                source,
+                decision,
+                reason.removeprefix(f"{written.op.short_name}: "),
+                folder=written.folder,
+                **more,
+            )
+
+        if written.failed is not None:
+            tried = result(Decision.REFUSED, written.failed)
+        else:
+            inputs = Inputs(tuple(written.arguments()))
+            tried = self._judged(
+                result, written.region, written.op, chain.chain, written.tensors, inputs
+            )
+        place = written.op.name, chain.chain, _place(traced, last)
+        if place not in self.places:
+            self.tried.append(tried)
+        self.places.add(place)
+        return tried
+
     def _measure(
-        self, region: Region, tensors: Sequence[Any], arguments: Sequence[Any]
+        self,
+        region: Region,
+        op: FusedOp,
+        chain: str,
+        tensors: Sequence[Any],
+        arguments: Sequence[Any],
     ) -> tuple[float, float, Verdict]:
         parameters = list(region.before.parameters())
         key = (
-            region.match.op.name,
-            region.match.chain,
+            op.name,
+            chain,
             *(_likeness(value) for value in (*arguments, *tensors, *parameters)),
         )
         if key not in self.measured:
@@ -402,6 +529,18 @@ class _Fusion:
             after_us=after_us,
             verdict=decision,
             proof=proof,
+            searched=self._searched(),
+        )
+
+    def _searched(self) -> str:
+        """Return what was looked for and where, for a result that has nothing else to tell."""
+        ops = len({pattern.op.name for pattern in self.patterns})
+        text = f"looked for the chains of {ops} operators"
+        if self.generator is None:
+            return text
+        return (
+            f"{text}, and for two or more memory-bound operations in a row that a kernel could be "
+            f"written for; saw {self.seen} operations"
         )
 
     def _prove_whole(self, fused: nn.Module) -> tuple[str, str | None]:
@@ -455,7 +594,7 @@ def _bind(model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     return lambda *args: model(*args, **kwargs)
 
 
-def _operator_inputs(region: Region, tensors: Sequence[Any]) -> Inputs:
+def _operator_inputs(region: MatchRegion, tensors: Sequence[Any]) -> Inputs:
     """Return the operator's own arguments at this place in the model."""
     recorded: list[Any] = []
 

@@ -16,7 +16,7 @@ from fuselab.errors import TargetError
 from fuselab.fusion.emit import Region
 from fuselab.measure.interleave import Candidate, interleave
 from fuselab.measure.steady_step import steady, step
-from fuselab.measure.verdict import Outcome, Verdict, verdict
+from fuselab.measure.verdict import FEWEST_ROUNDS, Outcome, Verdict, verdict
 from fuselab.prove.accuracy import Bar
 from fuselab.runtime import fallback
 
@@ -199,6 +199,7 @@ def measure(
             torch.device("cpu"),
             cold=False,
             budget_s=budget_s,
+            fewest=FEWEST_ROUNDS,
             decided=lambda times: (
                 verdict(times["after"], times["before"]).outcome is not Outcome.UNCLEAR
             ),

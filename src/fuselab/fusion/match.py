@@ -99,8 +99,10 @@ class Pattern:
             for found, covered in self._unify(tree.root, value, {}, ()):
                 bindings = self._grouped(found, length)
                 unique = self._replaced(value, (*covered, *self._unread(found, covered)))
+                # In ``y + y`` with ``y = 2 * x``, ``y`` would be an operand and replaced too.
                 if (
-                    self._fits(bindings)
+                    not {*values_in(bindings.values())} & {*unique}
+                    and self._fits(bindings)
                     and self._closed(value, unique)
                     and self._is_chain(value, unique)
                 ):

@@ -207,8 +207,20 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
         what = "a buffer" if changed[0] == "_buffers" else f"self.{changed[0]}"
         raise NotTraceableError(f"its forward changes {what}, which a trace leaves out")
     conditions = tracer.conditions(graph)
+    _erase_identities(graph, module, hooked)
     _check_reproduces(module, graph, call)
     return Traced(path, module, graph, call, conditions)
+
+
+def _erase_identities(graph: fx.Graph, module: nn.Module, hooked: Collection[str]) -> None:
+    """Remove the calls of every ``nn.Identity`` without hooks, so that its reader reads its
+    input."""
+    for node in list(graph.nodes):
+        if node.op == "call_module" and str(node.target) not in hooked and len(node.args) == 1:
+            child = module.get_submodule(str(node.target))
+            if type(child) is nn.Identity and "forward" not in vars(child):
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
 
 
 def _contents(value: Any) -> Any:

@@ -167,10 +167,9 @@ def _primitives(op: Detail) -> list[Call]:
     own = in_place or any(a.bytes > 0 for a in op.allocations)
     if not own and any(_does_work(deeper) for child in op.children for deeper in child.walk()):
         below = [call for child in op.children for call in _primitives(child)]
-        # relu calls clamp_min; keep the name that the user wrote
-        if len(below) == 1 and is_fusible(op.name):
-            below[0].op = op
-        return below
+        # relu calls clamp_min, and relu6 calls clamp with a result that it allocated before: the
+        # outer call has the name that the user wrote, and all that is read and written.
+        return [_call(op)] if len(below) == 1 and is_fusible(op.name) else below
     return [_call(op)] if _does_work(op) else []
 
 

@@ -24,6 +24,7 @@ _LAUNCH = re.compile(
     r"extern_kernels\.\w+|torch\.ops\.[\w.]+|aten\.[\w.]+|(?:cpp|triton)_\w+(?:\.run)?"
     r")\((?P<arguments>.*)\)"
 )
+_REUSE = re.compile(r"^\s*(?P<new>\w+) = (?:reinterpret_tensor\()?(?P<old>\w+)\b.*# reuse")
 _AOT_ID = re.compile(r"# AOT ID: \['(\d+)_(\w+)'\]")
 
 
@@ -202,15 +203,18 @@ def _calls(code: str) -> Iterator[tuple[str, set[str]]]:
     """Yield the callee and the names on the line of every launch of a wrapper.
 
     Launches are in ``call`` and in the partitions before it that CUDA graphs cut it into. The code
-    after them is Inductor's own benchmark and is ignored.
+    after them is Inductor's own benchmark and is ignored. A buffer that has taken over another
+    one's memory brings that one's name along, because one kernel may have written both.
     """
     body = code.partition("async_compile.wait(globals())")[2]
     body = re.split(r"\ndef (?:get_args|benchmark_compiled_module)\(", body)[0]
+    earlier: dict[str, set[str]] = {}
     for line in body.splitlines():
-        match = _LAUNCH.match(line)
-        if match:
-            words = set(re.findall(r"\w+", match["arguments"]))
-            yield match["callee"], words | {match["result"] or ""}
+        if reuse := _REUSE.match(line):
+            earlier[reuse["new"]] = {reuse["old"], *earlier.get(reuse["old"], ())}
+        elif match := _LAUNCH.match(line):
+            words = {match["result"] or "", *re.findall(r"\w+", match["arguments"])}
+            yield match["callee"], words.union(*(earlier.get(word, ()) for word in words))
 
 
 def _merged(parts: Any) -> tuple[Any, ...]:

@@ -30,7 +30,13 @@ from torch import Tensor, nn
 import fuselab.models
 from fuselab.device.select import select
 from fuselab.errors import MissingTargetError, TargetError
-from fuselab.inspect.user_code import claim_file, describe_error, plain, raising_target_error
+from fuselab.inspect.user_code import (
+    check_arguments,
+    claim_file,
+    describe_error,
+    plain,
+    raising_target_error,
+)
 
 SEED = 0
 
@@ -313,7 +319,7 @@ def _instantiate(found: Any, name: str, module: ModuleType) -> Callable[..., Any
         return cast(Callable[..., Any], found)
     offered = callable(getattr(module, "get_init_inputs", None))
     args, kwargs = _init_arguments(_call_offer(module, "get_init_inputs") if offered else ())
-    _bind(
+    check_arguments(
         found,
         name,
         "get_init_inputs()" if offered else "building without get_init_inputs()",
@@ -367,7 +373,7 @@ def _inputs(
             f"arguments of {plain(name)}."
         )
     called = function.forward if isinstance(function, nn.Module) else function
-    _bind(called, name, "get_inputs()", args, kwargs)
+    check_arguments(called, name, "get_inputs()", args, kwargs)
     return args, kwargs
 
 
@@ -376,26 +382,6 @@ def _call_offer(module: ModuleType, offer: str, **arguments: Any) -> Any:
     file = plain(Path(_file_of(module)).name)
     with raising_target_error(f"{offer}() in {file} raised"):
         return getattr(module, offer)(**arguments)
-
-
-def _bind(
-    function: Callable[..., Any],
-    name: str,
-    offer: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    """Refuse arguments that do not fit the signature, before they raise deep inside."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # the callable has no signature, for example a builtin
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TargetError(
-            f"{offer} does not fit {plain(name)}{plain(signature)}: {plain(error)}."
-        ) from error
 
 
 def _move(value: Any, device: torch.device) -> Any:

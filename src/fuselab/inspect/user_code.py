@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -125,3 +127,26 @@ def describe_error(error: BaseException) -> str:
     words = plain(error.msg if isinstance(error, SyntaxError) else error).rstrip(".")
     where = f" ({line})" if line else ""
     return f"{type(error).__name__}{': ' if words else ''}{words}{where}"
+
+
+def check_arguments(
+    function: Callable[..., Any],
+    name: str,
+    offer: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Refuse arguments that do not fit the signature, before they raise deep inside.
+
+    ``offer`` says where the arguments come from, and ``name`` which callable takes them. Raises
+    TargetError.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # the callable has no signature, for example a builtin
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        fits = plain(f"{name}{signature}")
+        raise TargetError(f"{offer} does not fit {fits}: {plain(error)}.") from error

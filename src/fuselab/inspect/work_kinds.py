@@ -30,7 +30,7 @@ _NO_WORK = _aten(
     "split split_with_sizes chunk unfold view_as flatten unflatten empty empty_like "
     "empty_strided new_empty new_empty_strided resize_ set_ result_type is_nonzero lift_fresh "
     "lift resolve_conj resolve_neg numpy_T mT adjoint _reshape_alias requires_grad_ "
-    "_local_scalar_dense item to diagonal movedim swapaxes real conj"
+    "_local_scalar_dense item to type_as diagonal movedim swapaxes real conj"
 )
 
 _POINTWISE = _aten(
@@ -50,7 +50,9 @@ _POINTWISE = _aten(
 _REDUCTION = _aten(
     "sum mean amax amin max min prod norm linalg_vector_norm logsumexp var std var_mean any "
     "all _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data "
-    "native_layer_norm native_layer_norm_backward _fused_rms_norm argmax argmin nansum"
+    "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
+    "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward "
+    "_fused_rms_norm argmax argmin nansum"
 )
 
 # Operators that make a tensor out of a Python value, a shape or nothing.

@@ -62,6 +62,7 @@ def interleave(
     host: bool = False,
     budget_s: float = 2.0,
     seed: int = 0,
+    fewest: int = FEWEST_ROUNDS,
     decided: Decided = lambda times: False,
 ) -> dict[str, Samples]:
     """Time every candidate once per round, in shuffled order (``seed``), after warming all of them.
@@ -70,8 +71,8 @@ def interleave(
     host's own time.
 
     ``decided(times)`` is called only at the round counts of ``verdict.LOOKS``. Rounds continue
-    until it returns True, about ``budget_s`` seconds are spent (at least 6 rounds are taken), or
-    the last count is reached.
+    until it returns True, about ``budget_s`` seconds are spent (at least ``fewest`` rounds are
+    taken), or the last count is reached.
     """
     results = {candidate.name: Samples() for candidate in candidates}
     timers: dict[str, Timer] = {}
@@ -91,7 +92,7 @@ def interleave(
     deadline = perf_counter() + budget_s
     with without_garbage_collection():
         for done in range(LOOKS[-1] if timers else 0):
-            if done >= FEWEST_ROUNDS and perf_counter() > deadline:
+            if done >= fewest and perf_counter() > deadline:
                 break
             if done in LOOKS and decided(times):
                 break

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fuselab.measure.interleave import Candidate, Decided, Samples, interleave
+from fuselab.measure.verdict import FEWEST_ROUNDS
 
 CALLS_PER_SYNC = 20  # enough that one cudaDeviceSynchronize (about 10 us) does not matter
 
@@ -79,7 +80,8 @@ def time_steps(
 ) -> dict[str, Samples]:
     """Time steps by the wall clock as a loop would run them, interleaved; samples are per call.
 
-    ``decided`` and ``budget_s`` end it as they end ``interleave``.
+    ``decided`` and ``budget_s`` end it as they end ``interleave``, but not before a verdict has the
+    rounds that it needs.
     """
     ready = {name: steady(call, device) for name, call in steps.items()}
     timed = interleave(
@@ -87,6 +89,7 @@ def time_steps(
         torch.device("cpu"),
         cold=False,
         budget_s=budget_s,
+        fewest=FEWEST_ROUNDS,
         decided=decided,
     )
     for name, (_, calls) in ready.items():

@@ -19,6 +19,8 @@ from fuselab.measure.statistics import median_interval
 
 BAND = 0.02
 CONFIDENCE = 0.998
+# The fewest rounds whose whole range covers the median with this confidence.
+FEWEST_ROUNDS = 10
 LOOKS = (12, 24, 48, 96, 192, 384, 768)
 
 
@@ -36,7 +38,7 @@ class Verdict:
     """The verdict on A against B.
 
     ``speedup`` is B's time over A's, the median over rounds, so above 1 means that A is faster;
-    ``low`` and ``high`` bound it.
+    ``low`` and ``high`` bound it; with fewer than ``FEWEST_ROUNDS`` they are only the range.
     """
 
     outcome: Outcome
@@ -46,7 +48,11 @@ class Verdict:
     rounds: int
 
     def __str__(self) -> str:
-        return f"{self.outcome} {self.speedup:.3f}x ({self.low:.3f} to {self.high:.3f})"
+        """Return the outcome with the interval, which too few rounds do not have."""
+        bounds = f"{self.low:.3f} to {self.high:.3f}"
+        if self.rounds < FEWEST_ROUNDS:
+            bounds = f"{self.rounds} rounds, of which {FEWEST_ROUNDS} are needed"
+        return f"{self.outcome} {self.speedup:.3f}x ({bounds})"
 
 
 def verdict(

@@ -1,0 +1,111 @@
+"""Group calls that can be one kernel, as long as no other call has to run between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+
+from torch import fx
+
+# Calls that move no data, or that only arrange it for a call that follows. One of them alone is no
+# reason for a kernel, and at the edge of a region it stays outside.
+ARRANGING = frozenset(
+    (
+        "chunk", "contiguous", "detach", "expand", "expand_as", "flatten", "getattr", "getitem",
+        "movedim", "narrow", "permute", "reshape", "select", "split", "squeeze", "swapaxes", "t",
+        "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+    )
+)  # fmt: skip
+# A region of one call is worth a kernel only if eager PyTorch computes the call in several passes.
+SEVERAL_PASSES = frozenset(
+    (
+        "batch_norm", "cosine_similarity", "cross_entropy", "glu", "group_norm", "huber_loss",
+        "instance_norm", "layer_norm", "log_softmax", "logsumexp", "normalize", "rms_norm",
+        "smooth_l1_loss", "softmax", "std", "var",
+    )
+)  # fmt: skip
+
+
+def groups_worth_a_kernel(
+    calls: Sequence[fx.Node],
+    before: Mapping[fx.Node, set[fx.Node]],
+    refused: Container[fx.Node],
+    name_of: Callable[[fx.Node], str],
+) -> list[list[fx.Node]]:
+    """Return the largest groups of calls that are not ``refused``, each in the order of the calls.
+
+    ``calls`` are in an order in which they can run, ``before`` has those that each call needs, and
+    ``name_of`` returns a call's plain name, such as ``relu``. Arrangements at the edges of a group,
+    which cost nothing outside, are left out, and so are groups that would gain nothing.
+    """
+    groups = [_trimmed(group, calls, name_of) for group in _largest(calls, before, refused)]
+    return [group for group in groups if is_worth_a_kernel(group, name_of)]
+
+
+def is_worth_a_kernel(group: Sequence[fx.Node], name_of: Callable[[fx.Node], str]) -> bool:
+    """Return whether eager PyTorch would compute the group in several passes over memory."""
+    computing = [name_of(node) for node in group if name_of(node) not in ARRANGING]
+    return len(computing) > 1 or any(name in SEVERAL_PASSES for name in computing)
+
+
+def _largest(
+    calls: Sequence[fx.Node],
+    before: Mapping[fx.Node, set[fx.Node]],
+    refused: Container[fx.Node],
+) -> list[list[fx.Node]]:
+    place_of = {node: place for place, node in enumerate(calls)}
+    group_of: dict[fx.Node, int] = {}
+    members: dict[int, list[fx.Node]] = {}
+    for place, node in enumerate(calls):
+        if node in refused:
+            continue
+        group_of[node] = place
+        members[place] = [node]
+        for source in sorted(before[node], key=place_of.__getitem__):
+            other = group_of.get(source)
+            if other is None or other == group_of[node]:
+                continue
+            joined = members[other] + members[group_of[node]]
+            if not _encloses(set(joined), calls, before, group_of, members):
+                for one in members.pop(group_of[node]):
+                    group_of[one] = other
+                members[other] = joined
+    return list(members.values())
+
+
+def _encloses(
+    group: set[fx.Node],
+    calls: Sequence[fx.Node],
+    before: Mapping[fx.Node, set[fx.Node]],
+    group_of: Mapping[fx.Node, int],
+    members: Mapping[int, Sequence[fx.Node]],
+) -> bool:
+    """Return whether a call outside has to run after one of the group and before another."""
+    after: set[fx.Node] = set()
+    for node in calls:  # in order, each after what it depends on
+        unit = {node, *members.get(group_of.get(node, -1), ())} - group
+        sources = set().union(*(before[one] for one in {node, *unit}))
+        if sources & after or (node not in group and sources & group):
+            if node in group:
+                if before[node] & after:
+                    return True
+            else:
+                after |= unit
+    return False
+
+
+def _trimmed(
+    group: Sequence[fx.Node], calls: Sequence[fx.Node], name_of: Callable[[fx.Node], str]
+) -> list[fx.Node]:
+    """Return the group without the arrangements at its edges."""
+    kept = list(group)
+    while True:
+        held = set(kept)
+        inner = [
+            node
+            for node in kept
+            if name_of(node) not in ARRANGING
+            or (held.intersection(node.all_input_nodes) and held.intersection(node.users))
+        ]
+        if len(inner) == len(kept):
+            return sorted(kept, key=calls.index)
+        kept = inner

@@ -1,0 +1,331 @@
+"""Find the chains of memory-bound operations in a traced forward that no operator covers.
+
+A chain is a group of calls with no other call between them that eject may write as one kernel:
+pointwise operations, reductions, normalisations, softmax and the views among them. Whether it
+really can is known when it is tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fuselab.ejection.calls import INFIX, call_text
+from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel, is_worth_a_kernel
+from fuselab.ejection.plan import Namer
+from fuselab.ejection.regions import HEAVY, RANDOM
+from fuselab.fusion.expression import is_fused
+from fuselab.fusion.layers import Form, form_of
+from fuselab.fusion.trace import Traced
+
+_MODULES_OF_CALLS = ("torch", "_operator", "builtins")
+_LONGEST_NAME = 4  # operations in an operator's name
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Calls that one kernel may compute.
+
+    ``inputs`` are traced nodes, or dotted paths of parameters and buffers; the function, with
+    ``parameters`` in their order, computes ``outputs``, nodes that something outside reads.
+    ``text`` is its Python text under the name ``{name}``.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node | str, ...]
+    outputs: tuple[fx.Node, ...]
+    parameters: tuple[str, ...]
+    operations: tuple[str, ...]
+    text: str
+
+    @property
+    def chain(self) -> str:
+        """The operations replaced, in the order they run: ``mul → gelu → layer_norm``."""
+        return " → ".join(self.operations)
+
+    @property
+    def name(self) -> str:
+        """The beginning of the operator's name."""
+        return "_".join(self.operations[:_LONGEST_NAME])
+
+
+class ChainFinder:
+    """The chains of one traced forward.
+
+    ``values`` has the value of each node in the recorded call, ``hooked`` the layers that must be
+    called because of hooks.
+    """
+
+    def __init__(
+        self, traced: Traced, values: Mapping[fx.Node, Any], hooked: Collection[str]
+    ) -> None:
+        self.traced, self.values, self.hooked = traced, values, hooked
+
+    def chains(self) -> list[Chain]:
+        """Return the largest chains, in the order in which they run."""
+        return self._among(set())
+
+    def parts(self, chain: Chain) -> list[Chain]:
+        """Return the chains that remain of ``chain``, each with one output."""
+        found = []
+        for output in chain.outputs:
+            nodes = self._only_for(output, chain)
+            if is_worth_a_kernel(nodes, self.name_of):
+                found.append(self.chain_of(nodes))
+        return found
+
+    def _only_for(self, output: fx.Node, chain: Chain) -> list[fx.Node]:
+        """Return the nodes of a chain that only serve to compute ``output``."""
+        kept = {output}
+        for node in reversed(chain.nodes):
+            if kept.issuperset(self.readers(node)):
+                kept.add(node)
+        return [node for node in chain.nodes if node in kept]
+
+    def without(self, chain: Chain, refused: Collection[fx.Node]) -> list[Chain]:
+        """Return the chains that remain of ``chain`` without some of its nodes."""
+        outside = {node for node in self.calls if node not in chain.nodes}
+        return self._among(outside.union(refused))
+
+    def _among(self, refused: set[fx.Node]) -> list[Chain]:
+        refused = refused | self.refused
+        groups = groups_worth_a_kernel(self.calls, self.before, refused, self.name_of)
+        return [self.chain_of(group) for group in groups]
+
+    def traffic(self, chain: Chain) -> int:
+        """Return the bytes that the largest call of a chain reads and writes."""
+
+        def size(node: fx.Node) -> int:
+            value = self.values.get(node)
+            return value.nbytes if isinstance(value, Tensor) else 0
+
+        return max(size(node) + sum(map(size, self.sources(node))) for node in chain.nodes)
+
+    # --- nodes
+
+    @cached_property
+    def forms(self) -> dict[fx.Node, Form]:
+        """The calls of layers, as functions."""
+        found = {}
+        for node in self.traced.graph.nodes:
+            if node.op == "call_module" and str(node.target) not in self.hooked:
+                form = form_of(self.traced.module.get_submodule(str(node.target)))
+                if form is not None and len(node.args) == 1 and not node.kwargs:
+                    found[node] = form
+        return found
+
+    def name_of(self, node: fx.Node) -> str:
+        """Return the plain name of what a node calls, the same for a function, method or layer."""
+        if node in self.forms:
+            name = self.forms[node].name
+            return "detach" if name == "identity" else name  # it moves no data either
+        if node.op == "call_module":
+            return type(self.traced.module.get_submodule(str(node.target))).__name__
+        name = str(node.target if node.op == "call_method" else _function_name(node.target))
+        return name.rstrip("_") if not name.startswith("_") else name
+
+    def is_number(self, node: fx.Node) -> bool:
+        """Return whether a node is a size, a shape, a dtype or a device, which is free to read."""
+        value = self.values.get(node)
+        return node.op in ("call_function", "call_method") and (
+            isinstance(value, (bool, int, float, torch.dtype, torch.device, torch.Size))
+        )
+
+    @cached_property
+    def calls(self) -> list[fx.Node]:
+        """The calls of the forward that are no numbers, in order."""
+        return [
+            node
+            for node in self.traced.graph.nodes
+            if node.op.startswith("call_") and not self.is_number(node)
+        ]
+
+    def sources(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield what a call reads: tensors, and those whose sizes it reads."""
+        for used in node.all_input_nodes:
+            if self.is_number(used):
+                yield from self.sources(used)
+            else:
+                yield used
+
+    def readers(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield the nodes that read a tensor, or one of its sizes."""
+        for user in node.users:
+            if self.is_number(user):
+                yield from self.readers(user)
+            else:
+                yield user
+
+    @cached_property
+    def before(self) -> dict[fx.Node, set[fx.Node]]:
+        """The calls that have to run before each call. Those that draw random numbers, write over a
+        tensor or run other code keep their order."""
+        found: dict[fx.Node, set[fx.Node]] = {}
+        last: fx.Node | None = None
+        for node in self.calls:
+            found[node] = {used for used in self.sources(node) if used in found}
+            if self.keeps_its_place(node):
+                if last is not None:
+                    found[node].add(last)
+                last = node
+        return found
+
+    def keeps_its_place(self, node: fx.Node) -> bool:
+        """Return whether a call's order among others of its kind matters."""
+        is_layer = node.op == "call_module" and node not in self.forms
+        return is_layer or self.name_of(node) in RANDOM or node in self.writing
+
+    @cached_property
+    def writing(self) -> set[fx.Node]:
+        """The calls that write over a tensor which something else may read."""
+        return {node for node in self.calls if self._writes(node) and not self._owns_input(node)}
+
+    def _writes(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return bool(
+                getattr(self.traced.module.get_submodule(str(node.target)), "inplace", False)
+            )
+        name = str(node.target if node.op == "call_method" else _function_name(node.target))
+        is_method = name.endswith("_") and not name.startswith("_")
+        return is_method or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+
+    def _owns_input(self, node: fx.Node) -> bool:
+        """Return whether only this call reads its input, which another call has made anew."""
+        first = node.args[0] if node.args else None
+        return (
+            isinstance(first, fx.Node)
+            and first.op.startswith("call_")
+            and len(first.users) == 1
+            and "out" not in node.kwargs
+            and self.name_of(first) not in ARRANGING
+        )
+
+    @cached_property
+    def refused(self) -> set[fx.Node]:
+        """The calls that no kernel of a chain computes."""
+        written = {node.args[0] for node in self.writing if node.args}
+        while True:
+            views = {node for node in self.calls if self.name_of(node) in ARRANGING}
+            more = {node for node in views if written.intersection(node.all_input_nodes)}
+            more |= {used for node in views & written for used in node.all_input_nodes}
+            if more <= written:
+                break
+            written |= more
+        return {
+            node
+            for node in self.calls
+            if node in self.writing
+            or written.intersection(node.all_input_nodes)
+            or not self._may_join(node)
+        }
+
+    def _may_join(self, node: fx.Node) -> bool:
+        name = self.name_of(node)
+        if is_fused(node) or name in HEAVY or name in RANDOM:
+            return False
+        if node.op == "call_module" and node not in self.forms:
+            return False
+        if node.op == "call_function":
+            module = getattr(node.target, "__module__", None) or "torch"
+            if module.partition(".")[0] not in _MODULES_OF_CALLS:
+                return False
+        tensors = [self.values.get(used) for used in self.sources(node)]
+        return (
+            isinstance(self.values.get(node), Tensor)
+            and bool(tensors)
+            and all(isinstance(tensor, Tensor) for tensor in tensors)
+        )
+
+    # --- text
+
+    def chain_of(self, nodes: Sequence[fx.Node]) -> Chain:
+        """Return the chain of some calls. Its text has names of its own, so that equal chains of
+        other places in a model are equal texts."""
+        held = set(nodes)
+        inputs: dict[fx.Node | str, str] = {}
+        namer = Namer(["torch", "Tensor"])
+        names: dict[fx.Node, str] = {}
+
+        def take(source: fx.Node) -> None:
+            place: fx.Node | str = str(source.target) if source.op == "get_attr" else source
+            if place not in inputs:
+                wanted = place.rpartition(".")[2] if isinstance(place, str) else "input"
+                inputs[place] = namer.name(wanted)
+            names[source] = inputs[place]
+
+        lines = []
+        for node in nodes:
+            for source in self.sources(node):
+                if source not in held and source not in names:
+                    take(source)
+            for used in node.all_input_nodes:
+                if self.is_number(used):
+                    names[used] = self._number_text(used, names)
+            form = self.forms.get(node)
+            if form is not None and form.name == "identity":
+                names[node] = names[node.args[0]]  # type: ignore[index]
+                continue
+            for attribute in form.tensors.values() if form is not None else ():
+                path = f"{node.target}.{attribute}"
+                if path not in inputs:
+                    inputs[path] = namer.name(attribute)
+            text = self._call_text(node, names, inputs)
+            names[node] = namer.name(_label(self.name_of(node)))
+            lines.append(f"    {names[node]} = {text}")
+        outputs = [node for node in nodes if not held.issuperset(self.readers(node))]
+        result = ", ".join(names[node] for node in outputs)
+        given = ", ".join(inputs.values())
+        return Chain(
+            tuple(nodes),
+            tuple(inputs),
+            tuple(outputs),
+            tuple(inputs.values()),
+            tuple(
+                _label(self.name_of(node)) for node in nodes if self.name_of(node) not in ARRANGING
+            ),
+            "\n".join([f"def {{name}}({given}):", *lines, f"    return {result}", ""]),
+        )
+
+    def _number_text(self, node: fx.Node, names: dict[fx.Node, str]) -> str:
+        for used in node.all_input_nodes:
+            if self.is_number(used):
+                names[used] = self._number_text(used, names)
+        text = call_text(node, names)
+        return f"({text})" if node.target in INFIX else text
+
+    def _call_text(
+        self, node: fx.Node, names: Mapping[fx.Node, str], inputs: Mapping[fx.Node | str, str]
+    ) -> str:
+        form = self.forms.get(node)
+        if form is not None:
+            given = [names[node.args[0]]]  # type: ignore[index]
+            given += [
+                f"{key}={inputs[f'{node.target}.{name}']}" for key, name in form.tensors.items()
+            ]
+            given += [f"{key}={value!r}" for key, value in form.values.items()]
+            return f"{form.function}({', '.join(given)})"
+        if not self._writes(node):
+            return call_text(node, names)
+        # Only this call reads the tensor that it writes over, so that a new one will do.
+        graph = fx.Graph()
+        known = {used: graph.placeholder(f"input_{i}") for i, used in enumerate(names)}
+        copied = graph.node_copy(node, lambda used: known[used])
+        copied.kwargs = {key: value for key, value in copied.kwargs.items() if key != "inplace"}
+        if copied.op == "call_method" or str(_function_name(copied.target)).endswith("_"):
+            copied.op, copied.target = "call_method", self.name_of(node)
+        return call_text(copied, {known[used]: name for used, name in names.items()})
+
+
+def _function_name(function: Any) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _label(name: str) -> str:
+    """Return an operation's name as a variable's: ``truediv`` as ``div``."""
+    return {"truediv": "div", "neg_": "neg"}.get(name, re.sub(r"\W", "", name))

@@ -1,0 +1,152 @@
+"""Layers of torch.nn without products, as the functions that they call.
+
+A layer stands here if its forward is one function of its input, its parameters and its settings. So
+it can be part of a kernel that is written for the operations around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Form:
+    """A layer's forward: the function, and its arguments beside the input.
+
+    ``tensors`` gives the layer's attribute for a parameter of the function, ``values`` a value.
+    """
+
+    function: str
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The plain name of the function: ``layer_norm``."""
+        return self.function.rpartition(".")[2]
+
+
+def form_of(layer: nn.Module) -> Form | None:
+    """Return what a layer computes now, or None if it is no single function without side
+    effects."""
+    if "forward" in vars(layer):
+        return None
+    make = _FORMS.get(type(layer))
+    return make(layer) if make is not None else None
+
+
+def _functional(name: str, *settings: str, **renamed: str) -> Callable[[Any], Form | None]:
+    """Return the form of a function of ``torch.nn.functional`` and the layer's ``settings``;
+    ``renamed`` gives the setting for a parameter with another name."""
+
+    def make(layer: Any) -> Form | None:
+        values = {setting: getattr(layer, setting) for setting in settings}
+        values |= {key: getattr(layer, setting) for key, setting in renamed.items()}
+        return Form(f"torch.nn.functional.{name}", values=values)
+
+    return make
+
+
+def _along_a_dim(name: str) -> Callable[[Any], Form | None]:
+    """Return the form of a softmax; without a dim it depends on the input's rank."""
+    make = _functional(name, "dim")
+    return lambda layer: make(layer) if layer.dim is not None else None
+
+
+def _tensors(layer: Any, *names: str) -> dict[str, str]:
+    return {name: name for name in names if getattr(layer, name, None) is not None}
+
+
+def _layer_norm(layer: nn.LayerNorm) -> Form:
+    return Form(
+        "torch.nn.functional.layer_norm",
+        _tensors(layer, "weight", "bias"),
+        {"normalized_shape": tuple(layer.normalized_shape), "eps": layer.eps},
+    )
+
+
+def _rms_norm(layer: nn.RMSNorm) -> Form:
+    return Form(
+        "torch.nn.functional.rms_norm",
+        _tensors(layer, "weight"),
+        {"normalized_shape": tuple(layer.normalized_shape), "eps": layer.eps},
+    )
+
+
+def _group_norm(layer: nn.GroupNorm) -> Form:
+    return Form(
+        "torch.nn.functional.group_norm",
+        _tensors(layer, "weight", "bias"),
+        {"num_groups": layer.num_groups, "eps": layer.eps},
+    )
+
+
+def _batch_norm(layer: Any) -> Form | None:
+    tensors = _tensors(layer, "running_mean", "running_var", "weight", "bias")
+    has_statistics = "running_mean" in tensors
+    if layer.training and has_statistics:
+        return None  # it updates its statistics
+    values: dict[str, Any] = {"training": not has_statistics, "eps": layer.eps}
+    if not has_statistics:
+        values |= {"running_mean": None, "running_var": None}
+    return Form("torch.nn.functional.batch_norm", tensors, values)
+
+
+def _instance_norm(layer: Any) -> Form | None:
+    if layer.track_running_stats:
+        return None
+    return Form(
+        "torch.nn.functional.instance_norm", _tensors(layer, "weight", "bias"), {"eps": layer.eps}
+    )
+
+
+def _dropout(layer: Any) -> Form | None:
+    return Form("identity") if not layer.training else None
+
+
+_FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.BatchNorm3d: _batch_norm,
+    nn.CELU: _functional("celu", "alpha"),
+    nn.Dropout: _dropout,
+    nn.Dropout1d: _dropout,
+    nn.Dropout2d: _dropout,
+    nn.Dropout3d: _dropout,
+    nn.ELU: _functional("elu", "alpha"),
+    nn.Flatten: lambda layer: Form(
+        "torch.flatten", values={"start_dim": layer.start_dim, "end_dim": layer.end_dim}
+    ),
+    nn.GELU: _functional("gelu", "approximate"),
+    nn.GroupNorm: _group_norm,
+    nn.Hardshrink: _functional("hardshrink", "lambd"),
+    nn.Hardsigmoid: _functional("hardsigmoid"),
+    nn.Hardswish: _functional("hardswish"),
+    nn.Hardtanh: _functional("hardtanh", "min_val", "max_val"),
+    nn.InstanceNorm1d: _instance_norm,
+    nn.InstanceNorm2d: _instance_norm,
+    nn.InstanceNorm3d: _instance_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.LeakyReLU: _functional("leaky_relu", "negative_slope"),
+    nn.LogSigmoid: _functional("logsigmoid"),
+    nn.LogSoftmax: _along_a_dim("log_softmax"),
+    nn.Mish: _functional("mish"),
+    nn.RMSNorm: _rms_norm,
+    nn.ReLU: _functional("relu"),
+    nn.ReLU6: _functional("relu6"),
+    nn.SELU: _functional("selu"),
+    nn.SiLU: _functional("silu"),
+    nn.Sigmoid: lambda layer: Form("torch.sigmoid"),
+    nn.Softmax: _along_a_dim("softmax"),
+    nn.Softmin: _along_a_dim("softmin"),
+    nn.Softplus: _functional("softplus", "beta", "threshold"),
+    nn.Softshrink: _functional("softshrink", "lambd"),
+    nn.Softsign: _functional("softsign"),
+    nn.Tanh: lambda layer: Form("torch.tanh"),
+    nn.Tanhshrink: _functional("tanhshrink"),
+    nn.Threshold: _functional("threshold", "threshold", "value"),
+}
