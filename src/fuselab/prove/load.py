@@ -144,6 +144,12 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
 
 def _import_folder(folder: Path) -> ModuleType:
     """Import a kernel package by path under a unique package name."""
+    fresh = sorted(file.name for file in folder.glob("*.new"))
+    if fresh:
+        raise TargetError(
+            f"{folder} holds edited files and newly ejected ones ({', '.join(fresh)}); keep one of "
+            "each, without .new in its name."
+        )
     initial, contract = folder / "__init__.py", folder / "op.py"
     if not initial.is_file() and not contract.is_file():
         raise TargetError(
