@@ -13,6 +13,7 @@ __version__ = "0.2.0"
 
 _PUBLIC = {
     "Case": "fuselab.op",
+    "Composition": "fuselab.composition",
     "Cost": "fuselab.op",
     "FusedOp": "fuselab.op",
     "FuselabError": "fuselab.errors",
@@ -22,7 +23,7 @@ _PUBLIC = {
     "Rewrite": "fuselab.op",
     "bench": "fuselab.prove.bench",
     "check": "fuselab.prove.check",
-    "eject": "fuselab.ejection.write",
+    "eject": "fuselab.ejection.eject",
     "fuse": "fuselab.fusion.fuse",
     "operator": "fuselab.runtime.dispatch",
     "profile": "fuselab.inspect.profile",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 from fuselab.errors import ContractError
 
 Element = TypeVar("Element")
+
+_COLLECTIONS = (tuple, list, dict, Sequence, Mapping)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -171,12 +173,13 @@ class Implementation:
 
     ``forward(*args)`` takes every argument of the reference, in its order and with defaults filled
     in, allocates its outputs, launches on the current stream and returns what the reference
-    returns. The ``forward`` of an operator that mutates arguments writes their new values over them
-    and returns nothing. ``backward(needs, grad_output, *saved)`` returns one gradient or None for
-    every tensor argument of the forward, and one for each tensor of a sequence; it returns None
-    where ``needs`` is False. ``supports(*args)`` returns None if the implementation can run these
-    arguments, and otherwise the reason why not, in a few words;
-    ``supports_backward(needs, grad_output, *saved)`` does the same for the backward. ``device`` is
+    returns, a tuple where that is several tensors. The ``forward`` of an operator that mutates
+    arguments writes their new values over them and returns nothing. ``backward(needs, grad_output,
+    *saved)`` returns one gradient or None for every tensor argument of the forward, and one for
+    each tensor of a sequence; it returns None where ``needs`` is False. ``supports(*args)`` returns
+    None if the implementation can run these arguments, and otherwise the reason why not, in a few
+    words; ``supports_backward(needs, grad_output, *saved)`` does the same for the backward. For an
+    operator with several outputs ``grad_output`` is a tuple of one tensor per output. ``device`` is
     the kind of device on which it runs.
     """
 
@@ -192,16 +195,19 @@ class Gradient:
     """How an operator differentiates.
 
     ``save(output, *args)`` returns the tuple that the backward needs: arguments, the output, plain
-    values. ``reference(needs, grad_output, *saved)`` computes the gradient in plain differentiable
-    PyTorch; its annotations give the raw operator its schema. It returns one gradient or None for
-    every tensor argument, and its own derivative is the operator's second derivative.
-    ``fake(needs, grad_output, *saved)`` returns empty tensors with the strides the implementations
-    produce; without it, ``reference`` runs on fake tensors. ``prefer(needs, grad_output, *saved)``
-    returns the order in which ``implementation="auto"`` asks the implementations. ``frozen`` maps
-    each argument whose gradient is refused to the end of a sentence that says what to do instead.
-    ``unchanged(grad_output, *saved)`` returns one flag per gradient, True where the gradient is
-    ``grad_output`` itself; the public function then returns ``grad_output`` and asks the
-    implementations only for the other gradients.
+    values. For an operator with several outputs ``output`` is their tuple, and ``grad_output`` is
+    annotated ``Sequence[Tensor]`` and is a tuple of one tensor per output: zeros where an output
+    received no gradient, or is not floating point. ``reference(needs, grad_output, *saved)``
+    computes the gradient in plain differentiable PyTorch; its annotations give the raw operator its
+    schema. It returns one gradient or None for every tensor argument, and its own derivative is the
+    operator's second derivative. ``fake(needs, grad_output, *saved)`` returns empty tensors with
+    the strides the implementations produce; without it, ``reference`` runs on fake tensors.
+    ``prefer(needs, grad_output, *saved)`` returns the order in which ``implementation="auto"`` asks
+    the implementations. ``frozen`` maps each argument whose gradient is refused to the end of a
+    sentence that says what to do instead. ``unchanged(grad_output, *saved)`` returns one flag per
+    gradient, True where the gradient is ``grad_output`` itself; the public function then returns
+    ``grad_output`` and asks the implementations only for the other gradients. Only an operator with
+    one output has it.
     """
 
     save: Callable[..., tuple[Any, ...]]
@@ -242,6 +248,13 @@ def _is_method(function: Callable[..., Any], method: Callable[..., Any]) -> bool
     return getattr(function, "__func__", None) is method
 
 
+def _described(value: Any) -> str:
+    """Return the kind of a value in a few words, for an error."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {', '.join(map(_described, value)) or 'nothing'}"
+    return f"a {type(value).__name__}"
+
+
 def _undeclared_cost(*args: Any) -> Cost:
     """Stand for ``FusedOp.cost`` where it is not given; ``FusedOp`` puts its own in its place."""
     raise NotImplementedError
@@ -254,31 +267,33 @@ class FusedOp:
     ``name`` is ``namespace::operator``. ``reference`` defines the right result, in plain PyTorch
     that autograd understands. Its parameters must be annotated, because the annotations become the
     raw operator's schema (Tensor, Tensor | None, Sequence[Tensor], float, int, bool, str,
-    torch.dtype | None; ``Sequence[Tensor]`` arrives as a tuple). Inside torch.compile a float
-    arrives as a 0-d tensor, in the reference too. ``cost(*args)`` counts the least work of one
-    forward. ``cost_backward(*args)`` takes the forward's arguments too and counts the least work of
-    a backward that computes every gradient. If neither is given, the forward reads every tensor
-    argument and writes the output once, the backward reads the upstream gradient and what is saved
-    and writes the gradients once, each with one operation per element written. Where ``contiguous``
-    is True the implementations receive contiguous tensors only, copied where they are not, and the
-    raw operator's results are contiguous, the reference's too. ``validate(*args)`` raises a typed
-    error for arguments that the operator refuses. ``fake(*args)`` returns an empty output with the
-    strides the implementations produce; without it the reference runs on fake tensors.
-    ``prefer(*args)`` returns the order in which ``implementation="auto"`` asks ``supports``;
-    without it, the order of ``implementations`` is used. ``autocast(autocast_dtype, *args)``
-    returns the arguments as ``torch.autocast`` would pass them to the reference (softmax:
-    ``dtype=torch.float32``); without it they stay as they are, which is right for pointwise
-    operators. ``peers`` maps provider names to other spellings in plain PyTorch worth timing beside
-    the reference. ``libraries`` does the same for other libraries' kernels: each value is a
-    function without parameters that imports the library and returns a function of the operator's
-    arguments. ``dtypes`` are the dtypes worth checking. ``nondeterministic`` is None, or the reason
-    why the order of a reduction is not fixed. ``configs[implementation](*args)`` lists the
-    ``runtime.tuning.Config`` that tuning may choose from for these arguments, the default rule's
-    first; ``configs[f"{implementation}_backward"]`` takes the backward's arguments and lists those
-    of the backward. ``regime(*args)`` names in a few words what, beside dtype and size, decides how
-    fast an implementation is on a CPU (an activation, a class of widths). ``cpu_cases`` are timed
-    to decide what ``implementation="auto"`` takes on a CPU: those tagged ``dtypes`` in every dtype,
-    the others in the first one; those tagged ``row`` make the published table.
+    torch.dtype | None; ``Sequence[Tensor]`` arrives as a tuple). It returns one tensor, or a flat
+    tuple of several if its return annotation says so: ``tuple[Tensor, Tensor]``. Inside
+    torch.compile a float arrives as a 0-d tensor, in the reference too. ``cost(*args)`` counts the
+    least work of one forward. ``cost_backward(*args)`` takes the forward's arguments too and counts
+    the least work of a backward that computes every gradient. If neither is given, the forward
+    reads every tensor argument and writes the output once, the backward reads the upstream gradient
+    and what is saved and writes the gradients once, each with one operation per element written.
+    Where ``contiguous`` is True the implementations receive contiguous tensors only, copied where
+    they are not, and the raw operator's results are contiguous, the reference's too.
+    ``validate(*args)`` raises a typed error for arguments that the operator refuses.
+    ``fake(*args)`` returns an empty output with the strides the implementations produce; without it
+    the reference runs on fake tensors. ``prefer(*args)`` returns the order in which
+    ``implementation="auto"`` asks ``supports``; without it, the order of ``implementations`` is
+    used. ``autocast(autocast_dtype, *args)`` returns the arguments as ``torch.autocast`` would pass
+    them to the reference (softmax: ``dtype=torch.float32``); without it they stay as they are,
+    which is right for pointwise operators. ``peers`` maps provider names to other spellings in
+    plain PyTorch worth timing beside the reference. ``libraries`` does the same for other
+    libraries' kernels: each value is a function without parameters that imports the library and
+    returns a function of the operator's arguments. ``dtypes`` are the dtypes worth checking.
+    ``nondeterministic`` is None, or the reason why the order of a reduction is not fixed.
+    ``configs[implementation](*args)`` lists the ``runtime.tuning.Config`` that tuning may choose
+    from for these arguments, the default rule's first; ``configs[f"{implementation}_backward"]``
+    takes the backward's arguments and lists those of the backward. ``regime(*args)`` names in a few
+    words what, beside dtype and size, decides how fast an implementation is on a CPU (an
+    activation, a class of widths). ``cpu_cases`` are timed to decide what ``implementation="auto"``
+    takes on a CPU: those tagged ``dtypes`` in every dtype, the others in the first one; those
+    tagged ``row`` make the published table.
 
     An operator with ``mutates`` overwrites those arguments and returns the first of them; its name
     ends in an underscore, as PyTorch's do. Its reference writes to nothing: it returns the new
@@ -379,6 +394,38 @@ class FusedOp:
             if parameter.annotation is float
         )
 
+    @cached_property
+    def output_count(self) -> int:
+        """The number of tensors that a call returns: the length of the tuple that the reference's
+        return annotation names, else 1. Raises ContractError."""
+        returned = self.signature.return_annotation
+        origin = get_origin(returned) or returned
+        if self.mutates or not (isinstance(origin, type) and issubclass(origin, _COLLECTIONS)):
+            return 1
+        kinds = get_args(returned)
+        if origin is not tuple or len(kinds) < 2 or any(kind is not Tensor for kind in kinds):
+            raise ContractError(
+                f"{self.name}: the reference is annotated to return {returned!r}; an operator "
+                "returns one Tensor or a flat tuple of at least two, such as tuple[Tensor, Tensor]."
+            )
+        return len(kinds)
+
+    def outputs_of(self, returned: Any) -> tuple[Tensor, ...]:
+        """Return the tensors that a reference or a forward ``returned``. Raises ContractError if
+        it is something else than the reference's return annotation says."""
+        outputs = returned if self.output_count > 1 else (returned,)
+        if (
+            isinstance(outputs, (tuple, list))
+            and len(outputs) == self.output_count
+            and all(isinstance(output, Tensor) for output in outputs)
+        ):
+            return tuple(outputs)
+        expected = "one tensor" if self.output_count == 1 else f"{self.output_count} tensors"
+        raise ContractError(
+            f"{self.name}: a call must return {expected}, as the reference's return annotation "
+            f"says, and returned {_described(returned)}."
+        )
+
     def arranged(self, values: Iterable[Any]) -> tuple[Any, ...]:
         """Return ``values``, with every tensor contiguous where the operator is ``contiguous``."""
         return tuple(map(_contiguous, values)) if self.contiguous else tuple(values)
@@ -393,7 +440,8 @@ class FusedOp:
         output = self._outputs_on_meta(like, "cost_backward")
         saved = tensors_in(self.gradient.save(output, *like))
         gradients = [tensor for tensor in tensors_in(args) if tensor.is_floating_point()]
-        return Cost.of((output, *saved), gradients)
+        upstream = [tensor for tensor in tensors_in((output,)) if tensor.is_floating_point()]
+        return Cost.of((*upstream, *saved), gradients)
 
     def _outputs_on_meta(self, like: Sequence[Any], cost: str) -> Any:
         """Return what the operator returns for meta tensors: shapes and dtypes without values."""

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from ejected_functions import EXAMPLES
 
-from fuselab.ejection.write import eject
+from fuselab.ejection.eject import eject
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,14 @@ from torch import Tensor
 
 import fuselab
 from fuselab.cli.main import run
+from fuselab.ejection.eject import eject
 from fuselab.ejection.folder import edited
 from fuselab.ejection.loops import walk
 from fuselab.ejection.package import planned_package
-from fuselab.ejection.write import eject, package_files
+from fuselab.ejection.write import package_files
 from fuselab.errors import EjectError
 from fuselab.prove.load import load_op
+from fuselab.prove.result import CheckReport, Group, Result, Verdict
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(str(path.relative_to(GOLDEN)) for path in GOLDEN.glob("*/*"))
@@ -221,6 +223,31 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "kept op.py, which was edited; the new one is op.py.new\n" in capsys.readouterr().out
     assert (folder / "op.py").read_text().endswith("# mine\n")
     assert not (folder / "op.py.new").read_text().endswith("# mine\n")
+    assert run(["check", str(folder), "--quick"]) == 2
+    assert "newly ejected ones (op.py.new); keep one of each" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.FAIL])
+def test_prove_checks_and_times(
+    verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+    timed: list[str] = []
+
+    def check(spec: str, **settings: Any) -> CheckReport:
+        checked.append(spec)
+        group = Group("cpp", "float32", "cpu", (Result("values", verdict, trials=1),))
+        return CheckReport("ejected::scaled", 0, True, "cpu", (group,))
+
+    monkeypatch.setattr("fuselab.prove.check.check", check)
+    monkeypatch.setattr("fuselab.prove.bench.bench", lambda op, **_: timed.append(op.name))
+    monkeypatch.setattr("fuselab.report.tables.bench_table", str)
+    model, folder = tmp_path / "model.py", tmp_path / "scaled"
+    model.write_text(MODEL)
+    status = run(["eject", f"{model}:scaled", "-o", str(folder), "--prove"])
+    assert status == (verdict is Verdict.FAIL)
+    assert checked == [str(folder)]
+    assert timed == (["ejected::scaled"] if verdict is Verdict.PASS else [])
 
 
 def test_the_verb_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fuselab.ejection.write import eject
+from fuselab.ejection.eject import eject
 from fuselab.errors import EjectError
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

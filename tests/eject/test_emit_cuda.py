@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from cuda_on_cpu import Emulator
 from torch import Tensor
 
-from fuselab.ejection.write import eject
+from fuselab.ejection.eject import eject
 from fuselab.op import FusedOp
 from fuselab.prove.load import load_op
 from fuselab.runtime.cuda_sweep import CudaSweeps

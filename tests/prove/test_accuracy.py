@@ -104,6 +104,14 @@ def test_an_infinity_leaves_the_rest_of_its_row_judged() -> None:
     assert "column 1 is 1.1" in found.problem
 
 
+def test_a_row_that_eager_loses_to_nan_is_not_judged() -> None:
+    exact = t([1.0, 2.0], [1.0, 2.0], dtype=torch.float64)
+    eager = t([math.nan, 2.0], [1.0, 2.0])
+    assert judge(t([0.0, math.inf], [1.0, 2.0]), eager, exact).problem is None
+    assert "row 1" in judge(t([0.0, 0.0], [1.0, 2.1]), eager, exact).problem
+    assert judge(t([1.0, 2.0], [math.nan, 2.0]), eager, exact).problem is not None
+
+
 def test_shape_and_dtype_are_part_of_the_answer() -> None:
     one = torch.ones(2, 1)
     assert "has shape [2]" in judge(one.squeeze(1), one, one.double()).problem

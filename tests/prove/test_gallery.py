@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gallery import honest, in_place, lookup, remainder, wrong, wrong_arguments, wrong_gradients
+from gallery import (
+    honest,
+    in_place,
+    lookup,
+    remainder,
+    several_outputs,
+    wrong,
+    wrong_arguments,
+    wrong_gradients,
+)
 from gallery.wrong import Exhibit
 
 from fuselab.op import FusedOp
@@ -16,12 +25,18 @@ from fuselab.prove.check import check
 from fuselab.prove.result import CheckReport
 from fuselab.runtime.dispatch import public, raw_operator, registration
 
-EXHIBITS = wrong.EXHIBITS + wrong_gradients.EXHIBITS + wrong_arguments.EXHIBITS
+EXHIBITS = [
+    *wrong.EXHIBITS,
+    *wrong_gradients.EXHIBITS,
+    *wrong_arguments.EXHIBITS,
+    *several_outputs.EXHIBITS,
+]
 OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
     "in_place": in_place.make_op,
     "in_place_sequence": in_place.make_sequence_op,
     "lookup": lookup.make_op,
     "remainder": remainder.make_op,
+    "several_outputs": several_outputs.make_op,
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SLOW = {"operator", "compile", "compiled gradients", "torch.func"}  # a second each; cost nothing

@@ -81,17 +81,23 @@ def bench(
         return
 
     import fuselab.prove.bench as benchmark
+    from fuselab.composition import Composition
     from fuselab.prove import bench_against
-    from fuselab.prove.load import load_op
+    from fuselab.prove.load import load
     from fuselab.report import files, plots, tables
     from fuselab.report.result import read_result
 
     if plot is not None:
         plots.check_plot(plot)
     earlier = read_result(against, "bench") if against is not None else None
+    subject = load(op)
+    providers = provider.split(",") if provider is not None else None
+    if isinstance(subject, Composition):
+        subject = subject.as_operator()
+        providers = providers or ["compile", "fused"]
     result = benchmark.bench(
-        load_op(op),
-        providers=provider.split(",") if provider is not None else None,
+        subject,
+        providers=providers,
         cases=case,
         dtypes=[dtype_of(name) for name in dtype] if dtype else None,
         backward=backward,

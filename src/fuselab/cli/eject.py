@@ -25,17 +25,20 @@ def eject(
     force: Annotated[
         bool, flag("--force", "Replace an earlier package, but no file edited by hand.")
     ] = False,
+    prove: Annotated[
+        bool, flag("--prove", "Then check the package (quick) and time it beside eager.")
+    ] = False,
     data: TargetData = None,
     json: Json = None,
 ) -> None:
     """Write a plain PyTorch function as kernels that you own.
 
-    Exit status 1 if files edited by hand were kept; the new ones are beside them.
+    Exit status 1 if files edited by hand were kept; the new ones are beside them. With --prove
+    also if the check fails.
     """
     from fuselab.device.select import select
+    from fuselab.ejection.eject import default_name, ejected
     from fuselab.ejection.folder import check_folder, write_folder
-    from fuselab.ejection.package import planned_package
-    from fuselab.ejection.write import about, default_name, package_files
     from fuselab.inspect import targets
     from fuselab.report.eject_text import eject_text
     from fuselab.report.progress import say
@@ -45,10 +48,32 @@ def eject(
     found = targets.load(target, select("cpu"), data)
     named = name or default_name(found.callable)
     say(f"fuselab: capturing {found.name} ...")
-    package = planned_package(found.callable, found.args, found.kwargs, named, inference)
-    kept = write_folder(output, package_files(package), about(package), force)
-    facts = {"target": target, "folder": str(output), **package.describe(), "kept": kept}
+    made = ejected(found.callable, found.args, found.kwargs, named, inference)
+    kept = write_folder(output, made.files, made.about, force)
+    facts = {"target": target, "folder": str(output), **made.facts, "kept": kept}
     print(eject_text(facts))
     write_result(json, "eject", facts, select("cpu"))
     if kept:
         raise typer.Exit(1)
+    if prove and not _is_proved(str(output), inference):
+        raise typer.Exit(1)
+
+
+def _is_proved(folder: str, inference: bool) -> bool:
+    """Check a package and, if it is right, time it; print both; return whether it is right."""
+    from fuselab.composition import Composition
+    from fuselab.prove.bench import bench
+    from fuselab.prove.check import check
+    from fuselab.prove.load import load
+    from fuselab.report.check_text import show
+    from fuselab.report.progress import say
+    from fuselab.report.tables import bench_table, console
+
+    report = check(folder, quick=True, progress=say)
+    show(report, console())
+    if report.passed:
+        subject = load(folder)
+        op = subject.as_operator() if isinstance(subject, Composition) else subject
+        timed = bench(op, backward=not inference, quick=True, progress=say)
+        console().print(bench_table(timed))
+    return report.passed

@@ -96,6 +96,17 @@ COMPOSED = (
     aten.addmm,
 )
 
+# Those among them that PyTorch cannot differentiate: formulas that are to be differentiated again
+# are written without them.
+WITHOUT_DERIVATIVE = (
+    aten.glu_backward,
+    aten.hardsigmoid_backward,
+    aten.hardswish_backward,
+    aten.mish_backward,
+    aten.native_group_norm_backward,
+    aten.silu_backward,
+)
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -132,6 +143,10 @@ class Captured:
     sizes: Mapping[sympy.Symbol, tuple[str, int]]
     hints: Mapping[sympy.Symbol, int]
     ranges: Mapping[str, tuple[int, int]]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.arguments)
 
     def behind_gradients(self) -> set[fx.Node]:
         """Return the gradients and all nodes that they are computed from."""
@@ -315,6 +330,9 @@ def _example(arg: Any, wants_gradient: bool) -> Any:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = re.search(r"got (\w+\(.*\))$", str(error), re.MULTILINE)  # by the user's call
+    if raised is not None:
+        return raised[1]
     return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 

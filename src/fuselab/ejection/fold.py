@@ -74,3 +74,8 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
                 begin = after if separator != ", " else place + 2
     parts.append(text[begin:].strip())
     return parts if len(parts) > 1 else []
+
+
+def formatted(text: str) -> str:
+    """Return Python text with its long lines folded."""
+    return "\n".join(folded for line in text.split("\n") for folded in fold(line))

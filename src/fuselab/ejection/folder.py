@@ -26,7 +26,7 @@ def write_folder(
 
     Args:
         folder: does not exist; with ``force`` it may be a package that was ejected earlier.
-        files: the text of each file by its name.
+        files: the text of each file by its name; a file of a package in it as ``NAME/file``.
         about: facts for the manifest: versions, the function.
         force: True replaces the files as they were written. Beside a file edited since then the
             new one is written as ``NAME.new``.
@@ -99,6 +99,7 @@ def _created(folder: Path, texts: Mapping[str, str]) -> list[str]:
     try:
         draft.mkdir()
         for name, text in texts.items():
+            (draft / name).parent.mkdir(exist_ok=True)
             (draft / name).write_text(text, encoding="utf-8")
         draft.rename(folder)
     finally:
@@ -110,6 +111,7 @@ def _replaced(folder: Path, texts: Mapping[str, str]) -> list[str]:
     kept = edited(folder)
     for name, text in texts.items():
         target = folder / (f"{name}.new" if name in kept else name)
+        target.parent.mkdir(exist_ok=True)
         draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         draft.write_text(text, encoding="utf-8")
         draft.replace(target)

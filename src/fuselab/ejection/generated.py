@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 import fuselab
+from fuselab.ejection.eject import about
 from fuselab.ejection.folder import is_intact, write_folder
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
 from fuselab.ejection.regions import function_of
-from fuselab.ejection.write import about, package_files
+from fuselab.ejection.write import package_files
 from fuselab.errors import EjectError
 from fuselab.op import FusedOp, dtype_name
 from fuselab.prove.load import load_op
@@ -73,7 +74,7 @@ def generated(
             shutil.rmtree(folder)
         if not folder.exists():
             package = planned(text, examples, name, inference, frozen)
-            write_folder(folder, package_files(package), about(package))
+            write_folder(folder, package_files(package), about(name))
     return Generated(load_op(str(folder)), folder)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fuselab.ejection.capture import COMPOSED, Captured, capture
+from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
 from fuselab.ejection.kernels import Kernel, schedule
 from fuselab.ejection.loops import Input, Node, View
 from fuselab.ejection.lower import Program, lower
@@ -35,7 +35,7 @@ class Package:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        return tuple(argument.name for argument in self.captured.arguments)
+        return self.captured.parameters
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def planned_package(
     The arguments named in ``frozen`` get no gradient. Raises EjectError.
     """
     captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
-    formulas = capture(function, args, keywords, name, inference, (), frozen)
+    formulas = capture(function, args, keywords, name, inference, WITHOUT_DERIVATIVE, frozen)
     program = lower(captured)
     if len(program.outputs) != 1:
         raise EjectError(

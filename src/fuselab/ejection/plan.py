@@ -12,8 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sympy
+import torch
 from sympy.printing.str import StrPrinter
 
 from fuselab.ejection.capture import Captured
@@ -156,6 +158,15 @@ class Sizes:
         """Return a size as Python text."""
         named = size.subs({symbol: sympy.Symbol(name) for symbol, name in self.names.items()})
         return printed(named)
+
+    def value_text(self, value: Any) -> str:
+        """Return a number that a graph computes, or a shape, as Python text."""
+        if isinstance(value, torch.Size):
+            inner = ", ".join(map(self.value_text, value))
+            return f"({inner}{',' if len(value) == 1 else ''})"
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return self.text(value.node.expr)
+        return repr(value)
 
     def multiples(self, sizes: Sequence[sympy.Expr]) -> dict[str, int]:
         """Return the sizes that are divided, by name, and the number that divides them."""

@@ -8,11 +8,13 @@ two of its own.
 
 from __future__ import annotations
 
+import builtins
+import itertools
 import linecache
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import FunctionType
 from typing import Any
@@ -56,47 +58,86 @@ _IN_PLACE = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Region:
-    """Calls that become one fused operator.
+    """Calls that become one fused operator, ``package``, which takes the tensors that they read,
+    ``inputs``, and returns ``outputs``."""
 
-    ``function`` takes the tensors that the region reads, ``inputs``, and returns ``outputs``;
-    ``examples`` are empty tensors of the inputs' shapes.
-    """
+    calls: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    package: Package
 
-    name: str
+    @property
+    def name(self) -> str:
+        return self.package.name
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some calls as a function of the tensors that they read."""
+
     calls: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     function: FunctionType
-    examples: tuple[Tensor, ...]
 
-    def planned(self, inference: bool) -> Package:
-        """Return the kernels of the region. Raises EjectError."""
+    def planned(self, inference: bool) -> Region:
+        """Return the part with its kernels. Raises EjectError."""
+        names = self.function.__code__.co_varnames
         frozen = [
             name
-            for name, node in zip(self.function.__code__.co_varnames, self.inputs, strict=False)
+            for name, node in zip(names, self.inputs, strict=False)
             if not _value(node).requires_grad
         ]
-        return planned_package(self.function, self.examples, {}, self.name, inference, frozen)
+        examples = [_example(_value(one)) for one in self.inputs]
+        name = self.function.__name__
+        package = planned_package(self.function, examples, {}, name, inference, frozen)
+        return Region(self.calls, self.inputs, self.outputs, package)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cut:
     """A function as steps in the order in which they run: regions, and calls that stay PyTorch's.
 
-    ``reasons`` has a sentence for each call that stays.
+    ``reasons`` says of calls why they cannot become kernels; ``frozen`` names the arguments that
+    get no gradient, such as the running statistics of a batch norm.
     """
 
-    traced: Captured
+    captured: Captured
     sizes: Sizes
     names: Mapping[fx.Node, str]
     steps: tuple[Region | fx.Node, ...]
     reasons: Mapping[fx.Node, str] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return self.captured.name
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.captured.parameters
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """Sizes that have to be multiples of a number: none that is known."""
+        return {}
 
     @property
     def regions(self) -> tuple[Region, ...]:
         return tuple(step for step in self.steps if isinstance(step, Region))
+
+    @property
+    def calls(self) -> tuple[fx.Node, ...]:
+        """The calls that stay PyTorch's."""
+        return tuple(step for step in self.steps if not isinstance(step, Region))
+
+    def reason(self, node: fx.Node) -> str:
+        """Return why a call stays PyTorch's."""
+        if call_name(node) in ARRANGING:
+            return "it moves no data"
+        return self.reasons.get(node) or "alone it would gain nothing"
 
 
 def cut(
@@ -121,6 +162,10 @@ def call_name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
+def _sentence(error: Exception) -> str:
+    return str(error).partition(" (")[0].partition(";")[0] or "it fits no kernel"
+
+
 def _value(node: fx.Node) -> Any:
     return node.meta.get("example_value")
 
@@ -141,6 +186,7 @@ class _Cutter:
         self.names = _names(self.graph)
         self.reasons: dict[fx.Node, str] = {}
         self.judged: dict[Any, str | None] = {}
+        self.planned: dict[Any, Region] = {}
 
     @cached_property
     def calls(self) -> list[fx.Node]:
@@ -174,13 +220,17 @@ class _Cutter:
                 if reason is not None:
                     self.reasons[node] = reason
         while True:
-            found = [self.region(group) for group in self.groups()]
+            namer = Namer([self.traced.name])
+            found = [self.region(group, namer) for group in self.groups()]
             regions = [one for one in found if one is not None]
             if len(found) == len(regions):
                 break
-        namer = Namer([self.traced.name])
-        regions = [self.named(one, namer) for one in regions]
-        return Cut(self.traced, self.sizes, self.names, self.ordered(regions), self.reasons)
+        frozen = frozenset(
+            argument.name
+            for argument in self.traced.arguments
+            if not _value(argument.node).requires_grad
+        )
+        return Cut(self.traced, self.sizes, self.names, self.ordered(regions), self.reasons, frozen)
 
     def reason(self, node: fx.Node) -> str | None:
         """Return None if eject can write the call's kernel, else why not."""
@@ -188,6 +238,8 @@ class _Cutter:
             return "a library computes it"
         if node.op == "get_attr" or not isinstance(_value(node), (Tensor, tuple, list)):
             return "it is no call on tensors"
+        if any(_is_unusual(_value(one)) for one in (node, *node.all_input_nodes)):
+            return "kernels take dense real tensors"
         if node.target is operator.getitem:
             source = node.all_input_nodes[0]
             if not isinstance(_value(source), Tensor):  # one of the tensors that a call returns
@@ -201,12 +253,12 @@ class _Cutter:
         """Return None if eject can write the kernels of some calls, else why not. Of calls that
         only arrange a tensor it writes none, so their negated result is tried."""
         try:
-            region = self.made(calls, is_negated)
-            if region is None:
+            part = self.made(calls, "alone", is_negated)
+            if part is None:
                 return "its sizes are known only outside of it"
-            region.planned(self.inference)
+            part.planned(self.inference)
         except (EjectError, DoesNotFitError, AssertionError) as error:
-            return str(error).partition(" (")[0].partition(";")[0] or "it fits no kernel"
+            return _sentence(error)
         return None
 
     def groups(self) -> list[list[fx.Node]]:
@@ -215,27 +267,26 @@ class _Cutter:
 
     # --- regions
 
-    def region(self, group: Sequence[fx.Node]) -> Region | None:
+    def region(self, group: Sequence[fx.Node], namer: Namer) -> Region | None:
         """Return the group as a region; None, and the reason noted, if it has to be smaller."""
-        try:
-            made = self.made(group)
-        except EjectError as error:
-            reason = str(error)
-        else:
-            if made is not None:
-                refused = self._refused(group)
-                if refused is None:
-                    return made
-                reason = refused
-            else:
-                reason = "its sizes are known only outside of it"
-        arranging = [node for node in group if call_name(node) in ARRANGING]
-        for node in arranging or group:
-            self.reasons[node] = reason
-        return None
+        last = re.sub(r"\W", "_", self.names[group[-1]])
+        name = namer.name(f"{self.traced.name}_{last}")
+        key = tuple(group), name
+        if key not in self.planned:
+            made = self.made(group, name)
+            try:
+                if made is None:
+                    raise EjectError("its sizes are known only outside of it")
+                self.planned[key] = made.planned(self.inference)
+            except (EjectError, DoesNotFitError, AssertionError) as error:
+                arranging = [node for node in group if call_name(node) in ARRANGING]
+                for node in arranging or group:
+                    self.reasons[node] = _sentence(error)
+                return None
+        return self.planned[key]
 
-    def made(self, calls: Sequence[fx.Node], is_negated: bool = False) -> Region | None:
-        """Return the region of some calls, or None if it reads a size that is none of its
+    def made(self, calls: Sequence[fx.Node], name: str, is_negated: bool = False) -> _Part | None:
+        """Return some calls as a function, or None if they read a size that is none of their
         inputs'."""
         held = set(calls)
         read = dict.fromkeys(one for node in calls for one in _tensors_read(node))
@@ -259,21 +310,13 @@ class _Cutter:
                     lines.append(f"    {names[node]} = {call_text(node, names)}")
         except KeyError:
             return None
-        name = re.sub(r"\W", "_", self.names[outputs[-1]])
         given = ", ".join(self.names[one] for one in inputs)
         result = ", ".join(self.names[one] for one in outputs)
         if is_negated:
             first = "" if isinstance(_value(outputs[0]), Tensor) else "[0]"
             result = f"torch.neg({result}{first})"
         text = "\n".join([f"def {name}({given}):", *lines, f"    return {result}", ""])
-        examples = tuple(_example(_value(one)) for one in inputs)
-        return Region(name, tuple(calls), inputs, outputs, function_of(name, text), examples)
-
-    def named(self, region: Region, namer: Namer) -> Region:
-        """Return the region with a name that no other has."""
-        name = namer.name(f"{self.traced.name}_{region.name}")
-        text = _TEXTS[region.function].replace(f"def {region.name}(", f"def {name}(", 1)
-        return replace(region, name=name, function=function_of(name, text))
+        return _Part(tuple(calls), inputs, outputs, function_of(name, text))
 
     def ordered(self, regions: Sequence[Region]) -> tuple[Region | fx.Node, ...]:
         """Return regions and calls such that each comes after those that it needs, and otherwise
@@ -337,6 +380,13 @@ def _tensors_read(node: fx.Node) -> Iterator[fx.Node]:
             yield one
 
 
+def _is_unusual(value: Any) -> bool:
+    """Return whether a value is a complex or a sparse tensor."""
+    return isinstance(value, Tensor) and (
+        value.is_complex() or value.is_quantized or value.layout != torch.strided
+    )
+
+
 def _keeps_its_place(node: fx.Node) -> bool:
     return call_name(node) in RANDOM or _writes(node) is not None
 
@@ -387,7 +437,7 @@ def _without_in_place(graph: fx.Graph) -> None:
             continue
         if any(call_name(one) in ARRANGING for one in sharing) or name in ("copy_", "set_"):
             continue
-        if any(_value(node).shape != _value(one).shape for one in (target,)):
+        if list(map(_hint, _value(node).shape)) != list(map(_hint, _value(target).shape)):
             continue
         _make_new(node, name)
         for user in list(target.users):
@@ -416,7 +466,8 @@ def _names(graph: fx.Graph) -> dict[fx.Node, str]:
             names[node] = namer.name(argument_name(node))
     for node in graph.nodes:
         if node.op not in ("placeholder", "output") and not is_number(node):
-            names[node] = namer.name(re.sub(r"_\d+$", "", node.name))
+            name = re.sub(r"_\d+$", "", node.name)
+            names[node] = namer.name(call_name(node) if name in dir(builtins) else name)
     return names
 
 
@@ -427,7 +478,7 @@ def _signature(node: fx.Node) -> Any:
         if isinstance(value, fx.Node):
             held = _value(value)
             if isinstance(held, Tensor):
-                return held.dtype, tuple(size == 1 for size in held.shape)
+                return held.dtype, tuple(isinstance(size, int) and size == 1 for size in held.shape)
             return type(held)
         if isinstance(value, (list, tuple)):
             return tuple(map(kind, value))
@@ -449,15 +500,14 @@ def _example(fake: Tensor) -> Tensor:
 
 # --- functions from text --------------------------------------------------------------------------
 
-_TEXTS: dict[FunctionType, str] = {}
+_serial = itertools.count()
 
 
 def function_of(name: str, text: str) -> FunctionType:
     """Return the function that ``text`` defines; ``inspect.getsource`` finds its text."""
-    file = f"<{name} of a region, {len(_TEXTS)}>"
+    file = f"<{name}, region {next(_serial)}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     held: dict[str, Any] = {"torch": torch, "__name__": "fuselab_region"}
     exec(compile(text, file, "exec"), held)
     function: FunctionType = held[name]
-    _TEXTS[function] = text
     return function

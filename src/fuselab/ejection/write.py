@@ -2,74 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import nn
 
-import fuselab
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
-from fuselab.ejection.fold import fold
-from fuselab.ejection.folder import check_folder, write_folder
+from fuselab.ejection.fold import formatted
 from fuselab.ejection.loops import Node
 from fuselab.ejection.lower import expression_of
-from fuselab.ejection.package import Package, planned_package
+from fuselab.ejection.package import Package
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.write_gradient import gradient_text
+from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_page import page_text
 from fuselab.ejection.write_reference import reference_text
 
-
-def eject(
-    function: Callable[..., Any],
-    *example_inputs: Any,
-    out: str | Path,
-    name: str | None = None,
-    inference: bool = False,
-    force: bool = False,
-    keywords: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write the kernel package of ``function`` to the folder ``out`` and return its path.
-
-    Args:
-        function: plain PyTorch or an ``nn.Module``, without control flow that depends on values of
-            tensors; a module's parameters and buffers become arguments of the operator.
-        example_inputs: its arguments. The kernels hold for other sizes of the same number of
-            dimensions; values that are no tensors are fixed.
-        out: a folder that does not exist.
-        name: the operator's name; the function's by default.
-        inference: True writes no backward.
-        force: True replaces an earlier package in ``out``, but for files edited by hand.
-        keywords: arguments of the call that are given by name.
-
-    Raises:
-        EjectError: the function cannot become kernels, or the folder exists.
-        OutputError: the folder cannot be written.
-    """
-    folder = Path(out)
-    check_folder(folder, force)
-    name = name or default_name(function)
-    package = planned_package(function, example_inputs, keywords or {}, name, inference)
-    write_folder(folder, package_files(package), about(package), force)
-    return folder
-
-
-def about(package: Package) -> dict[str, Any]:
-    """Return the facts of a package for its manifest."""
-    return {
-        "operator": f"ejected::{package.name}",
-        "fuselab": fuselab.__version__,
-        "torch": torch.__version__.partition("+")[0],
-    }
-
-
-def default_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function, or of a module's class, as an operator's name."""
-    name = getattr(function, "__name__", type(function).__name__)
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+if TYPE_CHECKING:
+    from fuselab.ejection.regions import Cut
 
 
 def package_files(package: Package) -> dict[str, str]:
@@ -78,29 +29,33 @@ def package_files(package: Package) -> dict[str, str]:
     origin = "ejected from the PyTorch code in reference.py."
     files = {
         "__init__.py": _init(package),
-        "reference.py": _formatted(reference_text(package)),
-        "op.py": _formatted(_op(package)),
+        "reference.py": formatted(reference_text(package.formulas)),
+        "op.py": formatted(_op(package)),
         "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
         "cuda_kernels.cu": emit_cuda.source(f"{package.name} in CUDA C++, {origin}", plans),
         "cpu_kernels.cpp": emit_cpp.source(f"{package.name} in C++ for CPUs, {origin}", plans),
     }
     if package.backward:
-        files["gradient.py"] = _formatted(gradient_text(package))
-    files[f"test_{package.name}.py"] = _test(package)
+        files["gradient.py"] = formatted(gradient_text(package))
+    if isinstance(package.captured.function, nn.Module):
+        importing = f"import fuselab\n\nfrom .op import OP\n\n{package.name} = fuselab.operator(OP)"
+        files["module.py"] = module_text(package.formulas, importing)
+    files[f"test_{package.name}.py"] = test_text(package.name)
     files["page.md"] = page_text(package)
     return files
 
 
-def _test(package: Package) -> str:
+def test_text(name: str) -> str:
+    """Return the text of a package's test."""
     return f'''\
-"""Check {package.name} against its reference; on a CPU the Triton kernels run interpreted."""
+"""Check {name} against its reference; on a CPU the Triton kernels run interpreted."""
 
 from pathlib import Path
 
 import fuselab
 
 
-def test_{package.name}() -> None:
+def test_{name}() -> None:
     report = fuselab.check(str(Path(__file__).parent), quick=True)
     assert report.passed, str(report)
 '''
@@ -120,13 +75,9 @@ __all__ = ["OP", "{package.name}"]
 '''
 
 
-def _annotated(names: Sequence[str]) -> str:
+def annotated(names: Sequence[str]) -> str:
+    """Return parameters of a function, all of them tensors."""
     return ", ".join(f"{name}: Tensor" for name in names)
-
-
-def _formatted(text: str) -> str:
-    """Return Python text with its long lines folded."""
-    return "\n".join(folded for line in text.split("\n") for folded in fold(line))
 
 
 # --- the declaration and the launchers ------------------------------------------------------------
@@ -143,23 +94,23 @@ def _op(package: Package) -> str:
     ]
     if has_gradient:
         parts.append(
-            f"def save(output: Tensor, {_annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
+            f"def save(output: Tensor, {annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
             f"    return ({saved}{',' if len(package.saved) == 1 else ''})\n"
         )
         parts.append(_fake_gradient(package))
     parts.append(_supports(package))
-    drawn = _draw(package)
+    drawn = draw_text(package)
     parts += [drawn] if drawn else []
     widened = _autocast(package)
     parts += [widened] if widened else []
-    parts.append(_example_case(package))
+    parts.append(example_case(package))
     parts.append(_declaration(package, has_gradient, bool(drawn), bool(widened)))
     head = f'"""The contract of ``ejected::{package.name}``, and its launchers."""\n\n'
     return head + "\n\n".join(parts)
 
 
 def _imports(package: Package, has_gradient: bool) -> str:
-    has_draw, has_autocast = bool(_draw(package)), bool(_autocast(package))
+    has_draw, has_autocast = bool(draw_text(package)), bool(_autocast(package))
     contract = [
         "Case",
         *(["Draw"] if has_draw else []),
@@ -206,7 +157,7 @@ def _forward(package: Package) -> str:
     lines += _launches(package, package.forward, package.parameters)
     lines.append(f"return {package.result_name(package.program.outputs[0])}")
     return (
-        f"def _forward(sweeps: Sweeps, {_annotated(package.parameters)}) -> Tensor:\n"
+        f"def _forward(sweeps: Sweeps, {annotated(package.parameters)}) -> Tensor:\n"
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
     )
@@ -225,7 +176,7 @@ def _backward(package: Package) -> str:
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return (
         "def _backward(sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, "
-        f"{_annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
+        f"{annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
     )
@@ -290,7 +241,7 @@ def _axes(package: Package, plan: KernelPlan, axes: Sequence[Any]) -> str:
     return "{" + ", ".join(entries) + "}"
 
 
-def _patterns(package: Package) -> list[tuple[str, list[str]]]:
+def _patterns(package: Package | Cut) -> list[tuple[str, list[str]]]:
     """Return each argument with its dimensions: a size's name, a number, or text of a size."""
     return [
         (argument.name, [package.sizes.text(expression_of(size)) for size in argument.tensor.shape])
@@ -307,13 +258,13 @@ def _supports(package: Package) -> str:
         lines.append(f"        multiples={package.multiples!r},".replace("'", '"'))
     body = "\n".join(["    return mismatch(", *lines, "    )"])
     return (
-        f"def supports({_annotated(package.parameters)}) -> str | None:\n"
+        f"def supports({annotated(package.parameters)}) -> str | None:\n"
         '    """Return None if the kernels take these shapes, else the reason."""\n' + body + "\n"
     )
 
 
 def _fake_gradient(package: Package) -> str:
-    saved = _annotated(package.saved)
+    saved = annotated(package.saved)
     results = []
     for place, (node, name) in enumerate(
         zip(package.program.gradients, package.parameters, strict=True)
@@ -327,7 +278,7 @@ def _fake_gradient(package: Package) -> str:
     )
 
 
-def _draw(package: Package) -> str:
+def draw_text(package: Package | Cut) -> str:
     """Return the text of ``draw``; empty where valid values cannot be known (integers)."""
     if any(not one.tensor.is_floating_point() for one in package.captured.arguments):
         return ""
@@ -416,7 +367,7 @@ def _launchers(package: Package, has_gradient: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _example_case(package: Package) -> str:
+def example_case(package: Package | Cut) -> str:
     """Return the text of the case with the sizes of the example."""
     arguments = [
         (

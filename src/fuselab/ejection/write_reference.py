@@ -12,23 +12,23 @@ import torch
 from torch import fx
 
 from fuselab.ejection.calls import call_text
-from fuselab.ejection.capture import argument_name
-from fuselab.ejection.package import Package
+from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.plan import Sizes
 
 _CONSTANTS = (int, float, str, bool, tuple, type(None), torch.dtype)
 
 
-def reference_text(package: Package) -> str:
+def reference_text(captured: Captured) -> str:
     """Return the text of ``reference.py``."""
-    function = package.captured.function
-    names = ", ".join(package.parameters)
-    annotated = ", ".join(f"{name}: Tensor" for name in package.parameters)
-    copied = _copied(function, package) if isinstance(function, FunctionType) else None
+    function = captured.function
+    parameters = captured.parameters
+    names = ", ".join(parameters)
+    annotated = ", ".join(f"{name}: Tensor" for name in parameters)
+    copied = _copied(function, parameters) if isinstance(function, FunctionType) else None
     if copied is not None:
         imports, sources = copied
         return f'''\
-"""The definition of {package.name}, in the code that it was ejected from."""
+"""The definition of {captured.name}, in the code that it was ejected from."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def reference({annotated}) -> Tensor:
     return output
 '''
     return f'''\
-"""The definition of {package.name}: what {_label(function)} calls, one step after the other."""
+"""The definition of {captured.name}: what {_label(function)} calls, one step after the other."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ from torch import Tensor
 
 
 def reference({annotated}) -> Tensor:
-    """Compute {package.name}; parameters and buffers of the module are arguments."""
-{textwrap.indent(_traced(package), "    ")}
+    """Compute {captured.name}; parameters and buffers of the module are arguments."""
+{textwrap.indent(_traced(captured), "    ")}
 '''
 
 
@@ -65,11 +65,11 @@ def _label(function: Callable[..., Any]) -> str:
 # --- a function's own code ------------------------------------------------------------------------
 
 
-def _copied(function: FunctionType, package: Package) -> tuple[str, str] | None:
+def _copied(function: FunctionType, wanted: tuple[str, ...]) -> tuple[str, str] | None:
     """Return the import lines and the sources of a function and of those that it calls, or None if
     it cannot stand in another file (a closure, a class, an object among its globals)."""
     parameters = inspect.signature(function).parameters
-    if tuple(parameters) != package.parameters:
+    if tuple(parameters) != wanted:
         return None
     imports = {"import torch", "from torch import Tensor"}
     sources: dict[FunctionType, str] = {}
@@ -123,11 +123,11 @@ def _global_names(code: Any) -> list[str]:
 # --- the calls that a module makes ----------------------------------------------------------------
 
 
-def _traced(package: Package) -> str:
-    sizes = Sizes(package.formulas)
-    lines = sizes.statements(package.parameters)
+def _traced(captured: Captured) -> str:
+    sizes = Sizes(captured)
+    lines = sizes.statements(captured.parameters)
     names: dict[fx.Node, str] = {}
-    for node in package.formulas.traced.graph.nodes:
+    for node in captured.traced.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, torch.SymInt):
             names[node] = sizes.text(value.node.expr)
@@ -142,7 +142,7 @@ def _traced(package: Package) -> str:
     used = "\n".join(lines)
     needless = [
         line
-        for line in sizes.statements(package.parameters)
+        for line in sizes.statements(captured.parameters)
         if used.count(line.partition(" = ")[0]) == 1
     ]
     return "\n".join([*(line for line in lines if line not in needless), "return output"])

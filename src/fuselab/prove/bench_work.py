@@ -26,6 +26,7 @@ from fuselab.measure.timer import Call
 from fuselab.op import Case, FusedOp, tensors_in
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, differentiable, filled, with_own_copies
+from fuselab.prove.outputs import floating, outputs_in, pulled_back
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 PHASES = ("forward", "backward", "forward+backward")
@@ -82,14 +83,18 @@ class Work:
         leaves = [tensor.detach().requires_grad_() for tensor in at(drawn, self.places)]
         self.args = tuple(filled(drawn, self.places, leaves))
         self.inputs = at(self.args, self.places)
+        # One upstream gradient per floating output.
         self.upstream = None if phase == "forward" else self._make_upstream()
         self._expect()
 
-    def _make_upstream(self) -> Tensor:
+    def _make_upstream(self) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            output = self.op.reference(*self.args)
+            outputs = floating(outputs_in(self.op.reference(*self.args)))
         generator = torch.Generator().manual_seed(SEED)
-        return torch.randn(output.shape, generator=generator).to(output.device, output.dtype)
+        return tuple(
+            torch.randn(output.shape, generator=generator).to(output.device, output.dtype)
+            for output in outputs
+        )
 
     def calls(
         self, function: Callable[..., Any], args: Sequence[Any], writes: bool = False
@@ -112,35 +117,35 @@ class Work:
         if self.phase == "forward":
             return _alike(lambda: function(*args))
         if self.phase == "backward":
-            output = function(*args)
-            return _alike(lambda: self._with_gradients(output, self.inputs, retain_graph=True))
-        return _alike(lambda: self._with_gradients(function(*args), self.inputs))
+            outputs = outputs_in(function(*args))
+            return _alike(lambda: self._with_gradients(outputs, self.inputs, retain_graph=True))
+        return _alike(lambda: self._with_gradients(outputs_in(function(*args)), self.inputs))
 
     def _with_gradients(
         self,
-        output: Tensor,
+        outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
-        upstream: Tensor | None = None,
+        upstream: Sequence[Tensor] | None = None,
         retain_graph: bool = False,
     ) -> tuple[Tensor | None, ...]:
         upstream = self.upstream if upstream is None else upstream
         assert upstream is not None
-        gradients = torch.autograd.grad(
-            output, inputs, upstream.to(output.dtype), retain_graph=retain_graph, allow_unused=True
-        )
-        return output.detach(), *gradients
+        pairs = zip(upstream, floating(outputs), strict=True)
+        cast = [gradient.to(output.dtype) for gradient, output in pairs]
+        gradients = pulled_back(outputs, inputs, cast, retain_graph=retain_graph)
+        return *(output.detach() for output in outputs), *gradients
 
     def _reference_results(self, values: Sequence[Any]) -> list[Tensor | None]:
         """Return the reference's results: its outputs, and the gradients where there is a backward.
 
-        ``values`` are the arguments and, where there is a backward, the upstream gradient after
-        them.
+        ``values`` are the arguments and, where there is a backward, the tuple of upstream gradients
+        after them.
         """
         if self.upstream is None:
-            return list(tensors_in((self.op.reference(*values),)))
+            return list(outputs_in(self.op.reference(*values)))
         *args, upstream = values
-        output = self.op.reference(*args)
-        return list(self._with_gradients(output, at(args, self.places), upstream))
+        outputs = outputs_in(self.op.reference(*args))
+        return list(self._with_gradients(outputs, at(args, self.places), upstream))
 
     def _expect(self) -> None:
         behind = [] if self.upstream is None else [self.upstream]
@@ -172,9 +177,10 @@ class Work:
         return None
 
     def _name(self, place: int) -> str:
-        if self.phase == "forward":
-            return "output" if len(self.bar.eager) == 1 else f"output {place}"
-        return f"gradient {place - 1}" if place else "output"
+        count = len(self.bar.eager) - len(self.places)
+        if place < count:
+            return "output" if count == 1 else f"output {place}"
+        return f"gradient {place - count}"
 
 
 def _alike(call: Call) -> Calls:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from fuselab.composition import Composition
 from fuselab.device.select import select
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.op import FusedOp, dtype_name
 from fuselab.prove import check_build
+from fuselab.prove.check_composition import composition_groups
 from fuselab.prove.check_group import check_of, run_group
 from fuselab.prove.check_processes import groups_in_processes
 from fuselab.prove.interpreted import interpreted_group
-from fuselab.prove.load import load_op, spec_of
+from fuselab.prove.load import load, spec_of
 from fuselab.prove.result import CheckReport, Group
 from fuselab.prove.subject import Subject
 from fuselab.runtime.cuda_source import device_arch
@@ -23,7 +26,7 @@ Progress = Callable[[str], None]
 
 
 def check(
-    op: FusedOp | str,
+    op: FusedOp | Composition | str,
     implementation: str | None = None,
     dtype: torch.dtype | None = None,
     quick: bool = False,
@@ -39,7 +42,8 @@ def check(
     ``fuselab.prove.accuracy`` defines the bar for values.
 
     Args:
-        op: a FusedOp, or a string for ``load_op`` (a library name, a file, a folder).
+        op: a FusedOp, or a string for ``load_op`` (a library name, a file, a folder). Of a
+            composition every operator is checked, then the function as a whole.
         implementation, dtype: one of the operator's; all by default.
         quick: make fewer trials, try two names of each choice between names (activations), and make
             checks that do not depend on the dtype only once.
@@ -65,7 +69,11 @@ def check(
         DeviceError: the device is not there.
     """
     given = op if isinstance(op, str) else None
-    op = load_op(op) if isinstance(op, str) else op
+    op = load(op) if isinstance(op, str) else op
+    if isinstance(op, Composition):
+        return _check_composition(
+            op, implementation, dtype, quick, seed, device, case, budget_s, progress, given
+        )
     found = given or spec_of(op)
     spec = found or op.name
     place = select(str(device) if device is not None else "auto")
@@ -110,6 +118,37 @@ def check(
     checked = iter(_run_groups(subjects, found is not None, case))
     groups = tuple(next(checked) if isinstance(row, Subject) else row for row in rows)
     return CheckReport(op.name, seed, quick, str(place), groups)
+
+
+def _check_composition(
+    composition: Composition,
+    implementation: str | None,
+    dtype: torch.dtype | None,
+    quick: bool,
+    seed: int,
+    device: str | torch.device | None,
+    case: str | None,
+    budget_s: float | None,
+    progress: Progress,
+    given: str | None,
+) -> CheckReport:
+    if case is not None:
+        raise ArgumentError("a case is one operator's; name the operator's own folder.")
+    place = select(str(device) if device is not None else "auto")
+    groups: list[Group] = []
+    for op in composition.operators:
+        report = check(
+            op, implementation, dtype, quick, seed, place, budget_s=budget_s, progress=progress
+        )
+        groups += [
+            replace(group, implementation=f"{op.short_name} {group.implementation}")
+            for group in report.groups
+        ]
+    progress(f"{composition.name}: the whole")
+    dtypes = list(composition.dtypes) if dtype is None else [dtype]
+    spec = given or composition.name
+    groups += composition_groups(composition, dtypes, place, quick, seed, budget_s, spec)
+    return CheckReport(composition.name, seed, quick, str(place), tuple(groups))
 
 
 def is_triton(implementation: str) -> bool:

@@ -16,6 +16,14 @@ from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, filled, tensor_names
 from fuselab.prove.check_memory import Snapshot, storage_like
 from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.outputs import (
+    floating,
+    output_names,
+    outputs_in,
+    pulled_back,
+    sum_over,
+    upstream_names,
+)
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import (
@@ -36,21 +44,18 @@ def gradient_is_present(subject: Subject, trial: Trial) -> Outcome:
     """Check that inputs which need a gradient get one; opcheck accepts an operator without any."""
     places = subject.differentiable(trial.args)
     names = tensor_names(subject.op, trial.args)
-    output = subject.call(*as_leaves(trial.args, places))
-    if not output.requires_grad:
-        return Outcome("the output of inputs that need a gradient has none (no grad_fn)")
-    ours = torch.autograd.grad(
-        subject.call(*(leaves := as_leaves(trial.args, places))),
-        at(leaves, places),
-        torch.ones_like(output),
-        allow_unused=True,
-    )
-    reference = subject.op.reference(*(leaves := as_leaves(trial.args, places)))
-    eager = torch.autograd.grad(
-        reference,
-        at(leaves, places),
-        torch.ones_like(reference),
-        allow_unused=True,
+    leaves, eager_leaves = (as_leaves(trial.args, places) for _ in range(2))
+    outputs, eager_outputs = subject.results(*leaves), subject.expected(*eager_leaves)
+    for name, output, eager_output in zip(
+        output_names(subject.op), outputs, eager_outputs, strict=True
+    ):
+        if eager_output.requires_grad and not output.requires_grad:
+            return Outcome(f"the {name} of inputs that need a gradient has none (no grad_fn)")
+    ours = pulled_back(outputs, at(leaves, places), list(map(torch.ones_like, floating(outputs))))
+    eager = pulled_back(
+        eager_outputs,
+        at(eager_leaves, places),
+        list(map(torch.ones_like, floating(eager_outputs))),
     )
     for place, grad, truth in zip(places, ours, eager, strict=True):
         if grad is None and truth is not None:
@@ -94,53 +99,61 @@ def presence(subject: Subject, trial: Trial) -> Outcome:
 
 
 def gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
-    """Judge the output and every gradient, under a drawn upstream gradient."""
+    """Judge every output and every gradient, under drawn upstream gradients."""
     bar, results_of = call_bar(subject, trial)
     return judged(bar, results_of(subject.call))
 
 
 def summed_output(subject: Subject, trial: Trial) -> Outcome:
     """Judge ``output.sum().backward()``, whose upstream gradient is one number with strides of 0.
+    Of several outputs, each has a number of its own.
 
     The bar treats that gradient as a full-size input, whose moved copies have unequal elements.
     With equal elements a gradient of softmax cancels in eager to exactly zero, which another
     correct order of the same operations need not do.
     """
-    output = subject.op.reference(*trial.args)
-    number = trial.draw.gradient(1, dtype=output.dtype)
-    upstream = number.reshape([1] * output.ndim).expand(output.shape)
+    expected = floating(subject.expected(*trial.args))
+    numbers = [trial.draw.gradient(1, dtype=output.dtype) for output in expected]
+    upstream = [
+        number.reshape([1] * output.ndim).expand(output.shape)
+        for number, output in zip(numbers, expected, strict=True)
+    ]
     bar, _ = call_bar(subject, trial, upstream)
     places = subject.differentiable(trial.args)
-    if not upstream.numel():
+    if not any(gradient.numel() for gradient in upstream):
         return Outcome()
     leaves = as_leaves(trial.args, places)
-    output = subject.call(*leaves)
-    (output.sum() * upstream.reshape(-1)[0]).backward(inputs=at(leaves, places))
+    outputs = subject.results(*leaves)
+    weights = iter(numbers)
+    sum_over(outputs, lambda output: output.sum() * next(weights)[0]).backward(
+        inputs=at(leaves, places)
+    )
     grads = [leaf.grad for leaf in at(leaves, places)]
-    return judged(bar, [output.detach(), *grads])
+    return judged(bar, [*(output.detach() for output in outputs), *grads])
 
 
 def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
     """Check that two backward calls with retain_graph give the same bits and leave what was saved
     unchanged."""
-    places = subject.differentiable(trial.args)
+    op, places = subject.op, subject.differentiable(trial.args)
     leaves = as_leaves(trial.args, places)
-    output = subject.call(*leaves)
-    upstream = trial.draw.gradient(*output.shape, dtype=output.dtype)
-    saved = getattr(output.grad_fn, "saved_tensors", ())
+    outputs = subject.results(*leaves)
+    upstream = [
+        trial.draw.gradient(*output.shape, dtype=output.dtype) for output in floating(outputs)
+    ]
+    nodes = dict.fromkeys(output.grad_fn for output in outputs)
+    saved = [tensor for node in nodes for tensor in getattr(node, "saved_tensors", ())]
     watched = Snapshot(
         [
             *((f"saved tensor {place}", tensor) for place, tensor in enumerate(saved)),
             *zip(tensor_names(subject.op, leaves), tensors_in(leaves), strict=True),
-            ("the output", output),
+            *((f"the {name}", one) for name, one in zip(output_names(op), outputs, strict=True)),
         ]
     )
     inputs = at(leaves, places)
     grads: list[tuple[Tensor | None, ...]] = []
     for _ in range(2):
-        grads.append(
-            torch.autograd.grad(output, inputs, upstream, retain_graph=True, allow_unused=True)
-        )
+        grads.append(pulled_back(outputs, inputs, upstream, retain_graph=True))
         changed = watched.changed()
         if changed is not None:
             return Outcome(f"{changed} by the backward")
@@ -158,43 +171,50 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
 
 
 def some_gradients(subject: Subject, trial: Trial) -> Outcome:
-    """Judge each input's gradient when it is the only one asked for."""
+    """Judge each input's gradient when it is the only one asked for, and all gradients when a
+    single output has an upstream gradient."""
     places = subject.differentiable(trial.args)
     upstream = subject.upstream(trial)
-    for place in places:
-        names = ["output", f"gradient of {tensor_names(subject.op, trial.args)[place]} alone"]
-        alone = functools.partial(with_gradients, subject.op.reference, [place])
-        bar = Bar(alone, [*trial.args, upstream], names)
-        ours = with_gradients(subject.call, [place], [*trial.args, upstream])
-        outcome = judged(bar, ours)
+    arguments = tensor_names(subject.op, trial.args)
+    asked: list[tuple[list[int], tuple[Tensor | None, ...], str]] = [
+        ([place], upstream, "alone") for place in places
+    ]
+    if len(upstream) > 1:
+        names = upstream_names(subject.op, subject.expected(*trial.args))
+        for number, name in enumerate(names):
+            one = tuple(value if place == number else None for place, value in enumerate(upstream))
+            asked.append((places, one, f"by {name} alone"))
+    for of, given, how in asked:
+        labels = [*output_names(subject.op), *(f"gradient of {arguments[at]} {how}" for at in of)]
+        alone = functools.partial(with_gradients, subject.op.reference, of)
+        bar = Bar(alone, [*trial.args, given], labels)
+        outcome = judged(bar, with_gradients(subject.call, of, [*trial.args, given]))
         if outcome.problem is not None:
             return outcome
     return outcome
 
 
 def _second(
-    function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
+    function: Callable[..., Any], places: Sequence[int], values: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Return the derivatives of the gradients by every input and by the upstream gradient.
+    """Return the derivatives of the gradients by every input and by the upstream gradients.
 
-    ``values`` are the arguments, the upstream gradient, and one weight per gradient.
+    ``values`` are the arguments, the tuple of upstream gradients, and one weight per gradient.
     """
     weights = values[len(values) - len(places) :]
     *args, upstream = values[: len(values) - len(places)]
     leaves = as_leaves(args, places)
     inputs = at(leaves, places)
-    upstream = upstream.detach().requires_grad_()
-    grads = torch.autograd.grad(
-        function(*leaves), inputs, upstream, create_graph=True, allow_unused=True
-    )
+    upstream = [gradient.detach().requires_grad_() for gradient in upstream]
+    grads = pulled_back(outputs_in(function(*leaves)), inputs, upstream, create_graph=True)
     weighted = [
         (grad * weight).sum()
         for grad, weight in zip(grads, weights, strict=True)
         if grad is not None and grad.requires_grad
     ]
     if not weighted:
-        return [None] * (len(places) + 1)
-    return list(torch.autograd.grad(sum(weighted), [*inputs, upstream], allow_unused=True))
+        return [None] * (len(places) + len(upstream))
+    return list(torch.autograd.grad(sum(weighted), [*inputs, *upstream], allow_unused=True))
 
 
 def second_derivative(subject: Subject, trial: Trial) -> Outcome:
@@ -207,7 +227,10 @@ def second_derivative(subject: Subject, trial: Trial) -> Outcome:
     arguments = tensor_names(subject.op, trial.args)
     names = [
         *(f"second derivative by {arguments[place]}" for place in places),
-        "second derivative by the upstream gradient",
+        *(
+            f"second derivative by {name}"
+            for name in upstream_names(subject.op, subject.expected(*trial.args))
+        ),
     ]
     values = [*trial.args, upstream, *weights]
     bar = Bar(lambda values: _second(reference, places, values), values, names)
@@ -233,14 +256,14 @@ def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
     """Judge the gradient of a loss that contains the squared norm of a gradient."""
     places = subject.differentiable(trial.args)
 
-    def penalty(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor | None]:
+    def penalty(function: Callable[..., Any], values: Sequence[Any]) -> list[Tensor | None]:
         leaves = as_leaves(values, places)
         inputs = at(leaves, places)
-        output = function(*leaves)
-        grads = torch.autograd.grad(
-            (output * output).sum(), inputs, create_graph=True, allow_unused=True
-        )
-        loss = output.sum() + sum((grad * grad).sum() for grad in grads if grad is not None)
+        outputs = outputs_in(function(*leaves))
+        squares = sum_over(outputs, lambda output: (output * output).sum())
+        grads = torch.autograd.grad(squares, inputs, create_graph=True, allow_unused=True)
+        loss = sum_over(outputs, torch.sum)
+        loss = loss + sum((grad * grad).sum() for grad in grads if grad is not None)
         return list(torch.autograd.grad(loss, inputs, allow_unused=True))
 
     arguments = tensor_names(subject.op, trial.args)
@@ -264,13 +287,13 @@ def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
     column, because comparing every column of 33 tables of 17 rows took 16 s a trial.
     """
     places = subject.differentiable(trial.args)
-    if not all(tensor.dtype == torch.float64 for tensor in subject.expected(*trial.args)):
+    outputs = floating(subject.expected(*trial.args))
+    if not all(tensor.dtype == torch.float64 for tensor in outputs):
         return Outcome(untried=True)
     tolerance = 0.0 if subject.op.nondeterministic is None else 1e-10
 
-    def function(*inputs: Tensor) -> Tensor:
-        output: Tensor = subject.call(*filled(trial.args, places, inputs))
-        return output
+    def function(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(floating(subject.results(*filled(trial.args, places, inputs))))
 
     inputs = [tensor.detach().clone().requires_grad_() for tensor in at(trial.args, places)]
     fast = sum(tensor.numel() for tensor in inputs) > _MOST_NUMBERS

@@ -23,6 +23,7 @@ from fuselab.prove.arguments import (
     written_places,
 )
 from fuselab.prove.draw import LAYOUTS, VALUES, make_values
+from fuselab.prove.outputs import output_names, outputs_in, upstream_names
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged, with_gradients
@@ -82,7 +83,7 @@ def output_is_written(subject: Subject, trial: Trial) -> Outcome:
 
     for poison in (math.nan, 7.0):
         with PoisonedAllocations(poison):
-            results = list(tensors_in((subject.call_alone(*trial.args),)))
+            results = list(outputs_in(subject.call_alone(*trial.args)))
         outcome = outcome_of(results, "poisoned before")
         if outcome.problem is not None:
             return outcome
@@ -152,7 +153,8 @@ def inputs_stay_as_they_are(subject: Subject, trial: Trial) -> Outcome:
         return Outcome(problem)
     places = subject.differentiable(trial.args)
     upstream = subject.upstream(trial)
-    before = Snapshot([*named, ("the upstream gradient", upstream)])
+    names = upstream_names(subject.op, subject.expected(*trial.args))
+    before = Snapshot([*named, *zip(names, upstream, strict=True)])
     with_gradients(subject.call, places, [*trial.args, upstream])
     changed = before.changed()
     return Outcome(None if changed is None else f"{changed} by the backward")
@@ -259,18 +261,20 @@ def _refill(tensor: Tensor, seed: int, one_element: bool) -> None:
 
 
 def outputs_are_fresh(subject: Subject, trial: Trial) -> Outcome:
-    first = subject.call(*trial.args)
-    named = zip(tensor_names(subject.op, trial.args), tensors_in(trial.args), strict=True)
-    for name, value in named:
-        if _overlap(first, value):
-            return Outcome(f"the output shares its memory with {name}")
-    held = storage_like(first)
+    first = subject.results(*trial.args)
+    others = list(zip(tensor_names(subject.op, trial.args), tensors_in(trial.args), strict=True))
+    for own, output in zip(output_names(subject.op), first, strict=True):
+        for name, value in others:
+            if _overlap(output, value):
+                return Outcome(f"the {own} shares its memory with {name}")
+        others.append((f"the {own}", output))
+    held = list(map(storage_like, first))
     for tensor in at(trial.args, subject.differentiable(trial.args)):
         _refill(tensor, trial.draw.below(1 << 16), one_element=False)
-    second = subject.call(*trial.args)
-    if _overlap(first, second):
+    second = subject.results(*trial.args)
+    if any(_overlap(one, other) for one in first for other in second):
         return Outcome("two calls return the same memory")
-    if not torch.equal(held, storage_like(first)):
+    if not all(map(torch.equal, held, map(storage_like, first))):
         return Outcome("a second call changed the first call's output")
     return Outcome()
 

@@ -17,6 +17,7 @@ from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, differentiable, filled, mapped, needed
 from fuselab.prove.check_memory import storage_like
 from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.outputs import as_declared, floating, outputs_in, sum_over
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged, with_gradients
@@ -48,13 +49,14 @@ def raw_operators_are_sound(subject: Subject, trial: Trial) -> Outcome:
     if gradient is None:
         return Outcome()
     output = subject.call(*trial.args)
-    upstream = subject.upstream(trial)
+    upstream = as_declared(subject.op, outputs_in(output), subject.upstream(trial))
     saved = gradient.save(output, *trial.args)
     backward = getattr(
         getattr(torch.ops, subject.op.namespace), f"{subject.op.short_name}_backward"
     )
     needs = needed(subject.op, trial.args)
-    return Outcome(_opcheck(backward.default, (needs, upstream, *saved, subject.implementation)))
+    values = (needs, *tensors_in((upstream,)), *saved, subject.implementation)
+    return Outcome(_opcheck(backward.default, values))
 
 
 def _scalar_dtype(subject: Subject) -> torch.dtype:
@@ -198,7 +200,7 @@ def one_graph_serves_all(subject: Subject, trial: Trial) -> Outcome:
         ):
             for args in several:
                 bar = subject.bar(args)
-                outcome = judged(bar, tensors_in((compiled(*args),)), "compiled ")
+                outcome = judged(bar, outputs_in(compiled(*args)), "compiled ")
                 if outcome.problem is not None:
                     return outcome
             if backend.graphs > 1:
@@ -293,39 +295,42 @@ def _batch_of_three(tensor: Tensor) -> Tensor:
     return torch.stack([tensor, tensor * 0.5, tensor - 1])
 
 
-Transform = Callable[[Callable[..., Tensor], Sequence[Any]], list[Tensor]]
+Transform = Callable[[Callable[..., Any], Sequence[Any]], list[Tensor]]
 
 
 def _transforms(places: Sequence[int]) -> list[tuple[str, Transform]]:
-    def loss(function: Callable[..., Tensor], values: Sequence[Any]) -> Callable[..., Tensor]:
+    def loss(function: Callable[..., Any], values: Sequence[Any]) -> Callable[..., Tensor]:
         def scalar(*tensors: Tensor) -> Tensor:
-            output = function(*filled(values, places, tensors))
-            return (output * output).sum()
+            outputs = outputs_in(function(*filled(values, places, tensors)))
+            return sum_over(outputs, lambda output: (output * output).sum())
 
         return scalar
 
     argnums = tuple(range(len(places)))
 
-    def grad(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
+    def grad(function: Callable[..., Any], values: Sequence[Any]) -> list[Tensor]:
         tensors = at(values, places)
         return list(torch.func.grad(loss(function, values), argnums)(*tensors))
 
-    def vmap(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
-        tensors = at(values, places)
-        return [torch.vmap(lambda *one: function(*filled(values, places, one)))(*tensors)]
+    def vmap(function: Callable[..., Any], values: Sequence[Any]) -> list[Tensor]:
+        def of_sample(*one: Tensor) -> tuple[Tensor, ...]:
+            return outputs_in(function(*filled(values, places, one)))
 
-    def vmap_grad(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
+        return list(torch.vmap(of_sample)(*at(values, places)))
+
+    def vmap_grad(function: Callable[..., Any], values: Sequence[Any]) -> list[Tensor]:
         tensors = at(values, places)
         return list(torch.vmap(torch.func.grad(loss(function, values), argnums))(*tensors))
 
-    def jvp(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
+    def jvp(function: Callable[..., Any], values: Sequence[Any]) -> list[Tensor]:
         tensors = tuple(tensor.detach() for tensor in at(values, places))
         tangents = tuple(torch.ones_like(tensor) for tensor in tensors)
 
-        def of_tensors(*tensors: Tensor) -> Tensor:
-            return function(*filled(values, places, tensors))
+        def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return tuple(floating(outputs_in(function(*filled(values, places, tensors)))))
 
-        return list(torch.func.jvp(of_tensors, tensors, tangents))
+        results: Any = torch.func.jvp(of_tensors, tensors, tangents)
+        return [tensor for of_kind in results for tensor in of_kind]
 
     return [("grad", grad), ("vmap", vmap), ("vmap(grad)", vmap_grad), ("jvp", jvp)]
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 from fuselab import ops
+from fuselab.composition import Composition
 from fuselab.errors import FuselabError, TargetError, UnknownNameError
 from fuselab.op import FusedOp
+
+COMPOSED = "composed.py"  # the file of a folder that holds a Composition
 
 
 def load_op(spec: str) -> FusedOp:
@@ -29,7 +32,12 @@ def load_op(spec: str) -> FusedOp:
     path_text, _, name = spec.partition(":") if "::" not in spec else (spec, "", "")
     path = Path(path_text).expanduser()
     if path.is_dir() and not _is_library_name(spec):
-        return _pick(_import_folder(path), path, name)
+        module = _import_folder(path)
+        composition = None if name else _composition_in(module)
+        if composition is not None:
+            operators = ", ".join(f"{path}/{op.short_name}" for op in composition.operators)
+            raise TargetError(f"{path} is composed of several operators; name one: {operators}.")
+        return _pick(module, path, name)
     if path.suffix == ".py" or "/" in path_text:
         if not path.is_file():
             raise TargetError(
@@ -37,6 +45,20 @@ def load_op(spec: str) -> FusedOp:
             )
         return _pick(_import_file(path, _module_name(path)), path, name)
     return _library_op(spec)
+
+
+def load(spec: str) -> FusedOp | Composition:
+    """Return what ``spec`` names: as ``load_op``, or the composition of a folder that holds one."""
+    path = Path(spec).expanduser()
+    if path.is_dir() and not _is_library_name(spec) and (path / COMPOSED).is_file():
+        found = _composition_in(_import_folder(path))
+        if found is not None:
+            return found
+    return load_op(spec)
+
+
+def _composition_in(module: ModuleType) -> Composition | None:
+    return next((one for one in vars(module).values() if isinstance(one, Composition)), None)
 
 
 def spec_of(op: FusedOp) -> str | None:
@@ -122,6 +144,12 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
 
 def _import_folder(folder: Path) -> ModuleType:
     """Import a kernel package by path under a unique package name."""
+    fresh = sorted(file.name for file in folder.glob("*.new"))
+    if fresh:
+        raise TargetError(
+            f"{folder} holds edited files and newly ejected ones ({', '.join(fresh)}); keep one of "
+            "each, without .new in its name."
+        )
     initial, contract = folder / "__init__.py", folder / "op.py"
     if not initial.is_file() and not contract.is_file():
         raise TargetError(
@@ -135,6 +163,8 @@ def _import_folder(folder: Path) -> ModuleType:
         sys.modules[package_name] = package
     if contract.is_file():
         return _import_file(contract, f"{package_name}.op")
+    if (folder / COMPOSED).is_file():
+        return _import_file(folder / COMPOSED, f"{package_name}.{Path(COMPOSED).stem}")
     return _import_file(initial, f"{package_name}.__init__")
 
 

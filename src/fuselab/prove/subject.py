@@ -21,6 +21,7 @@ from fuselab.prove.arguments import (
     written_places,
 )
 from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, describe
+from fuselab.prove.outputs import floating, output_names, outputs_in
 from fuselab.runtime import dispatch
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
@@ -131,17 +132,17 @@ class Subject:
 
     def results(self, *args: Any) -> list[Tensor]:
         """Return the tensors that ``call`` returns, as a list."""
-        return list(tensors_in((self.call(*args),)))
+        return list(outputs_in(self.call(*args)))
 
     def expected(self, *args: Any) -> list[Tensor]:
         """Return the tensors that the reference returns, as a list."""
-        return list(tensors_in((self.op.reference(*args),)))
+        return list(outputs_in(self.op.reference(*args)))
 
     def bar(self, args: Sequence[Any]) -> Bar:
         """Return the bar for the results of a call."""
         arguments = tensor_names(self.op, args)
         written = [arguments[place] for place in written_places(self.op, args)]
-        names = written or ["output"]
+        names = written or output_names(self.op)
         return Bar(lambda values: self.expected(*values), args, names)
 
     @property
@@ -254,7 +255,9 @@ class Subject:
         """Return the places of the tensors that can have a gradient."""
         return differentiable(self.op, args)
 
-    def upstream(self, trial: Trial) -> Tensor:
-        """Draw an upstream gradient for the output of ``trial``."""
-        output = self.op.reference(*trial.args)
-        return trial.draw.gradient(*output.shape, dtype=output.dtype)
+    def upstream(self, trial: Trial) -> tuple[Tensor, ...]:
+        """Draw an upstream gradient for each floating output of ``trial``."""
+        return tuple(
+            trial.draw.gradient(*output.shape, dtype=output.dtype)
+            for output in floating(self.expected(*trial.args))
+        )

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import summary
-from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, filled, tensor_names
 from fuselab.prove.draw import shrink
+from fuselab.prove.outputs import output_names, outputs_in, pulled_back
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
 
@@ -259,17 +259,17 @@ def judged(
 
 
 def with_gradients(
-    function: Callable[..., Tensor], places: Sequence[int], values: Sequence[Any]
+    function: Callable[..., Any], places: Sequence[int], values: Sequence[Any]
 ) -> Results:
-    """Return the output and the gradients of the tensors at ``places``.
+    """Return the outputs and the gradients of the tensors at ``places``.
 
-    ``values`` are the arguments followed by the upstream gradient.
+    ``values`` are the arguments followed by the tuple of upstream gradients.
     """
     *args, upstream = values
     leaves = as_leaves(args, places)
-    output = function(*leaves)
-    grads = torch.autograd.grad(output, at(leaves, places), upstream, allow_unused=True)
-    return [output.detach(), *grads]
+    outputs = outputs_in(function(*leaves))
+    grads = pulled_back(outputs, at(leaves, places), upstream)
+    return [*(output.detach() for output in outputs), *grads]
 
 
 def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
@@ -284,20 +284,20 @@ def has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
 
 
 def call_bar(
-    subject: Subject, trial: Trial, upstream: Tensor | None = None
+    subject: Subject, trial: Trial, upstream: Sequence[Tensor] | None = None
 ) -> tuple[Bar, Callable[[Callable[..., Any]], Results]]:
     """Return the bar for a call, and a function of ``subject.call``, or its like, that makes the
     call and returns what is judged.
 
-    That is the output and, if the operator has a gradient, every gradient under ``upstream``, which
-    is drawn if it is None.
+    These are the outputs and, if the operator has a gradient, every gradient under ``upstream``,
+    which is drawn if it is None.
     """
     args = trial.args
     if subject.op.gradient is None:
-        return subject.bar(args), lambda function: [*tensors_in((function(*args),))]
+        return subject.bar(args), lambda function: [*outputs_in(function(*args))]
     places, reference = subject.differentiable(args), subject.op.reference
-    values = [*args, subject.upstream(trial) if upstream is None else upstream]
+    values = [*args, subject.upstream(trial) if upstream is None else tuple(upstream)]
     names = tensor_names(subject.op, args)
-    labels = ["output", *(f"gradient of {names[place]}" for place in places)]
+    labels = [*output_names(subject.op), *(f"gradient of {names[place]}" for place in places)]
     bar = Bar(lambda values: with_gradients(reference, places, values), values, labels)
     return bar, lambda function: with_gradients(function, places, values)

@@ -36,6 +36,7 @@ from fuselab.prove.bench import (
 )
 from fuselab.prove.bench_run import Run
 from fuselab.prove.bench_work import Calls, CaseArguments, Work
+from fuselab.prove.outputs import as_declared, outputs_in
 from fuselab.runtime import cuda_driver, dispatch, fallback, launch_recording, tuning
 from fuselab.runtime.tuning import Config, TunedConfig
 from fuselab.schema import SCHEMA
@@ -266,9 +267,12 @@ class _Tunable:
         gradient = self.op.gradient
         assert gradient is not None
         args = mapped(_detached, self.args)
-        self.output = self.op.reference(*args)
+        output = self.op.reference(*args)
+        self.outputs = outputs_in(output)
+        assert self.work.upstream is not None
+        upstream = as_declared(self.op, self.outputs, self.work.upstream)
         self.needs = tuple(needed(self.op, args))
-        self.args = (self.needs, self.work.upstream, *gradient.save(self.output, *args))
+        self.args = (self.needs, upstream, *gradient.save(output, *args))
 
     def _calls(self, config: Config) -> Calls:
         def forward(*args: Any) -> Any:
@@ -278,7 +282,7 @@ class _Tunable:
             assert self.implementation.backward is not None
             grads = self._forced(config, self.implementation.backward, self.args)
             wanted = (grad for grad, need in zip(grads, self.needs, strict=True) if need)
-            return self.output, *wanted
+            return *self.outputs, *wanted
 
         if self.is_backward:
             return Calls(backward, backward)

@@ -17,6 +17,10 @@ def eject_text(facts: Mapping[str, Any]) -> str:
             f"  {kernel['name']} ({loops})",
             f"    reads {', '.join(kernel['reads'])}; writes {', '.join(kernel['writes'])}",
         ]
+    stays = facts.get("pytorch_calls")
+    if stays:
+        names = ", ".join(dict.fromkeys(call["name"] for call in stays))
+        lines.append(f"  PyTorch calls between them: {names} (page.md says why)")
     for name in facts["kept"]:
         lines.append(f"kept {name}, which was edited; the new one is {name}.new")
     lines.append(f"next: fuselab check {facts['folder']}")

@@ -4,8 +4,8 @@
 Python around two plans that take 3 us. Once an operator has a plan for a call, its output therefore
 gets a C++ node (``autograd_node.cpp``), from which autograd's engine calls ``launch_plans.lookup``.
 The Function stays for the first call of a kind, torch.compile, torch.func, operators with sequences
-of tensors, and wherever the node cannot be built. Compiled autograd takes the node into its graph
-as a call of the raw backward operator.
+of tensors or several outputs, and wherever the node cannot be built. Compiled autograd takes the
+node into its graph as a call of the raw backward operator.
 """
 
 from __future__ import annotations

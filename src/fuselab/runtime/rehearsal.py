@@ -92,7 +92,9 @@ class Forward(_Call):
             for value in (given if isinstance(given, (list, tuple)) else (given,))
         )
         saved = op.gradient.save(output, *args)
-        self._implementation.backward(needs, *op.arranged([torch.empty_like(output), *saved]))
+        upstream = tuple(map(torch.empty_like, op.outputs_of(output)))
+        grad_output = upstream[0] if len(upstream) == 1 else upstream
+        self._implementation.backward(needs, *op.arranged([grad_output, *saved]))
 
 
 class Backward(_Call):

@@ -23,9 +23,10 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
     op_name = registration.op.name
 
     def raw_backward(
-        name: str, needs: Sequence[bool], grad: Tensor, saved: Sequence[Any], fresh: bool = False
+        name: str, needs: Sequence[bool], grad: Any, saved: Sequence[Any], fresh: bool = False
     ) -> Any:
-        """Return the gradients; none is a view of the upstream one if ``fresh``."""
+        """Return the gradients; none is a view of an upstream one if ``fresh``. ``grad`` is the
+        upstream gradient, or the tuple of several."""
         registration = REGISTERED[op_name]
         if not torch.compiler.is_compiling():
             arguments = (tuple(needs), grad, *saved)
@@ -42,7 +43,8 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
                 for need, ask, found in zip(needs, asked, grads, strict=True)
             )
         scalar_tensors = has_scalar_tensor(registration.schema[1][2:], saved)
-        grads = registration.raw_backward(scalar_tensors, list(needs), grad, *saved, name)
+        upstream = (grad,) if isinstance(grad, Tensor) else grad
+        grads = registration.raw_backward(scalar_tensors, list(needs), *upstream, *saved, name)
         grads = (grads,) if isinstance(grads, Tensor) else grads
         return tuple(grad if need else None for grad, need in zip(grads, needs, strict=True))
 
@@ -56,11 +58,11 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             name: str,
             needs: tuple[bool, ...],
             lengths: tuple[int | None, ...] | None,
-            grad: Tensor,
-            *saved: Any,
+            *flat: Any,
         ) -> Any:
-            grads = raw_backward(name, needs, grad, nested(saved, lengths), fresh=True)
-            return tuple(grad.new_empty(0) if value is None else value for value in grads)
+            grad, *saved = nested(flat, lengths)
+            grads = raw_backward(name, needs, grad, saved, fresh=True)
+            return tuple(flat[0].new_empty(0) if value is None else value for value in grads)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -82,8 +84,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
                 filled = list(values)
                 for place, tensor in zip(places, tensors, strict=True):
                     filled[place] = tensor
-                grad, *saved = filled
-                grads = gradient.reference(ctx.needs, grad, *nested(saved, ctx.lengths))
+                grads = gradient.reference(ctx.needs, *nested(filled, ctx.lengths))
                 return tuple(grad for grad in grads if grad is not None)
 
             pullback = torch.func.vjp(formula, *(values[place] for place in places))[1]
@@ -97,27 +98,22 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
         generate_vmap_rule = True
 
         @staticmethod
-        def forward(*args: Any) -> Tensor:
+        def forward(*args: Any) -> Any:
             *flat, lengths, name = args
             arguments = nested(flat, lengths)
             registration = REGISTERED[op_name]
             scalar_tensors = has_scalar_tensor(registration.schema[0], arguments)
-            output: Tensor
             if torch.compiler.is_compiling():
-                output = registration.raw_forward(scalar_tensors, *arguments, name)
-                return output
+                return registration.raw_forward(scalar_tensors, *arguments, name)
             # Detached, because autograd attaches the gradient to this output.
-            held: Tensor | None = launch_plans.lookup(
-                registration.forward_id, name, tuple(arguments), True, True
-            )
+            held = launch_plans.lookup(registration.forward_id, name, tuple(arguments), True, True)
             if held is not None:
                 return held
             with rehearsal.expecting_backward():
-                output = registration.raw_forward(scalar_tensors, *arguments, name)
-            return output
+                return registration.raw_forward(scalar_tensors, *arguments, name)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             *flat, ctx.lengths, ctx.implementation = inputs
             registration = REGISTERED[op_name]
             gradient = registration.op.gradient
@@ -125,6 +121,9 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             saved = gradient.save(output, *nested(flat, ctx.lengths))
             values, ctx.saved_lengths = flat_of(saved, registration.saved_sequences)
             _save(ctx, values)
+            if registration.output_count > 1:
+                whole = [value for value in output if not value.is_floating_point()]
+                ctx.mark_non_differentiable(*whole)
 
         @staticmethod
         def past_plan(name: str, arguments: tuple[Any, ...]) -> Any:
@@ -135,16 +134,17 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             return raw_backward(name, needs, grad, saved)
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            saved = _saved(ctx)
-            places = _flat_places(REGISTERED[op_name], ctx.lengths)
+        def backward(ctx: Any, *upstream: Tensor) -> Any:
+            registration = REGISTERED[op_name]
+            saved = nested(_saved(ctx), ctx.saved_lengths)
+            places = _flat_places(registration, ctx.lengths)
             needs = tuple(ctx.needs_input_grad[place] for place in places)
+            grad = upstream[0] if len(upstream) == 1 else upstream
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                grads = Backward.apply(ctx.implementation, needs, ctx.saved_lengths, grad, *saved)
+                flat, lengths = flat_of((grad, *saved), registration.backward_sequences)
+                grads = Backward.apply(ctx.implementation, needs, lengths, *flat)
             else:
-                grads = raw_backward(
-                    ctx.implementation, needs, grad, nested(saved, ctx.saved_lengths)
-                )
+                grads = raw_backward(ctx.implementation, needs, grad, saved)
             result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
             for place, need, value in zip(places, needs, grads, strict=True):
                 result[place] = value if need else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fuselab.errors import OverlapError
 from fuselab.op import FusedOp, tensors_in
+
+Result = TypeVar("Result", Tensor, Tensor | None)
 
 
 def refuse_overlap(op: FusedOp, args: Sequence[Any]) -> None:
@@ -71,24 +73,15 @@ def _span(tensor: Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
 
 
-def not_aliased(output: Tensor, arguments: Sequence[Any]) -> Tensor:
-    """Return ``output``, copied if it is a view of an argument; raw operators return new ones."""
-    for value in arguments:
-        if isinstance(value, Tensor) and (
-            output is value or (output._is_view() and output._base is value)
-        ):
-            return output.clone()
-    return output
-
-
-def unshared(grads: Sequence[Tensor | None], arguments: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """Return ``grads``, with a copy of each that shares memory with an argument or another one."""
+def unshared(results: Sequence[Result], arguments: Sequence[Any]) -> tuple[Result, ...]:
+    """Return ``results``, with a copy of each tensor that shares memory with an argument or with a
+    result before it: a raw operator returns new tensors."""
     taken = {tensor.untyped_storage()._cdata for tensor in tensors_in(arguments)}
-    fresh: list[Tensor | None] = []
-    for grad in grads:
-        if grad is not None and grad.untyped_storage()._cdata in taken:
-            grad = grad.clone()
-        if grad is not None:
-            taken.add(grad.untyped_storage()._cdata)
-        fresh.append(grad)
+    fresh: list[Result] = []
+    for result in results:
+        if result is not None and result.untyped_storage()._cdata in taken:
+            result = result.clone()
+        if result is not None:
+            taken.add(result.untyped_storage()._cdata)
+        fresh.append(result)
     return tuple(fresh)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
 from fuselab.errors import ArgumentError, ArgumentTypeError, DifferentiationError, UnknownNameError
@@ -22,7 +21,7 @@ from fuselab.runtime.dispatch.registration import Registration, has_scalar_tenso
 from fuselab.runtime.registered import REGISTERED
 
 
-def public_function(registration: Registration) -> Callable[..., Tensor]:
+def public_function(registration: Registration) -> Callable[..., Any]:
     """Return the function that users call. It tries a launch plan first, then ``_call``."""
     names = tuple(registration.op.signature.parameters)
     defaults = {
@@ -49,11 +48,11 @@ def public_function(registration: Registration) -> Callable[..., Tensor]:
             raise ArgumentTypeError(f"{short}: unexpected argument '{next(iter(kwargs))}'.")
         return tuple(bound)
 
-    def public(*args: Any, implementation: str = "auto", **kwargs: Any) -> Tensor:
+    def public(*args: Any, implementation: str = "auto", **kwargs: Any) -> Any:
         if kwargs or len(args) != arity:
             args = bind(args, kwargs)
         if not torch.compiler.is_compiling():
-            held: Tensor | None = launch_plans.lookup(forward_id, implementation, args)
+            held = launch_plans.lookup(forward_id, implementation, args)
             if held is not None:
                 return held
         return _call(registration, args, implementation)
@@ -99,7 +98,7 @@ def public_function(registration: Registration) -> Callable[..., Tensor]:
     return public
 
 
-def _call(registration: Registration, args: tuple[Any, ...], implementation: str) -> Tensor:
+def _call(registration: Registration, args: tuple[Any, ...], implementation: str) -> Any:
     """Run the public function's path for a call without a launch plan."""
     op = registration.op
     compiling = torch.compiler.is_compiling()
@@ -140,8 +139,7 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
                 launch_plans.keep_reference(
                     registration.forward_id, implementation, args, op.reference
                 )
-            by_formula: Tensor = without_autocast(op.reference, args)
-            return by_formula
+            return without_autocast(op.reference, args)
     if not compiling and device.type != "cpu":
         args = with_host_floats(registration, args)
     # A float in a GPU's memory stays there: reading it would synchronise and break a CUDA graph.
@@ -165,5 +163,4 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
         # A tensor of torch.func.vmap does not tell that it wraps one of torch.func.grad, and when
         # the batching rule finds out it is too late to apply an autograd.Function.
         return registration.differentiable(*args, implementation)
-    result: Tensor = registration.raw_forward(scalar_tensors, *args, implementation)
-    return result
+    return registration.raw_forward(scalar_tensors, *args, implementation)

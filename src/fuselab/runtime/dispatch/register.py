@@ -20,7 +20,8 @@ def operator(op: FusedOp) -> Callable[..., Tensor]:
     The function takes the reference's parameters and ``implementation="auto"`` (keyword only):
     ``"auto"``, ``"reference"`` or a key of ``op.implementations``. Registering the same operator
     again returns the same function. Another operator of the same name replaces the first one if its
-    signature is the same, and is refused otherwise.
+    signature is the same, and is refused otherwise. An operator with several outputs returns a
+    tuple of tensors, which unpacks like the Tensor that the annotation names.
 
     Raises:
         ContractError: the declaration cannot be registered; names what to change.

@@ -21,9 +21,14 @@ from fuselab.runtime import (
 )
 from fuselab.runtime.dispatch.autocast import without_autocast
 from fuselab.runtime.dispatch.choice import choose, why_not
-from fuselab.runtime.dispatch.overlap import not_aliased, refuse_overlap, unshared
+from fuselab.runtime.dispatch.overlap import refuse_overlap, unshared
 from fuselab.runtime.dispatch.raw_operator import RawOperator
-from fuselab.runtime.dispatch.schema import VALUE_TYPES, is_scalar_tensor, schema_of
+from fuselab.runtime.dispatch.schema import (
+    VALUE_TYPES,
+    is_scalar_tensor,
+    schema_of,
+    upstream_parameters,
+)
 from fuselab.runtime.dispatch.sequences import flat_of, with_tuples
 
 
@@ -39,7 +44,12 @@ class Registration:
         self.is_sequence = tuple(kind == "Tensor[]" for _, kind in forward_parameters)
         self.tensor_positions = _positions(self.is_tensor)
         self.sequence_positions = _positions(self.is_sequence)
+        self.output_count = op.output_count
         self.saved_sequences = _positions(kind == "Tensor[]" for _, kind in backward_parameters[2:])
+        # Of (grad_output, *saved).
+        self.backward_sequences = _positions(
+            kind == "Tensor[]" for _, kind in backward_parameters[1:]
+        )
         self.float_positions = _positions(
             name in op.float_parameters for name in op.signature.parameters
         )
@@ -50,7 +60,7 @@ class Registration:
         self.raw_forward = RawOperator(
             op.name,
             forward_parameters,
-            "()" if op.mutates else "Tensor",
+            "()" if op.mutates else _result_type(self.output_count),
             self._forward,
             self._fake_forward,
             None if op.gradient is None else self.differentiable,
@@ -60,17 +70,13 @@ class Registration:
             self.backward_id = launch_plans.register(f"{op.name}_backward")
             self.raw_backward = RawOperator(
                 f"{op.name}_backward",
-                backward_parameters,
-                "Tensor[]"
-                if self.sequence_positions
-                else "Tensor"
-                if len(self.tensor_positions) == 1
-                else f"({', '.join(['Tensor'] * len(self.tensor_positions))})",
+                [backward_parameters[0], *upstream_parameters(op), *backward_parameters[2:]],
+                "Tensor[]" if self.sequence_positions else _result_type(len(self.tensor_positions)),
                 self._backward,
                 self._fake_backward,
             )
             self.rules: dict[str, tuple[Any, ...]] = {}  # of autograd_node, by implementation
-        self.public: Callable[..., Tensor]  # given by `operator`
+        self.public: Callable[..., Any]  # given by `operator`
 
     def differentiate_by(self, function: Any) -> None:
         """Use ``function`` as the operator's autograd.Function."""
@@ -80,7 +86,7 @@ class Registration:
         plain: Any = super(torch.autograd.Function, function)
         self.apply_plainly = plain.apply
 
-    def differentiable(self, *args: Any) -> Tensor:
+    def differentiable(self, *args: Any) -> Any:
         """Call the operator as a step that autograd records; ``args`` end with the
         implementation."""
         *values, implementation = args
@@ -89,21 +95,20 @@ class Registration:
         sequences = [place for place, is_sequence in enumerate(self.is_sequence) if is_sequence]
         flat, lengths = flat_of(values, sequences)
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            traced: Tensor = self.function.apply(*flat, lengths, implementation)
-            return traced
-        output: Tensor = self.apply_plainly(*flat, lengths, implementation)
-        return output
+            return self.function.apply(*flat, lengths, implementation)
+        return self.apply_plainly(*flat, lengths, implementation)
 
-    def from_plan(self, args: tuple[Any, ...], implementation: str) -> Tensor | None:
+    def from_plan(self, args: tuple[Any, ...], implementation: str) -> Any:
         """Call the operator from a plan, as a step that autograd records. Return None if there is
         no plan, or if no call of this kind has needed a gradient yet."""
         if not torch.is_grad_enabled() or any(
             isinstance(args[place], Tensor) for place in self.float_positions
         ):
             return None  # a float given as a tensor may need a gradient, which is refused
-        # The node takes only tensors that are arguments themselves, not those in sequences.
+        # The node has one output, and takes only tensors that are arguments themselves, not those
+        # in sequences.
         sequences = self.sequence_positions or self.saved_sequences
-        attach = None if sequences else autograd_node.attach()
+        attach = None if sequences or self.output_count > 1 else autograd_node.attach()
         if attach is None:
             is_planned = launch_plans.planned(self.forward_id, implementation, args)
             return self.differentiable(*args, implementation) if is_planned else None
@@ -135,7 +140,7 @@ class Registration:
 
     def replace(self, op: FusedOp) -> None:
         """Replace the operator registered under this name by ``op``."""
-        if schema_of(op) != self.schema:
+        if (schema_of(op), op.output_count) != (self.schema, self.output_count):
             raise ContractError(
                 f"{op.name} is registered with another signature in this process; choose another "
                 "name, or start a new process."
@@ -147,14 +152,14 @@ class Registration:
 
     # The forward, from the raw operator's kernel on.
 
-    def _forward(self, *args: Any) -> Tensor | None:
+    def _forward(self, *args: Any) -> Any:
         *arguments, name = args
         arguments = with_tuples(arguments, self.sequence_positions)
         op = self.op
         if op.mutates:
             self._write_over(arguments, name)
             return None
-        held: Tensor | None = launch_plans.lookup(self.forward_id, name, tuple(arguments), False)
+        held = launch_plans.lookup(self.forward_id, name, tuple(arguments), False)
         if held is not None:
             return held
         # Choosing and validating are recorded too: if they look at a float, so does the plan.
@@ -164,16 +169,22 @@ class Registration:
             if chosen != "reference":
                 try:
                     with rehearsal.Forward(op, chosen, arguments):
-                        output: Tensor = op.implementations[chosen].forward(
-                            *op.arranged(recording.args)
-                        )
+                        returned = op.implementations[chosen].forward(*op.arranged(recording.args))
+                    output = self._output(op.outputs_of(returned))
                     recording.finish(output)
                     return output
                 except BuildError as error:
                     fallback.note_failed_build(op.name, chosen, error)
-        fresh = not_aliased(without_autocast(op.reference, arguments), arguments)
-        (output,) = op.arranged([fresh])
-        return output
+        return self._fresh_output(without_autocast(op.reference, arguments), arguments)
+
+    def _output(self, outputs: tuple[Tensor, ...]) -> Any:
+        """Return what a call returns: the output, or the tuple of several."""
+        return outputs[0] if self.output_count == 1 else outputs
+
+    def _fresh_output(self, returned: Any, arguments: Sequence[Any]) -> Any:
+        """Return the reference's result as new tensors, laid out as the operator's are."""
+        outputs = unshared(self.op.outputs_of(returned), arguments)
+        return self._output(self.op.arranged(outputs))
 
     def _write_over(self, arguments: list[Any], name: str) -> None:
         op = self.op
@@ -217,29 +228,32 @@ class Registration:
             return "reference"
         return name
 
-    def _fake_forward(self, *args: Any) -> Tensor | None:
+    def _fake_forward(self, *args: Any) -> Any:
         *arguments, _ = args
         arguments = with_tuples(arguments, self.sequence_positions)
         self.op.validate(*arguments)
         if self.op.mutates:
             return None
         if self.op.fake is not None:
-            output: Tensor = self.op.fake(*arguments)
-        else:
-            fresh = not_aliased(self.op.reference(*arguments), arguments)
-            (output,) = self.op.arranged([fresh])
-        return output
+            return self._output(self.op.outputs_of(self.op.fake(*arguments)))
+        return self._fresh_output(self.op.reference(*arguments), arguments)
 
     # The backward, likewise. The raw operator returns empty tensors for gradients not needed.
 
     def _backward(self, *args: Any) -> Any:
-        needs, grad_output, *saved_and_name = args
-        *saved, name = saved_and_name
-        arguments = (tuple(needs), grad_output, *with_tuples(saved, self.saved_sequences))
+        *values, name = args
+        arguments = self._backward_arguments(values)
         grads = launch_plans.lookup(self.backward_id, name, arguments, False)
         if grads is None:
             grads = self._run_backward(name, arguments)
-        return self._filled(grads, grad_output)
+        return self._filled(grads, values[1])
+
+    def _backward_arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the contract's arguments of a backward, (needs, grad_output, *saved), from those
+        of the raw operator, which takes one upstream gradient per output."""
+        end = 1 + self.output_count
+        upstream = self._output(tuple(values[1:end]))
+        return (tuple(values[0]), upstream, *with_tuples(values[end:], self.saved_sequences))
 
     def _filled(self, grads: Sequence[Tensor | None], like: Tensor) -> Any:
         """Return one tensor per gradient, an empty one for None, as the raw schema needs it."""
@@ -275,7 +289,7 @@ class Registration:
     def _with_backward(self, name: str, arguments: tuple[Any, ...]) -> list[str]:
         """Return the implementations to try for a backward, in order; none if the reference is
         first."""
-        op, device = self.op, arguments[1].device.type
+        op, device = self.op, tensors_in(arguments)[0].device.type
         assert op.gradient is not None
         if name == "auto" and not cpu_choice.is_forced():
             name = process_choice.named(op) or name
@@ -312,13 +326,17 @@ class Registration:
         return tuple(need and not is_unchanged for need, is_unchanged in pairs)
 
     def _fake_backward(self, *args: Any) -> Any:
-        needs, grad_output, *saved_and_name = args
-        saved = with_tuples(saved_and_name[:-1], self.saved_sequences)
         gradient = self.op.gradient
         assert gradient is not None
-        grads = (gradient.fake or gradient.reference)(needs, grad_output, *saved)
-        grads = self.op.arranged(unshared(grads, (grad_output, *saved)))
-        return self._filled(grads, grad_output)
+        arguments = self._backward_arguments(args[:-1])
+        grads = (gradient.fake or gradient.reference)(*arguments)
+        grads = self.op.arranged(unshared(grads, arguments))
+        return self._filled(grads, args[1])
+
+
+def _result_type(count: int) -> str:
+    """Return the schema's type of a result of ``count`` tensors."""
+    return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
 
 def _positions(flags: Iterable[bool]) -> tuple[int, ...]:

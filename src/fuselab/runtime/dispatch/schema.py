@@ -80,9 +80,23 @@ def schema_of(op: FusedOp) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         (name, schema_type(f"{op.name} (gradient.reference)", parameter))
         for name, parameter in signature.parameters.items()
     ]
-    if [kind for _, kind in backward[:2]] != ["bool[]", "Tensor"]:
+    upstream = ("Tensor", "Tensor") if op.output_count == 1 else ("Sequence[Tensor]", "Tensor[]")
+    if [kind for _, kind in backward[:2]] != ["bool[]", upstream[1]]:
         raise ContractError(
             f"{op.name}: gradient.reference must begin with (needs: Sequence[bool], "
-            "grad_output: Tensor, ...)."
+            f"grad_output: {upstream[0]}, ...)."
+        )
+    if op.output_count > 1 and op.gradient.unchanged is not None:
+        raise ContractError(
+            f"{op.name}: Gradient.unchanged compares with one upstream gradient, and the operator "
+            f"has {op.output_count} outputs; leave it out."
         )
     return forward, backward
+
+
+def upstream_parameters(op: FusedOp) -> list[tuple[str, str]]:
+    """Return names and schema types of the upstream gradients of the raw backward: one tensor per
+    output, because PyTorch's batching of upstream gradients cannot see into a list."""
+    if op.output_count == 1:
+        return [("grad_output", "Tensor")]
+    return [(f"grad_output_{place}", "Tensor") for place in range(op.output_count)]

@@ -1,0 +1,102 @@
+"""``fuselab.eject``: write a plain PyTorch function as fused kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fuselab
+from fuselab.ejection.compose import composition_files, describe
+from fuselab.ejection.folder import check_folder, write_folder
+from fuselab.ejection.package import planned_package
+from fuselab.ejection.regions import cut
+from fuselab.ejection.write import package_files
+from fuselab.errors import EjectError
+
+
+@dataclass(frozen=True)
+class Ejected:
+    """The text of every file that eject writes, by its name; facts for the manifest and for
+    JSON."""
+
+    files: Mapping[str, str]
+    about: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+
+def eject(
+    function: Callable[..., Any],
+    *example_inputs: Any,
+    out: str | Path,
+    name: str | None = None,
+    inference: bool = False,
+    force: bool = False,
+    keywords: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the kernel package of ``function`` to the folder ``out`` and return its path.
+
+    Where a part of the function cannot become a kernel (a matrix product, dropout), the folder
+    holds a package for each chain of other calls, and ``composed.py``, the function over them.
+
+    Args:
+        function: plain PyTorch or an ``nn.Module``, without control flow that depends on values of
+            tensors; a module's parameters and buffers become arguments of the operator.
+        example_inputs: its arguments. The kernels hold for other sizes of the same number of
+            dimensions; values that are no tensors are fixed.
+        out: a folder that does not exist.
+        name: the operator's name; the function's by default.
+        inference: True writes no backward.
+        force: True replaces an earlier package in ``out``, but for files edited by hand.
+        keywords: arguments of the call that are given by name.
+
+    Raises:
+        EjectError: the function cannot become kernels, or the folder exists.
+        OutputError: the folder cannot be written.
+    """
+    folder = Path(out)
+    check_folder(folder, force)
+    name = name or default_name(function)
+    made = ejected(function, example_inputs, keywords or {}, name, inference)
+    write_folder(folder, made.files, made.about, force)
+    return folder
+
+
+def ejected(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool = False,
+) -> Ejected:
+    """Return the files of ``function``: one operator where all of it can be, else a composition.
+
+    Raises EjectError where no part of it can become a kernel.
+    """
+    try:
+        package = planned_package(function, args, keywords, name, inference)
+    except EjectError as refused:
+        parts = cut(function, args, keywords, name, inference)
+        if not parts.regions:
+            raise refused
+        return Ejected(composition_files(parts), about(name), describe(parts))
+    return Ejected(package_files(package), about(name), package.describe())
+
+
+def about(name: str) -> dict[str, Any]:
+    """Return the facts of a package for its manifest."""
+    return {
+        "operator": f"ejected::{name}",
+        "fuselab": fuselab.__version__,
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def default_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function, or of a module's class, as an operator's name."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

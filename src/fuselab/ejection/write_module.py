@@ -1,0 +1,81 @@
+"""Write ``module.py``: a module over the parameters of the ejected one."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from fuselab.ejection.capture import Captured
+from fuselab.ejection.fold import formatted
+
+
+def module_text(captured: Captured, importing: str) -> str:
+    """Return the text of ``module.py``; ``importing`` are the lines that make the package's
+    function known."""
+    module = captured.function
+    assert isinstance(module, nn.Module)
+    places = _places(module)
+    held = {
+        argument.name: places[mangled]
+        for argument in captured.arguments
+        if (mangled := _mangled(str(argument.node.target))) in places
+    }
+    inputs = [name for name in captured.parameters if name not in held]
+    given = ", ".join(held.get(name, name) for name in captured.parameters)
+    annotated = ", ".join(f"{name}: Tensor" for name in inputs)
+    label = type(module).__name__
+    mode, other = ("train", "eval") if module.training else ("eval", "train")
+    return formatted(f'''\
+"""{label} with the fused operators of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+{importing}
+
+
+class {label}(nn.Module):
+    """Computes what ``original`` computes, with its parameters, buffers and children under their
+    names, so that a state_dict of one fits the other. It was ejected in .{mode}() mode."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.training = original.training
+        kept = original.state_dict()
+        for name, parameter in original.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in original.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, persistent=name in kept)
+        for name, child in original.named_children():
+            self.add_module(name, child)
+
+    def forward(self, {annotated}) -> Any:
+        if self.training is not {module.training}:
+            raise RuntimeError("ejected in .{mode}() mode; eject the module again for .{other}()")
+        return {captured.name}({given})
+''')
+
+
+def _places(module: nn.Module) -> dict[str, str]:
+    """Return the text of every parameter and buffer of ``self``, by the name that Dynamo makes of
+    it."""
+    found: dict[str, str] = {}
+    for path, one in module.named_modules(remove_duplicate=False):
+        words = [word for word in path.split(".") if word]
+        plain = all(word.isidentifier() for word in words)
+        holder = ".".join(["self", *words]) if plain else f'self.get_submodule("{path}")'
+        for kind, held in (("parameters", one._parameters), ("buffers", one._buffers)):
+            for name in held:
+                mangled = "_".join([*(f"modules_{word}" for word in words), kind, name])
+                found[re.sub(r"\W", "_", mangled)] = f"{holder}.{name}"
+    return found
+
+
+def _mangled(target: str) -> str:
+    """Return Dynamo's name of an argument without what stands for the module itself."""
+    match = re.match(r"^L_\w*?_((?:modules|parameters|buffers)_\w*?)_*$", target)
+    return match[1] if match else ""

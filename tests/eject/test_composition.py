@@ -1,0 +1,249 @@
+"""A function that is cut into fused operators and PyTorch calls."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuselab
+from fuselab.cli.main import run
+from fuselab.ejection.eject import ejected
+from fuselab.ejection.regions import Region, call_name, cut
+from fuselab.errors import EjectError, TargetError
+from fuselab.prove.check_composition import composition_groups
+from fuselab.prove.load import load, load_op
+from fuselab.prove.result import Group, Result, Verdict
+from fuselab.prove.subject import Subject
+
+
+class Gate(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.up = nn.Sequential(nn.Linear(width, 2 * width))
+        self.down = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("scale", torch.tensor([2.0]))
+        self.register_buffer("unsaved", torch.tensor([1.0]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.up(x).chunk(2, -1)
+        hidden = self.down(F.silu(first) * second)
+        return F.gelu(self.norm(hidden) * self.scale + self.unsaved)
+
+
+def in_place(x: Tensor, weight: Tensor) -> Tensor:
+    hidden = x @ weight
+    hidden += 1
+    hidden.mul_(3)
+    return F.relu(hidden, inplace=True)
+
+
+def writes_to_an_argument(x: Tensor, weight: Tensor) -> Tensor:
+    x.mul_(2)
+    y = torch.tanh(x) + 1
+    return (y @ weight).exp() * 2 + 1
+
+
+def writes_through_a_view(x: Tensor, weight: Tensor) -> Tensor:
+    hidden = x @ weight
+    part = hidden[:, :2]
+    part.mul_(2)
+    return (hidden + 1).exp()
+
+
+def random_in_between(x: Tensor, weight: Tensor) -> Tensor:
+    first = F.dropout(x + 1, 0.5)
+    second = F.dropout(x @ weight, 0.25)
+    return (first * 2 + second).tanh()
+
+
+def around_a_product(x: Tensor, weight: Tensor) -> Tensor:
+    y = torch.exp(x) + 1
+    z = y @ weight
+    return (z + y).tanh() * 2
+
+
+def only_a_product(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.relu(x @ weight)
+
+
+X, WEIGHT = torch.ones(4, 8), torch.ones(8, 8)
+
+
+def steps(
+    function: Callable[..., Any], *args: Tensor, inference: bool = False
+) -> list[str | list[str]]:
+    """Return what runs: the name of a PyTorch call, or the calls of a fused operator."""
+    made = cut(function, args or (X, WEIGHT), {}, "f", inference)
+    return [
+        [call_name(node) for node in step.calls] if isinstance(step, Region) else call_name(step)
+        for step in made.steps
+    ]
+
+
+def test_chains_become_operators_and_products_stay() -> None:
+    assert steps(Gate(), torch.ones(3, 8)) == [
+        "linear",
+        "chunk",
+        "getitem",
+        "getitem",
+        ["silu", "mul"],
+        "linear",
+        ["layer_norm", "mul", "add", "gelu"],
+    ]
+
+
+def test_operations_in_place_join_a_chain_where_nothing_else_sees_them() -> None:
+    assert steps(in_place) == ["matmul", ["add", "mul", "relu"]]
+
+
+def test_what_is_written_over_stays_in_order() -> None:
+    found = steps(writes_to_an_argument, inference=True)
+    assert found == ["mul_", "tanh", "add", "matmul", ["exp", "mul", "add"]]
+    assert steps(writes_through_a_view) == ["matmul", "getitem", "mul_", "add", "exp"]
+
+
+def test_random_numbers_are_drawn_in_the_order_of_the_code() -> None:
+    assert steps(random_in_between) == [
+        "add",
+        "dropout",
+        "matmul",
+        "dropout",
+        ["mul", "add", "tanh"],
+    ]
+
+
+def test_a_call_between_two_parts_of_a_chain_cuts_it() -> None:
+    assert steps(around_a_product) == [["exp", "add"], "matmul", ["add", "tanh", "mul"]]
+
+
+def test_one_call_alone_is_no_chain() -> None:
+    with pytest.raises(EjectError, match=r"aten.mm.default has no generated kernel \(.*x @ weight"):
+        ejected(only_a_product, (X, WEIGHT), {}, "f")
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def imported(folder: Path, name: str) -> ModuleType:
+    """Import a file of a package as a program would that has the folder on its path."""
+    sys.path.insert(0, str(folder.parent))
+    try:
+        return importlib.import_module(f"{folder.name}.{name}")
+    finally:
+        sys.path.remove(str(folder.parent))
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    torch.manual_seed(0)
+    module = Gate()
+    folder = tmp_path_factory.mktemp("packages") / "ejected_gate"
+    fuselab.eject(module, torch.ones(3, 8), out=folder, name="gate")
+    return module, folder
+
+
+def test_the_function_reads_like_the_users_code(gate: tuple[nn.Module, Path]) -> None:
+    text = (gate[1] / "composed.py").read_text("utf-8")
+    assert "    chunk = linear.chunk(2, -1)\n    first = chunk[0]\n" in text
+    assert "    mul = gate_mul(first, second)\n" in text
+    assert "    hidden = torch.nn.functional.linear(mul, down_weight, down_bias)\n" in text
+    page = (gate[1] / "page.md").read_text("utf-8")
+    assert (
+        "| [gate_mul](gate_mul/page.md) | `hidden = self.down(F.silu(first) * second)` | fused |"
+        in page
+    )
+    assert "| linear | `first, second = self.up(x).chunk(2, -1)` | a library computes it |" in page
+
+
+def test_the_module_keeps_the_state_dict_and_the_values(gate: tuple[nn.Module, Path]) -> None:
+    original, folder = gate
+    fused = imported(folder, "module").Gate(original)
+    assert list(fused.state_dict()) == list(original.state_dict())
+    original = copy.deepcopy(original).double()
+    fused = imported(folder, "module").Gate(original)
+    x = torch.randn(5, 8, dtype=torch.float64)
+    inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
+    outputs = [module(one) for module, one in zip((original, fused), inputs, strict=True)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    gradients = [
+        torch.autograd.grad(output.sum(), [one, original.up[0].weight])
+        for output, one in zip(outputs, inputs, strict=True)
+    ]
+    torch.testing.assert_close(gradients[1], gradients[0])
+    fused.eval()
+    with pytest.raises(RuntimeError, match=r"ejected in \.train\(\) mode"):
+        fused(x)
+    fused.train()
+
+
+def test_check_judges_every_operator_and_the_whole(
+    gate: tuple[nn.Module, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(subject: Subject, case: str | None) -> Group:
+        results = (Result("values", Verdict.PASS, trials=1),)
+        return Group(subject.implementation, "float32", "cpu", results)
+
+    monkeypatch.setattr("fuselab.prove.check.run_group", judged)
+    report = fuselab.check(str(gate[1]), "cpp", torch.float32, quick=True)
+    assert report.passed, [group.failures for group in report.groups]
+    names = [group.implementation for group in report.groups]
+    assert names == ["gate_mul cpp", "gate_gelu cpp", "gate"]
+    assert report.groups[-1].trials == 4
+
+
+def test_check_fails_where_the_whole_is_wrong(gate: tuple[nn.Module, Path]) -> None:
+    composition = load(str(gate[1]))
+    assert isinstance(composition, fuselab.Composition)
+
+    def wrong(x: Tensor, *others: Tensor) -> Tensor:
+        return composition.function(x * (1 + 1e-3), *others)
+
+    broken = replace(composition, function=wrong)
+    cpu = torch.device("cpu")
+    (group,) = composition_groups(broken, [torch.float32], cpu, True, 0, 10.0, "gate")
+    assert [result.check for result in group.failures] == ["whole"]
+    (group,) = composition_groups(composition, [torch.float32], cpu, True, 0, 10.0, "gate")
+    assert not group.failures
+
+
+def test_bench_times_the_whole_beside_eager(
+    gate: tuple[nn.Module, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", str(gate[1]), "--provider", "fused", "--quick", "--budget", "0.01"]
+    assert run([*words, "--backward", "--device", "cpu"]) == 0
+    text = capfd.readouterr().out
+    assert "fused" in text and "eager" in text
+
+
+def test_one_operator_of_it_can_be_named(gate: tuple[nn.Module, Path]) -> None:
+    assert load_op(str(gate[1] / "gate_mul")).name == "ejected::gate_mul"
+    with pytest.raises(
+        TargetError, match=r"is composed of several operators; name one: .*gate_mul"
+    ):
+        load_op(str(gate[1]))
+
+
+def test_the_screen_says_what_stays_a_pytorch_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "target.py"
+    file.write_text(
+        "import torch\n\n\ndef f(x, w):\n    return ((x + 1) @ w).tanh() * 2\n\n\n"
+        "def get_inputs():\n    return torch.ones(4, 8), torch.ones(8, 8)\n"
+    )
+    assert run(["eject", f"{file}:f", "-o", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "f_mul (rows" in text
+    assert "PyTorch calls between them: add, matmul (page.md says why)" in text
