@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from fuselab.ejection.covered import is_covered
 from fuselab.inspect import targets
 from fuselab.inspect.chains import find_chains, primitive_calls
+from fuselab.inspect.findings import _advice_on_a_chain
 from fuselab.inspect.profile import profile, profile_target
 
 SINS = Path(__file__).parent / "targets" / "sins.py"
@@ -84,6 +86,17 @@ def test_naive_softmax_is_one_chain():
     separate = (matrix + rows) + (2 * matrix + rows) + 2 * matrix + (matrix + rows)
     separate += 2 * matrix + rows
     assert found.bytes_saved == separate - 2 * matrix
+    assert "puts one kernel in its place" in found.advice
+
+
+def test_the_advice_on_a_chain_names_what_eject_writes_no_kernel_for():
+    covered = ["mul", "add_", "silu", "native_group_norm", "_softmax", "relu6", "mean", "copy_"]
+    covered += ["native_layer_norm_backward", "threshold_backward", "native_batch_norm"]
+    assert [name for name in covered if not is_covered(f"aten::{name}")] == []
+    assert not is_covered("aten::bernoulli_") and not is_covered("aten::argmax")
+    assert "parts beside bernoulli_." in _advice_on_a_chain(
+        ["aten::mul", "aten::bernoulli_"], False
+    )
 
 
 def test_a_matrix_product_is_nothing_to_find():

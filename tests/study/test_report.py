@@ -77,12 +77,19 @@ def test_nothing_is_loaded_from_outside(facts: dict[str, Any], page: Page) -> No
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")
         for name in ("src", "srcset", "action", "xlink:href"):
             assert name not in attributes
-        assert attributes.get("href", "#").startswith("#")
+        assert attributes.get("href", "#").startswith(("#", "kernels/"))
         assert not [name for name in attributes if name.startswith("on")]
     text = study_page(facts)
     assert "://" not in text
     assert "@import" not in text
     assert "url(" not in text
+
+
+def test_the_kernels_that_were_written_are_linked(page: Page) -> None:
+    links = [attributes.get("href", "") for tag, attributes in page.tags if tag == "a"]
+    assert [link for link in links if not link.startswith("#")] == [
+        "kernels/mul_gelu_layer_norm_0a1b2c3d4e/page.md"
+    ]
 
 
 def test_text_from_the_users_code_stays_text(page: Page, facts: dict[str, Any]) -> None:
@@ -156,7 +163,7 @@ def test_what_is_missing_is_said(facts: dict[str, Any]) -> None:
     page = Page(study_page(facts_of(bare)))
     for sentence in (
         "The profile found nothing worth a line",
-        "No chain of this target is one that an operator of the library computes.",
+        "No chain of this target is one that an operator or a new kernel computes.",
         "No operator was tried, so there was nothing to prove.",
         "No operator was tried, so none was timed alone.",
     ):

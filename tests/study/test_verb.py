@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -150,9 +151,11 @@ def test_a_real_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert ways["compiled"]["us"] > 0
     assert facts["compiler"]["graphs"] == 1
     measured = [row for row in facts["replaced"] if row["before_us"] is not None]
-    assert {row["operator"] for row in measured} == {"bias_activation"}
-    assert {row["operator"] for row in facts["checks"]} == {"bias_activation"}
-    assert [bench["case"] for bench in facts["benches"]] == ["256x512 512 relu"]
+    # A kernel of its own is tried too where the library's operator was not faster.
+    tried = {re.sub(r"_[0-9a-f]{10}$", "", row["operator"]) for row in measured}
+    assert "bias_activation" in tried and tried <= {"bias_activation", "add_relu"}
+    assert {row["operator"] for row in facts["checks"]} == {row["operator"] for row in measured}
+    assert facts["benches"][0]["case"] in ("256x512 512 relu", "256x512 512")
     # x, bias and the result once, in fp32.
     assert facts["limit"]["bytes"] == 4 * (256 * 512 + 512 + 256 * 512)
     page = (out / "report.html").read_text()

@@ -39,7 +39,8 @@ def study(
 ) -> None:
     """Profile, explain, fuse, check and bench a TARGET.
 
-    Writes DIR/report.html and report.json. Exit status 1: an operator that was tried in the target
+    Writes DIR/report.html and report.json, and to DIR/kernels the packages of the kernels that were
+    written for the target and are faster. Exit status 1: an operator that was tried in the target
     fails its check.
     """
     from fuselab.device.select import select
@@ -62,7 +63,13 @@ def study(
 
     with files.folder_for_results(output):
         found = run(
-            target, data=data, device=where, backward=backward, quick=quick, progress=progress
+            target,
+            data=data,
+            device=where,
+            backward=backward,
+            quick=quick,
+            kernels=output / "kernels",
+            progress=progress,
         )
         facts = result("study", found.describe(), where)
         page = output / "report.html"

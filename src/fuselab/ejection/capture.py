@@ -80,6 +80,7 @@ COMPOSED = (
     aten._log_softmax_backward_data,
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_no_training,
     aten.native_batch_norm_backward,
     aten.native_layer_norm,
     aten.native_layer_norm_backward,

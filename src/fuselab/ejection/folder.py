@@ -77,6 +77,18 @@ def is_intact(folder: Path) -> bool:
         return False
 
 
+def copy_package(folder: Path, target: Path) -> None:
+    """Copy a package. An earlier copy is replaced, but stays if a file in it was edited by hand.
+    Raises OutputError."""
+    if target.exists() and not is_intact(target):
+        return
+    try:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or error}.") from error
+
+
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -127,6 +127,12 @@ def lower(captured: Captured) -> Program:
     )
 
 
+def has_lowering(packet: Any) -> bool:
+    """Return whether ``lower`` knows an ATen operator, given without its overload."""
+    known = packet in _POINTWISE or packet in _SUMS or packet in _SAME
+    return known or hasattr(_Lowering, f"op_{_short(packet)}")
+
+
 def expression_of(size: Any) -> sympy.Expr:
     """Return a size, an int or a SymInt, as a sympy expression."""
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))

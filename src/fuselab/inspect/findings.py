@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fuselab.ejection.covered import is_covered
 from fuselab.inspect.chains import Chain, find_chains
 from fuselab.inspect.kineto import Details, Kernel, Span, Window
 from fuselab.inspect.profile_tables import device_us
@@ -466,16 +467,29 @@ class _Search:
                 "chain",
                 f"{len(names)} {'backward ' if backward else ''}operators could be one kernel"
                 f"{times}: {short}{more}; {bytes_saved / 1e6:.2f} MB less to move",
-                "give the optimizer fused=True: one kernel updates every parameter."
-                if in_optimizer
-                else "fuselab.fuse(model) replaces it where the library has the operator; fuselab "
-                "explain shows whether torch.compile fuses it.",
+                _advice_on_a_chain(names, in_optimizer),
                 lines[0] if lines else None,
                 saved,
                 float(len(chains)),
                 bytes_saved=bytes_saved,
                 operators=names,
             )
+
+
+def _advice_on_a_chain(names: Sequence[str], in_optimizer: bool) -> str:
+    if in_optimizer:
+        return "give the optimizer fused=True: one kernel updates every parameter."
+    compiled = "fuselab explain shows whether torch.compile fuses it."
+    without = sorted({name.removeprefix("aten::") for name in names if not is_covered(name)})
+    if not without:
+        return (
+            "fuselab.fuse(model) puts one kernel in its place where that is faster: the library's, "
+            f"or one that it writes. {compiled}"
+        )
+    return (
+        "fuselab.fuse(model) replaces it where the library has the operator, and writes kernels "
+        f"for the parts beside {', '.join(without)}. {compiled}"
+    )
 
 
 def _inclusive_us(span: Span, on_gpu: bool) -> float:

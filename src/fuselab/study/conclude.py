@@ -103,7 +103,7 @@ def _changed(study: Study) -> str:
             f"Nothing. {tried} tried with a fused kernel, and the measurement kept none: "
             "a replacement stays only where it is faster."
         )
-    return "Nothing. No chain in it is one that an operator of the library computes."
+    return "Nothing. No chain in it is one that an operator or a new kernel computes."
 
 
 def _whole_call(fused: Way) -> str:

@@ -127,7 +127,11 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Replaced:
-    """One chain of the model and what became of the operator that was tried in its place."""
+    """One chain of the model and what became of the operator that was tried in its place.
+
+    ``package`` is the folder, seen from the report, with the kernels that were written for the
+    chain and kept; None for an operator that exists without it.
+    """
 
     operator: str
     module: str
@@ -139,6 +143,7 @@ class Replaced:
     before_us: float | None
     after_us: float | None
     speedup: float | None
+    package: str | None = None
 
 
 @dataclass(frozen=True)

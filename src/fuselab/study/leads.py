@@ -45,7 +45,7 @@ def _outcome(
         return "tried", _tried(tried[0])
     return (
         "open",
-        "Left as it is: no operator of the library computes this, nor does a fused kernel.",
+        "Left as it is: no operator computes this, nor does a fused kernel.",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuselab.device import environment
+from fuselab.ejection.folder import copy_package
 from fuselab.fusion.fuse import Decision, FuseResult, Replacement, fuse_with_report
 from fuselab.inspect import targets
 from fuselab.inspect.profile import profile_target
@@ -44,6 +46,7 @@ def study(
     device: torch.device | str = "cpu",
     backward: bool = False,
     quick: bool = False,
+    kernels: Path | None = None,
     progress: Progress = lambda text: None,
 ) -> Study:
     """Study a TARGET: what is slow, how much faster a fused operator or torch.compile makes it, how
@@ -51,10 +54,13 @@ def study(
 
     ``data`` is passed to the file's ``get_inputs(data=...)``. ``backward`` studies forward and
     backward, otherwise the forward without gradients, in evaluation mode. ``quick`` times for a
-    quarter as long. ``progress`` is called with a line before each step. On the CPU, allocation
-    biases timings unless it was pinned (``fuselab.measure.fresh``); the command line pins it.
+    quarter as long. ``kernels`` is a folder beside the report for copies of the kernel packages
+    that were written for the target and kept. ``progress`` is called with a line before each step.
+    On the CPU, allocation biases timings unless it was pinned (``fuselab.measure.fresh``); the
+    command line pins it.
 
-    Raises TargetError, DeviceError, DataError, or any other error of loading the target.
+    Raises TargetError, DeviceError, DataError, OutputError, or any other error of loading the
+    target.
     """
     start = perf_counter()
     scale = QUICKER if quick else 1.0
@@ -66,9 +72,15 @@ def study(
     eager = step_of(target, target.callable, backward)
     progress("limit of the device")
     limit = limit_of(eager, target.args, parameters_of(target), target.device, backward)
-    progress("fuse: every chain that an operator could replace")
-    fused = _fuse(target, FUSE_BUDGET_S * scale)
-    rows = _replaced_rows(fused.replacements)
+    progress("fuse: every chain that an operator or a generated kernel could replace")
+    fused = fuse_with_report(
+        target.callable,
+        target.args,
+        target.kwargs,
+        budget_s=FUSE_BUDGET_S * scale,
+        progress=progress,
+    )
+    rows = _replaced_rows(fused.replacements, kernels)
     ways = time_ways(
         target,
         fused.model if fused.kept else None,
@@ -108,19 +120,18 @@ def study(
     return replace(done, headline=conclude(done))
 
 
-def _fuse(target: Target, budget_s: float) -> FuseResult:
-    return fuse_with_report(target.callable, target.args, target.kwargs, budget_s=budget_s)
-
-
-def _replaced_rows(replacements: Sequence[Replacement]) -> tuple[Replaced, ...]:
-    """Return the rows kept, then those measured, then those refused; each once.
+def _replaced_rows(
+    replacements: Sequence[Replacement], kernels: Path | None = None
+) -> tuple[Replaced, ...]:
+    """Return the rows kept, then those measured, then those refused; each once. The packages of
+    those kept are copied to the folder ``kernels``.
 
     A chain that was refused with its operands in one order and measured in the other counts as
     tried.
     """
     order = list(Decision)
     ordered = sorted(replacements, key=lambda row: order.index(row.decision))
-    rows = dict.fromkeys(map(_replaced, ordered))
+    rows = dict.fromkeys(_replaced(row, kernels) for row in ordered)
     tried = {(row.module, row.line, row.chain) for row in rows if row.before_us is not None}
     return tuple(
         row
@@ -129,7 +140,11 @@ def _replaced_rows(replacements: Sequence[Replacement]) -> tuple[Replaced, ...]:
     )
 
 
-def _replaced(row: Replacement) -> Replaced:
+def _replaced(row: Replacement, kernels: Path | None) -> Replaced:
+    package = None
+    if kernels is not None and row.folder is not None and row.decision is Decision.KEPT:
+        copy_package(row.folder, kernels / row.folder.name)
+        package = f"{kernels.name}/{row.folder.name}"
     return Replaced(
         operator=row.op.short_name,
         module=plain(row.module),
@@ -141,6 +156,7 @@ def _replaced(row: Replacement) -> Replaced:
         before_us=None if row.before_us is None else significant(row.before_us),
         after_us=None if row.after_us is None else significant(row.after_us),
         speedup=None if row.verdict is None else significant(row.verdict.speedup),
+        package=package,
     )
 
 
