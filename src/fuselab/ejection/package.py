@@ -60,6 +60,12 @@ class Package:
         plans = (*self.forward, *self.backward)
         return self.sizes.multiples([axis.size for plan in plans for axis in plan.axis_names])
 
+    def held(self, plans: Sequence[KernelPlan]) -> tuple[str, ...]:
+        """Return the names of what the kernels store for later kernels only."""
+        results = {*self.program.outputs, *self.program.gradients}
+        stored = [operand for plan in plans for operand in plan.stored]
+        return tuple(operand.name for operand in stored if operand.node not in results)
+
     def result_name(self, node: Node) -> str:
         """Return the name of the tensor that holds a result in the launchers."""
         for plan in (*self.forward, *self.backward):

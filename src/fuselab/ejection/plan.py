@@ -42,7 +42,12 @@ _DIMS = {
     5: ("batch", "channels", "depth", "height", "width"),
 }
 # Names that emitted code uses for something else.
-_TAKEN = {"rows", "columns", "row", "column", "exists", "start", "tl", "triton", "libdevice"}
+_TAKEN = {
+    *("rows", "columns", "row", "column", "element", "exists", "is_row", "is_column", "block"),
+    *("first", "end", "start", "sizes", "row_sizes", "column_sizes", "partials"),
+    *("tl", "triton", "libdevice", "math", "numel", "offset", "load", "tile", "larger", "smaller"),
+    *("product", "position_of", "range", "float"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class KernelPlan:
 
 
 # What emitted code puts behind the name of an operand or of a value.
-SUFFIXES = ("_row", "_offset", "_pointer", "_so_far", *(f"_stride_{loop}" for loop in range(7)))
+SUFFIXES = ("_row", "_offset", "_pointer", "_so_far", "_strides", "_row_strides", "_column_strides")
 
 
 class Namer:

@@ -141,7 +141,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "from fuselab.runtime.cuda_sweep import CudaSweeps",
         f"from fuselab.runtime.signature import {', '.join(signature)}",
         "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
-        "from fuselab.runtime.triton_sweep import TritonSweeps",
+        f"from fuselab.runtime.triton_sweep import {', '.join(_triton_names(package))}",
         "",
         "from . import triton_kernels",
         *(["from .gradient import gradient"] if has_gradient else []),
@@ -348,15 +348,54 @@ def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
 
 # The implementations of a package: the device of each, and its kernels.
 _IMPLEMENTATIONS = {
-    "triton": ("cuda", "TritonSweeps(triton_kernels)"),
+    "triton": ("cuda", ""),
     "cuda": ("cuda", ""),
     "cpp": ("cpu", 'CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))'),
 }
 
 
+def _triton_names(package: Package) -> list[str]:
+    """Return what a contract imports from ``triton_sweep``."""
+    reduces = any(plan.reductions for plan in (*package.forward, *package.backward))
+    return [*(["Reducing"] if reduces else []), "TritonSweeps", "configs"]
+
+
+def _triton(package: Package) -> list[str]:
+    """Return the statements that name the Triton kernels and how they reduce."""
+    lines: list[str] = []
+    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.backward}
+    for name, plans in directions.items():
+        if not plans:
+            continue
+        lines += [
+            f"{name} = TritonSweeps(",
+            "    triton_kernels,",
+            f'    "ejected::{package.name}",',
+        ]
+        reducing = [
+            f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
+            for plan in plans
+            if plan.reductions
+        ]
+        lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
+        if plans is package.backward:
+            lines.append("    backward=True,")
+        held = [f'"{one}"' for one in package.held(plans)]
+        if held:
+            lines.append(f"    held=({', '.join(held)},),")
+        lines.append(")")
+    return lines
+
+
 def _launchers(package: Package, has_gradient: bool) -> str:
     lines: list[str] = []
     for name, (_, kernels) in _IMPLEMENTATIONS.items():
+        if name == "triton":
+            lines += _triton(package)
+            lines.append("forward_triton = partial(_forward, _TRITON)")
+            if has_gradient:
+                lines.append("backward_triton = partial(_backward, _TRITON_BACKWARD)")
+            continue
         if name == "cuda":
             lines += _cuda([*package.forward, *package.backward])
         else:
@@ -415,6 +454,7 @@ def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autoc
             "        ),\n"
         )
     gradient = "    gradient=Gradient(save, gradient, fake_gradient),\n" if has_gradient else ""
+    tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if has_draw else ""
     last += "    autocast=autocast,\n" if has_autocast else ""
     return f"""\
@@ -424,5 +464,6 @@ OP = FusedOp(
     implementations={{
 {implementations}    }},
 {gradient}    cases=(_EXAMPLE,),
+    configs={{{tuned}}},
 {last})
 """

@@ -15,7 +15,7 @@ from fuselab.runtime.cpp_sweep import CppSweeps
 from fuselab.runtime.cuda_sweep import CudaSweeps
 from fuselab.runtime.signature import accepted, float32_on_gpu, mismatch, output_like
 from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype
-from fuselab.runtime.triton_sweep import TritonSweeps
+from fuselab.runtime.triton_sweep import Reducing, TritonSweeps, configs
 
 from . import triton_kernels
 from .gradient import gradient
@@ -106,9 +106,25 @@ def _backward(
     )
 
 
-_TRITON = TritonSweeps(triton_kernels)
+_TRITON = TritonSweeps(
+    triton_kernels,
+    "ejected::residual_norm",
+    {
+        "residual_norm": Reducing(sweeps=2, reductions=2, stores_columns=True),
+    },
+)
+_TRITON_BACKWARD = TritonSweeps(
+    triton_kernels,
+    "ejected::residual_norm",
+    {
+        "residual_norm_backward": Reducing(sweeps=3, reductions=4, stores_columns=True),
+        "residual_norm_backward_grad_weight": Reducing(sweeps=1, reductions=2),
+    },
+    backward=True,
+    held=("normed_total", "normed_squares",),
+)
 forward_triton = partial(_forward, _TRITON)
-backward_triton = partial(_backward, _TRITON)
+backward_triton = partial(_backward, _TRITON_BACKWARD)
 _CUDA = CudaSweeps(
     Path(__file__).with_name("cuda_kernels.cu"),
     reductions={
@@ -207,6 +223,7 @@ OP = FusedOp(
     },
     gradient=Gradient(save, gradient, fake_gradient),
     cases=(_EXAMPLE,),
+    configs={"triton": configs, "triton_backward": configs},
     draw=draw,
     autocast=autocast,
 )
