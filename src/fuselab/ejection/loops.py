@@ -106,14 +106,18 @@ def children(expression: Expression) -> tuple[Expression, ...]:
     return (expression.operand,) if isinstance(expression, Reduced) else ()
 
 
-def walk(expressions: Sequence[Expression], known: Container[Expression] = ()) -> list[Expression]:
+def walk(
+    expressions: Sequence[Expression],
+    known: Container[Expression] = (),
+    leaves: Container[Expression] = (),
+) -> list[Expression]:
     """Return every expression once, operands first, without those that are ``known`` and what only
-    these need."""
+    these and the ``leaves`` need."""
     order: dict[Expression, None] = {}
 
     def visit(expression: Expression) -> None:
         if expression not in known and expression not in order:
-            for child in children(expression):
+            for child in () if expression in leaves else children(expression):
                 visit(child)
             order[expression] = None
 

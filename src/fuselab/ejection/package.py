@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
 from fuselab.ejection.kernels import Kernel, schedule
-from fuselab.ejection.loops import Input, Node, View
+from fuselab.ejection.loops import Input, Node, Pointwise, View
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Sizes, planned
 from fuselab.errors import EjectError
@@ -103,7 +103,7 @@ def planned_package(
     """
     captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
     formulas = capture(function, args, keywords, name, inference, WITHOUT_DERIVATIVE, frozen)
-    program = lower(captured)
+    program = _with_distinct_gradients(lower(captured))
     if len(program.outputs) != 1:
         raise EjectError(
             f"{name} returns {len(program.outputs)} tensors; eject a function that returns one."
@@ -121,6 +121,18 @@ def planned_package(
     gradients = [node for node in program.gradients if node is not None]
     backward = _plans(f"{name}_backward", gradients, captured, sizes, names)
     return Package(captured, formulas, program, sizes, forward, backward)
+
+
+def _with_distinct_gradients(program: Program) -> Program:
+    """Return the program with a node of its own for every gradient that is computed. A raw operator
+    returns each in memory of its own, and a kernel that stores a value twice is faster than a
+    copy."""
+    found: list[Node | None] = []
+    for node in program.gradients:
+        if node in found and node is not None and not isinstance(node, Input):
+            node = Pointwise(node.name, node.sizes, node.kind, node.line, False, "same", (node,))
+        found.append(node)
+    return replace(program, gradients=tuple(found))
 
 
 def _is_rearranged(node: Node) -> bool:

@@ -236,24 +236,31 @@ template <class V>
 FUSELAB_INLINE V tanh(V x) {
   return hyperbolic_tangent(x);
 }
-// A polynomial below 1, elsewhere 1 - 2 P(X < -sqrt(2) |x|) of the normal distribution.
+// A polynomial near 0. Elsewhere erf(x) = 1 - erfc(x): in float erfc(x) is the exponential of a
+// polynomial, in double 2 P(X < -sqrt(2) x) of the normal distribution.
 template <class V>
 FUSELAB_INLINE V erf(V x) {
-  const V magnitude = absolute(x), square = x * x;
-  V ratio;  // erf(x) / x - 1
+  const V magnitude = absolute(x), square = x * x, one = constant<V>(1.0);
   if constexpr (is_single<V>) {
-    ratio = horner(square, 0.128379167, -0.3761263847, 0.112837825, -0.02686543073, 0.005221031808,
-                   -0.0008484080406, 0.0001126595903, -9.667044571e-6);
+    const V ratio = horner(square, 0.1283791489, -0.3761248893, 0.1128176541, -0.02676474689,
+                           0.004990401713, -0.0005976534532);  // erf(x) / x - 1
+    const V most = constant<V>(4.0);  // erf(4) is 1
+    const V t = choose(magnitude > most, most, magnitude);
+    const V logarithm = horner(t, -0.1285158614, -0.6357132491, -0.1052685095, 0.02289423424,
+                               -0.003216286251, 0.0002141462862);
+    const V far = with_sign_of(x, one - exponential<V>(logarithm * t - t));
+    return choose(magnitude < constant<V>(0.92), x * ratio + x, far);
   } else {
-    ratio = horner(square, 0.12837916709551257, -0.376126389031837524, 0.112837916709551202,
-                   -0.0268661706451298408, 0.00522397762542329831, -0.00085483270219348296,
-                   0.000120553329028887354, -0.0000149256475675193321, 1.64620454414684189e-6,
-                   -1.63646421581676153e-7, 1.4792401209404813e-8, -1.21645600572834501e-9,
-                   8.70904512905310669e-11, -4.23094582429533782e-12);
+    const V ratio =
+        horner(square, 0.12837916709551257, -0.376126389031837524, 0.112837916709551202,
+               -0.0268661706451298408, 0.00522397762542329831, -0.00085483270219348296,
+               0.000120553329028887354, -0.0000149256475675193321, 1.64620454414684189e-6,
+               -1.63646421581676153e-7, 1.4792401209404813e-8, -1.21645600572834501e-9,
+               8.70904512905310669e-11, -4.23094582429533782e-12);
+    const V tail = normal<V>(magnitude * constant<V>(-1.4142135623730951)).distribution;
+    const V far = with_sign_of(x, one - (tail + tail));
+    return choose(magnitude < one, x * ratio + x, far);
   }
-  const V tail = normal<V>(magnitude * constant<V>(-1.4142135623730951)).distribution;
-  const V far = with_sign_of(x, constant<V>(1.0) - (tail + tail));
-  return choose(magnitude < constant<V>(1.0), x * ratio + x, far);
 }
 
 // --- through <cmath>

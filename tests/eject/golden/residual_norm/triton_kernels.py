@@ -112,7 +112,7 @@ def residual_norm_backward(
     # read
     x_pointer, residual_pointer, grad_output_pointer, weight_pointer, bias_pointer,
     # written
-    normed_total_pointer, normed_squares_pointer, grad_x_pointer,
+    normed_total_pointer, normed_squares_pointer, grad_x_pointer, grad_residual_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
     # the sizes of the loops, outermost first, and the strides of each tensor in them
@@ -120,15 +120,16 @@ def residual_norm_backward(
     x_row_strides, x_column_strides, residual_row_strides, residual_column_strides,
     grad_output_row_strides, grad_output_column_strides, weight_column_strides,
     bias_column_strides, normed_total_row_strides, normed_squares_row_strides,
-    grad_x_row_strides, grad_x_column_strides,
+    grad_x_row_strides, grad_x_column_strides, grad_residual_row_strides,
+    grad_residual_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
     SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute normed_total, normed_squares, grad_x. A program owns BLOCK_ROWS rows (batch,
-    length) and sweeps 4 times over their columns (width), BLOCK_COLUMNS at a time. If PARTS
-    programs share a row, each sweep is a launch of its own, and SWEEP is its number."""
+    """Compute normed_total, normed_squares, grad_x, grad_residual. A program owns BLOCK_ROWS
+    rows (batch, length) and sweeps 4 times over their columns (width), BLOCK_COLUMNS at a time.
+    If PARTS programs share a row, each sweep is a launch of its own, and SWEEP is its number."""
     row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
     columns = numel(column_sizes)
@@ -136,6 +137,7 @@ def residual_norm_backward(
     residual_row = residual_pointer + offset(row, residual_row_strides)
     grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
     grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
+    grad_residual_row = grad_residual_pointer + offset(row, grad_residual_row_strides)
 
     if SWEEP == 0 or SWEEP == 1:
         normed_total_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
@@ -247,6 +249,12 @@ def residual_norm_backward(
         tl.store(
             grad_x_row + offset(column, grad_x_column_strides),
             grad_x.to(grad_x_pointer.dtype.element_ty),
+            exists,
+        )
+        grad_residual = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
+        tl.store(
+            grad_residual_row + offset(column, grad_residual_column_strides),
+            grad_residual.to(grad_residual_pointer.dtype.element_ty),
             exists,
         )
     tl.store(
