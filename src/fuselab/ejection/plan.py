@@ -122,10 +122,12 @@ SUFFIXES = ("_row", "_offset", "_pointer", "_so_far", "_strides", "_row_strides"
 
 
 class Namer:
-    """Gives every name once, with the names that emitted code derives from it."""
+    """Gives every name once, with the names that emitted code derives from it; outside of kernels,
+    names that kernels use for something else are free."""
 
-    def __init__(self, taken: Sequence[str] = ()) -> None:
-        self.taken = {*_TAKEN, *(one for name in taken for one in derived(name))}
+    def __init__(self, taken: Sequence[str] = (), in_kernel: bool = True) -> None:
+        self.taken = {one for name in taken for one in derived(name)}
+        self.taken.update(_TAKEN if in_kernel else ())
 
     def name(self, wanted: str) -> str:
         wanted = re.sub(r"\W+", "_", wanted).strip("_") or "value"

@@ -471,7 +471,7 @@ def _make_new(node: fx.Node, name: str) -> None:
 
 def _names(graph: fx.Graph) -> dict[fx.Node, str]:
     """Return a name for every tensor: the user's, or that of the call."""
-    namer = Namer(["torch", "Tensor"])
+    namer = Namer(["torch", "Tensor"], in_kernel=False)
     names: dict[fx.Node, str] = {}
     for node in graph.nodes:
         if node.op == "placeholder" and not is_number(node):
