@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from fuselab.ejection.fold import fold
-from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS
+from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, triton_neutral
 from fuselab.ejection.loops import (
     Apply,
     Constant,
@@ -153,8 +153,8 @@ class _Function:
     def place(self, operand: Operand) -> str:
         """Return the offset of the operand's elements in the present tile."""
         parts = [f"{operand.name}_row"] if self.has(operand, self.row_axes) else []
-        if operand.is_stored and not any(operand.index):
-            return "row"  # a single element: the only row's
+        if operand.is_stored and not parts:
+            parts.append("row")  # the only one is 0
         if self.has(operand, self.column_axes):
             steps = ", ".join(f"{operand.name}_stride_{step}" for step in range(4, 7))
             parts.append(
@@ -172,7 +172,7 @@ class _Function:
     def mask(self, operand: Operand) -> str:
         on_rows = self.has(operand, self.row_axes)
         on_columns = self.has(operand, self.column_axes)
-        if on_rows and on_columns:
+        if (on_rows or operand.is_stored) and on_columns:
             return "exists"
         if on_rows or (operand.is_stored and not on_columns):
             return "row < rows"
@@ -346,6 +346,14 @@ class _Rows(_Function):
         super().__init__(plan)
         self.depth = max(plan.depth(one) for one in plan.reductions)
 
+    def term(self, one: Reduced) -> str:
+        """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
+        neutral element beyond 32 bits fits."""
+        value = self.value(one.operand)
+        if one.kind == "int":
+            value = f"({value}).to(tl.int64)"
+        return f"tl.where(exists, {value}, {triton_neutral(one.function, one.kind)})"
+
     def reduced_at(self, depth: int) -> list[Reduced]:
         return [one for one in self.plan.reductions if self.plan.depth(one) == depth]
 
@@ -373,10 +381,9 @@ class _InOneBlock(_Rows):
             self.store(one)
 
     def reduce(self, one: Reduced) -> None:
-        neutral, _, total = TRITON_REDUCTIONS[one.function]
+        _, total = TRITON_REDUCTIONS[one.function]
         name = self.plan.value_names[one]
-        operand = f"tl.where(exists, {self.value(one.operand)}, {neutral})"
-        self.write(f"{name} = {total.format(operand)}[:, None]")
+        self.write(f"{name} = {total.format(self.term(one))}[:, None]")
         self.known[one] = name
 
 
@@ -432,21 +439,21 @@ class _InBlocks(_Rows):
         ]
         self.define(constant)
         for one in reduced:
-            neutral, _, _ = TRITON_REDUCTIONS[one.function]
             name = self.plan.value_names[one]
-            self.write(f"{name}_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, COMPUTE)")
+            dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
+            neutral = triton_neutral(one.function, one.kind)
+            self.write(f"{name}_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
         self.open_sweep()
         outer = dict(self.known)
         self.define([one.operand for one in reduced])
         for one in reduced:
-            neutral, step, _ = TRITON_REDUCTIONS[one.function]
+            step, _ = TRITON_REDUCTIONS[one.function]
             name = f"{self.plan.value_names[one]}_so_far"
-            operand = f"tl.where(exists, {self.value(one.operand)}, {neutral})"
-            self.write(f"{name} = {step.format(name, operand)}")
+            self.write(f"{name} = {step.format(name, self.term(one))}")
         self.known = outer
         self.indent -= 1
         for one in reduced:
-            _, _, total = TRITON_REDUCTIONS[one.function]
+            _, total = TRITON_REDUCTIONS[one.function]
             name = self.plan.value_names[one]
             self.write(f"{name} = {total.format(f'{name}_so_far')}[:, None]")
             self.known[one] = name

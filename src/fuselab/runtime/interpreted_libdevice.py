@@ -17,19 +17,33 @@ from torch import Tensor
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "acos": torch.acos,
+    "acosh": torch.acosh,
     "asin": torch.asin,
+    "asinh": torch.asinh,
     "atan": torch.atan,
+    "atan2": torch.atan2,
+    "atanh": torch.atanh,
     "cos": torch.cos,
+    "cosh": torch.cosh,
     "erf": torch.erf,
+    "erfc": torch.erfc,
     "exp": torch.exp,
+    "exp2": torch.exp2,
     "expm1": torch.expm1,
+    "fmod": torch.fmod,
+    "hypot": torch.hypot,
     "log": torch.log,
+    "log10": torch.log10,
     "log1p": torch.log1p,
+    "log2": torch.log2,
     "nearbyint": torch.round,
     "pow": torch.pow,
     "sin": torch.sin,
+    "sinh": torch.sinh,
     "sqrt": torch.sqrt,
+    "tan": torch.tan,
     "tanh": torch.tanh,
+    "trunc": torch.trunc,
 }
 
 
