@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from fuselab.ejection.fold import COLUMNS, fold
-from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS
+from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, triton_neutral
 from fuselab.ejection.loops import (
     Apply,
     Constant,
@@ -78,7 +78,9 @@ def stores_in_a_sweep_of_its_own(plan: KernelPlan) -> bool:
 def reducing_text(plan: KernelPlan) -> str:
     """Return the text of a kernel's ``triton_sweep.Reducing``."""
     stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
-    return f"Reducing(sweeps={sweeps_to_reduce(plan)}, reductions={len(plan.reductions)}{stores})"
+    whole = ", is_shared=False" if any(one.kind == "int" for one in plan.reductions) else ""
+    sweeps, reductions = sweeps_to_reduce(plan), len(plan.reductions)
+    return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole})"
 
 
 def _function(plan: KernelPlan) -> _Function:
@@ -463,14 +465,15 @@ class _Rows(_Function):
         self.write(f"if SWEEP == 0 or SWEEP == {depth}:")
         self.indent += 1
         for one, name in zip(reduced, names, strict=True):
-            neutral, _, _ = TRITON_REDUCTIONS[one.function]
-            self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, COMPUTE)")
+            dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
+            neutral = triton_neutral(one.function, one.kind)
+            self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
         self.open_sweep()
         outer = dict(self.known)
         self.define([one.operand for one in reduced])
         for one, name in zip(reduced, names, strict=True):
-            neutral, step, _ = TRITON_REDUCTIONS[one.function]
-            operand = f"tl.where(exists, {self.value(one.operand)}, {neutral})"
+            step, _ = TRITON_REDUCTIONS[one.function]
+            operand = self.term(one)
             added = f"{name} += {operand}" if one.function == "sum" else ""
             self.write(added or f"{name} = {step.format(name, operand)}")
         if depth == self.depth and self.stores_in_last_reduction:
@@ -480,18 +483,26 @@ class _Rows(_Function):
         self.write("else:")
         shared = "row_sizes, BLOCK_ROWS, PARTS"
         for number, (one, name) in enumerate(zip(reduced, names, strict=True), place):
-            neutral, _, _ = TRITON_REDUCTIONS[one.function]
+            neutral = triton_neutral(one.function, one.kind)
             self.write(
                 f"    {name} = load_partials(partials_pointer, {number}, {shared}, {neutral})"
             )
         for one, name in zip(reduced, names, strict=True):
-            _, _, total = TRITON_REDUCTIONS[one.function]
+            _, total = TRITON_REDUCTIONS[one.function]
             self.write(f"{name} = {total.format(name)}")
             self.known[one] = name
         self.write(f"if SWEEP == {depth}:")
         for number, name in enumerate(names, place):
             self.write(f"    store_partial(partials_pointer, {number}, {name}, {shared})")
         self.write("    return")
+
+    def term(self, one: Reduced) -> str:
+        """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
+        neutral element beyond 32 bits fits."""
+        value = self.value(one.operand)
+        if one.kind == "int":
+            value = f"({value}).to(tl.int64)"
+        return f"tl.where(exists, {value}, {triton_neutral(one.function, one.kind)})"
 
     def constant_in(self, reduced: Sequence[Reduced]) -> list[Expression]:
         """Return the named values that a sweep uses and that its columns do not change."""

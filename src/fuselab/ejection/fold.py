@@ -14,7 +14,7 @@ def fold(line: str) -> list[str]:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
     end = _closing(line)
-    if line.lstrip().startswith("def "):
+    if line.lstrip().startswith("def ") and "->" in line:
         end = line.rindex(")", 0, line.rindex("->"))
     if end is None:
         name, _, value = line.partition(" = ")

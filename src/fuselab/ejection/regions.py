@@ -126,6 +126,11 @@ class Cut:
         return {}
 
     @property
+    def least(self) -> dict[str, int]:
+        """Sizes that must not be below a number: none that is known."""
+        return {}
+
+    @property
     def regions(self) -> tuple[Region, ...]:
         return tuple(step for step in self.steps if isinstance(step, Region))
 

@@ -49,12 +49,14 @@ def configs(*args: Any) -> Sequence[Config]:
 
 @dataclass(frozen=True)
 class Reducing:
-    """A kernel that reduces: how many sweeps over its columns reduce, in how many reductions, and
-    whether results with an element for each column take another sweep."""
+    """A kernel that reduces: how many sweeps over its columns reduce, in how many reductions,
+    whether results with an element for each column take another sweep, and whether several programs
+    may share a row (not with sums of integers: partial results are floating)."""
 
     sweeps: int
     reductions: int
     stores_columns: bool = False
+    is_shared: bool = True
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,8 @@ def _rows(
 
 def _parts(swept: Sweep, block: Block, reducing: Reducing, device: torch.device) -> int:
     """Return how many programs share a row, a power of two."""
+    if not reducing.is_shared:
+        return 1
     programs = ceil_div(swept.rows.numel, block.rows)
     wanted = PROGRAMS_PER_MULTIPROCESSOR * gpu_limits.multiprocessors(device)
     if 2 * programs > wanted:

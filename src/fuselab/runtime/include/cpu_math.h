@@ -292,5 +292,68 @@ FUSELAB_INLINE V pow(V base, V exponent) {
   const Scalar<V>* next = power;
   return lane_by_lane(base, [&](auto value) { return Scalar<V>(std::pow(value, *next++)); });
 }
+template <class V>
+FUSELAB_INLINE V acosh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::acosh(value); });
+}
+template <class V>
+FUSELAB_INLINE V asinh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::asinh(value); });
+}
+template <class V>
+FUSELAB_INLINE V atanh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::atanh(value); });
+}
+template <class V>
+FUSELAB_INLINE V cosh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::cosh(value); });
+}
+template <class V>
+FUSELAB_INLINE V erfc(V x) {
+  return lane_by_lane(x, [](auto value) { return std::erfc(value); });
+}
+template <class V>
+FUSELAB_INLINE V exp2(V x) {
+  return lane_by_lane(x, [](auto value) { return std::exp2(value); });
+}
+template <class V>
+FUSELAB_INLINE V log10(V x) {
+  return lane_by_lane(x, [](auto value) { return std::log10(value); });
+}
+template <class V>
+FUSELAB_INLINE V log2(V x) {
+  return lane_by_lane(x, [](auto value) { return std::log2(value); });
+}
+template <class V>
+FUSELAB_INLINE V sinh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::sinh(value); });
+}
+template <class V>
+FUSELAB_INLINE V tan(V x) {
+  return lane_by_lane(x, [](auto value) { return std::tan(value); });
+}
+template <class V>
+FUSELAB_INLINE V trunc(V x) {
+  return lane_by_lane(x, [](auto value) { return std::trunc(value); });
+}
+template <class V, class Function>
+FUSELAB_INLINE V lane_by_lane(V x, V y, Function function) {
+  Scalar<V> second[lanes<V>];
+  std::memcpy(second, &y, sizeof y);
+  const Scalar<V>* next = second;
+  return lane_by_lane(x, [&](auto value) { return Scalar<V>(function(value, *next++)); });
+}
+template <class V>
+FUSELAB_INLINE V atan2(V x, V y) {
+  return lane_by_lane(x, y, [](auto one, auto other) { return std::atan2(one, other); });
+}
+template <class V>
+FUSELAB_INLINE V fmod(V x, V y) {
+  return lane_by_lane(x, y, [](auto one, auto other) { return std::fmod(one, other); });
+}
+template <class V>
+FUSELAB_INLINE V hypot(V x, V y) {
+  return lane_by_lane(x, y, [](auto one, auto other) { return std::hypot(one, other); });
+}
 
 }  // namespace math
