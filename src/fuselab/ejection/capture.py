@@ -22,6 +22,7 @@ from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
+from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
 from fuselab.errors import EjectError
 
 aten = torch.ops.aten
@@ -115,7 +116,9 @@ class Captured:
     one placeholder for each output that needs a gradient. ``gradients`` has one entry for each
     argument, None where there is none. ``sizes`` tells each symbol's place: argument name, dim.
     ``traced`` is the graph of PyTorch functions as the user's code called them. ``ranges`` has the
-    least and the largest value of each integer argument of the example.
+    least and the largest value of each integer argument of the example. ``returned`` says what the
+    function makes of the outputs, and ``fixed`` has the arguments of the example that are no
+    tensors.
     """
 
     name: str
@@ -129,6 +132,8 @@ class Captured:
     sizes: Mapping[sympy.Symbol, tuple[str, int]]
     hints: Mapping[sympy.Symbol, int]
     ranges: Mapping[str, tuple[int, int]]
+    returned: Returned
+    fixed: Mapping[str, Any]
 
     def behind_gradients(self) -> set[fx.Node]:
         """Return the gradients and all nodes that they are computed from."""
@@ -178,15 +183,27 @@ def capture(
         raise _CapturedError
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
-        held["traced"] = module
-        return aot_module_simplified(
-            module,
-            inputs,
-            fw_compiler=keep_forward,
-            bw_compiler=keep_forward,
-            partition_fn=partition,
-            decompositions=dict(get_decompositions(composed)),  # type: ignore[arg-type]
-        )
+        held["traced"], held["stand_ins"] = module, StandIns(module)
+        held["results"] = results_of(module.graph)
+        # Only what is computed: AOTAutograd would return the bases of views as well.
+        last = output_node(module.graph)
+        outputs, last.args = last.args, (held["results"],)
+        module.recompile()
+        try:
+            if held["results"]:
+                aot_module_simplified(
+                    module,
+                    inputs,
+                    fw_compiler=keep_forward,
+                    bw_compiler=keep_forward,
+                    partition_fn=partition,
+                    decompositions=dict(get_decompositions(composed)),  # type: ignore[arg-type]
+                )
+        except _CapturedError:
+            pass
+        finally:
+            last.args = outputs
+        return held["stand_ins"]
 
     grad_mode = torch.enable_grad() if not inference else torch.no_grad()
     dynamo_config: Any = torch._dynamo.config
@@ -198,25 +215,29 @@ def capture(
     ):
         compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
         try:
-            compiled(*examples, **named)
+            held["structure"] = compiled(*examples, **named)
         except BackendCompilerFailed as error:
-            if "joint" not in held:
-                raise EjectError(f"{name}: {_first_line(error)}") from error
+            raise EjectError(f"{name}: {_first_line(error)}") from error
         except Unsupported as error:
             raise EjectError(
                 f"{name} cannot be one graph: {_first_line(error)}{_user_line(error)}; eject a "
                 "part of it that has no such line."
             ) from error
+        finally:
+            # Else the next call of a function that the user compiles would begin with this code.
+            torch._dynamo.eval_frame.remove_from_cache(function)
+    if "traced" in held and not held["results"]:
+        raise EjectError(
+            f"{name} returns an argument or a view of it; there is nothing to compute."
+        )
     if "joint" not in held:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
-    return _captured(function, name, held, _ranges(function, args, keywords))
-
-
-def _ranges(
-    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
-) -> dict[str, tuple[int, int]]:
     forward = function.forward if isinstance(function, nn.Module) else function
     given = inspect.signature(forward).bind(*args, **keywords).arguments
+    return _captured(function, name, held, given)
+
+
+def _ranges(given: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {
         name: (int(value.min()), int(value.max()))
         for name, value in given.items()
@@ -248,15 +269,20 @@ def _captured(
     function: Callable[..., Any],
     name: str,
     held: dict[str, Any],
-    ranges: Mapping[str, tuple[int, int]],
+    given: Mapping[str, Any],
 ) -> Captured:
     joint: fx.GraphModule = held["joint"]
     traced: fx.GraphModule = held["traced"]
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     upstream = tuple(node for node in placeholders if node.name.startswith("tangents"))
-    results = _flat(next(iter(reversed(joint.graph.nodes))).args[0])
+    results = _flat(output_node(joint.graph).args[0])
     count = held.get("forward_outputs", len(results))
+    returned = Returned(held["results"], held["stand_ins"].structure(name, held["structure"]))
+    if count != len(returned.results):
+        raise EjectError(f"{name} writes over an argument; let it return the new value.")
+    if upstream and sum(returned.needs_gradient) != len(upstream):
+        raise EjectError(f"{name}: it is not known which of its outputs have a gradient.")
     names = [node for node in traced.graph.nodes if node.op == "placeholder"]
     arguments = [
         Argument(argument_name(source), node)
@@ -278,7 +304,9 @@ def _captured(
         tuple(gradients),
         sizes,
         hints,
-        ranges,
+        _ranges(given),
+        returned,
+        {key: value for key, value in given.items() if not isinstance(value, Tensor)},
     )
 
 

@@ -18,9 +18,10 @@ from fuselab.ejection.loops import Node
 from fuselab.ejection.lower import expression_of
 from fuselab.ejection.package import Package, planned_package
 from fuselab.ejection.plan import KernelPlan
-from fuselab.ejection.write_gradient import gradient_text
+from fuselab.ejection.write_gradient import gradient_text, unpacked_upstream, upstream_type
+from fuselab.ejection.write_init import init_text
 from fuselab.ejection.write_page import page_text
-from fuselab.ejection.write_reference import reference_text
+from fuselab.ejection.write_reference import outputs_type, reference_text
 
 
 def eject(
@@ -77,7 +78,7 @@ def package_files(package: Package) -> dict[str, str]:
     plans = [*package.forward, *package.backward]
     origin = "ejected from the PyTorch code in reference.py."
     files = {
-        "__init__.py": _init(package),
+        "__init__.py": _formatted(init_text(package)),
         "reference.py": _formatted(reference_text(package)),
         "op.py": _formatted(_op(package)),
         "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
@@ -106,20 +107,6 @@ def test_{package.name}() -> None:
 '''
 
 
-def _init(package: Package) -> str:
-    return f'''\
-"""{package.name}, ejected from plain PyTorch by fuselab."""
-
-import fuselab
-
-from .op import OP
-
-{package.name} = fuselab.operator(OP)
-
-__all__ = ["OP", "{package.name}"]
-'''
-
-
 def _annotated(names: Sequence[str]) -> str:
     return ", ".join(f"{name}: Tensor" for name in names)
 
@@ -143,7 +130,8 @@ def _op(package: Package) -> str:
     ]
     if has_gradient:
         parts.append(
-            f"def save(output: Tensor, {_annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
+            f"def save(output: {outputs_type(package)}, {_annotated(package.parameters)})"
+            " -> tuple[Tensor, ...]:\n"
             f"    return ({saved}{',' if len(package.saved) == 1 else ''})\n"
         )
         parts.append(_fake_gradient(package))
@@ -172,7 +160,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         *(["accepted"] if has_draw else []),
         *(["float32_on_gpu"] if has_autocast else []),
         "mismatch",
-        "output_like",
+        "output_like" if len(package.output_names) == 1 else "outputs_like",
     ]
     lines = [
         "from __future__ import annotations",
@@ -203,28 +191,31 @@ def _imports(package: Package, has_gradient: bool) -> str:
 def _forward(package: Package) -> str:
     lines = package.sizes.statements(package.parameters)
     lines.append(f"compute = arithmetic_dtype({', '.join(package.parameters)})")
+    if len(package.output_names) > 1:
+        outputs, called = ", ".join(package.output_names), ", ".join(package.parameters)
+        lines.append(f"{outputs} = outputs_like(reference, {called})")
     lines += _launches(package, package.forward, package.parameters)
-    lines.append(f"return {package.result_name(package.program.outputs[0])}")
+    lines.append(f"return {', '.join(map(package.result_name, package.program.outputs))}")
     return (
-        f"def _forward(sweeps: Sweeps, {_annotated(package.parameters)}) -> Tensor:\n"
-        + textwrap.indent("\n".join(lines), "    ")
-        + "\n"
+        f"def _forward(sweeps: Sweeps, {_annotated(package.parameters)})"
+        f" -> {outputs_type(package)}:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
     )
 
 
 def _backward(package: Package) -> str:
     lines = package.sizes.statements(package.saved)
-    lines.append("compute = arithmetic_dtype(grad_output)")
-    lines += _launches(package, package.backward, ["grad_output", *package.saved])
+    upstream = [name for name in package.upstream_names if name is not None]
+    lines += unpacked_upstream(package)
+    lines.append(f"compute = arithmetic_dtype({', '.join(upstream)})")
+    lines += _launches(package, package.backward, [*upstream, *package.saved])
     results: list[str] = []
     for place, node in enumerate(package.program.gradients):
         name = "None" if node is None else package.result_name(node)
-        if any(text.startswith(f"{name} ") for text in results):
-            name += ".clone()"  # a raw operator returns every gradient in memory of its own
         results.append("None" if node is None else f"{name} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return (
-        "def _backward(sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, "
+        "def _backward(sweeps: Sweeps, needs: Sequence[bool], "
+        f"grad_output: {upstream_type(package)}, "
         f"{_annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
@@ -240,13 +231,17 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     pairs = zip(package.program.gradients, package.parameters, strict=True)
     gradients = {node: name for node, name in reversed(list(pairs)) if name in given}
     for plan in plans:
+        read = [f'    ({held[one.node]}, "{one.pattern}"),' for one in plan.loads]
         for operand in plan.stored:
             node = operand.node
             assert node is not None
             held[node] = operand.name
             if node in package.program.outputs:
+                held[node] = package.result_name(node)
+                if len(package.output_names) > 1:
+                    continue  # allocated together
                 called = ", ".join(package.parameters)
-                lines.append(f"{operand.name} = output_like(reference, {called})")
+                lines.append(f"{held[node]} = output_like(reference, {called})")
                 continue
             like = gradients.get(node)
             if like is not None:
@@ -257,7 +252,6 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             sizes += "," if len(node.sizes) == 1 else ""
             made = f"torch.empty(({sizes}), dtype={dtype}, device={given[0]}.device)"
             lines.append(f"{operand.name} = {made}")
-        read = [f'    ({held[one.node]}, "{one.pattern}"),' for one in plan.loads]
         written = [f'    ({held[one.node]}, "{one.pattern}"),' for one in plan.stored]
         lines += [
             "swept = Sweep(",
@@ -322,7 +316,8 @@ def _fake_gradient(package: Package) -> str:
         results.append(f"        {text},")
     body = "\n".join(["    return (", *results, "    )"])
     return (
-        "def fake_gradient(needs: Sequence[bool], grad_output: Tensor, "
+        "def fake_gradient(needs: Sequence[bool], "
+        f"grad_output: {upstream_type(package)}, "
         f"{saved}) -> tuple[Tensor | None, ...]:\n{body}\n"
     )
 

@@ -61,6 +61,7 @@ def _backward(
     normed_total = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     normed_squares = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     grad_x = torch.empty_like(x)
+    grad_residual = torch.empty_like(residual)
     swept = Sweep(
         rows={"batch": batch, "length": length},
         columns={"width": width},
@@ -75,6 +76,7 @@ def _backward(
             (normed_total, "batch length 1"),
             (normed_squares, "batch length 1"),
             (grad_x, "batch length width"),
+            (grad_residual, "batch length width"),
         ],
     )
     sweeps.run("residual_norm_backward", swept, compute)
@@ -100,7 +102,7 @@ def _backward(
     sweeps.run("residual_norm_backward_grad_weight", swept, compute, (width,))
     return (
         grad_x if needs[0] else None,
-        grad_x.clone() if needs[1] else None,
+        grad_residual if needs[1] else None,
         grad_weight if needs[2] else None,
         grad_bias if needs[3] else None,
     )
@@ -123,7 +125,7 @@ _CUDA = CudaSweeps(
 CUDA_EXPRESSIONS = _CUDA.examples(
     {
         "residual_norm": "float float float float float",
-        "residual_norm_backward": "float float float float float float float float",
+        "residual_norm_backward": "float float float float float float float float float",
         "residual_norm_backward_grad_weight": "float float float float float float float float float",
     }
 )

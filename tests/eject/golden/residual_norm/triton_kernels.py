@@ -216,16 +216,17 @@ def residual_norm_in_blocks(
         "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
         "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
         "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
-        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4", "grad_residual_stride_0",
+        "grad_residual_stride_1", "grad_residual_stride_4"],
     do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "grad_output_stride_6",
         "weight_stride_6", "bias_stride_6", "normed_total_stride_6", "normed_squares_stride_6",
-        "grad_x_stride_6"],
+        "grad_x_stride_6", "grad_residual_stride_6"],
 )  # fmt: skip
 def residual_norm_backward(
     # read
     x_pointer, residual_pointer, grad_output_pointer, weight_pointer, bias_pointer,
     # written
-    normed_total_pointer, normed_squares_pointer, grad_x_pointer,
+    normed_total_pointer, normed_squares_pointer, grad_x_pointer, grad_residual_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
     x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
     residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
@@ -243,12 +244,15 @@ def residual_norm_backward(
     normed_squares_stride_6,
     grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
     grad_x_stride_5, grad_x_stride_6,
+    grad_residual_stride_0, grad_residual_stride_1, grad_residual_stride_2,
+    grad_residual_stride_3, grad_residual_stride_4, grad_residual_stride_5,
+    grad_residual_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute normed_total, normed_squares, grad_x. A program owns BLOCK_ROWS rows (batch,
-    length) with all of their columns (width), which fit in one block, so that every element is
-    read once."""
+    """Compute normed_total, normed_squares, grad_x, grad_residual. A program owns BLOCK_ROWS
+    rows (batch, length) with all of their columns (width), which fit in one block, so that
+    every element is read once."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
@@ -277,6 +281,10 @@ def residual_norm_backward(
     grad_x_row = row_offset(
         row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
         grad_x_stride_3, ROW_LOOPS
+    )
+    grad_residual_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, grad_residual_stride_0, grad_residual_stride_1,
+        grad_residual_stride_2, grad_residual_stride_3, ROW_LOOPS
     )
     x_offset = x_row + column_offset(
         column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
@@ -316,6 +324,7 @@ def residual_norm_backward(
     mul_35 = grad_output * 2 * add_29 * weight
     sum_1 = tl.sum(tl.where(exists, mul_35, 0.0), 1)[:, None]
     sum_2 = tl.sum(tl.where(exists, mul_35 * normed_4, 0.0), 1)[:, None]
+    grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
     tl.store(
         normed_total_pointer + normed_total_row,
         normed_total_2.to(normed_total_pointer.dtype.element_ty),
@@ -330,8 +339,16 @@ def residual_norm_backward(
         column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
         COLUMN_LOOPS
     )
-    grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
     tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
+    grad_residual_offset = grad_residual_row + column_offset(
+        column, column_size_1, column_size_2, grad_residual_stride_4, grad_residual_stride_5,
+        grad_residual_stride_6, COLUMN_LOOPS
+    )
+    tl.store(
+        grad_residual_pointer + grad_residual_offset,
+        grad_x.to(grad_residual_pointer.dtype.element_ty),
+        exists,
+    )
 
 
 @triton.jit(
@@ -341,16 +358,17 @@ def residual_norm_backward(
         "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
         "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
         "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
-        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
+        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4", "grad_residual_stride_0",
+        "grad_residual_stride_1", "grad_residual_stride_4"],
     do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "grad_output_stride_6",
         "weight_stride_6", "bias_stride_6", "normed_total_stride_6", "normed_squares_stride_6",
-        "grad_x_stride_6"],
+        "grad_x_stride_6", "grad_residual_stride_6"],
 )  # fmt: skip
 def residual_norm_backward_in_blocks(
     # read
     x_pointer, residual_pointer, grad_output_pointer, weight_pointer, bias_pointer,
     # written
-    normed_total_pointer, normed_squares_pointer, grad_x_pointer,
+    normed_total_pointer, normed_squares_pointer, grad_x_pointer, grad_residual_pointer,
     rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
     x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
     residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
@@ -368,11 +386,14 @@ def residual_norm_backward_in_blocks(
     normed_squares_stride_6,
     grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
     grad_x_stride_5, grad_x_stride_6,
+    grad_residual_stride_0, grad_residual_stride_1, grad_residual_stride_2,
+    grad_residual_stride_3, grad_residual_stride_4, grad_residual_stride_5,
+    grad_residual_stride_6,
     COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute normed_total, normed_squares, grad_x. A program owns BLOCK_ROWS rows (batch,
-    length) and sweeps 4 times over their columns (width), BLOCK_COLUMNS at a time."""
+    """Compute normed_total, normed_squares, grad_x, grad_residual. A program owns BLOCK_ROWS
+    rows (batch, length) and sweeps 4 times over their columns (width), BLOCK_COLUMNS at a time."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     if WIDE:
         row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
@@ -399,6 +420,10 @@ def residual_norm_backward_in_blocks(
     grad_x_row = row_offset(
         row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
         grad_x_stride_3, ROW_LOOPS
+    )
+    grad_residual_row = row_offset(
+        row, row_size_1, row_size_2, row_size_3, grad_residual_stride_0, grad_residual_stride_1,
+        grad_residual_stride_2, grad_residual_stride_3, ROW_LOOPS
     )
     normed_total_2_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     for start in range(0, columns, BLOCK_COLUMNS):
@@ -529,12 +554,21 @@ def residual_norm_backward_in_blocks(
         mul_31_2 = libdevice.exp(normed_6 * normed_6 * (-0.5)) * 0.3989422804014327
         add_29_2 = (libdevice.erf(normed_6 * 0.7071067811865476) + 1) * 0.5 + normed_6 * mul_31_2
         mul_35 = grad_output * 2 * add_29_2 * weight
+        grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
         grad_x_offset = grad_x_row + column_offset(
             column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
             COLUMN_LOOPS
         )
-        grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
         tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
+        grad_residual_offset = grad_residual_row + column_offset(
+            column, column_size_1, column_size_2, grad_residual_stride_4, grad_residual_stride_5,
+            grad_residual_stride_6, COLUMN_LOOPS
+        )
+        tl.store(
+            grad_residual_pointer + grad_residual_offset,
+            grad_x.to(grad_residual_pointer.dtype.element_ty),
+            exists,
+        )
 
 
 @triton.jit(
