@@ -106,7 +106,7 @@ def add_rms_norm(x, residual, weight):
     return hidden, normed
 
 
-def statistics(x, weight):
+def row_statistics(x, weight):
     mean = x.mean(-1, keepdim=True)
     centred = (x - mean) * weight
     return {
@@ -208,14 +208,14 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "soft_maximum": (soft_maximum, _normal((5, 6))),
     "in_place": (in_place, _normal((5, 6), (6,))),
     "add_rms_norm": (add_rms_norm, _normal((3, 5, 32), (3, 5, 32), (32,))),
-    "statistics": (statistics, _normal((6, 9), (9,))),
+    "row_statistics": (row_statistics, _normal((6, 9), (9,))),
     "losses": (losses, _normal((6, 9), (6, 9))),
     "gated_norm": (GatedNorm(), _normal((4, 8, 16), (4, 8, 16))),
 }
 
 # Functions that return more than the operator does: each with its arguments and those by keyword.
 STRUCTURES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], dict[str, Any]]] = {
-    **{name: (*EXAMPLES[name], {}) for name in ("add_rms_norm", "statistics", "losses")},
+    **{name: (*EXAMPLES[name], {}) for name in ("add_rms_norm", "row_statistics", "losses")},
     "named_pair": (named_pair, _normal((4, 8), (4, 8)), {}),
     "nested": (nested, _normal((4, 8), (4, 8)), {}),
     "halves": (halves, _normal((4, 8)), {}),

@@ -167,7 +167,7 @@ def test_a_residual_and_its_norm_are_one_kernel() -> None:
     assert package.upstream_names == ("grad_hidden", "grad_normed")
 
 
-@pytest.mark.parametrize("name", ["add_rms_norm", "statistics"])
+@pytest.mark.parametrize("name", ["add_rms_norm", "row_statistics"])
 def test_second_derivatives(name: str, packages: Callable[[str], ModuleType]) -> None:
     public = _public(packages(name))
     inputs = [tensor.detach().double()[..., :3].requires_grad_() for tensor in drawn(name)[2]]
@@ -181,23 +181,23 @@ def test_second_derivatives(name: str, packages: Callable[[str], ModuleType]) ->
 
 
 def test_compiled_it_is_one_graph(packages: Callable[[str], ModuleType]) -> None:
-    public = _public(packages("statistics"))
-    _, _, tensors = drawn("statistics")
+    public = _public(packages("row_statistics"))
+    _, _, tensors = drawn("row_statistics")
     compiled = torch.compile(
         lambda *args: public(*args, implementation="cpp"), backend="aot_eager", fullgraph=True
     )
-    found, expected = compiled(*tensors), STRUCTURES["statistics"][0](*tensors)
+    found, expected = compiled(*tensors), STRUCTURES["row_statistics"][0](*tensors)
     assert described(found) == described(expected)
     torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("shape", [(0, 10), (5, 0)])
 def test_empty_tensors(shape: tuple[int, int], packages: Callable[[str], ModuleType]) -> None:
-    public = _public(packages("statistics"))
+    public = _public(packages("row_statistics"))
     x, weight = torch.ones(shape, requires_grad=True), torch.ones(shape[1], requires_grad=True)
     found, expected = (
         public(x, weight, implementation="cpp"),
-        STRUCTURES["statistics"][0](x, weight),
+        STRUCTURES["row_statistics"][0](x, weight),
     )
     torch.testing.assert_close(found, expected, equal_nan=True)
     grads = torch.autograd.grad(found["centred"].sum(), (x, weight))
@@ -205,7 +205,7 @@ def test_empty_tensors(shape: tuple[int, int], packages: Callable[[str], ModuleT
 
 
 def test_check_passes(packages: Callable[[str], ModuleType]) -> None:
-    folder = Path(str(packages("statistics").__file__)).parent
+    folder = Path(str(packages("row_statistics").__file__)).parent
     report = fuselab.check(
         str(folder), implementation="cpp", dtype=torch.float32, quick=True, device="cpu"
     )

@@ -1,4 +1,4 @@
-"""The definition of statistics, in the code that it was ejected from."""
+"""The definition of row_statistics, in the code that it was ejected from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def statistics(x, weight):
+def row_statistics(x, weight):
     mean = x.mean(-1, keepdim=True)
     centred = (x - mean) * weight
     return {
@@ -18,6 +18,6 @@ def statistics(x, weight):
 
 
 def reference(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute statistics(x, weight)."""
-    returned = statistics(x, weight)
+    """Compute row_statistics(x, weight)."""
+    returned = row_statistics(x, weight)
     return returned["centred"], returned["mean"], returned["is_positive"], returned["count"]

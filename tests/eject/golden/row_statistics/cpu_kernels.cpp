@@ -1,4 +1,4 @@
-// statistics in C++ for CPUs, ejected from the PyTorch code in reference.py.
+// row_statistics in C++ for CPUs, ejected from the PyTorch code in reference.py.
 
 #include "cpu_sweep.h"
 
@@ -8,8 +8,9 @@ namespace kernels {
 // their columns (width).
 template <Lane lane, class Real, class X, class Weight, class Mean, class Centred, class IsPositive,
           class Count>
-void statistics(const X* x_data, const Weight* weight_data, Mean* mean_data, Centred* centred_data,
-                IsPositive* is_positive_data, Count* count_data, Loops<6> loops) {
+void row_statistics(const X* x_data, const Weight* weight_data, Mean* mean_data,
+                    Centred* centred_data, IsPositive* is_positive_data, Count* count_data,
+                    Loops<6> loops) {
   const int64_t columns = loops.columns;
   using V = Vector<Real>;
   const auto [x_array, weight_array, mean_array, centred_array, is_positive_array, count_array] =
@@ -37,8 +38,8 @@ void statistics(const X* x_data, const Weight* weight_data, Mean* mean_data, Cen
 
 // Computes grad_x. A thread owns rows (length) and sweeps twice over their columns (width).
 template <Lane lane, class Real, class GradCentred, class Weight, class GradX>
-void statistics_backward(const GradCentred* grad_centred_data, const Weight* weight_data,
-                         GradX* grad_x_data, Loops<3> loops) {
+void row_statistics_backward(const GradCentred* grad_centred_data, const Weight* weight_data,
+                             GradX* grad_x_data, Loops<3> loops) {
   const int64_t columns = loops.columns;
   const auto [grad_centred_array, weight_array, grad_x_array] =
       arrays(grad_centred_data, weight_data, grad_x_data);
@@ -61,7 +62,7 @@ void statistics_backward(const GradCentred* grad_centred_data, const Weight* wei
 
 // Computes mean. A thread owns rows (length) and sweeps once over their columns (width).
 template <Lane lane, class Real, class X, class Mean>
-void statistics_backward_mean(const X* x_data, Mean* mean_data, Loops<2> loops) {
+void row_statistics_backward_mean(const X* x_data, Mean* mean_data, Loops<2> loops) {
   const auto [x_array, mean_array] = arrays(x_data, mean_data);
   sweep<Real, lane>(loops, [&](const auto& rows) {
     const auto mean_2 = rows.reduce([=](auto at) {
@@ -76,9 +77,9 @@ void statistics_backward_mean(const X* x_data, Mean* mean_data, Loops<2> loops) 
 
 // Computes grad_weight. A thread owns rows (width) and sweeps once over their columns (length).
 template <Lane lane, class Real, class GradCentred, class X, class Mean, class GradWeight>
-void statistics_backward_grad_weight(const GradCentred* grad_centred_data, const X* x_data,
-                                     const Mean* mean_data, GradWeight* grad_weight_data,
-                                     int64_t width_count, Loops<4> loops) {
+void row_statistics_backward_grad_weight(const GradCentred* grad_centred_data, const X* x_data,
+                                         const Mean* mean_data, GradWeight* grad_weight_data,
+                                         int64_t width_count, Loops<4> loops) {
   const auto [grad_centred_array, x_array, mean_array, grad_weight_array] =
       arrays(grad_centred_data, x_data, mean_data, grad_weight_data);
   sweep<Real, lane>(loops, [&](const auto& rows) {

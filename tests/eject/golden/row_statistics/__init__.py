@@ -1,4 +1,4 @@
-"""statistics, ejected from plain PyTorch by fuselab."""
+"""row_statistics, ejected from plain PyTorch by fuselab."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .op import OP
 _operator = fuselab.operator(OP)
 
 
-def statistics(x: Tensor, weight: Tensor, *, implementation: str = "auto") -> Any:
-    """Compute statistics by its kernels, and return what the ejected function returns."""
+def row_statistics(x: Tensor, weight: Tensor, *, implementation: str = "auto") -> Any:
+    """Compute row_statistics by its kernels, and return what the ejected function returns."""
     centred, mean, is_positive, count = _operator(x, weight, implementation=implementation)
     mean = mean.detach()
     return {"centred": centred, "mean": mean, "is_positive": is_positive, "count": count}
 
 
-__all__ = ["OP", "statistics"]
+__all__ = ["OP", "row_statistics"]

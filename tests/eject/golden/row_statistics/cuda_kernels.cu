@@ -1,4 +1,4 @@
-// statistics in CUDA C++, ejected from the PyTorch code in reference.py.
+// row_statistics in CUDA C++, ejected from the PyTorch code in reference.py.
 //
 // Real is the type of the arithmetic. Tile says how threads share out rows and columns: the
 // launcher chooses it for each call, and cuda_sweep.h describes the choices. A row that fits is
@@ -11,7 +11,7 @@
 // registers are read twice.
 template <class Tile, class Real, class X, class Weight, class Mean, class Centred, class
           IsPositive, class Count>
-__global__ void __launch_bounds__(Tile::threads) statistics_kernel(
+__global__ void __launch_bounds__(Tile::threads) row_statistics_kernel(
     const typename X::type* __restrict__ x_pointer,
     const typename Weight::type* __restrict__ weight_pointer,
     typename Mean::type* __restrict__ mean_pointer,
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Tile::threads) statistics_kernel(
 
 // Computes grad_x. Rows: length; columns: width. Rows that do not fit in registers are read twice.
 template <class Tile, class Real, class GradCentred, class Weight, class GradX>
-__global__ void __launch_bounds__(Tile::threads) statistics_backward_kernel(
+__global__ void __launch_bounds__(Tile::threads) row_statistics_backward_kernel(
     const typename GradCentred::type* __restrict__ grad_centred_pointer,
     const typename Weight::type* __restrict__ weight_pointer,
     typename GradX::type* __restrict__ grad_x_pointer,
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Tile::threads) statistics_backward_kernel(
 // Computes mean. Rows: length; columns: width. Every element is read once. Few rows are split over
 // several blocks.
 template <class Tile, class Real, class X, class Mean>
-__global__ void __launch_bounds__(Tile::threads) statistics_backward_mean_kernel(
+__global__ void __launch_bounds__(Tile::threads) row_statistics_backward_mean_kernel(
     const typename X::type* __restrict__ x_pointer,
     typename Mean::type* __restrict__ mean_pointer,
     int64_t* partials,
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Tile::threads) statistics_backward_mean_kernel
 // Computes grad_weight. Rows: width; columns: length. Every element is read once. Few rows are
 // split over several blocks.
 template <class Tile, class Real, class GradCentred, class X, class Mean, class GradWeight>
-__global__ void __launch_bounds__(Tile::threads) statistics_backward_grad_weight_kernel(
+__global__ void __launch_bounds__(Tile::threads) row_statistics_backward_grad_weight_kernel(
     const typename GradCentred::type* __restrict__ grad_centred_pointer,
     const typename X::type* __restrict__ x_pointer,
     const typename Mean::type* __restrict__ mean_pointer,
