@@ -31,6 +31,8 @@ KEPT = {
         "page.md",
     ),
     "gated_norm": ("reference.py",),
+    "add_rms_norm": ("__init__.py", "op.py", "gradient.py", "triton_kernels.py"),
+    "row_statistics": ("__init__.py", "reference.py", "cpu_kernels.cpp", "cuda_kernels.cu"),
     "group_norm_silu": ("op.py",),
     **dict.fromkeys(
         (

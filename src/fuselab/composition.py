@@ -3,11 +3,15 @@ function that is no single operator."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fuselab.op import Case, Draw, FusedOp, Gradient, Inputs
 
@@ -19,7 +23,7 @@ class Composition:
     ``function`` computes what ``reference``, plain PyTorch, defines; both take tensors in the same
     order, and autograd differentiates both. ``operators`` are those that ``function`` calls.
     ``cases`` and ``draw`` give inputs as they do in a ``FusedOp``; the arguments named in
-    ``frozen`` get no gradient.
+    ``frozen`` get no gradient. ``outputs`` counts the tensors in what ``function`` returns.
     """
 
     name: str
@@ -29,6 +33,7 @@ class Composition:
     cases: Sequence[Case]
     draw: Callable[[Draw], Inputs] | None = None
     frozen: Sequence[str] = ()
+    outputs: int = 1
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
     def as_operator(self) -> FusedOp:
@@ -43,10 +48,23 @@ class Composition:
 
         return FusedOp(
             name=self.name,
-            reference=self.reference,
+            reference=self._flat(self.reference),
             implementations={},
             cases=self.cases,
             gradient=Gradient(save, no_kernel),
-            peers={"fused": self.function},
+            peers={"fused": self._flat(self.function)},
             dtypes=self.dtypes,
         )
+
+    def _flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function such that it returns a tensor, or a flat tuple of tensors."""
+
+        @functools.wraps(function)
+        def flat(*args: Any) -> Any:
+            found = [one for one in pytree.tree_leaves(function(*args)) if isinstance(one, Tensor)]
+            return found[0] if self.outputs == 1 else tuple(found)
+
+        returned: Any = Tensor if self.outputs == 1 else tuple[(Tensor,) * self.outputs]  # type: ignore[misc]
+        signature = inspect.signature(function, eval_str=True)
+        flat.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return flat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,76 @@ def in_place(x, bias):
     return y.relu_()
 
 
+def add_rms_norm(x, residual, weight):
+    hidden = x + residual
+    scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
+    normed = hidden * scale * weight
+    return hidden, normed
+
+
+def row_statistics(x, weight):
+    mean = x.mean(-1, keepdim=True)
+    centred = (x - mean) * weight
+    return {
+        "centred": centred,
+        "mean": mean.detach(),
+        "is_positive": centred > 0,
+        "count": (x > 0).sum(-1),
+    }
+
+
+def losses(prediction, target):
+    square = (prediction - target).square()
+    return square.mean(), square.sum(-1)
+
+
+Pair = namedtuple("Pair", ["hidden", "activated"])
+
+
+def named_pair(x, residual):
+    hidden = x + residual
+    return Pair(hidden, torch.tanh(hidden))
+
+
+def nested(x, y, mask=None, factor=2.0):
+    hidden = (x + y) * factor
+    sizes = {"rows": x.shape[0], "all": hidden.numel(), "mask": mask}
+    return [hidden, (None, x, hidden.t()), sizes, hidden, "text", y.view(-1)]
+
+
+def halves(x):
+    doubled = x * 2
+    return doubled.chunk(2, -1)
+
+
+def other_dtypes(x):
+    whole = x.floor()
+    return whole.to(torch.int64), whole.int(), x - whole, x.double(), torch.zeros_like(x)
+
+
+def copies(x, y):
+    return x.clone(), x + y, (x + y).clone()
+
+
+def one_in_a_tuple(x):
+    return (torch.relu(x),)
+
+
+def comparisons(x, y):
+    return x > y, x.ge(y)
+
+
+def by_keyword(x, *, bias=None, exponent=2.0, scale):
+    y = x**exponent * scale
+    return (y, None) if bias is None else (y, y + bias)
+
+
+def reassigned(x, weight):
+    x = x * weight
+    weight = x + 1
+    return x, weight
+
+
 class GatedNorm(nn.Module):
     """A module with parameters of its own and of a child."""
 
@@ -136,5 +207,22 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "activations": (activations, _normal((5, 6), (5, 6))),
     "soft_maximum": (soft_maximum, _normal((5, 6))),
     "in_place": (in_place, _normal((5, 6), (6,))),
+    "add_rms_norm": (add_rms_norm, _normal((3, 5, 32), (3, 5, 32), (32,))),
+    "row_statistics": (row_statistics, _normal((6, 9), (9,))),
+    "losses": (losses, _normal((6, 9), (6, 9))),
     "gated_norm": (GatedNorm(), _normal((4, 8, 16), (4, 8, 16))),
+}
+
+# Functions that return more than the operator does: each with its arguments and those by keyword.
+STRUCTURES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], dict[str, Any]]] = {
+    **{name: (*EXAMPLES[name], {}) for name in ("add_rms_norm", "row_statistics", "losses")},
+    "named_pair": (named_pair, _normal((4, 8), (4, 8)), {}),
+    "nested": (nested, _normal((4, 8), (4, 8)), {}),
+    "halves": (halves, _normal((4, 8)), {}),
+    "other_dtypes": (other_dtypes, _normal((4, 8)), {}),
+    "copies": (copies, _normal((4, 8), (4, 8)), {}),
+    "one_in_a_tuple": (one_in_a_tuple, _normal((4, 8)), {}),
+    "comparisons": (comparisons, _normal((4, 8), (4, 8)), {}),
+    "by_keyword": (by_keyword, _normal((4, 8)), {"scale": torch.ones(8), "exponent": 3.0}),
+    "reassigned": (reassigned, _normal((4, 8), (8,)), {}),
 }

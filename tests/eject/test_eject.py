@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,9 @@ def test_the_public_function_trains_on_a_cpu(
 # --- what is refused ------------------------------------------------------------------------------
 
 
+STILL = torch.ones(2)
+
+
 def branching(x: Tensor) -> Tensor:
     return x if x.sum() > 0 else -x
 
@@ -136,12 +140,35 @@ def product(x: Tensor) -> Tensor:
     return torch.relu(x @ x.t())
 
 
-def pair(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x * 2, x + 1
-
-
 def itself(x: Tensor) -> Tensor:
     return x.t()
+
+
+def parts_of_it(x: Tensor) -> dict[str, Any]:
+    return {"x": x, "rows": x.shape[0], "first": x[0]}
+
+
+@dataclass
+class Held:
+    value: Tensor
+
+
+def an_object(x: Tensor) -> Held:
+    return Held(x * 2)
+
+
+def a_quotient(x: Tensor) -> tuple[Tensor, float]:
+    return x * 2, x.shape[0] / 2
+
+
+def written_over(x: Tensor) -> Tensor:
+    x = x.detach()
+    x += 1
+    return x * 2
+
+
+def untouched(x: Tensor, other: Tensor = STILL) -> tuple[Tensor, Tensor]:
+    return x * 2, other
 
 
 def number(x: Tensor) -> int:
@@ -161,8 +188,12 @@ def dropped(x: Tensor) -> Tensor:
     [
         (branching, r"cannot be one graph: Data-dependent branching \(line \d+ of .*test_eject"),
         (product, r"aten.mm.default has no generated kernel \(.*return torch.relu\(x @ x.t\(\)\)"),
-        (pair, "pair returns 2 tensors"),
         (itself, "returns an argument or a view of it"),
+        (parts_of_it, "returns an argument or a view of it"),
+        (an_object, "returns an object of Held; return tensors, numbers, strings and None"),
+        (a_quotient, "a number that is computed from sizes by a division"),
+        (written_over, "writes over an argument; let it return the new value"),
+        (untouched, "returns a tensor that it computes nothing with"),
         (number, "computes nothing from its tensors"),
         (spectrum, "aten._fft_r2c.default has no generated kernel"),
         (dropped, "aten.native_dropout.default has no generated kernel"),

@@ -14,6 +14,7 @@ import triton_on_cpu
 from ejected_functions import EXAMPLES
 from torch import Tensor
 
+from fuselab.prove.outputs import as_declared, floating, outputs_in, pulled_back
 from fuselab.runtime import interpreter
 
 SIZES = (1, 2, 3, 5, 17, 33)
@@ -50,14 +51,17 @@ def compare(folder: Path, module: ModuleType, name: str, args: Sequence[Tensor])
     """Compare forward and backward with the original function's."""
     op: Any = module.OP
     leaves = [arg.detach().requires_grad_() for arg in args]
-    expected = op.reference(*leaves)
+    expected = outputs_in(op.reference(*leaves))
     assert op.implementations["triton"].supports(*args) is None
     found = interpreter.run(f"{folder}/op.py:forward_triton", *args)
     near = {"rtol": 2e-5, "atol": 2e-5, "equal_nan": True}
-    torch.testing.assert_close(found, expected.detach(), **near)
-    assert found.stride() == expected.stride()
-    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
-    wanted = torch.autograd.grad(expected, leaves, upstream)
+    for one, other in zip(outputs_in(found), expected, strict=True):
+        torch.testing.assert_close(one, other.detach(), **near)
+        assert one.stride() == other.stride()
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(output.shape, generator=generator) for output in floating(expected)]
+    wanted = pulled_back(expected, leaves, drawn)
+    upstream = as_declared(op, expected, drawn)
     saved = op.gradient.save(found, *args)
     needs = (True,) * len(args)
     given = interpreter.run(f"{folder}/op.py:backward_triton", needs, upstream, *saved)

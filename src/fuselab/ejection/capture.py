@@ -7,7 +7,6 @@ gave to its value, and the line.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import linecache
@@ -24,6 +23,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsup
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
+from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
 from fuselab.errors import EjectError
 
 aten = torch.ops.aten
@@ -153,7 +153,9 @@ class Captured:
     one placeholder for each output that needs a gradient. ``gradients`` has one entry for each
     argument, None where there is none. ``sizes`` tells each symbol's place: argument name, dim.
     ``traced`` is the graph of PyTorch functions as the user's code called them. ``ranges`` has the
-    least and the largest value of each integer argument of the example.
+    least and the largest value of each integer argument of the example. ``returned`` says what the
+    function makes of the outputs, and ``fixed`` has the arguments of the example that are no
+    tensors.
     """
 
     name: str
@@ -167,6 +169,8 @@ class Captured:
     sizes: Mapping[sympy.Symbol, tuple[str, int]]
     hints: Mapping[sympy.Symbol, int]
     ranges: Mapping[str, tuple[int, int]]
+    returned: Returned
+    fixed: Mapping[str, Any]
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -219,24 +223,36 @@ def capture(
         raise _CapturedError
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
-        held["traced"] = module
-        return aot_module_simplified(
-            module,
-            inputs,
-            fw_compiler=keep_forward,
-            bw_compiler=keep_forward,
-            partition_fn=partition,
-            decompositions=dict(get_decompositions(composed)),  # type: ignore[arg-type]
-        )
+        held["traced"], held["stand_ins"] = module, StandIns(module)
+        held["results"] = results_of(module.graph)
+        # Only what is computed: AOTAutograd would return the bases of views as well.
+        last = output_node(module.graph)
+        outputs, last.args = last.args, (held["results"],)
+        module.recompile()
+        try:
+            if held["results"]:
+                aot_module_simplified(
+                    module,
+                    inputs,
+                    fw_compiler=keep_forward,
+                    bw_compiler=keep_forward,
+                    partition_fn=partition,
+                    decompositions=dict(get_decompositions(composed)),  # type: ignore[arg-type]
+                )
+        except _CapturedError:
+            pass
+        finally:
+            last.args = outputs
+        return held["stand_ins"]
 
-    try:
-        _run_dynamo(backend, function, args, keywords, name, inference, frozen)
-    except BackendCompilerFailed as error:
-        if "joint" not in held:
-            raise EjectError(f"{name}: {_first_line(error)}") from error
+    held["structure"] = _run_dynamo(backend, function, args, keywords, name, inference, frozen)
+    if "traced" in held and not held["results"]:
+        raise EjectError(
+            f"{name} returns an argument or a view of it; there is nothing to compute."
+        )
     if "joint" not in held:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
-    return _captured(function, name, held, _ranges(function, args, keywords))
+    return _captured(function, name, held, _given(function, args, keywords))
 
 
 def trace(
@@ -253,11 +269,10 @@ def trace(
     held: dict[str, Any] = {}
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
-        held["traced"] = module
-        raise _CapturedError
+        held["traced"], held["stand_ins"] = module, StandIns(module)
+        return held["stand_ins"]
 
-    with contextlib.suppress(BackendCompilerFailed):
-        _run_dynamo(backend, function, args, keywords, name, inference)
+    returned = _run_dynamo(backend, function, args, keywords, name, inference)
     if "traced" not in held:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
     graph: fx.Graph = held["traced"].graph
@@ -271,18 +286,22 @@ def trace(
     ]
     arguments.sort(key=_in_users_order(function, nodes))
     sizes, hints = _symbols(arguments)
+    given = _given(function, args, keywords)
+    outputs = tuple(_flat(output_node(graph).args[0]))
     return Captured(
         name,
         function,
         graph,
         held["traced"],
         tuple(arguments),
-        tuple(_flat(next(iter(reversed(graph.nodes))).args[0])),
+        outputs,
         (),
         (),
         sizes,
         hints,
-        _ranges(function, args, keywords),
+        _ranges(given),
+        Returned(outputs, held["stand_ins"].structure(name, returned)),
+        _fixed(given),
     )
 
 
@@ -294,8 +313,9 @@ def _run_dynamo(
     name: str,
     inference: bool,
     frozen: Collection[str] = (),
-) -> None:
-    """Trace a call as one graph with symbolic sizes and give it to ``backend``.
+) -> Any:
+    """Trace a call as one graph with symbolic sizes, give it to ``backend``, and return what the
+    call of the code that ``backend`` returns gives.
 
     Raises EjectError with the user's line where the function cannot be one graph.
     """
@@ -314,9 +334,9 @@ def _run_dynamo(
     ):
         compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
         try:
-            compiled(*examples, **named)
-        except BackendCompilerFailed:
-            raise
+            return compiled(*examples, **named)
+        except BackendCompilerFailed as error:
+            raise EjectError(f"{name}: {_first_line(error)}") from error
         except Unsupported as error:
             raise EjectError(
                 f"{name} cannot be one graph: {_first_line(error)}{_user_line(error)}; eject a "
@@ -326,13 +346,25 @@ def _run_dynamo(
             raise EjectError(
                 f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
             ) from error
+        finally:
+            # Else the next call of a function that the user compiles would begin with this code.
+            torch._dynamo.eval_frame.remove_from_cache(function)
 
 
-def _ranges(
+def _given(
     function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
-) -> dict[str, tuple[int, int]]:
+) -> Mapping[str, Any]:
+    """Return the arguments of the example by the names of their parameters."""
     forward = function.forward if isinstance(function, nn.Module) else function
-    given = inspect.signature(forward).bind(*args, **keywords).arguments
+    return inspect.signature(forward).bind(*args, **keywords).arguments
+
+
+def _fixed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are no tensors, whose values in the example hold for good."""
+    return {key: value for key, value in given.items() if not isinstance(value, Tensor)}
+
+
+def _ranges(given: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {
         name: (int(value.min()), int(value.max()))
         for name, value in given.items()
@@ -376,15 +408,20 @@ def _captured(
     function: Callable[..., Any],
     name: str,
     held: dict[str, Any],
-    ranges: Mapping[str, tuple[int, int]],
+    given: Mapping[str, Any],
 ) -> Captured:
     joint: fx.GraphModule = held["joint"]
     traced: fx.GraphModule = held["traced"]
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     upstream = tuple(node for node in placeholders if node.name.startswith("tangents"))
-    results = _flat(next(iter(reversed(joint.graph.nodes))).args[0])
+    results = _flat(output_node(joint.graph).args[0])
     count = held.get("forward_outputs", len(results))
+    returned = Returned(held["results"], held["stand_ins"].structure(name, held["structure"]))
+    if count != len(returned.results):
+        raise EjectError(f"{name} writes over an argument; let it return the new value.")
+    if upstream and sum(returned.needs_gradient) != len(upstream):
+        raise EjectError(f"{name}: it is not known which of its outputs have a gradient.")
     names = [node for node in traced.graph.nodes if node.op == "placeholder"]
     arguments = [
         Argument(argument_name(source), node)
@@ -407,7 +444,9 @@ def _captured(
         tuple(gradients),
         sizes,
         hints,
-        ranges,
+        _ranges(given),
+        returned,
+        _fixed(given),
     )
 
 

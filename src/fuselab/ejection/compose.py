@@ -6,12 +6,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import source_line
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.regions import Cut, Region, call_name, is_number
+from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
 from fuselab.ejection.write import annotated, draw_text, example_case, package_files, test_text
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
@@ -21,7 +22,7 @@ def composition_files(cut: Cut) -> dict[str, str]:
     """Return the text of every file by its name; those of a region's package as ``NAME/file``."""
     files = {
         "__init__.py": _init(cut),
-        "reference.py": formatted(reference_text(cut.captured)),
+        "reference.py": formatted(reference_text(cut.captured, ())),
         "composed.py": formatted(_composed(cut)),
         f"test_{cut.name}.py": test_text(cut.name),
         "page.md": _page(cut),
@@ -70,11 +71,15 @@ def _composed(cut: Cut) -> str:
         names.remove("Inputs")
     contract = [name for name in names if name != "Composition"]
     signature = ["from fuselab.runtime.signature import accepted"] if drawn else []
+    classes: dict[str, Any] = dict(namedtuples_in(cut.captured.returned.structure))
     frozen = [one.name for one in cut.captured.arguments if one.name in cut.frozen]
     lines = [
         f'"""{cut.name}: its chains are fused operators, everything else stays a PyTorch call."""',
         "",
         "from __future__ import annotations",
+        "",
+        *(["from collections import namedtuple"] if classes else []),
+        "from typing import Any",
         "",
         "import torch",
         "from torch import Tensor",
@@ -91,6 +96,8 @@ def _composed(cut: Cut) -> str:
         "from .reference import reference",
         "",
         "",
+        *(f'{name} = namedtuple("{name}", {kind._fields!r})' for name, kind in classes.items()),
+        *(["", ""] if classes else []),
         _function(cut),
         "",
         *([drawn, ""] if drawn else []),
@@ -101,11 +108,18 @@ def _composed(cut: Cut) -> str:
         "    reference=reference,",
         f"    operators=({''.join(f'{one.name.upper()}, ' for one in cut.regions).rstrip()}),",
         "    cases=(_EXAMPLE,),",
+        *([f"    outputs={count},"] if (count := _tensors(cut)) != 1 else []),
         *(["    draw=draw,"] if drawn else []),
         *([f"    frozen={tuple(frozen)!r},".replace("'", '"')] if frozen else []),
         ")",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _tensors(cut: Cut) -> int:
+    """Return how many tensors the function returns."""
+    found = nodes_in(cut.captured.returned.structure)
+    return sum(isinstance(node.meta["example_value"], Tensor) for node in found)
 
 
 def _function(cut: Cut) -> str:
@@ -114,16 +128,16 @@ def _function(cut: Cut) -> str:
         if is_number(node):
             names[node] = cut.sizes.value_text(node.meta["example_value"])
     body = [line for step in cut.steps for line in _step(step, names)]
-    body.append(f"return {', '.join(names[node] for node in cut.captured.outputs)}")
+    structure = cut.captured.returned.structure
+    body.append(f"return {structure_text(structure, lambda node: names[cut.newest(node)])}")
     used = "\n".join(body)
     sizes = [
         line
         for line in cut.sizes.statements(cut.parameters)
         if _is_word(line.partition(" = ")[0], used)
     ]
-    result = "Tensor" if len(cut.captured.outputs) == 1 else "tuple[Tensor, ...]"
     return (
-        f"def {cut.name}({annotated(cut.parameters)}) -> {result}:\n"
+        f"def {cut.name}({annotated(cut.parameters)}) -> Any:\n"
         f'    """Compute what reference.py defines, with fused operators."""\n'
         + textwrap.indent("\n".join([*sizes, *body]), "    ")
         + "\n"

@@ -248,8 +248,9 @@ class _Function:
         if not re.fullmatch(r"[\w.]+(\([^()]*\))?", value):
             self.write(f"{operand.name} = {value}")
             value = operand.name
-        target = f"{self.pointer(operand)}.dtype.element_ty"
-        self.write(f"tl.store({self.address(operand)}, {value}.to({target}), {self.mask(operand)})")
+        if not isinstance(self.plan.stores[operand.node], Constant):
+            value += f".to({self.pointer(operand)}.dtype.element_ty)"
+        self.write(f"tl.store({self.address(operand)}, {value}, {self.mask(operand)})")
 
     def stored(self, on_columns: bool) -> list[Operand]:
         return [one for one in self.plan.stored if self.has(one, self.column_axes) == on_columns]

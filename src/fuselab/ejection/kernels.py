@@ -294,6 +294,8 @@ class Scheduler:
 
     def add(self, node: Node, stored: frozenset[Node]) -> None:
         """Put a node into the best kernel that it fits in, or a new one."""
+        if isinstance(node, Reduction) and self._take_over(node, stored):
+            return
         sources = {place for place, one in enumerate(self.kernels) if self._reads(node, one)}
         for place in reversed(range(len(self.kernels))):
             if any(self._reaches(other, place) for other in sources - {place}):
@@ -308,6 +310,33 @@ class Scheduler:
         assert fresh is not None
         self.kernels.append(fresh)
         self.needs.append(sources)
+
+    def _take_over(self, node: Reduction, stored: frozenset[Node]) -> bool:
+        """Put a reduction along the innermost dimensions, and all that a kernel without reductions
+        computes for it, into one kernel in that one's place; return whether they fit.
+
+        The reduction has the rows that the results have, so that no program loses work. Its kernel
+        reads what the other one reads, and not the results.
+        """
+        rank = len(node.source.sizes)
+        if not node.kept or node.dims != tuple(range(rank - len(node.dims), rank)):
+            return False
+        sources = [place for place, one in enumerate(self.kernels) if self._reads(node, one)]
+        for place in reversed(sources):
+            kernel = self.kernels[place]
+            others = set(sources) - {place}
+            if kernel.has_columns or any(self._reaches(other, place) for other in others):
+                continue
+            computed = [member.node for member in kernel.members]
+            rest = stored - set(computed)
+            joined = self.joined(Kernel((), (), (), {}), node, rest)
+            for member in computed:
+                joined = joined and self.joined(joined, member, rest)
+            if joined is not None:
+                self.kernels[place] = joined
+                self.needs[place] |= others
+                return True
+        return False
 
     def _reads(self, node: Node, kernel: Kernel) -> bool:
         return any(kernel.computes(found) for found in ancestors(node))

@@ -125,13 +125,12 @@ class Program:
         return (*self.outputs, *(one for one in self.gradients if one is not None))
 
 
-def lower(captured: Captured) -> Program:
-    """Return the captured graph as nodes."""
+def lower(captured: Captured, upstream: Sequence[str] = ("grad_output",)) -> Program:
+    """Return the captured graph as nodes; ``upstream`` names the upstream gradients."""
     lowering = _Lowering(captured.hints)
     for argument in captured.arguments:
         lowering.known[argument.node] = lowering.input(argument.node, argument.name)
-    for place, node in enumerate(captured.upstream):
-        name = "grad_output" if len(captured.upstream) == 1 else f"grad_output_{place}"
+    for node, name in zip(captured.upstream, upstream, strict=False):
         lowering.known[node] = lowering.input(node, name)
     wanted = with_sources(captured.outputs) | captured.behind_gradients()
     for node in captured.graph.nodes:

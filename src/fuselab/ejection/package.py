@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
+from torch import Tensor
 
 from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
 from fuselab.ejection.kernels import Kernel, schedule, without_floors
-from fuselab.ejection.loops import Input, Node, Pieces, Pointwise, Regrouped, View, Window
+from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.parts import leaves, memory_of
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
+from fuselab.ejection.returned import Returned
 from fuselab.errors import EjectError
 
 
@@ -33,6 +35,7 @@ class Package:
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
     names: Mapping[Node, str]  # of results, and of what is stored part by part
+    output_names: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -43,8 +46,39 @@ class Package:
         return self.captured.parameters
 
     @property
+    def returned(self) -> Returned:
+        return self.formulas.returned
+
+    @property
+    def upstream_names(self) -> tuple[str | None, ...]:
+        """The name of each output's upstream gradient; None where it has none."""
+        return _upstream_names(self.captured, self.output_names)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no output depends on an argument in a way that has a gradient, as a comparison's
+        does not; False of a package without a backward."""
+        examples = [
+            node.meta["example_value"]
+            for node in self.formulas.traced.graph.find_nodes(op="placeholder")
+        ]
+        wanted = any(isinstance(one, Tensor) and one.requires_grad for one in examples)
+        return wanted and not any(self.returned.needs_gradient)
+
+    @property
+    def keeps_gradient(self) -> tuple[bool, ...]:
+        """Whether each output needs a gradient where the function's does, as all floating outputs
+        of an operator do."""
+        return tuple(
+            needs or not output.meta["val"].is_floating_point() or not self.backward
+            for needs, output in zip(
+                self.returned.needs_gradient, self.captured.outputs, strict=True
+            )
+        )
+
+    @property
     def saved(self) -> tuple[str, ...]:
-        """The arguments that the backward reads, or whose sizes it needs."""
+        """The arguments that the backward reads, or whose sizes or dtypes it needs."""
         read = {
             memory_of(operand.node).name
             for plan in self.backward
@@ -52,6 +86,11 @@ class Package:
             if operand.node is not None and isinstance(memory_of(operand.node), Input)
         }
         read |= {argument for argument, _ in self.sizes.places.values()}
+        read |= {
+            name
+            for name, gradient in zip(self.parameters, self.program.gradients, strict=True)
+            if gradient is not None
+        }
         read |= {
             argument.name
             for argument in self.formulas.arguments
@@ -90,6 +129,8 @@ class Package:
 
     def result_name(self, node: Node) -> str:
         """Return the name of the tensor that holds a result in the launchers."""
+        if node in self.program.outputs:
+            return self.output_names[self.program.outputs.index(node)]
         if isinstance(node, Pieces):
             return self.names[node]
         for plan in (*self.forward, *self.backward):
@@ -127,24 +168,20 @@ def planned_package(
     """
     captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
     formulas = capture(function, args, keywords, name, inference, WITHOUT_DERIVATIVE, frozen)
-    program = _with_distinct_gradients(lower(captured))
-    if len(program.outputs) != 1:
-        raise EjectError(
-            f"{name} returns {len(program.outputs)} tensors; eject a function that returns one."
-        )
-    if _is_rearranged(program.outputs[0]):
-        raise EjectError(
-            f"{name} returns an argument or a view of it; there is nothing to compute."
-        )
     sizes = Sizes(captured)
-    names: dict[Node, str] = {program.outputs[0]: "output"}
+    taken = {"compute", "swept", "sweeps", "needs", "name", "torch", "Tensor", name}
+    taken |= {argument.name for argument in captured.arguments} | set(sizes.names.values())
+    output_names = formulas.returned.names(taken)
+    upstream = [one for one in _upstream_names(captured, output_names) if one is not None]
+    program = _each_of_its_own(lower(captured, upstream), output_names, captured)
+    names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
     forward = _plans(name, program.outputs, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
     gradients = [node for node in program.gradients if node is not None]
     backward = _plans(f"{name}_backward", gradients, captured, sizes, names)
-    return Package(captured, formulas, program, sizes, forward, backward, names)
+    return Package(captured, formulas, program, sizes, forward, backward, names, output_names)
 
 
 def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
@@ -162,22 +199,34 @@ def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
     return {symbols[0]: math.ceil(-constant / slope)} if slope > 0 else None
 
 
-def _with_distinct_gradients(program: Program) -> Program:
-    """Return the program with a node of its own for every gradient that is computed. A raw operator
-    returns each in memory of its own, and a kernel that stores a value twice is faster than a
-    copy."""
-    found: list[Node | None] = []
-    for node in program.gradients:
-        if node in found and node is not None and not isinstance(node, Input):
-            node = Pointwise(node.name, node.sizes, node.kind, node.line, False, "same", (node,))
-        found.append(node)
-    return replace(program, gradients=tuple(found))
+def _upstream_names(captured: Captured, outputs: Sequence[str]) -> tuple[str | None, ...]:
+    if len(outputs) == 1:
+        return ("grad_output",)
+    needs = zip(outputs, captured.returned.needs_gradient, strict=True)
+    return tuple(f"grad_{name}" if need else None for name, need in needs)
 
 
-def _is_rearranged(node: Node) -> bool:
-    if isinstance(node, (View, Window, Regrouped)):
-        return _is_rearranged(node.source)
-    return isinstance(node, Input)
+def _each_of_its_own(program: Program, outputs: Sequence[str], captured: Captured) -> Program:
+    """Return the program with a copy in place of each output and gradient that is an input, or one
+    that came before: a kernel stores every result in memory of its own."""
+
+    def own(results: Sequence[Node | None], names: Sequence[str]) -> tuple[Any, ...]:
+        seen: list[Node] = []
+        found: list[Node | None] = []
+        for node, name in zip(results, names, strict=True):
+            if node is not None and (node in seen or isinstance(node, Input)):
+                node = Pointwise(name, node.sizes, node.kind, "", False, "same", (node,))
+            if node is not None:
+                seen.append(node)
+            found.append(node)
+        return tuple(found)
+
+    gradients = [f"grad_{argument.name}" for argument in captured.arguments]
+    return replace(
+        program,
+        outputs=own(program.outputs, outputs),
+        gradients=own(program.gradients, gradients),
+    )
 
 
 def _plans(

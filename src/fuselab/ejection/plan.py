@@ -272,6 +272,11 @@ def planned(
         index = index[: len(node.sizes)]
         operand = namer.name(tensor_names.get(node, node.name))
         operands.append(Operand(operand, node, index, pattern(index), True))
+        value = values[node]
+        # A value that the user's code names, or that is stored twice, has the name of its result.
+        deserves = value in kernel.users_names or list(values.values()).count(value) > 1
+        if isinstance(value, Apply) and value.kind == node.kind and deserves:
+            value_names.setdefault(value, operand)
     for one, wanted in _wanted_names(kernel, expressions).items():
         if one not in value_names:
             value_names[one] = namer.name(wanted)

@@ -101,7 +101,8 @@ class _Part:
 class Cut:
     """A function as steps in the order in which they run: regions, and calls that stay PyTorch's.
 
-    ``reasons`` says of calls why they cannot become kernels; ``frozen`` names the arguments that
+    ``newer`` has what took the place of a tensor that the code writes over; ``reasons`` says of
+    calls why they cannot become kernels; ``frozen`` names the arguments that
     get no gradient, such as the running statistics of a batch norm.
     """
 
@@ -109,6 +110,7 @@ class Cut:
     sizes: Sizes
     names: Mapping[fx.Node, str]
     steps: tuple[Region | fx.Node, ...]
+    newer: Mapping[fx.Node, fx.Node]
     reasons: Mapping[fx.Node, str] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
 
@@ -138,6 +140,12 @@ class Cut:
     def calls(self) -> tuple[fx.Node, ...]:
         """The calls that stay PyTorch's."""
         return tuple(step for step in self.steps if not isinstance(step, Region))
+
+    def newest(self, node: fx.Node) -> fx.Node:
+        """Return what took the place of a tensor that the code writes over, or the tensor."""
+        while node in self.newer:
+            node = self.newer[node]
+        return node
 
     def reason(self, node: fx.Node) -> str:
         """Return why a call stays PyTorch's."""
@@ -187,7 +195,7 @@ class _Cutter:
         self.traced = traced
         self.inference = inference
         self.graph = traced.traced.graph
-        _without_in_place(self.graph)
+        self.newer = _without_in_place(self.graph)
         self.sizes = Sizes(traced)
         self.names = _names(self.graph)
         self.reasons: dict[fx.Node, str] = {}
@@ -243,7 +251,15 @@ class _Cutter:
             for argument in self.traced.arguments
             if not _value(argument.node).requires_grad
         )
-        return Cut(self.traced, self.sizes, self.names, self.ordered(regions), self.reasons, frozen)
+        return Cut(
+            self.traced,
+            self.sizes,
+            self.names,
+            self.ordered(regions),
+            self.newer,
+            self.reasons,
+            frozen,
+        )
 
     def reason(self, node: fx.Node) -> str | None:
         """Return None if eject can write the call's kernel, else why not."""
@@ -438,9 +454,10 @@ def _aliases_of_written(calls: Sequence[fx.Node]) -> set[fx.Node]:
     }
 
 
-def _without_in_place(graph: fx.Graph) -> None:
+def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Replace calls that write over a tensor of the graph's own by those that return a new one,
-    where nothing else shares the tensor's memory."""
+    where nothing else shares the tensor's memory; return the new one of each such tensor."""
+    newer: dict[fx.Node, fx.Node] = {}
     nodes = list(graph.nodes)
     for place, node in enumerate(nodes):
         target = _writes(node)
@@ -460,6 +477,8 @@ def _without_in_place(graph: fx.Graph) -> None:
         for user in list(target.users):
             if user is not node and nodes.index(user) > place:
                 user.replace_input_with(target, node)
+        newer[target] = node
+    return newer
 
 
 def _make_new(node: fx.Node, name: str) -> None:

@@ -16,10 +16,11 @@ from fuselab.ejection.lower import expression_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.parts import memory_of
 from fuselab.ejection.plan import KernelPlan
-from fuselab.ejection.write_gradient import gradient_text
+from fuselab.ejection.write_gradient import gradient_text, unpacked_upstream, upstream_type
+from fuselab.ejection.write_init import init_text
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_page import page_text
-from fuselab.ejection.write_reference import reference_text
+from fuselab.ejection.write_reference import outputs_type, reference_text
 
 if TYPE_CHECKING:
     from fuselab.ejection.regions import Cut
@@ -30,8 +31,8 @@ def package_files(package: Package) -> dict[str, str]:
     plans = [*package.forward, *package.backward]
     origin = "ejected from the PyTorch code in reference.py."
     files = {
-        "__init__.py": _init(package),
-        "reference.py": formatted(reference_text(package.formulas)),
+        "__init__.py": formatted(init_text(package)),
+        "reference.py": formatted(reference_text(package.formulas, package.output_names)),
         "op.py": formatted(_op(package)),
         "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
         "cuda_kernels.cu": emit_cuda.source(f"{package.name} in CUDA C++, {origin}", plans),
@@ -63,20 +64,6 @@ def test_{name}() -> None:
 '''
 
 
-def _init(package: Package) -> str:
-    return f'''\
-"""{package.name}, ejected from plain PyTorch by fuselab."""
-
-import fuselab
-
-from .op import OP
-
-{package.name} = fuselab.operator(OP)
-
-__all__ = ["OP", "{package.name}"]
-'''
-
-
 def annotated(names: Sequence[str]) -> str:
     """Return parameters of a function, all of them tensors."""
     return ", ".join(f"{name}: Tensor" for name in names)
@@ -96,7 +83,8 @@ def _op(package: Package) -> str:
     ]
     if has_gradient:
         parts.append(
-            f"def save(output: Tensor, {annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
+            f"def save(output: {outputs_type(len(package.output_names))}, "
+            f"{annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
             f"    return ({saved}{',' if len(package.saved) == 1 else ''})\n"
         )
         parts.append(_fake_gradient(package))
@@ -125,7 +113,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         *(["accepted"] if has_draw else []),
         *(["float32_on_gpu"] if has_autocast else []),
         "mismatch",
-        "output_like",
+        "output_like" if len(package.output_names) == 1 else "outputs_like",
     ]
     lines = [
         "from __future__ import annotations",
@@ -156,10 +144,14 @@ def _imports(package: Package, has_gradient: bool) -> str:
 def _forward(package: Package) -> str:
     lines = package.sizes.statements(package.parameters)
     lines.append(f"compute = arithmetic_dtype({', '.join(package.parameters)})")
+    if len(package.output_names) > 1:
+        outputs, called = ", ".join(package.output_names), ", ".join(package.parameters)
+        lines.append(f"{outputs} = outputs_like(reference, {called})")
     lines += _launches(package, package.forward, package.parameters)
-    lines.append(f"return {package.result_name(package.program.outputs[0])}")
+    lines.append(f"return {', '.join(map(package.result_name, package.program.outputs))}")
     return (
-        f"def _forward(sweeps: Sweeps, {annotated(package.parameters)}) -> Tensor:\n"
+        f"def _forward(sweeps: Sweeps, {annotated(package.parameters)})"
+        f" -> {outputs_type(len(package.output_names))}:\n"
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
     )
@@ -167,17 +159,18 @@ def _forward(package: Package) -> str:
 
 def _backward(package: Package) -> str:
     lines = package.sizes.statements(package.saved)
-    lines.append("compute = arithmetic_dtype(grad_output)")
-    lines += _launches(package, package.backward, ["grad_output", *package.saved])
+    upstream = [name for name in package.upstream_names if name is not None]
+    lines += unpacked_upstream(package)
+    lines.append(f"compute = arithmetic_dtype({', '.join(upstream)})")
+    lines += _launches(package, package.backward, [*upstream, *package.saved])
     results: list[str] = []
     for place, node in enumerate(package.program.gradients):
         name = "None" if node is None else package.result_name(node)
-        if any(text.startswith(f"{name} ") for text in results):
-            name += ".clone()"  # a raw operator returns every gradient in memory of its own
         results.append("None" if node is None else f"{name} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return (
-        "def _backward(sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, "
+        "def _backward(sweeps: Sweeps, needs: Sequence[bool], "
+        f"grad_output: {upstream_type(package)}, "
         f"{annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
@@ -194,18 +187,21 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     pairs = zip(package.program.gradients, package.parameters, strict=True)
     gradients = {node: name for node, name in reversed(list(pairs)) if name in given}
     for plan in plans:
+        read = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.loads]
         for operand in plan.stored:
             assert operand.node is not None
-            whole = held.wholes.get(operand.node)
-            if whole is None:
-                held.texts[operand.node] = operand.name
-                made = _allocation(package, operand.node, gradients.get(operand.node), given)
-                lines.append(f"{operand.name} = {made}")
-            elif whole not in held.texts:
-                name = package.result_name(whole)
-                lines.append(f"{name} = {_allocation(package, whole, gradients.get(whole), given)}")
-                lines += held.allocated(whole, name)
-        read = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.loads]
+            node = held.wholes.get(operand.node, operand.node)
+            if node in held.texts:
+                continue  # another part of it was stored before
+            is_output = node in package.program.outputs
+            is_whole = node is not operand.node
+            name = package.result_name(node) if is_whole or is_output else operand.name
+            if not is_output or len(package.output_names) == 1:  # else they are allocated together
+                made = _allocation(package, node, gradients.get(node), given)
+                lines.append(f"{name} = {made}")
+            if is_whole:
+                lines += held.allocated(held.wholes[operand.node], name)
+            held.texts[node] = name
         written = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.stored]
         lines += [
             "swept = Sweep(",
@@ -285,7 +281,8 @@ def _fake_gradient(package: Package) -> str:
         results.append(f"        {text},")
     body = "\n".join(["    return (", *results, "    )"])
     return (
-        "def fake_gradient(needs: Sequence[bool], grad_output: Tensor, "
+        "def fake_gradient(needs: Sequence[bool], "
+        f"grad_output: {upstream_type(package)}, "
         f"{saved}) -> tuple[Tensor | None, ...]:\n{body}\n"
     )
 

@@ -14,6 +14,7 @@ from fuselab.ejection.calls import INFIX
 from fuselab.ejection.lower import constant_tensor, expression_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
+from fuselab.ejection.returned import comma
 
 aten = torch.ops.aten
 
@@ -29,6 +30,7 @@ def gradient_text(package: Package) -> str:
     captured = package.formulas
     sizes = Sizes(captured)
     saved = ", ".join(f"{name}: Tensor" for name in package.saved)
+    parameters = f"needs: Sequence[bool], grad_output: {upstream_type(package)}, {saved}"
     head = f'''\
 """The gradient of {package.name} as PyTorch formulas; second derivatives are theirs."""
 
@@ -39,22 +41,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fuselab.runtime.sweep import arithmetic_dtype
+
 aten = torch.ops.aten
 
 
-def gradient(needs: Sequence[bool], grad_output: Tensor, {saved}) -> tuple[Tensor | None, ...]:
+def gradient({parameters}) -> tuple[Tensor | None, ...]:
     """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
-    dtype = grad_output.dtype
-    arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
 '''
-    lines: list[str] = []
+    upstream = [name for name in package.upstream_names if name is not None]
+    lines = unpacked_upstream(package)
+    lines.append(f"arithmetic = arithmetic_dtype({', '.join(upstream)})")
+    places = [place for place, node in enumerate(captured.gradients) if node is not None]
+    differentiable = [captured.arguments[place].name for place in places]
+    lines.append(f"dtypes = [tensor.dtype for tensor in ({comma(differentiable)})]")
     names: dict[fx.Node, str] = {}
     for argument in captured.arguments:
         names[argument.node] = argument.name
         if argument.name in package.saved and argument.tensor.is_floating_point():
             lines.append(f"{argument.name} = {argument.name}.to(arithmetic)")
-    names.update(dict.fromkeys(captured.upstream, "grad_output"))
-    lines.append("grad_output = grad_output.to(arithmetic)")
+    names.update(zip(captured.upstream, upstream, strict=True))
+    lines += [f"{name} = {name}.to(arithmetic)" for name in upstream]
     lines += sizes.statements(package.saved)
     wanted = captured.behind_gradients()
     for node in captured.graph.nodes:
@@ -66,11 +73,25 @@ def gradient(needs: Sequence[bool], grad_output: Tensor, {saved}) -> tuple[Tenso
             held = constant_tensor(node)
             names[node] = f"torch.tensor({held.tolist()}, dtype={_text(held.dtype, names, sizes)})"
     results = [
-        "None" if node is None else f"{names[node]}.to(dtype) if needs[{place}] else None"
+        "None"
+        if node is None
+        else f"{names[node]}.to(dtypes[{places.index(place)}]) if needs[{place}] else None"
         for place, node in enumerate(captured.gradients)
     ]
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return head + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def upstream_type(package: Package) -> str:
+    """Return the annotation of ``grad_output``."""
+    return "Tensor" if len(package.output_names) == 1 else "Sequence[Tensor]"
+
+
+def unpacked_upstream(package: Package) -> list[str]:
+    """Return the statement that names the upstream gradients of several outputs."""
+    if len(package.output_names) == 1:
+        return []
+    return [f"{', '.join(name or '_' for name in package.upstream_names)} = grad_output"]
 
 
 def _is_number(node: fx.Node) -> bool:

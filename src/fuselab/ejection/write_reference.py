@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -14,47 +15,47 @@ from torch import fx
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.plan import Sizes
+from fuselab.ejection.returned import CONSTANTS, namedtuples_in, structure_text
 
-_CONSTANTS = (int, float, str, bool, tuple, type(None), torch.dtype)
+_CONSTANTS = (*CONSTANTS, tuple)
 
 
-def reference_text(captured: Captured) -> str:
-    """Return the text of ``reference.py``."""
+def reference_text(captured: Captured, outputs: Sequence[str]) -> str:
+    """Return the text of ``reference.py``. The reference returns the flat results of the operator,
+    which are named ``outputs``; without names, what the function returns."""
     function = captured.function
-    parameters = captured.parameters
-    names = ", ".join(parameters)
-    annotated = ", ".join(f"{name}: Tensor" for name in parameters)
-    copied = _copied(function, parameters) if isinstance(function, FunctionType) else None
+    annotated = ", ".join(f"{name}: Tensor" for name in captured.parameters)
+    copied = _copied(function, captured) if isinstance(function, FunctionType) else None
+    importing = "" if outputs else "from typing import Any\n\n"
     if copied is not None:
-        imports, sources = copied
+        imports, sources, called = copied
         return f'''\
 """The definition of {captured.name}, in the code that it was ejected from."""
 
 from __future__ import annotations
 
-{imports}
+{importing}{imports}
 
 
 {sources}
 
 
-def reference({annotated}) -> Tensor:
-    """Compute {function.__name__}({names})."""
-    output: Tensor = {function.__name__}({names})
-    return output
+def reference({annotated}) -> {outputs_type(len(outputs))}:
+    """Compute {called}."""
+{textwrap.indent(_taken_apart(captured, outputs, called), "    ")}
 '''
     return f'''\
 """The definition of {captured.name}: what {_label(function)} calls, one step after the other."""
 
 from __future__ import annotations
 
-import torch
+{importing}import torch
 from torch import Tensor
 
 
-def reference({annotated}) -> Tensor:
+def reference({annotated}) -> {outputs_type(len(outputs))}:
     """Compute {captured.name}; parameters and buffers of the module are arguments."""
-{textwrap.indent(_traced(captured), "    ")}
+{textwrap.indent(_traced(captured, outputs), "    ")}
 '''
 
 
@@ -65,11 +66,73 @@ def _label(function: Callable[..., Any]) -> str:
 # --- a function's own code ------------------------------------------------------------------------
 
 
-def _copied(function: FunctionType, wanted: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the import lines and the sources of a function and of those that it calls, or None if
-    it cannot stand in another file (a closure, a class, an object among its globals)."""
+def defined_in_reference(captured: Captured) -> set[str]:
+    """Return the named tuples that ``reference.py`` defines for the function copied into it."""
+    function = captured.function
+    copied = _copied(function, captured) if isinstance(function, FunctionType) else None
+    if copied is None:
+        return set()
+    found = namedtuples_in(captured.returned.structure)
+    return {name for name in found if f"{name} = namedtuple(" in copied[0]}
+
+
+def outputs_type(count: int) -> str:
+    """Return the annotation of what an operator with so many outputs returns."""
+    if not count:
+        return "Any"
+    return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
+
+
+def _taken_apart(captured: Captured, names: Sequence[str], called: str) -> str:
+    """Return the statements that call the user's function and return the operator's outputs."""
+    returned = captured.returned
+    if not names:
+        return f"return {called}"
+    if returned.is_plain and len(names) == 1:
+        return f"output: Tensor = {called}\nreturn output"
+    if returned.is_plain:
+        return f"{', '.join(names)} = {called}\nreturn {', '.join(names)}"
+    paths = [f"returned{returned.path(node)}" for node in returned.results]
+    if len(names) == 1:
+        return f"returned = {called}\noutput: Tensor = {paths[0]}\nreturn output"
+    return f"returned = {called}\nreturn {', '.join(paths)}"
+
+
+def _call_of(function: FunctionType, captured: Captured) -> str | None:
+    """Return the call of a function with the operator's arguments, and the example's values for
+    what is no tensor; None where it takes something else."""
+    texts: list[str] = []
+    by_name = False
     parameters = inspect.signature(function).parameters
-    if tuple(parameters) != wanted:
+    if [name for name in parameters if name in captured.parameters] != [*captured.parameters]:
+        return None
+    for name, parameter in parameters.items():
+        if name in captured.parameters:
+            value = name
+        elif name in captured.fixed:
+            fixed = captured.fixed[name]
+            if not isinstance(fixed, CONSTANTS):
+                return None
+            value = structure_text(fixed, str)
+        elif parameter.default is not parameter.empty:
+            by_name = True  # those behind a default that stays
+            continue
+        else:
+            return None
+        by_name |= parameter.kind is parameter.KEYWORD_ONLY
+        if by_name and parameter.kind is parameter.POSITIONAL_ONLY:
+            return None
+        texts.append(f"{name}={value}" if by_name else value)
+    return f"{function.__name__}({', '.join(texts)})"
+
+
+def _copied(function: FunctionType, captured: Captured) -> tuple[str, str, str] | None:
+    """Return the import lines, the sources of a function and of those that it calls, and the call;
+    or None if it cannot stand in another file (a closure, a class, an object among its globals)."""
+    called = _call_of(function, captured)
+    if called is None or any(
+        captured.returned.path(one) is None for one in captured.returned.results
+    ):
         return None
     imports = {"import torch", "from torch import Tensor"}
     sources: dict[FunctionType, str] = {}
@@ -94,6 +157,9 @@ def _copied(function: FunctionType, wanted: tuple[str, ...]) -> tuple[str, str] 
             elif isinstance(value, FunctionType) and value.__globals__ is one.__globals__:
                 if not add(value):
                     return False
+            elif isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
+                imports.add("from collections import namedtuple")
+                imports.add(f'{name} = namedtuple("{name}", {json.dumps(value._fields)})')
             elif callable(value) and hasattr(value, "__module__") and hasattr(value, "__name__"):
                 imports.add(f"from {value.__module__} import {value.__name__} as {name}")
             elif isinstance(value, _CONSTANTS):
@@ -107,9 +173,8 @@ def _copied(function: FunctionType, wanted: tuple[str, ...]) -> tuple[str, str] 
     lines = sorted(imports, key=lambda line: (line.startswith("from"), line))
     constants = [line for line in lines if "import" not in line.split()]
     lines = [line for line in lines if line not in constants]
-    return "\n".join([*lines, *([""] if constants else []), *constants]), "\n\n\n".join(
-        reversed(sources.values())
-    )
+    head = "\n".join([*lines, *([""] if constants else []), *constants])
+    return head, "\n\n\n".join(reversed(sources.values())), called
 
 
 def _global_names(code: Any) -> list[str]:
@@ -123,7 +188,7 @@ def _global_names(code: Any) -> list[str]:
 # --- the calls that a module makes ----------------------------------------------------------------
 
 
-def _traced(captured: Captured) -> str:
+def _traced(captured: Captured, outputs: Sequence[str]) -> str:
     sizes = Sizes(captured)
     lines = sizes.statements(captured.parameters)
     names: dict[fx.Node, str] = {}
@@ -134,8 +199,9 @@ def _traced(captured: Captured) -> str:
         elif node.op == "placeholder":
             names[node] = argument_name(node)
         elif node.op == "output":
-            (result,) = node.args[0]
-            lines.append(f"output: Tensor = {names[result]}")
+            results = [names[result] for result in captured.returned.results]
+            if len(outputs) == 1:
+                lines.append(f"output: Tensor = {results[0]}")
         else:
             names[node] = f"{node.name}_" if node.name in names.values() else node.name
             lines.append(f"{names[node]} = {call_text(node, names)}")
@@ -145,4 +211,7 @@ def _traced(captured: Captured) -> str:
         for line in sizes.statements(captured.parameters)
         if used.count(line.partition(" = ")[0]) == 1
     ]
-    return "\n".join([*(line for line in lines if line not in needless), "return output"])
+    last = f"return {', '.join(results) if len(outputs) > 1 else 'output'}"
+    if not outputs:
+        last = f"return {structure_text(captured.returned.structure, names.__getitem__)}"
+    return "\n".join([*(line for line in lines if line not in needless), last])

@@ -1,4 +1,4 @@
-"""Check the arguments of a generated launcher, and allocate the tensor that it returns."""
+"""Check the arguments of a generated launcher, and allocate the tensors that it returns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.op import on_meta
+from fuselab.op import on_meta, tensors_in
 
-_OUTPUTS: dict[Any, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = {}
+_OUTPUTS: dict[Any, list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]] = {}
 _HELD = 4096  # entries of _OUTPUTS; a program has few shapes, a server may have many
 
 
@@ -47,7 +47,14 @@ def mismatch(
 
 
 def output_like(reference: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Return an empty tensor with the shape, strides and dtype of ``reference(*args)``.
+    """Return an empty tensor with the shape, strides and dtype of ``reference(*args)``."""
+    (output,) = outputs_like(reference, *args)
+    return output
+
+
+def outputs_like(reference: Callable[..., Any], *args: Any) -> tuple[Tensor, ...]:
+    """Return an empty tensor for each output of ``reference(*args)``, with its shape, strides and
+    dtype.
 
     The reference runs on meta tensors, or on the arguments if it refuses those, once for each
     combination of shapes, strides and dtypes.
@@ -68,9 +75,13 @@ def output_like(reference: Callable[..., Tensor], *args: Any) -> Tensor:
         except (RuntimeError, NotImplementedError):  # it makes tensors of its own on a device
             with torch.no_grad():
                 like = reference(*args)
-        found = _OUTPUTS[key] = (tuple(like.shape), like.stride(), like.dtype)
-    shape, strides, dtype = found
-    return torch.empty_strided(shape, strides, dtype=dtype, device=tensors[0].device)
+        found = _OUTPUTS[key] = [
+            (tuple(one.shape), one.stride(), one.dtype) for one in tensors_in((like,))
+        ]
+    return tuple(
+        torch.empty_strided(shape, strides, dtype=dtype, device=tensors[0].device)
+        for shape, strides, dtype in found
+    )
 
 
 def float32_on_gpu(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -112,10 +112,10 @@ void residual_norm_backward(const X* x_data, const Residual* residual_data,
       const auto hidden = x + residual;
       const auto normed = hidden - at(normed_mean);
       const auto normed_4 = normed * at(normed_3);
-      at.store(grad_x_array, at(div) * ((math::rounded(mul_35 * Real(columns)) - at(sum_1)) -
-          math::rounded(normed_4 * at(sum_2))));
-      at.store(grad_residual_array, at(div) * ((math::rounded(mul_35 * Real(columns)) - at(sum_1)) -
-          math::rounded(normed_4 * at(sum_2))));
+      const auto grad_x = at(div) * ((math::rounded(mul_35 * Real(columns)) - at(sum_1)) -
+          math::rounded(normed_4 * at(sum_2)));
+      at.store(grad_x_array, grad_x);
+      at.store(grad_residual_array, grad_x);
     });
   });
 }

@@ -232,9 +232,7 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
       const Real grad_x = div_of_row_2[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 *
           sum_2[r]));
       assign(grad_x_pack.element[i], grad_x);
-      const Real grad_residual = div_of_row_2[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 *
-          sum_2[r]));
-      assign(grad_residual_pack.element[i], grad_residual);
+      assign(grad_residual_pack.element[i], grad_x);
     }
     store_at<GradX>(grad_x_pointer, loops.strides[7], pack, grad_x_pack);
     store_at<GradResidual>(grad_residual_pointer, loops.strides[8], pack, grad_residual_pack);

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fuselab.runtime.sweep import arithmetic_dtype
+
 aten = torch.ops.aten
 
 
@@ -19,8 +21,8 @@ def gradient(
     bias: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
-    dtype = grad_output.dtype
-    arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
+    arithmetic = arithmetic_dtype(grad_output)
+    dtypes = [tensor.dtype for tensor in (x, residual, weight, bias)]
     x = x.to(arithmetic)
     residual = residual.to(arithmetic)
     weight = weight.to(arithmetic)
@@ -43,8 +45,8 @@ def gradient(
     getitem_4 = native_layer_norm_backward[1]
     getitem_5 = native_layer_norm_backward[2]
     return (
-        getitem_3.to(dtype) if needs[0] else None,
-        getitem_3.to(dtype) if needs[1] else None,
-        getitem_4.to(dtype) if needs[2] else None,
-        getitem_5.to(dtype) if needs[3] else None,
+        getitem_3.to(dtypes[0]) if needs[0] else None,
+        getitem_3.to(dtypes[1]) if needs[1] else None,
+        getitem_4.to(dtypes[2]) if needs[2] else None,
+        getitem_5.to(dtypes[3]) if needs[3] else None,
     )

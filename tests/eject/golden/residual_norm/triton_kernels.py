@@ -251,10 +251,9 @@ def residual_norm_backward(
             grad_x.to(grad_x_pointer.dtype.element_ty),
             exists,
         )
-        grad_residual = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
         tl.store(
             grad_residual_row + offset(column, grad_residual_column_strides),
-            grad_residual.to(grad_residual_pointer.dtype.element_ty),
+            grad_x.to(grad_residual_pointer.dtype.element_ty),
             exists,
         )
     tl.store(

@@ -1,0 +1,274 @@
+"""Hold what a captured function returns: tensors that kernels compute, and the structure of them.
+
+Dynamo flattens what a function returns into the tensors of a graph. Each group of these that share
+memory has one tensor that kernels compute; the public function makes the others from it, as views.
+A view of an argument, or an argument itself, needs no kernel at all. To learn the structure, the
+compiled function is given tensors that stand in for the graph's, and the user's own code, or what
+Dynamo made of it, puts them in place.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fuselab.errors import EjectError
+
+CONSTANTS = (int, float, str, bool, type(None), torch.dtype)
+_FIRST_NUMBER = 10**15  # stands in for a size; no tensor has a dimension as large
+
+
+@dataclass(frozen=True)
+class Returned:
+    """``results`` are the nodes of the traced graph that kernels compute, and ``structure`` is what
+    the function returns, with nodes in place of tensors and of sizes."""
+
+    results: tuple[fx.Node, ...]
+    structure: Any
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the function returns the results themselves: one tensor, or a flat tuple."""
+        if len(self.results) == 1:
+            return self.structure is self.results[0]
+        return type(self.structure) is tuple and self.structure == self.results
+
+    @property
+    def needs_gradient(self) -> tuple[bool, ...]:
+        """Return for each result whether a gradient flows through it."""
+        return tuple(bool(_example(node).requires_grad) for node in self.results)
+
+    def names(self, taken: Collection[str]) -> tuple[str, ...]:
+        """Return names of the results that are not ``taken``: a variable of the user's code, a key
+        of the structure, or a number."""
+        if len(self.results) == 1:
+            return ("output",)
+        keys = {node: key for node, key in _keys(self.structure) if is_name(key)}
+        found: list[str] = []
+        for place, node in enumerate(self.results):
+            wanted = node.name if _is_assigned(node) else keys.get(node, "")
+            is_free = wanted and wanted not in found and wanted not in taken
+            found.append(wanted if is_free else f"output_{place}")
+        return tuple(found)
+
+    def path(self, node: fx.Node) -> str | None:
+        """Return the subscripts that lead to a result in the structure, or None."""
+        return next((path for found, path in _paths(self.structure) if found is node), None)
+
+
+class StandIns:
+    """The call of a compiled function that computes nothing: it returns a stand-in for each tensor
+    and each size that the graph returns, and keeps the inputs that it gets."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.nodes: list[fx.Node] = list(output_node(module.graph).args[0])  # type: ignore[arg-type]
+        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.made = [self._made(place, node) for place, node in enumerate(self.nodes)]
+        self.inputs: tuple[Any, ...] = ()
+
+    def _made(self, place: int, node: fx.Node) -> Any:
+        if isinstance(_example(node), Tensor):
+            return torch.full((), float(_FIRST_NUMBER + place), dtype=torch.float64)
+        return _FIRST_NUMBER + place
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        self.inputs = inputs
+        return self.made
+
+    def structure(self, name: str, returned: Any) -> Any:
+        """Return what the compiled call returned, with nodes in place of stand-ins. Raises
+        EjectError."""
+        nodes = {id(value): node for value, node in zip(self.made, self.nodes, strict=True)}
+        nodes |= {
+            id(value): node
+            for value, node in zip(self.inputs, self.placeholders, strict=True)
+            if isinstance(value, Tensor)
+        }
+        used: set[fx.Node] = set()
+
+        def of(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                if id(value) not in nodes:
+                    raise EjectError(
+                        f"{name} returns a tensor that it computes nothing with; return only what "
+                        "is computed."
+                    )
+                used.add(nodes[id(value)])
+                return nodes[id(value)]
+            if type(value) is int and value >= _FIRST_NUMBER:
+                used.add(self.nodes[value - _FIRST_NUMBER])
+                return self.nodes[value - _FIRST_NUMBER]
+            if type(value) is dict:
+                if not all(isinstance(key, CONSTANTS) for key in value):
+                    raise EjectError(f"{name} returns a dict whose keys are no numbers or strings.")
+                return {key: of(item) for key, item in value.items()}
+            if type(value) in (tuple, list, torch.Size):
+                items = list(map(of, value))
+                return items if isinstance(value, list) else tuple(items)
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return type(value)(*map(of, value))
+            if isinstance(value, CONSTANTS):
+                return value
+            raise EjectError(
+                f"{name} returns an object of {type(value).__name__}; return tensors, numbers, "
+                "strings and None, in tuples, named tuples, lists and dicts."
+            )
+
+        structure = of(returned)
+        if any(node not in used for node in self.nodes):
+            raise EjectError(
+                f"{name} changes an object outside, or returns a number that is computed from "
+                "sizes by a division; return only tensors and sizes."
+            )
+        return structure
+
+
+def results_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """Return the nodes that kernels compute so that the graph's outputs are these or views of
+    them."""
+    outputs = [
+        node for node in _flat(output_node(graph).args[0]) if isinstance(_example(node), Tensor)
+    ]
+    roots = {node: root_of(node) for node in dict.fromkeys(outputs)}
+    shared = {root for root in roots.values() if list(roots.values()).count(root) > 1}
+    results = (
+        root if root in shared else node for node, root in roots.items() if root.op != "placeholder"
+    )
+    return tuple(dict.fromkeys(results))
+
+
+def output_node(graph: fx.Graph) -> fx.Node:
+    """Return the node of a graph that returns its results."""
+    node: fx.Node = next(iter(reversed(graph.nodes)))
+    return node
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """Return the node whose memory a node's tensor lies in: itself, unless it is a view or was
+    written in place."""
+    source = source_of(node)
+    return node if source is None else root_of(source)
+
+
+def source_of(node: fx.Node) -> fx.Node | None:
+    """Return the operand whose memory a node's tensor lies in, or None."""
+    own = _storages(node)
+    return next((one for one in node.all_input_nodes if own & _storages(one)), None)
+
+
+def is_same_view(node: fx.Node, source: fx.Node) -> bool:
+    """Return whether a node returns its source as it is, as operations in place do."""
+    one, other = _example(node), _example(source)
+    return (
+        isinstance(one, Tensor)
+        and isinstance(other, Tensor)
+        and one.requires_grad == other.requires_grad
+        and one.dtype == other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.storage_offset() == other.storage_offset()
+    )
+
+
+def nodes_in(structure: Any) -> Iterator[fx.Node]:
+    """Yield the nodes of a structure."""
+    for node, _ in _paths(structure):
+        yield node
+
+
+def _storages(node: fx.Node) -> set[int]:
+    value = _example(node)
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return {one.untyped_storage()._cdata for one in values if isinstance(one, Tensor)}
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _flat(results: Any) -> list[fx.Node]:
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def _items(structure: Any) -> list[tuple[str, str, Any]]:
+    """Return the parts of a tuple, list or dict, each with its name and its subscript."""
+    if isinstance(structure, dict):
+        return [(str(key), f"[{constant_text(key)}]", item) for key, item in structure.items()]
+    if isinstance(structure, (tuple, list)):
+        fields = getattr(structure, "_fields", [""] * len(structure))
+        items = enumerate(structure)
+        return [(fields[place], f"[{place}]", item) for place, item in items]
+    return []
+
+
+def _paths(structure: Any) -> Iterator[tuple[fx.Node, str]]:
+    if isinstance(structure, fx.Node):
+        yield structure, ""
+    for _, subscript, item in _items(structure):
+        yield from ((node, f"{subscript}{path}") for node, path in _paths(item))
+
+
+def _keys(structure: Any) -> Iterator[tuple[fx.Node, str]]:
+    for key, _, item in _items(structure):
+        if isinstance(item, fx.Node):
+            yield item, key
+        else:
+            yield from _keys(item)
+
+
+def _is_assigned(node: fx.Node) -> bool:
+    """Return whether Dynamo named a node after a variable of the user's code."""
+    trace = node.meta.get("stack_trace") or ""
+    return re.search(rf"^\s*{re.escape(node.name)}\s*[-+*/|&]?=[^=]", trace, re.M) is not None
+
+
+def namedtuples_in(structure: Any) -> dict[str, Callable[..., Any]]:
+    """Return the classes of named tuples in a structure, by name."""
+    found: dict[str, Callable[..., Any]] = {}
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        found[type(structure).__name__] = type(structure)
+    for _, _, item in _items(structure):
+        found |= namedtuples_in(item)
+    return found
+
+
+def structure_text(structure: Any, leaf: Callable[[fx.Node], str]) -> str:
+    """Return Python text that makes the structure of its leaves."""
+    if isinstance(structure, fx.Node):
+        return leaf(structure)
+    texts = [structure_text(item, leaf) for _, _, item in _items(structure)]
+    if isinstance(structure, dict):
+        pairs = zip(structure, texts, strict=True)
+        return "{" + ", ".join(f"{constant_text(key)}: {text}" for key, text in pairs) + "}"
+    if isinstance(structure, list):
+        return f"[{', '.join(texts)}]"
+    if isinstance(structure, tuple):
+        if hasattr(structure, "_fields"):
+            return f"{type(structure).__name__}({', '.join(texts)})"
+        return f"({comma(texts)})"
+    return constant_text(structure)
+
+
+def constant_text(value: Any) -> str:
+    """Return Python text of a constant."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text can be a variable of Python."""
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def comma(texts: Sequence[str]) -> str:
+    """Return the inside of a tuple's text."""
+    return ", ".join(texts) + ("," if len(texts) == 1 else "")

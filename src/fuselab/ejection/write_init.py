@@ -1,0 +1,141 @@
+"""Write ``__init__.py``: the public function, which returns what the ejected function returns."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuselab.ejection.calls import call_text
+from fuselab.ejection.capture import argument_name
+from fuselab.ejection.package import Package
+from fuselab.ejection.plan import Namer
+from fuselab.ejection.returned import (
+    is_same_view,
+    namedtuples_in,
+    nodes_in,
+    source_of,
+    structure_text,
+)
+from fuselab.ejection.write_reference import defined_in_reference
+
+
+def init_text(package: Package) -> str:
+    """Return the text of ``__init__.py``."""
+    name = package.name
+    is_plain = package.returned.is_plain and all(package.keeps_gradient)
+    if is_plain and not package.is_constant:
+        return f'''\
+"""{name}, ejected from plain PyTorch by fuselab."""
+
+import fuselab
+
+from .op import OP
+
+{name} = fuselab.operator(OP)
+
+__all__ = ["OP", "{name}"]
+'''
+    return f'''\
+"""{name}, ejected from plain PyTorch by fuselab."""
+
+from __future__ import annotations
+
+{_imports(package)}
+
+_operator = fuselab.operator(OP)
+{_named_tuples(package)}
+
+def {name}({_parameters(package)}, *, implementation: str = "auto") -> Any:
+    """Compute {name} by its kernels, and return what the ejected function returns."""
+{textwrap.indent(_body(package), "    ")}
+
+
+__all__ = ["OP", "{name}"]
+'''
+
+
+def _parameters(package: Package) -> str:
+    return ", ".join(f"{name}: Tensor" for name in package.parameters)
+
+
+def _imports(package: Package) -> str:
+    defined, others = _classes(package)
+    body = _body(package)
+    lines = [
+        *(["from collections import namedtuple"] if others else []),
+        "from typing import Any",
+        "",
+        *(["import torch"] if re.search(r"\btorch\.", body) else []),
+        "from torch import Tensor",
+        "",
+        "import fuselab",
+        "",
+        "from .op import OP",
+        *([f"from .reference import {', '.join(defined)}"] if defined else []),
+    ]
+    return "\n".join(lines)
+
+
+def _classes(package: Package) -> tuple[list[str], dict[str, Any]]:
+    """Return the named tuples that ``reference.py`` defines, and the others that are returned."""
+    found = namedtuples_in(package.returned.structure)
+    copied = defined_in_reference(package.formulas)
+    defined = sorted(name for name in found if name in copied)
+    return defined, {name: kind for name, kind in found.items() if name not in defined}
+
+
+def _named_tuples(package: Package) -> str:
+    lines = [
+        f'{name} = namedtuple("{name}", {json.dumps(kind._fields)})'
+        for name, kind in _classes(package)[1].items()
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _body(package: Package) -> str:
+    """Return the call of the operator, the views of its outputs and of the arguments, and the
+    return of the structure."""
+    behind = ".detach()" if package.is_constant else ""
+    called = ", ".join(f"{name}{behind}" for name in package.parameters)
+    outputs = ", ".join(package.output_names)
+    lines = [f"{outputs} = _operator({called}, implementation=implementation)"]
+    results = zip(package.returned.results, package.output_names, strict=True)
+    names: dict[fx.Node, str] = dict(results)
+    for node, keeps in zip(package.returned.results, package.keeps_gradient, strict=True):
+        if not keeps:
+            lines.append(f"{names[node]} = {names[node]}.detach()")
+    namer = Namer([*package.parameters, *package.output_names, *package.sizes.names.values()])
+    for node in package.formulas.traced.graph.nodes:
+        if node.op == "placeholder":
+            names[node] = argument_name(node)
+        if isinstance(node.meta.get("example_value"), torch.SymInt):
+            names[node] = package.sizes.text(node.meta["example_value"].node.expr)
+
+    def define(node: fx.Node) -> None:
+        if node in names:
+            return
+        for operand in node.all_input_nodes:
+            define(operand)
+        source = source_of(node)
+        if source is not None and is_same_view(node, source):
+            names[node] = names[source]
+            return
+        text = call_text(node, names)
+        names[node] = namer.name(node.name)
+        lines.append(f"{names[node]} = {text}")
+
+    for node in nodes_in(package.returned.structure):
+        define(node)
+    lines.append(f"return {structure_text(package.returned.structure, names.__getitem__)}")
+    text = "\n".join(lines)
+    sizes = [
+        line
+        for line in package.sizes.statements(package.parameters)
+        if re.search(rf"\b{line.partition(' = ')[0]}\b", text)
+    ]
+    return "\n".join([*sizes, text])
