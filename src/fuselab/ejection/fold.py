@@ -15,7 +15,8 @@ def fold(line: str) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     end = _closing(line)
     if line.lstrip().startswith("def "):
-        end = line.rindex(")", 0, line.rindex("->"))
+        arrow = line.rfind("->")  # a user's function may have none
+        end = line.rindex(")", 0, arrow if arrow >= 0 else len(line))
     if end is None:
         name, _, value = line.partition(" = ")
         if not value:

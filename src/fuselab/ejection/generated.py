@@ -48,7 +48,6 @@ def generated(
     text: str,
     examples: Sequence[Tensor],
     frozen: Collection[str] = (),
-    inference: bool = False,
 ) -> Generated:
     """Return the operator of a function whose kernels eject writes, from the cache if it is there.
 
@@ -56,15 +55,14 @@ def generated(
         name: the beginning of the operator's name, a Python identifier.
         text: the function as Python text, in which its own name is ``{name}``.
         examples: the function's arguments.
-        frozen: parameters that get no gradient.
-        inference: True writes no backward.
+        frozen: parameters that get no gradient; all others do, whatever the examples require.
 
     Raises:
         EjectError: the function cannot become kernels, or the cache folder is not the user's alone.
         OutputError: the folder cannot be written.
     """
     key = cache.key(
-        text, sorted(frozen), inference, *map(_likeness, examples), _device(examples), *_versions()
+        text, sorted(frozen), *map(_likeness, examples), _device(examples), *_versions()
     )
     name = f"{name}_{key[:_KEY_LETTERS]}"
     folder = _own_folder() / key[:2] / key[2:] / name
@@ -73,7 +71,7 @@ def generated(
         if folder.exists() and not is_intact(folder):
             shutil.rmtree(folder)
         if not folder.exists():
-            package = planned(text, examples, name, inference, frozen)
+            package = planned(text, examples, name, frozen)
             write_folder(folder, package_files(package), about(name))
     return Generated(load_op(str(folder)), folder)
 
@@ -82,14 +80,13 @@ def planned(
     text: str,
     examples: Sequence[Tensor],
     name: str,
-    inference: bool = False,
     frozen: Collection[str] = (),
 ) -> Package:
     """Return the kernels of the function that ``generated`` takes, without writing them. Raises
     EjectError."""
     function = function_of(name, text.replace("{name}", name))
     try:
-        return planned_package(function, examples, {}, name, inference, frozen)
+        return planned_package(function, examples, {}, name, frozen=frozen)
     except (AssertionError, DoesNotFitError) as error:
         raise EjectError(f"{name} fits no kernel.") from error
 
