@@ -133,6 +133,47 @@ def test_one_call_alone_is_no_chain() -> None:
         ejected(only_a_product, (X, WEIGHT), {}, "f")
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def own_autograd(x: Tensor, weight: Tensor) -> Tensor:
+    return Doubled.apply(torch.exp(x) + 1) @ weight
+
+
+def selected(x: Tensor, weight: Tensor) -> Tensor:
+    return x[x > 0].exp() + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (own_autograd, r"custom autograd function.* \(.*return Doubled\.apply"),
+        (selected, r"aten.index.Tensor has no generated kernel \(.*return x\[x > 0\]"),
+    ],
+)
+def test_a_refusal_has_the_line(function: Callable[..., Any], reason: str) -> None:
+    with pytest.raises(EjectError, match=reason):
+        ejected(function, (X, WEIGHT), {}, "f")
+
+
+def masked_attention(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    scores = query @ key.transpose(-1, -2) * 0.5
+    return torch.softmax(scores.masked_fill(mask, float("-inf")), -1)
+
+
+def test_a_mask_joins_the_softmax() -> None:
+    mask = torch.zeros(5, 5, dtype=torch.bool)
+    found = steps(masked_attention, torch.ones(2, 5, 4), torch.ones(2, 5, 4), mask)
+    assert found == ["transpose", "matmul", ["mul", "masked_fill", "softmax"]]
+
+
 # --- the folder -----------------------------------------------------------------------------------
 
 
@@ -196,7 +237,7 @@ def test_check_judges_every_operator_and_the_whole(
         return Group(subject.implementation, "float32", "cpu", results)
 
     monkeypatch.setattr("fuselab.prove.check.run_group", judged)
-    report = fuselab.check(str(gate[1]), "cpp", torch.float32, quick=True)
+    report = fuselab.check(str(gate[1]), "cpp", torch.float32, quick=True, budget_s=1000)
     assert report.passed, [group.failures for group in report.groups]
     names = [group.implementation for group in report.groups]
     assert names == ["gate_mul cpp", "gate_gelu cpp", "gate"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton_on_cpu
 from ejected_functions import EXAMPLES
 from torch import Tensor
 
@@ -157,35 +157,84 @@ def test_shapes_of_another_kind_take_the_reference(
     )
 
 
-@pytest.mark.parametrize("loops", [(1, 1), (4, 3)], ids=["one loop", "nested loops"])
-@pytest.mark.parametrize("name", ["masked_softmax", "symmetric"])
-def test_compiles_for_an_h100(
-    name: str, loops: tuple[int, int], declared: Callable[[str], ModuleType]
+# Tensors that a kernel's loops merge for, and some that need nested ones.
+DENSE = {
+    "masked_softmax": ((4, 8, 64, 1024), (64, 1024)),
+    "rms_norm": ((4, 512, 4096), (4096,)),
+    "sum_of_squares": ((4096, 4096),),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_launches_compile_for_an_h100(
+    name: str, monkeypatch: pytest.MonkeyPatch, declared: Callable[[str], ModuleType]
 ) -> None:
     """The interpreter accepts more than the compiler; a compiler needs no GPU."""
-    import triton
-    import triton.language as tl
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    args = [torch.empty(shape, dtype=torch.bfloat16) for shape in DENSE[name]]
+    for backward in (False, True):
+        for launch in triton_on_cpu.launches(monkeypatch, declared(name), args, backward):
+            compiled = launch.compiled()
+            if launch.keywords.get("SWEEP", 0) in (0, 1):
+                assert "ld.global.v4" in compiled.asm["ptx"]  # 16 bytes at a time
+            if launch.keywords.get("PARTS") == 0:
+                assert "scf.for" not in compiled.asm["ttir"]  # a row in registers, read once
 
-    constants = {
-        "COMPUTE": tl.float32,
-        "ROW_LOOPS": loops[0],
-        "COLUMN_LOOPS": loops[1],
-        "WIDE": loops != (1, 1),
-        "BLOCK_ROWS": 2,
-        "BLOCK_COLUMNS": 512,
-    }
-    kernels = declared(name).triton_kernels
-    compiled = 0
-    for kernel in vars(kernels).values():
-        if getattr(kernel, "__module__", "") != kernels.__name__:
-            continue
-        kinds = {one: "*bf16" if one.endswith("_pointer") else "i32" for one in kernel.arg_names}
-        signature = {**kinds, **dict.fromkeys(constants, "constexpr")}
-        target = GPUTarget("cuda", 90, 32)
-        ptx = triton.compile(ASTSource(kernel, signature, constants), target=target).asm["ptx"]
-        divides = re.search(r"\b(rem|div)\.[su](32|64)", ptx) is not None
-        assert divides == (loops != (1, 1) or name == "symmetric")  # its tiles: row and column
-        compiled += 1
-    assert compiled == {"masked_softmax": 6, "symmetric": 2}[name]
+
+def test_rows_in_one_block_are_read_once(
+    monkeypatch: pytest.MonkeyPatch, declared: Callable[[str], ModuleType]
+) -> None:
+    args = [torch.empty(64, 16, 4096, dtype=torch.bfloat16) for _ in range(2)]
+    args += [torch.empty(4096, dtype=torch.bfloat16) for _ in range(2)]
+    (launch,) = triton_on_cpu.launches(monkeypatch, declared("residual_norm"), args)
+    assert launch.compiled().asm["ttir"].count("tt.load") == 4
+
+
+@pytest.mark.parametrize("name", ["masked_softmax", "symmetric"])
+def test_strided_tensors_compile_for_an_h100(
+    name: str, monkeypatch: pytest.MonkeyPatch, declared: Callable[[str], ModuleType]
+) -> None:
+    """Nested loops over rows and columns, 64-bit offsets and 1000000 columns in a loop."""
+    if name == "symmetric":
+        args = [torch.empty(1, dtype=torch.bfloat16, device="meta").expand(70000, 70000)]
+    else:
+        x = torch.empty(3, 5, 7, 2000000, dtype=torch.bfloat16, device="meta")[:, :, :, ::2]
+        args = [x.transpose(1, 2), torch.empty(5, 1000000, dtype=torch.bfloat16, device="meta")]
+    launches = triton_on_cpu.launches(monkeypatch, declared(name), args, backward=True)
+    assert {launch.keywords["WIDE"] for launch in launches} == {name == "symmetric"}
+    for launch in launches:
+        launch.compiled()
+
+
+@pytest.mark.parametrize("name", ["group_norm_silu", "smooth_loss", "mean_of_two", "largest"])
+def test_rows_that_programs_share(
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    ejected: Callable[[str], Path],
+    declared: Callable[[str], ModuleType],
+) -> None:
+    """Few long rows: each sweep is a launch, and the partial results are added in order."""
+    shapes = {
+        "group_norm_silu": ((1, 8, 130, 150), (8,), (8,)),
+        "smooth_loss": ((70, 1000), (70, 1000)),
+        "mean_of_two": ((300, 4, 500),),
+        "largest": ((50000, 5),),
+    }[name]
+    generator = torch.Generator().manual_seed(0)
+    args = [torch.randn(shape, generator=generator) for shape in shapes]
+    launches = triton_on_cpu.launches(monkeypatch, declared(name), args)
+    monkeypatch.undo()
+    assert {launch.keywords["PARTS"] > 1 for launch in launches} == {True}
+    compare(ejected(name), declared(name), name, args)
+
+
+@pytest.mark.parametrize("name", triton_on_cpu.MATH)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_elementary_functions(name: str, rounded: bool) -> None:
+    x = torch.cat([torch.linspace(-30, 30, 3001), torch.logspace(-25, 1.4, 1000)])
+    if name in ("log", "rsqrt", "log1p"):
+        x = x[x > 0]
+    found = interpreter.run("triton_on_cpu:elementary", name, x, rounded)
+    expected = triton_on_cpu.MATH[name](x.double())
+    # The interpreter computes in NumPy: this is about the polynomials and the cases.
+    limit = 1e-5 if rounded else 1e-6
+    torch.testing.assert_close(found.double(), expected, rtol=limit, atol=1e-38)

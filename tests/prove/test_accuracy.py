@@ -236,6 +236,31 @@ def test_a_missing_result_is_a_problem_unless_it_would_be_zero() -> None:
     assert third.problem == "is not zero, eager has no gradient there"
 
 
+def test_a_comparison_may_fall_either_way_within_the_rounding() -> None:
+    values = torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 4.0]])
+    bar = Bar(lambda values: [values[0].mean(-1) * 3 > values[1]], [values, t(0.6, 7.0)], ["mask"])
+    (eager,) = bar.eager
+    assert eager is not None
+    flipped = torch.stack([~eager[0], eager[1]])
+    other = torch.stack([eager[0], ~eager[1]])
+    sums = values.double().mean(-1) * 3 - t(0.6, 7.0).double()
+    assert sums[0].abs() < 1e-7
+    for mask in (eager, flipped):
+        (judgement,) = bar.judge([mask])
+        assert judgement.problem is None
+    wrong = Bar(bar.evaluate, [values, t(0.6, 7.1)], ["mask"])
+    (judgement,) = wrong.judge([other])
+    assert judgement.problem == "at [1] is True, eager gives False"
+
+
+def test_integers_of_integers_must_be_equal() -> None:
+    ids = torch.arange(6).view(2, 3)
+    bar = Bar(lambda values: [values[0] % 3], [ids], ["remainder"])
+    (judgement,) = bar.judge([ids % 3 + (ids == 4)])
+    assert judgement.problem == "at [1, 1] is 2, eager gives 1"
+    assert not judgement.curable
+
+
 def test_inputs_changed_later_do_not_change_the_bar() -> None:
     value = torch.ones(2, 2)
     bar = Bar(softmax, [value], ["output"])

@@ -45,7 +45,17 @@ def asks_about_dtypes(value: Tensor) -> Tensor:
     return output
 
 
-@pytest.mark.parametrize("function", [strided_output, viewed_output, asks_about_dtypes])
+def asks_the_reference_on_meta_tensors(value: Tensor) -> Tensor:
+    like = torch.relu(torch.empty_like(value, device="meta"))
+    output = torch.empty_strided(like.shape, like.stride())
+    SOURCE.launch("scaled_relu<float, float>", (value, output, i64(value.numel()), f32(1.0)))
+    return output
+
+
+@pytest.mark.parametrize(
+    "function",
+    [strided_output, viewed_output, asks_about_dtypes, asks_the_reference_on_meta_tensors],
+)
 def test_outputs_keep_their_strides(function: Any) -> None:
     op, value = Planned(function), torch.ones(2, 3)
     first, second = op(value), op(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -71,6 +72,8 @@ def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
     if isinstance(value, (list, tuple)):
         inner = _comma([_text(item, names) for item in value])
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
     return repr(value)
 
 

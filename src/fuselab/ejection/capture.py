@@ -20,7 +20,7 @@ import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import get_decompositions
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
@@ -31,8 +31,16 @@ aten = torch.ops.aten
 # PyTorch's own definitions of composed operators by simpler ones. Their arithmetic is what the
 # eager kernels compute; normalisations and softmax are lowered by ours, in `lower.py`.
 COMPOSED = (
+    aten._fused_rms_norm,
+    aten._fused_rms_norm_backward,
+    aten._native_batch_norm_legit_no_training,
+    aten._prelu_kernel,
+    aten._prelu_kernel_backward,
     aten.addcdiv,
     aten.addcmul,
+    aten.aminmax,
+    aten.count_nonzero,
+    aten.dist,
     aten.celu,
     aten.elu,
     aten.elu_backward,
@@ -45,12 +53,17 @@ COMPOSED = (
     aten.hardswish,
     aten.hardswish_backward,
     aten.hardtanh,
+    aten.heaviside,
     aten.hardtanh_backward,
     aten.huber_loss,
     aten.huber_loss_backward,
     aten.leaky_relu,
     aten.leaky_relu_backward,
     aten.lerp,
+    aten.logaddexp,
+    aten.logaddexp2,
+    aten.logit,
+    aten.logit_backward,
     aten.logsumexp,
     aten.log_sigmoid_forward,
     aten.log_sigmoid_backward,
@@ -59,9 +72,16 @@ COMPOSED = (
     aten.mish_backward,
     aten.mse_loss,
     aten.mse_loss_backward,
+    aten.nan_to_num,
+    aten.nll_loss_backward,
+    aten.nll_loss_forward,
+    aten.nll_loss2d_backward,
+    aten.nll_loss2d_forward,
     aten.rsub,
     aten.selu,
     aten.sigmoid_backward,
+    aten.sinc,
+    aten.special_entr,
     aten.silu,
     aten.silu_backward,
     aten.smooth_l1_loss,
@@ -70,10 +90,15 @@ COMPOSED = (
     aten.softplus_backward,
     aten.softshrink,
     aten.hardshrink,
+    aten.soft_margin_loss,
+    aten.soft_margin_loss_backward,
     aten.std.correction,
+    aten.std_mean,
     aten.tanh_backward,
     aten.threshold,
     aten.threshold_backward,
+    aten.tril,
+    aten.triu,
     aten._softmax,
     aten._softmax_backward_data,
     aten._log_softmax,
@@ -84,7 +109,6 @@ COMPOSED = (
     aten.native_batch_norm_backward,
     aten.native_layer_norm,
     aten.native_layer_norm_backward,
-    aten.native_group_norm_backward,
     aten.binary_cross_entropy,
     aten.binary_cross_entropy_backward,
     aten.binary_cross_entropy_with_logits,
@@ -293,10 +317,14 @@ def _run_dynamo(
             compiled(*examples, **named)
         except BackendCompilerFailed:
             raise
-        except TorchDynamoException as error:
+        except Unsupported as error:
             raise EjectError(
                 f"{name} cannot be one graph: {_first_line(error)}{_user_line(error)}; eject a "
                 "part of it that has no such line."
+            ) from error
+        except TorchDynamoException as error:
+            raise EjectError(
+                f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
             ) from error
 
 
@@ -330,10 +358,13 @@ def _example(arg: Any, wants_gradient: bool) -> Any:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = re.search(r"got (\w+\(.*\))$", str(error), re.MULTILINE)  # by the user's call
-    if raised is not None:
-        return raised[1]
     return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def _reason(error: BaseException) -> str:
+    """Return the sentence of the PyTorch operator that refused its arguments, if there is one."""
+    found = re.search(r"got (\w+Error)\([\"'](.*?)[\"']\)", str(error), re.DOTALL)
+    return found[2].partition("\\n")[0].rstrip(".") if found else _first_line(error)
 
 
 def _user_line(error: BaseException) -> str:
@@ -363,6 +394,7 @@ def _captured(
     arguments.sort(key=_in_users_order(function, names))
     found = dict(zip(primals, results[count:], strict=False))
     gradients = [found.get(argument.node) for argument in arguments]
+    _equate_sizes(joint.graph)
     sizes, hints = _symbols(arguments)
     return Captured(
         name,
@@ -377,6 +409,26 @@ def _captured(
         hints,
         ranges,
     )
+
+
+def _equate_sizes(graph: fx.Graph) -> None:
+    """Make the sizes of an index one with those of the tensor that it chooses from, where they are
+    equal in the example: PyTorch would allow the index to be smaller."""
+    for node in graph.nodes:
+        if getattr(node.target, "overloadpacket", None) not in (
+            aten.gather,
+            aten.scatter,
+            aten.scatter_add,
+        ):
+            continue
+        tensor, dim, index = node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
+        for place, (one, other) in enumerate(zip(tensor.shape, index.shape, strict=True)):
+            if place != dim % tensor.dim() and _hint(one) == _hint(other):
+                bool(one == other)  # from here on the tracer's symbols for them are the same
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def _flat(results: Any) -> list[Any]:

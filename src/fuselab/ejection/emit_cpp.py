@@ -6,9 +6,11 @@ threads and the strides are those of ``fuselab/runtime/include/cpu_sweep.h``.
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import TypeGuard
 
 from fuselab.ejection.functions import CPP, CPP_CASTS, CPP_REDUCTIONS
 from fuselab.ejection.loops import (
@@ -53,6 +55,11 @@ _FRAME = {
 _TYPES = {"V", "Real", "Lane", "Loops", "Sum", "Product", "Maximum", "Minimum", "Half", "BFloat16"}
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal"})
+# Functions that take longer than to load a value from the cache.
+_SLOW = frozenset(
+    """acos asin atan cos div erf exp expm1 log log1p pow reciprocal rsqrt sigmoid sin sqrt
+    tanh""".split()  # noqa: SIM905
+)
 _OF_MASKS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 _ATOM = re.compile(r"[\w.:]+(<\w+>)?(\(.*\))?$", re.DOTALL)
 _INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
@@ -79,6 +86,9 @@ class _Kernel:
         self.lines: list[str] = []
         self.indent = 1
         self.known: dict[Expression, str] = {}  # the texts of values in the present scope
+        self.reduced = frozenset(plan.reductions)
+        self.kept: dict[Expression, str] = {}  # the values that a sweep keeps for later ones
+        self.is_kept: set[Expression] = set()  # those of them that an earlier sweep has computed
         self.column_axes = frozenset(plan.kernel.column_axes)
         self.namer = Namer(sorted(_KEYWORDS | _FRAME | _TYPES))
         self.names: dict[Expression, str] = {
@@ -156,19 +166,76 @@ class _Kernel:
         else:
             self.lines += _filled_list("  const auto [", arrays, "] =")
             self.lines += _filled_list("      arrays(", data, ");")
-        self.write("sweep<Real, lane>(loops, [&](const auto& rows) {")
-        self.indent += 1
-        for depth in range(1, self.depth() + 1):
-            self.reduce([one for one in self.plan.reductions if self.plan.depth(one) == depth])
-        self.store(self.stored(False), "rows.once")
-        self.store(self.stored(True), "rows.each")
-        self.indent -= 1
-        self.write("});")
+        if self.plan.reductions:
+            self.write("sweep<Real, lane>(loops, [&](const auto& rows) {")
+            self.indent += 1
+            self.choose_kept()
+            for sweep in self.sweeps():
+                self.reduce(sweep)
+            self.store(self.stored(False), "rows.once(")
+            self.store(self.stored(True), "rows.each(")
+            self.indent -= 1
+            self.write("});")
+        else:
+            self.store(self.stored(True), "for_each<Real, lane>(loops, ")
         written = "\n".join(self.lines)
         if re.search(r"\bV\b", written):
             self.lines.insert(place, "  using V = Vector<Real>;")
         if re.search(r"\bcolumns\b", written):
             self.lines.insert(place, "  const int64_t columns = loops.columns;")
+
+    def sweeps(self) -> list[list[Reduced]]:
+        """Return the reductions of each sweep over the columns, in the order of the sweeps."""
+        found = self.plan.reductions
+        depths = range(1, self.depth() + 1)
+        return [[one for one in found if self.plan.depth(one) == depth] for depth in depths]
+
+    def choose_kept(self) -> None:
+        """Choose the values that a sweep keeps for later ones, and write the room for them.
+
+        A value is kept if several sweeps need it and it takes long to compute, unless all of them
+        need it as a part of one value, which is then kept.
+        """
+        stored = [self.plan.stores[one.node] for one in self.stored(True) if one.node is not None]
+        sweeps = [[one.operand for one in sweep] for sweep in self.sweeps()] + [stored]
+        computed: set[Expression] = set()  # by the sweeps so far
+        chosen: dict[Apply, None] = {}
+
+        def visit(one: Expression) -> None:
+            if isinstance(one, Apply) and one in computed and self.is_slow(one, chosen):
+                chosen[one] = None
+            elif not isinstance(one, Reduced) and one not in chosen:
+                for child in children(one):
+                    visit(child)
+
+        for values in sweeps:
+            for one in values:
+                visit(one)
+            computed.update(walk(values, self.reduced))
+        for one in list(chosen):
+            del chosen[one]
+            if self.is_slow(one, chosen):  # and not only because of another one that is kept
+                chosen[one] = None
+        for one in chosen:
+            name = self.names.get(one) or self.namer.name(self.wanted_name(one))
+            self.names[one] = name
+            self.kept[one] = self.namer.name(f"{name}_kept")
+            self.write(f"const auto {self.kept[one]} = rows.room();")
+
+    def is_slow(self, one: Expression, loaded: Container[Expression]) -> bool:
+        """Return whether a value takes longer to compute for an element than to load, where the
+        values of ``loaded`` are loaded."""
+        known = {part for part in walk([one]) if part in self.reduced or part in loaded}
+        return _kind(one) == "float" and any(
+            isinstance(part, Apply)
+            and part.function in _SLOW
+            and not (part.function == "div" and _is_power_of_two(part.operands[1]))
+            and self.plan.axes_of(part) & self.column_axes
+            for part in walk([one], known)
+        )
+
+    def wanted_name(self, one: Apply) -> str:
+        return self.plan.kernel.names.get(one, one.function)
 
     def reduce(self, reduced: Sequence[Reduced]) -> None:
         """Write the sweep that computes the reductions."""
@@ -193,9 +260,9 @@ class _Kernel:
         if not operands:
             return
         values = [self.plan.stores[one.node] for one in operands if one.node is not None]
-        if walk == "rows.each":
+        if walk == "rows.each(":
             self.hoist(values)
-        self.open(f"{walk}([=](auto at) {{")
+        self.open(f"{walk}[=](auto at) {{")
         outer = dict(self.known)
         self.define(values)
         for operand, value in zip(operands, values, strict=True):
@@ -239,7 +306,7 @@ class _Kernel:
         found: dict[Apply | Load | Position, None] = {}
 
         def visit(one: Expression) -> None:
-            if one in self.known or _is_number(one):
+            if one in self.known or one in self.is_kept or _is_number(one):
                 return
             if isinstance(one, Reduced) or self.plan.axes_of(one) & self.column_axes:
                 for child in children(one):
@@ -255,8 +322,7 @@ class _Kernel:
     def hoist_formula(self, one: Apply) -> None:
         name = self.names.get(one)
         if name is None:
-            wanted = self.plan.kernel.names.get(one, one.function)
-            name = self.names[one] = self.namer.name(wanted)
+            name = self.names[one] = self.namer.name(self.wanted_name(one))
         outer, before = dict(self.known), len(self.lines)
         self.open(f"const auto {name} = rows.value([=](auto at) {{")
         start = len(self.lines)
@@ -279,14 +345,24 @@ class _Kernel:
 
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""
-        for one in walk(expressions, self.known):
-            if isinstance(one, (Load, Position)):
+        for one in self.needed(expressions):
+            if one in self.is_kept:
+                self.write(f"const auto {self.names[one]} = at({self.kept[one]});")
+                self.known[one] = self.names[one]
+            elif isinstance(one, (Load, Position)):
                 self.write(f"const auto {self.names[one]} = at({self.array(one)});")
                 self.known[one] = self.names[one]
             elif isinstance(one, Apply) and one in self.names and not _is_number(one):
                 text = self.formula(one)
+                if one in self.kept:
+                    text = f"at.keep({self.kept[one]}, {text})"
+                    self.is_kept.add(one)
                 self.write(f"const auto {self.names[one]} = {text};")
                 self.known[one] = self.names[one]
+
+    def needed(self, expressions: Sequence[Expression]) -> list[Expression]:
+        """Return what has to be computed or loaded for ``expressions``, in this order."""
+        return walk(expressions, self.known, frozenset(self.is_kept))
 
     def formula(self, one: Apply) -> str:
         """Return the text of a function of operands, converted to the kind that it computes in."""
@@ -304,11 +380,14 @@ class _Kernel:
         if one.function in _COMPARISONS:
             kind = next(kind for kind in ("float", "int", "bool") if kind in kinds)
         function = _OF_MASKS.get(one.function, one.function) if kind == "bool" else one.function
+        operands = one.operands
+        if function == "div" and _is_power_of_two(operands[1]):
+            function, operands = "mul", (operands[0], Constant(1 / operands[1].value))
         template = CPP[function]
         is_call = "math::" in template
         texts = [
             self.vector(operand, kind) if is_call else self.value(operand, kind)
-            for operand in one.operands
+            for operand in operands
         ]
         text = _applied(template, texts)
         if one in self.fusible and not _is_scalar(one):
@@ -354,6 +433,17 @@ class _Kernel:
 def _is_number(one: Expression) -> bool:
     """Return whether a value is the same everywhere: made of constants and sizes."""
     return all(isinstance(part, (Constant, Size, Apply)) for part in walk([one]))
+
+
+def _is_power_of_two(one: Expression) -> TypeGuard[Constant]:
+    """Return whether a value is a power of two by whose reciprocal one may multiply instead."""
+    if not isinstance(one, Constant) or isinstance(one.value, bool) or not one.value:
+        return False
+    return (
+        math.isfinite(one.value)
+        and abs(math.frexp(one.value)[0]) == 0.5
+        and (2.0**-100 < abs(one.value) < 2.0**100)
+    )
 
 
 def _is_scalar(one: Expression) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from fuselab.ejection.fold import fold
-from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS
+from fuselab.ejection.fold import COLUMNS, fold
+from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, triton_neutral
 from fuselab.ejection.loops import (
     Apply,
     Constant,
@@ -20,37 +21,76 @@ from fuselab.ejection.loops import (
 )
 from fuselab.ejection.plan import KernelPlan, Namer, Operand
 
+# The device functions of ``runtime/triton_loops.py`` that kernels call.
+_LOOPS = (
+    "block_of_columns",
+    "block_of_rows",
+    "larger",
+    "load",
+    "load_partials",
+    "numel",
+    "offset",
+    "product",
+    "share_of_columns",
+    "smaller",
+    "store_partial",
+    "tile",
+)
 LONG = 60  # characters; a longer operand gets a name
 _INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
 
 
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
     """Return the text of ``triton_kernels.py``."""
-    bodies = [text for plan in plans for text in kernels_of(plan)]
-    whole = "\n\n\n".join(bodies)
-    helpers = [
-        name
-        for name in ("column_offset", "larger", "product", "row_offset", "smaller")
-        if re.search(rf"\b{name}\b", whole)
-    ]
+    whole = "\n\n\n".join(_function(plan).text() for plan in plans)
     lines = [f'"""{title}"""', "", "import triton", "import triton.language as tl"]
     if "libdevice." in whole:
         lines.append("from triton.language.extra import libdevice")
-    lines += ["", f"from fuselab.runtime.triton_loops import {', '.join(helpers)}", "", "", ""]
+    lines.append("")
+    if "math." in whole:
+        lines.append("from fuselab.runtime import triton_math as math")
+    helpers = [name for name in _LOOPS if re.search(rf"\b{name}\b", whole)]
+    line = f"from fuselab.runtime.triton_loops import {', '.join(helpers)}"
+    if len(line) > COLUMNS:
+        listed = ",\n    ".join(helpers)
+        line = f"from fuselab.runtime.triton_loops import (\n    {listed},\n)"
+    lines += [line]
+    lines += ["", "", ""]
     return "\n".join(lines) + whole + "\n"
 
 
-def kernels_of(plan: KernelPlan) -> list[str]:
-    """Return the source of each Triton function of a kernel."""
-    if not plan.reductions:
-        return [_Pointwise(plan).text()]
-    return [_InOneBlock(plan).text(), _InBlocks(plan).text()]
+def sweeps_to_reduce(plan: KernelPlan) -> int:
+    """Return how many sweeps of a kernel reduce."""
+    return max(map(plan.depth, plan.reductions))
+
+
+def stores_in_a_sweep_of_its_own(plan: KernelPlan) -> bool:
+    """Return whether results with an element for each column need the last reduction of all."""
+    columns = frozenset(plan.kernel.column_axes)
+    values = [
+        plan.stores[one.node]
+        for one in plan.stored
+        if one.node is not None and any(axis in columns for entry in one.index for axis in entry)
+    ]
+    return any(plan.depth(value) == sweeps_to_reduce(plan) for value in values)
+
+
+def reducing_text(plan: KernelPlan) -> str:
+    """Return the text of a kernel's ``triton_sweep.Reducing``."""
+    stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
+    whole = ", is_shared=False" if any(one.kind == "int" for one in plan.reductions) else ""
+    sweeps, reductions = sweeps_to_reduce(plan), len(plan.reductions)
+    return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole})"
+
+
+def _function(plan: KernelPlan) -> _Function:
+    return _Rows(plan) if plan.reductions else _Pointwise(plan)
 
 
 class _Function:
     """One @triton.jit function."""
 
-    suffix = ""
+    constants: tuple[str, ...]  # the parameters that are compiled in
 
     def __init__(self, plan: KernelPlan) -> None:
         self.plan = plan
@@ -63,54 +103,40 @@ class _Function:
 
     # --- the frame
 
-    def signature(self) -> list[str]:
-        plan = self.plan
-        tensors = [self.pointer(one) for one in plan.operands if one.node is not None]
-        read = [self.pointer(one) for one in plan.loads if one.node is not None]
-        written = tensors[len(read) :]
-        lines: list[str] = []
-        for names, what in ((read, "read"), (written, "written")):
-            if names:
-                lines.append(f"    # {what}")
-                text = ", ".join(names) + ","
-                lines += textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="    ")
-        if plan.numbers:
-            lines += [f"    {', '.join(plan.numbers.values())},"]
-        lines += [
-            "    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,"
-        ]
-        for one in plan.operands:
-            steps = " ".join(f"{one.name}_stride_{step}," for step in range(7))
-            lines += textwrap.wrap(steps, 96, initial_indent="    ", subsequent_indent="    ")
-        lines += [
-            "    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,",
-            "    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,",
-        ]
-        return lines
-
-    def decorator(self) -> str:
-        plan = self.plan
-        never = [*plan.numbers.values(), "rows", "row_size_1", "row_size_2", "column_size_1"]
-        never += [f"{one.name}_stride_{step}" for one in plan.operands for step in (0, 1, 4)]
-        loose = [f"{one.name}_stride_6" for one in plan.operands]
-        listed = textwrap.fill(
-            f"do_not_specialize=[{', '.join(map(repr, never))}],", 96, subsequent_indent="    "
-        )
-        aligned = textwrap.fill(
-            f"do_not_specialize_on_alignment=[{', '.join(map(repr, loose))}],",
-            96,
-            subsequent_indent="    ",
-        )
-        options = textwrap.indent(f"{listed}\n{aligned}", "    ").replace("'", '"')
-        return f"@triton.jit(\n{options}\n)  # fmt: skip"
-
     def text(self) -> str:
         self.body()
-        head = [self.decorator(), f"def {self.plan.name}{self.suffix}("]
         doc = textwrap.fill(
             self.docstring(), 96, initial_indent='    """', subsequent_indent="    "
         )
-        return "\n".join([*head, *self.signature(), "):  # fmt: skip", f'{doc}"""', *self.lines])
+        head = [self.decorator(), f"def {self.plan.name}(", *self.signature(), "):  # fmt: skip"]
+        return "\n".join([*head, f'{doc}"""', *self.lines])
+
+    def decorator(self) -> str:
+        """Return the decorator. A size that is a number of the arithmetic is no reason to compile
+        the kernel again."""
+        if not self.plan.numbers:
+            return "@triton.jit"
+        names = ", ".join(f'"{name}"' for name in self.plan.numbers.values())
+        return f"@triton.jit(do_not_specialize=[{names}])"
+
+    def signature(self) -> list[str]:
+        read = [self.pointer(one) for one in self.plan.loads if one.node is not None]
+        written = [self.pointer(one) for one in self.plan.stored]
+        lines: list[str] = []
+        for names, what in ((read, "read"), (written, "written")):
+            if names:
+                lines += [f"    # {what}", *_listed(names)]
+        lines += [*self.sizes(), *_listed(self.strides())]
+        lines.append("    # chosen by the launcher")
+        return [*lines, *_listed([f"{name}: tl.constexpr" for name in self.constants])]
+
+    def sizes(self) -> list[str]:
+        """Return the lines of the parameters between the tensors and the strides."""
+        raise NotImplementedError
+
+    def strides(self) -> list[str]:
+        """Return the names of the strides, in the order of the operands."""
+        raise NotImplementedError
 
     def write(self, line: str) -> None:
         self.lines += fold("    " * self.indent + line)
@@ -130,53 +156,25 @@ class _Function:
         names = [self.plan.axis_names[axis] for axis in axes]  # type: ignore[index]
         return ", ".join(names) or "the whole"
 
-    def write_rows(self, tile: str) -> None:
-        """Define this program's rows."""
-        self.write(f"row = {tile} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
-        self.write("if WIDE:")
-        self.write(
-            f"    row = {tile}.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]"
-        )
-
-    def write_row_offsets(self) -> None:
-        for one in self.plan.operands:
-            if self.has(one, self.row_axes):
-                self.write(f"{one.name}_row = {self.row_offset(one)}")
-
-    def row_offset(self, operand: Operand) -> str:
-        steps = ", ".join(f"{operand.name}_stride_{step}" for step in range(4))
-        return f"row_offset(row, row_size_1, row_size_2, row_size_3, {steps}, ROW_LOOPS)"
-
     def has(self, operand: Operand, axes: frozenset[object]) -> bool:
         return any(axis in axes for entry in operand.index for axis in entry)
 
     def place(self, operand: Operand) -> str:
-        """Return the offset of the operand's elements in the present tile."""
-        parts = [f"{operand.name}_row"] if self.has(operand, self.row_axes) else []
-        if operand.is_stored and not any(operand.index):
-            return "row"  # a single element: the only row's
-        if self.has(operand, self.column_axes):
-            steps = ", ".join(f"{operand.name}_stride_{step}" for step in range(4, 7))
-            parts.append(
-                f"column_offset(column, column_size_1, column_size_2, {steps}, COLUMN_LOOPS)"
-            )
-        return " + ".join(parts)
+        """Return the text of the offset of the operand's elements; empty for a single element."""
+        raise NotImplementedError
 
-    def named_place(self, operand: Operand, place: str) -> str:
-        """Return a short text of the offset; a long one gets a line of its own."""
-        if "(" not in place and len(place) < 40:
-            return place
-        self.write(f"{operand.name}_offset = {place}")
-        return f"{operand.name}_offset"
+    def address(self, operand: Operand) -> str:
+        """Return the text of the operand's addresses."""
+        return " + ".join(filter(None, (self.pointer(operand), self.place(operand))))
+
+    def loaded(self, operand: Operand) -> str:
+        """Return the text of the operand's elements."""
+        mask = self.mask(operand)
+        return f"tl.load({self.address(operand)}{', ' if mask else ''}{mask})"
 
     def mask(self, operand: Operand) -> str:
-        on_rows = self.has(operand, self.row_axes)
-        on_columns = self.has(operand, self.column_axes)
-        if on_rows and on_columns:
-            return "exists"
-        if on_rows or (operand.is_stored and not on_columns):
-            return "row < rows"
-        return "column < columns" if on_columns else ""
+        """Return the text of the mask of the operand's elements; empty for a single element."""
+        raise NotImplementedError
 
     # --- values
 
@@ -195,18 +193,12 @@ class _Function:
     def load(self, one: Load | Position) -> None:
         name = self.plan.value_names[one]
         operand = next(operand for operand in self.plan.loads if operand.name == name)
-        place, mask = self.place(operand), self.mask(operand)
         if isinstance(one, Position):
-            self.write(f"{name} = {place or 0}")
+            self.write(f"{name} = {self.place(operand) or 0}")
         else:
-            pointer = self.pointer(operand) + (
-                f" + {self.named_place(operand, place)}" if place else ""
-            )
-            masked = f", {mask}" if mask else ""
-            cast = ".to(COMPUTE)" if one.tensor.kind == "float" else ""
-            if one.tensor.kind == "bool":
-                cast = " != 0"
-            self.write(f"{name} = tl.load({pointer}{masked}){cast}")
+            loaded = self.loaded(operand)
+            cast = {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
+            self.write(f"{name} = {loaded}{cast}")
         self.known[one] = name
 
     def reduce(self, one: Reduced) -> None:
@@ -225,6 +217,9 @@ class _Function:
         return self.formula(one)
 
     def formula(self, one: Apply) -> str:
+        by = one.operands[-1]
+        if one.function == "div" and isinstance(by, Constant) and _is_power_of_two(by.value):
+            one = Apply("mul", (one.operands[0], Constant(1 / by.value)), one.kind)
         template = TRITON[one.function]
         texts = []
         for place, operand in enumerate(one.operands):
@@ -235,7 +230,7 @@ class _Function:
                     text = self.named(operand, text)
                 elif needs_parentheses(one, place, operand):
                     text = f"({text})"
-            elif text.startswith("-") and place:
+            elif text.startswith("-") and place and not _stands_in_a_call(template, place):
                 text = f"({text})"  # a negative constant
             texts.append(text)
         return template.format(*texts)
@@ -250,16 +245,11 @@ class _Function:
     def store(self, operand: Operand) -> None:
         assert operand.node is not None
         value = self.value(self.plan.stores[operand.node])
-        place, mask = self.place(operand), self.mask(operand)
-        pointer = self.pointer(operand) + (
-            f" + {self.named_place(operand, place)}" if place else ""
-        )
-        masked = f", {mask}" if mask else ""
         if not re.fullmatch(r"[\w.]+(\([^()]*\))?", value):
             self.write(f"{operand.name} = {value}")
             value = operand.name
         target = f"{self.pointer(operand)}.dtype.element_ty"
-        self.write(f"tl.store({pointer}, {value}.to({target}){masked})")
+        self.write(f"tl.store({self.address(operand)}, {value}.to({target}), {self.mask(operand)})")
 
     def stored(self, on_columns: bool) -> list[Operand]:
         return [one for one in self.plan.stored if self.has(one, self.column_axes) == on_columns]
@@ -275,21 +265,31 @@ _BINDING = {
     **dict.fromkeys(("xor",), 3),
     **dict.fromkeys(("and",), 4),
     **dict.fromkeys(("add", "sub"), 5),
-    **dict.fromkeys(("mul", "div", "reciprocal", "rsqrt", "sigmoid"), 6),
+    **dict.fromkeys(("mul", "div", "reciprocal"), 6),
     "neg": 7,
 }
 _CALL = 9
 
 
+def _stands_in_a_call(template: str, place: int) -> bool:
+    """Return whether an operand stands between the commas of a call."""
+    return place in {int(found[1]) for found in _INSIDE.finditer(template)}
+
+
 def needs_parentheses(outer: Apply, place: int, operand: Apply) -> bool:
     """Return whether the text of ``operand`` needs parentheses as an operand of ``outer``."""
     template = TRITON[outer.function]
-    if place in {int(found[1]) for found in _INSIDE.finditer(template)}:
-        return False  # it stands between the commas of a call
+    if _stands_in_a_call(template, place):
+        return False
     inner, around = (_BINDING.get(one.function, _CALL) for one in (operand, outer))
     if around == _CALL:
         return inner < _CALL  # a method's object
     return inner < around or (inner == around and (place > 0 or around <= 1))
+
+
+def _is_power_of_two(value: float | int | bool) -> bool:
+    """Return whether dividing by the number and multiplying by its reciprocal are the same."""
+    return abs(math.frexp(value)[0]) == 0.5 and 1e-30 < abs(value) < 1e30
 
 
 def _constant(value: float | int | bool) -> str:
@@ -298,8 +298,17 @@ def _constant(value: float | int | bool) -> str:
     return repr(value)
 
 
+def _listed(names: Sequence[str]) -> list[str]:
+    """Return lines of parameters."""
+    text = ", ".join(name.replace(" ", "\0") for name in names) + ","
+    lines = textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="    ")
+    return [line.replace("\0", " ") for line in lines]
+
+
 class _Pointwise(_Function):
     """A kernel without reductions: a program owns a tile; the columns are the innermost loop."""
+
+    constants = ("COMPUTE", "ROUNDED", "WIDE", "BLOCK_ROWS", "BLOCK_COLUMNS")
 
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
@@ -312,141 +321,211 @@ class _Pointwise(_Function):
             "columns are the innermost loop, the rows all others."
         )
 
+    def sizes(self) -> list[str]:
+        return [
+            "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
+            *_listed([*self.plan.numbers.values(), "sizes"]),
+        ]
+
+    def strides(self) -> list[str]:
+        return [f"{one.name}_strides" for one in self.plan.operands if self.has_place(one)]
+
+    def has_place(self, operand: Operand) -> bool:
+        return operand.is_stored or self.has(operand, self.all_axes)
+
     def body(self) -> None:
-        self.write("across = tl.cdiv(columns, BLOCK_COLUMNS)")
-        self.write("tile_row, tile_column = tl.program_id(0) // across, tl.program_id(0) % across")
-        self.write_rows("tile_row")
-        self.write("column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]")
-        self.write("if WIDE:")
-        self.write(
-            "    column = tile_column.to(tl.int64) * BLOCK_COLUMNS"
-            " + tl.arange(0, BLOCK_COLUMNS)[None, :]"
-        )
-        self.write("exists = (row < rows) & (column < columns)")
-        values = self.values_of(self.plan.stored)
-        self.define(values)
+        self.write("element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)")
+        self.define(self.values_of(self.plan.stored))
         for one in self.plan.stored:
             self.store(one)
 
     def place(self, operand: Operand) -> str:
-        if not self.has(operand, self.all_axes):
-            return "row + column" if operand.is_stored else ""  # a single element
-        self.write(f"{operand.name}_row = {self.row_offset(operand)}")
-        return f"{operand.name}_row + column * {operand.name}_stride_6"
+        return f"offset(element, {operand.name}_strides)" if self.has_place(operand) else ""
+
+    def loaded(self, operand: Operand) -> str:
+        if not self.has_place(operand):
+            return f"tl.load({self.pointer(operand)})"
+        where = f"element, {operand.name}_strides, is_row, is_column"
+        return f"load({self.pointer(operand)}, {where})"
 
     def mask(self, operand: Operand) -> str:
-        is_masked = operand.is_stored or self.has(operand, self.all_axes)
-        return "exists" if is_masked else ""
+        return "is_row & is_column"
 
 
 class _Rows(_Function):
     """A kernel with reductions: a program owns rows and sweeps over their columns."""
 
+    constants = (
+        "COMPUTE",
+        "ROUNDED",
+        "WIDE",
+        "NESTED",
+        "SWEEP",
+        "PARTS",
+        "BLOCK_ROWS",
+        "BLOCK_COLUMNS",
+    )
+
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
-        self.depth = max(plan.depth(one) for one in plan.reductions)
-
-    def reduced_at(self, depth: int) -> list[Reduced]:
-        return [one for one in self.plan.reductions if self.plan.depth(one) == depth]
-
-    def varies(self, one: Expression) -> bool:
-        return bool(self.plan.axes_of(one) & self.column_axes)
-
-
-class _InOneBlock(_Rows):
-    def docstring(self) -> str:
-        names = ", ".join(one.name for one in self.plan.stored)
-        kernel = self.plan.kernel
-        return (
-            f"Compute {names}. A program owns BLOCK_ROWS rows ({self.loops(kernel.row_axes)}) with "
-            f"all of their columns ({self.loops(kernel.column_axes)}), which fit in one block, so "
-            "that every element is read once."
-        )
-
-    def body(self) -> None:
-        self.write_rows("tl.program_id(0)")
-        self.write("column = tl.arange(0, BLOCK_COLUMNS)[None, :]")
-        self.write("exists = (row < rows) & (column < columns)")
-        self.write_row_offsets()
-        self.define(self.values_of(self.plan.stored))
-        for one in self.plan.stored:
-            self.store(one)
-
-    def reduce(self, one: Reduced) -> None:
-        neutral, _, total = TRITON_REDUCTIONS[one.function]
-        name = self.plan.value_names[one]
-        operand = f"tl.where(exists, {self.value(one.operand)}, {neutral})"
-        self.write(f"{name} = {total.format(operand)}[:, None]")
-        self.known[one] = name
-
-
-class _InBlocks(_Rows):
-    suffix = "_in_blocks"
+        self.depth = sweeps_to_reduce(plan)
+        self.stores_in_last_reduction = not stores_in_a_sweep_of_its_own(plan)
 
     def docstring(self) -> str:
         names = ", ".join(one.name for one in self.plan.stored)
         kernel = self.plan.kernel
-        sweeps = self.depth + bool(self.stored(True))
+        sweeps = self.depth + stores_in_a_sweep_of_its_own(self.plan)
+        often = ["", "once", "twice"][sweeps] if sweeps < 3 else f"{sweeps} times"
         return (
             f"Compute {names}. A program owns BLOCK_ROWS rows ({self.loops(kernel.row_axes)}) and "
-            f"sweeps {['', 'once', 'twice'][sweeps] if sweeps < 3 else f'{sweeps} times'} over "
-            f"their columns ({self.loops(kernel.column_axes)}), BLOCK_COLUMNS at a time."
+            f"sweeps {often} over their columns ({self.loops(kernel.column_axes)}), BLOCK_COLUMNS "
+            "at a time. If PARTS programs share a row, each sweep is a launch of its own, and "
+            "SWEEP is its number."
         )
 
+    def sizes(self) -> list[str]:
+        return [
+            "    # what programs that share rows leave for the next sweep",
+            "    partials_pointer,",
+            "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
+            *_listed([*self.plan.numbers.values(), "row_sizes", "column_sizes"]),
+        ]
+
+    def strides(self) -> list[str]:
+        names = []
+        for one in self.plan.operands:
+            if self.on_rows(one):
+                names.append(f"{one.name}_row_strides")
+            if self.has(one, self.column_axes):
+                names.append(f"{one.name}_column_strides")
+        return names
+
+    def on_rows(self, operand: Operand) -> bool:
+        """Return whether the operand's place depends on the row. A result without dimensions is
+        that of the only row."""
+        is_single = operand.is_stored and not any(operand.index)
+        return is_single or self.has(operand, self.row_axes)
+
+    def place(self, operand: Operand) -> str:
+        parts = []
+        if self.on_rows(operand):
+            parts.append(f"offset(row, {operand.name}_row_strides)")
+        if self.has(operand, self.column_axes):
+            parts.append(f"offset(column, {operand.name}_column_strides)")
+        return " + ".join(parts)
+
+    def address(self, operand: Operand) -> str:
+        if self.has_row_pointer(operand):
+            return f"{operand.name}_row + offset(column, {operand.name}_column_strides)"
+        return super().address(operand)
+
+    def has_row_pointer(self, operand: Operand) -> bool:
+        is_tensor = operand.node is not None
+        return is_tensor and self.on_rows(operand) and self.has(operand, self.column_axes)
+
+    def mask(self, operand: Operand) -> str:
+        on_rows, on_columns = self.on_rows(operand), self.has(operand, self.column_axes)
+        if on_rows and on_columns:
+            return "exists"
+        return "is_row" if on_rows else "is_column" if on_columns else ""
+
     def body(self) -> None:
-        self.write_rows("tl.program_id(0)")
-        self.write_row_offsets()
+        self.write("row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)")
+        self.write("first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)")
+        if any(name == "columns" for name in self.plan.value_names.values()):
+            self.write("columns = numel(column_sizes)")
+        for one in filter(self.has_row_pointer, self.plan.operands):
+            offset = f"offset(row, {one.name}_row_strides)"
+            self.write(f"{one.name}_row = {self.pointer(one)} + {offset}")
+        place = 0
         for depth in range(1, self.depth + 1):
-            self.sweep(depth)
+            self.reducing_sweep(depth, place)
+            place += len(self.reduced_at(depth))
+        on_columns = self.stored(True)
+        if on_columns and not self.stores_in_last_reduction:
+            self.lines.append("")
+            self.open_sweep()
+            self.store_all(on_columns)
+            self.indent -= 1
+        # Stores to rows come last: a store ends what the compiler knows of loaded elements.
         on_rows = self.stored(False)
         self.define(self.values_of(on_rows))
         for one in on_rows:
             self.store(one)
-        on_columns = self.stored(True)
-        if on_columns:
-            self.open_sweep()
-            outer = dict(self.known)
-            self.define(self.values_of(on_columns))
-            for one in on_columns:
-                self.store(one)
-            self.known = outer
-            self.indent -= 1
 
-    def open_sweep(self) -> None:
-        self.write("for start in range(0, columns, BLOCK_COLUMNS):")
-        self.indent += 1
-        self.write("column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]")
-        self.write("if WIDE:")
-        self.write("    column = column.to(tl.int64)")
-        self.write("exists = (row < rows) & (column < columns)")
+    def reduced_at(self, depth: int) -> list[Reduced]:
+        return [one for one in self.plan.reductions if self.plan.depth(one) == depth]
 
-    def sweep(self, depth: int) -> None:
+    def reducing_sweep(self, depth: int, place: int) -> None:
+        """Write a sweep that reduces; ``place`` is the number of its first reduction."""
         reduced = self.reduced_at(depth)
-        constant = [
-            found
-            for one in reduced
-            for found in walk([one.operand])
-            if not self.varies(found)
-            and isinstance(found, (Apply, Load))
-            and found in self.plan.value_names
-        ]
-        self.define(constant)
-        for one in reduced:
-            neutral, _, _ = TRITON_REDUCTIONS[one.function]
-            name = self.plan.value_names[one]
-            self.write(f"{name}_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, COMPUTE)")
+        names = [self.plan.value_names[one] for one in reduced]
+        self.lines.append("")
+        self.define(self.constant_in(reduced))
+        self.write(f"if SWEEP == 0 or SWEEP == {depth}:")
+        self.indent += 1
+        for one, name in zip(reduced, names, strict=True):
+            dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
+            neutral = triton_neutral(one.function, one.kind)
+            self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
         self.open_sweep()
         outer = dict(self.known)
         self.define([one.operand for one in reduced])
-        for one in reduced:
-            neutral, step, _ = TRITON_REDUCTIONS[one.function]
-            name = f"{self.plan.value_names[one]}_so_far"
-            operand = f"tl.where(exists, {self.value(one.operand)}, {neutral})"
-            self.write(f"{name} = {step.format(name, operand)}")
+        for one, name in zip(reduced, names, strict=True):
+            step, _ = TRITON_REDUCTIONS[one.function]
+            operand = self.term(one)
+            added = f"{name} += {operand}" if one.function == "sum" else ""
+            self.write(added or f"{name} = {step.format(name, operand)}")
+        if depth == self.depth and self.stores_in_last_reduction:
+            self.store_all(self.stored(True))
         self.known = outer
-        self.indent -= 1
-        for one in reduced:
-            _, _, total = TRITON_REDUCTIONS[one.function]
-            name = self.plan.value_names[one]
-            self.write(f"{name} = {total.format(f'{name}_so_far')}[:, None]")
+        self.indent -= 2
+        self.write("else:")
+        shared = "row_sizes, BLOCK_ROWS, PARTS"
+        for number, (one, name) in enumerate(zip(reduced, names, strict=True), place):
+            neutral = triton_neutral(one.function, one.kind)
+            self.write(
+                f"    {name} = load_partials(partials_pointer, {number}, {shared}, {neutral})"
+            )
+        for one, name in zip(reduced, names, strict=True):
+            _, total = TRITON_REDUCTIONS[one.function]
+            self.write(f"{name} = {total.format(name)}")
             self.known[one] = name
+        self.write(f"if SWEEP == {depth}:")
+        for number, name in enumerate(names, place):
+            self.write(f"    store_partial(partials_pointer, {number}, {name}, {shared})")
+        self.write("    return")
+
+    def term(self, one: Reduced) -> str:
+        """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
+        neutral element beyond 32 bits fits."""
+        value = self.value(one.operand)
+        if one.kind == "int":
+            value = f"({value}).to(tl.int64)"
+        return f"tl.where(exists, {value}, {triton_neutral(one.function, one.kind)})"
+
+    def constant_in(self, reduced: Sequence[Reduced]) -> list[Expression]:
+        """Return the named values that a sweep uses and that its columns do not change."""
+        return [
+            found
+            for one in reduced
+            for found in walk([one.operand])
+            if not self.plan.axes_of(found) & self.column_axes
+            and isinstance(found, (Apply, Load))
+            and found in self.plan.value_names
+        ]
+
+    def open_sweep(self) -> None:
+        self.write("for block in range(first, end):")
+        self.indent += 1
+        self.write(
+            "column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)"
+        )
+        self.write("exists = is_row & is_column")
+
+    def store_all(self, operands: Sequence[Operand]) -> None:
+        outer = dict(self.known)
+        self.define(self.values_of(operands))
+        for one in operands:
+            self.store(one)
+        self.known = outer

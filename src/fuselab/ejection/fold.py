@@ -14,9 +14,8 @@ def fold(line: str) -> list[str]:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
     end = _closing(line)
-    if line.lstrip().startswith("def "):
-        arrow = line.rfind("->")  # a user's function may have none
-        end = line.rindex(")", 0, arrow if arrow >= 0 else len(line))
+    if line.lstrip().startswith("def ") and "->" in line:
+        end = line.rindex(")", 0, line.rindex("->"))
     if end is None:
         name, _, value = line.partition(" = ")
         if not value:

@@ -23,17 +23,22 @@ from fuselab.ejection.loops import (
     Constant,
     Expression,
     Index,
+    Input,
     Load,
     Node,
+    Piece,
+    Pieces,
     Pointwise,
     Position,
     Reduced,
     Reduction,
+    Regrouped,
     View,
+    Window,
     operands_of,
     walk,
 )
-from fuselab.ejection.lower import unexpanded
+from fuselab.ejection.parts import constant_of, leaves, memory_of, unexpanded
 
 
 class DoesNotFitError(Exception):
@@ -158,10 +163,10 @@ def equal(one: sympy.Expr, other: sympy.Expr, binding: Binding) -> bool:
     function that regroups a dimension has required that its size be a multiple."""
     if binding.hint(one) != binding.hint(other):
         return False
-    return bool(one == other or sympy.simplify(_exact(one) - _exact(other)) == 0)
+    return bool(one == other or sympy.simplify(without_floors(one) - without_floors(other)) == 0)
 
 
-def _exact(size: sympy.Expr) -> sympy.Expr:
+def without_floors(size: sympy.Expr) -> sympy.Expr:
     """Return the size with floor divisions as divisions."""
     return size.replace(
         lambda part: getattr(part.func, "__name__", "") in ("FloorDiv", "floor"),
@@ -226,9 +231,13 @@ class Evaluation:
 
     def _at(self, node: Node, index: Index) -> Expression:
         if node in self.stored and node not in self.members:
-            return Load(node, index)
+            return self._loaded(node, index)
+        if isinstance(node, (Window, Regrouped)):
+            return self._loaded(node, index)
+        if isinstance(node, Piece):
+            return self.at(node.value, index)
         if isinstance(node, View):
-            return self.at(node.source, node.index(index, self.binding))
+            return self.at(node.source, node.index(index, node.source.sizes, self.binding))
         if isinstance(node, Pointwise):
             operands = tuple(
                 self.at(operand, unexpanded(index, operand.sizes))
@@ -251,6 +260,14 @@ class Evaluation:
             self.binding.unify(at, kept)
             return Reduced(node.function, self.at(node.source, _full(node, member)), node.kind)
         return Load(node, index)
+
+    def _loaded(self, tensor: Node, index: Index) -> Load:
+        """Return a load of what another kernel has written, never this one."""
+        memory = memory_of(tensor)
+        is_part = memory is not tensor or isinstance(memory, Pieces)
+        if is_part and any(leaf in self.members for leaf in leaves(memory)):
+            raise DoesNotFitError
+        return Load(tensor, index)
 
 
 def _kept(node: Reduction, index: Index) -> Index:
@@ -328,7 +345,7 @@ class Scheduler:
             joined = Kernel(members, _flat(rows), _flat(columns), binding.bound)
             return self._evaluated(joined, stored)
         self._tie_by_loads(binding, wanted, kernel)
-        self._tie_by_size(binding, kernel)
+        self._tie_by_size(binding, kernel, member)
         joined = replace(
             kernel,
             members=members,
@@ -355,8 +372,9 @@ class Scheduler:
                     continue
                 binding.bound, binding.free = attempt.bound, attempt.free
 
-    def _tie_by_size(self, binding: Binding, kernel: Kernel) -> None:
-        taken = {axis for parts in binding.bound.values() for axis in parts}
+    def _tie_by_size(self, binding: Binding, kernel: Kernel, member: Member) -> None:
+        """Tie the axes still free to those of the kernel that the member does not have yet."""
+        taken = set(binding.resolve(_flat(member.index)))
         open_axes = [
             axis
             for axis in binding.resolve((*kernel.row_axes, *kernel.column_axes))
@@ -440,11 +458,21 @@ def schedule(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list
 
     Results and reductions are computed once each. Everything else is computed where it is read.
     """
-    wanted = set(results)
+    order = in_order(results)
+    whole: set[Node] = {node for node in results if isinstance(node, Pieces)}
+    wanted = {node for node in results if not isinstance(node, (Pieces, Constant))}
+    for node in order:
+        if isinstance(node, Window) and not isinstance(memory_of(node), Input):
+            memory = memory_of(node)
+            (whole if isinstance(memory, Pieces) else wanted).add(memory)
+        if not isinstance(node, Piece):
+            whole.update(one for one in operands_of(node) if isinstance(one, Pieces))
+    wanted |= {leaf for node in whole for leaf in leaves(node) if constant_of(leaf) is None}
     scheduler = Scheduler(hints)
     stored: set[Node] = set()
-    for node in in_order(results):
-        if isinstance(node, Reduction) or (node in wanted and not isinstance(node, Constant)):
+    for node in order:
+        if isinstance(node, Reduction) or node in wanted:
             scheduler.add(node, frozenset(stored))
+        if isinstance(node, Reduction) or node in wanted or node in whole:
             stored.add(node)
     return scheduler.kernels

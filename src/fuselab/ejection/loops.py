@@ -106,14 +106,18 @@ def children(expression: Expression) -> tuple[Expression, ...]:
     return (expression.operand,) if isinstance(expression, Reduced) else ()
 
 
-def walk(expressions: Sequence[Expression], known: Container[Expression] = ()) -> list[Expression]:
+def walk(
+    expressions: Sequence[Expression],
+    known: Container[Expression] = (),
+    leaves: Container[Expression] = (),
+) -> list[Expression]:
     """Return every expression once, operands first, without those that are ``known`` and what only
-    these need."""
+    these and the ``leaves`` need."""
     order: dict[Expression, None] = {}
 
     def visit(expression: Expression) -> None:
         if expression not in known and expression not in order:
-            for child in children(expression):
+            for child in () if expression in leaves else children(expression):
                 visit(child)
             order[expression] = None
 
@@ -151,10 +155,46 @@ class Pointwise(Node):
 @dataclass(frozen=True, eq=False)
 class View(Node):
     """The elements of ``source`` in another arrangement. ``index`` returns the source's index for
-    one of the view's; it may split axes through the evaluation that it is given."""
+    one of the view's and for the source's sizes; it may split axes through the evaluation that it
+    is given."""
 
     source: Node = None  # type: ignore[assignment]
-    index: Callable[[Index, Splitter], Index] = None  # type: ignore[assignment]
+    index: Rearrangement = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Node):
+    """A slice of a tensor in memory: every ``step``-th element along ``dim`` from ``start`` on."""
+
+    source: Node = None  # type: ignore[assignment]
+    dim: int = 0
+    start: sympy.Expr = sympy.S.Zero
+    step: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Regrouped(Node):
+    """An argument in another shape, which its launcher gives it."""
+
+    source: Node = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces(Node):
+    """A tensor put together along ``dim``: each part fills a slice of it, every ``step``-th element
+    from ``start`` on, and all of them fill it. Kernels compute the parts, never the whole."""
+
+    dim: int = 0
+    parts: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Piece(Node):
+    """One part of ``Pieces``: a value of its own in each, because it is stored in its place."""
+
+    value: Node = None  # type: ignore[assignment]
+    start: sympy.Expr = sympy.S.Zero
+    step: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,10 +231,17 @@ class Splitter(Protocol):
         """Return the axes in groups whose sizes multiply to ``sizes``."""
 
 
+Rearrangement = Callable[[Index, Sequence[sympy.Expr], Splitter], Index]
+
+
 def operands_of(node: Node) -> tuple[Node, ...]:
     """Return the nodes that a node is computed from."""
-    if isinstance(node, (View, Reduction)):
+    if isinstance(node, (View, Reduction, Window, Regrouped)):
         return (node.source,)
+    if isinstance(node, Pieces):
+        return node.parts
+    if isinstance(node, Piece):
+        return (node.value,)
     if isinstance(node, (Pointwise, Call)):
         return tuple(operand for operand in node.operands if isinstance(operand, Node))
     return ()

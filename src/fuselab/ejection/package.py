@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
+
 from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
-from fuselab.ejection.kernels import Kernel, schedule
-from fuselab.ejection.loops import Input, Node, View
+from fuselab.ejection.kernels import Kernel, schedule, without_floors
+from fuselab.ejection.loops import Input, Node, Pieces, Pointwise, Regrouped, View, Window
 from fuselab.ejection.lower import Program, lower
-from fuselab.ejection.plan import KernelPlan, Sizes, planned
+from fuselab.ejection.parts import leaves, memory_of
+from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
 from fuselab.errors import EjectError
 
 
@@ -28,6 +32,7 @@ class Package:
     sizes: Sizes
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
+    names: Mapping[Node, str]  # of results, and of what is stored part by part
 
     @property
     def name(self) -> str:
@@ -41,10 +46,10 @@ class Package:
     def saved(self) -> tuple[str, ...]:
         """The arguments that the backward reads, or whose sizes it needs."""
         read = {
-            operand.node.name
+            memory_of(operand.node).name
             for plan in self.backward
             for operand in plan.loads
-            if isinstance(operand.node, Input)
+            if operand.node is not None and isinstance(memory_of(operand.node), Input)
         }
         read |= {argument for argument, _ in self.sizes.places.values()}
         read |= {
@@ -60,8 +65,33 @@ class Package:
         plans = (*self.forward, *self.backward)
         return self.sizes.multiples([axis.size for plan in plans for axis in plan.axis_names])
 
+    def held(self, plans: Sequence[KernelPlan]) -> tuple[str, ...]:
+        """Return the names of what the kernels store for later kernels only."""
+        results = {*self.program.outputs, *self.program.gradients}
+        stored = [operand for plan in plans for operand in plan.stored]
+        return tuple(operand.name for operand in stored if operand.node not in results)
+
+    @property
+    def least(self) -> dict[str, int]:
+        """Sizes that must not be below a number, by name."""
+        found: dict[str, int] = {}
+        for size, line in self.program.conditions.items():
+            bound = _least(size)
+            if bound is None:
+                where = f" ({line})" if line else ""
+                raise EjectError(
+                    f"{self.name} slices a tensor{where} such that the slices hold together only "
+                    f"if {self.sizes.text(size)} is not negative; slice by sizes of one dimension."
+                )
+            for symbol, count in bound.items():
+                name = self.sizes.names[symbol]
+                found[name] = max(found.get(name, 0), count)
+        return found
+
     def result_name(self, node: Node) -> str:
         """Return the name of the tensor that holds a result in the launchers."""
+        if isinstance(node, Pieces):
+            return self.names[node]
         for plan in (*self.forward, *self.backward):
             for operand in plan.stored:
                 if operand.node is node:
@@ -97,7 +127,7 @@ def planned_package(
     """
     captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
     formulas = capture(function, args, keywords, name, inference, WITHOUT_DERIVATIVE, frozen)
-    program = lower(captured)
+    program = _with_distinct_gradients(lower(captured))
     if len(program.outputs) != 1:
         raise EjectError(
             f"{name} returns {len(program.outputs)} tensors; eject a function that returns one."
@@ -114,11 +144,40 @@ def planned_package(
             names.setdefault(gradient, f"grad_{argument.name}")
     gradients = [node for node in program.gradients if node is not None]
     backward = _plans(f"{name}_backward", gradients, captured, sizes, names)
-    return Package(captured, formulas, program, sizes, forward, backward)
+    return Package(captured, formulas, program, sizes, forward, backward, names)
+
+
+def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
+    """Return how large each symbol has to be for a size not to be negative, its divisions taken as
+    exact; None if that cannot be said for each symbol by itself."""
+    exact = sympy.expand(without_floors(size))
+    constant, rest = exact.as_coeff_Add()
+    terms = rest.as_coefficients_dict() if rest != 0 else {}
+    if all(count >= 0 for count in terms.values()) and constant >= 0:
+        return {}
+    symbols = list(exact.free_symbols)
+    if len(symbols) != 1 or exact.diff(symbols[0]).free_symbols:
+        return None
+    slope = exact.diff(symbols[0])
+    return {symbols[0]: math.ceil(-constant / slope)} if slope > 0 else None
+
+
+def _with_distinct_gradients(program: Program) -> Program:
+    """Return the program with a node of its own for every gradient that is computed. A raw operator
+    returns each in memory of its own, and a kernel that stores a value twice is faster than a
+    copy."""
+    found: list[Node | None] = []
+    for node in program.gradients:
+        if node in found and node is not None and not isinstance(node, Input):
+            node = Pointwise(node.name, node.sizes, node.kind, node.line, False, "same", (node,))
+        found.append(node)
+    return replace(program, gradients=tuple(found))
 
 
 def _is_rearranged(node: Node) -> bool:
-    return isinstance(node, Input) or (isinstance(node, View) and _is_rearranged(node.source))
+    if isinstance(node, (View, Window, Regrouped)):
+        return _is_rearranged(node.source)
+    return isinstance(node, Input)
 
 
 def _plans(
@@ -126,17 +185,43 @@ def _plans(
     results: Sequence[Node],
     captured: Captured,
     sizes: Sizes,
-    names: Mapping[Node, str],
+    names: dict[Node, str],
 ) -> tuple[KernelPlan, ...]:
-    """Return the kernels that compute ``results``, in the order in which they run."""
+    """Return the kernels that compute ``results``, in the order in which they run, and add the
+    names of what they store to ``names``."""
     kernels = _ordered(schedule(results, captured.hints))
-    needed = {*results, *(load.tensor for kernel in kernels for load in kernel.loads())}
+    loaded = [memory_of(load.tensor) for kernel in kernels for load in kernel.loads()]
+    needed = {leaf for node in (*results, *loaded) for leaf in leaves(node)}
+    names.update(_names_between(needed, [*results, *loaded], names, captured, sizes))
     plans: list[KernelPlan] = []
     for place, kernel in enumerate(kernels):
         stores = [member.node for member in kernel.members if member.node in needed]
-        label = f"{name}_{names.get(stores[0], stores[0].name)}" if place else name
+        label = f"{name}_{names[stores[0]]}" if place else name
         plans.append(planned(label, kernel, stores, sizes, names))
     return tuple(plans)
+
+
+def _names_between(
+    needed: Collection[Node],
+    stored: Sequence[Node],
+    names: Mapping[Node, str],
+    captured: Captured,
+    sizes: Sizes,
+) -> dict[Node, str]:
+    """Return names for what kernels store for others, and for parts of tensors: each once, because
+    launchers hold them side by side."""
+    taken = [argument.name for argument in captured.arguments]
+    namer = Namer([*taken, *sizes.names.values(), *names.values()])
+    found: dict[Node, str] = {}
+    for node in dict.fromkeys(stored):
+        if isinstance(node, Pieces):
+            whole = names.get(node) or namer.name(node.name)
+            found[node] = whole
+            for place, leaf in enumerate(leaves(node)):
+                found[leaf] = namer.name(f"{whole}_{place}")
+        elif node in needed and node not in names and not isinstance(node, Input):
+            found[node] = namer.name(node.name)
+    return found
 
 
 def _ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -148,9 +233,10 @@ def _ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
         if kernel in order:
             return
         for load in kernel.loads():
-            maker = makers.get(load.tensor)
-            if maker is not None and maker is not kernel:
-                visit(maker)
+            for leaf in leaves(memory_of(load.tensor)):
+                maker = makers.get(leaf)
+                if maker is not None and maker is not kernel:
+                    visit(maker)
         order.append(kernel)
 
     for kernel in kernels:

@@ -42,7 +42,12 @@ _DIMS = {
     5: ("batch", "channels", "depth", "height", "width"),
 }
 # Names that emitted code uses for something else.
-_TAKEN = {"rows", "columns", "row", "column", "exists", "start", "tl", "triton", "libdevice"}
+_TAKEN = {
+    *("rows", "columns", "row", "column", "element", "exists", "is_row", "is_column", "block"),
+    *("first", "end", "start", "sizes", "row_sizes", "column_sizes", "partials"),
+    *("tl", "triton", "libdevice", "math", "numel", "offset", "load", "tile", "larger", "smaller"),
+    *("product", "position_of", "range", "float"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,14 +118,16 @@ class KernelPlan:
 
 
 # What emitted code puts behind the name of an operand or of a value.
-SUFFIXES = ("_row", "_offset", "_pointer", "_so_far", *(f"_stride_{loop}" for loop in range(7)))
+SUFFIXES = ("_row", "_offset", "_pointer", "_so_far", "_strides", "_row_strides", "_column_strides")
 
 
 class Namer:
-    """Gives every name once, with the names that emitted code derives from it."""
+    """Gives every name once, with the names that emitted code derives from it; outside of kernels,
+    names that kernels use for something else are free."""
 
-    def __init__(self, taken: Sequence[str] = ()) -> None:
-        self.taken = {*_TAKEN, *(one for name in taken for one in derived(name))}
+    def __init__(self, taken: Sequence[str] = (), in_kernel: bool = True) -> None:
+        self.taken = {one for name in taken for one in derived(name)}
+        self.taken.update(_TAKEN if in_kernel else ())
 
     def name(self, wanted: str) -> str:
         wanted = re.sub(r"\W+", "_", wanted).strip("_") or "value"

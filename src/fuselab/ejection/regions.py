@@ -22,9 +22,10 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx
+from torch._ops import HigherOrderOperator
 
 from fuselab.ejection.calls import call_text
-from fuselab.ejection.capture import Captured, argument_name, trace
+from fuselab.ejection.capture import Captured, argument_name, source_line, trace
 from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
@@ -125,6 +126,11 @@ class Cut:
         return {}
 
     @property
+    def least(self) -> dict[str, int]:
+        """Sizes that must not be below a number: none that is known."""
+        return {}
+
+    @property
     def regions(self) -> tuple[Region, ...]:
         return tuple(step for step in self.steps if isinstance(step, Region))
 
@@ -211,6 +217,13 @@ class _Cutter:
         return found
 
     def cut(self) -> Cut:
+        for node in self.calls:
+            if isinstance(node.target, HigherOrderOperator):
+                line = f" ({text})" if (text := source_line(node)) else ""
+                raise EjectError(
+                    f"{self.traced.name} calls a custom autograd function, or control flow as an "
+                    f"operator{line}; eject the parts before and after it."
+                )
         written = _aliases_of_written(self.calls)
         for node in self.calls:
             if node in written:
@@ -239,7 +252,7 @@ class _Cutter:
         if node.op == "get_attr" or not isinstance(_value(node), (Tensor, tuple, list)):
             return "it is no call on tensors"
         if any(_is_unusual(_value(one)) for one in (node, *node.all_input_nodes)):
-            return "kernels take dense real tensors"
+            return "kernels take dense real tensors, of shapes that depend on no values"
         if node.target is operator.getitem:
             source = node.all_input_nodes[0]
             if not isinstance(_value(source), Tensor):  # one of the tensors that a call returns
@@ -381,9 +394,13 @@ def _tensors_read(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_unusual(value: Any) -> bool:
-    """Return whether a value is a complex or a sparse tensor."""
+    """Return whether a value is a complex or sparse tensor, or of a shape that depends on
+    values."""
     return isinstance(value, Tensor) and (
-        value.is_complex() or value.is_quantized or value.layout != torch.strided
+        value.is_complex()
+        or value.is_quantized
+        or value.layout != torch.strided
+        or any(isinstance(size, torch.SymInt) and size.node.hint is None for size in value.shape)
     )
 
 
@@ -459,7 +476,7 @@ def _make_new(node: fx.Node, name: str) -> None:
 
 def _names(graph: fx.Graph) -> dict[fx.Node, str]:
     """Return a name for every tensor: the user's, or that of the call."""
-    namer = Namer(["torch", "Tensor"])
+    namer = Namer(["torch", "Tensor"], in_kernel=False)
     names: dict[fx.Node, str] = {}
     for node in graph.nodes:
         if node.op == "placeholder" and not is_number(node):

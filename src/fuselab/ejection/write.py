@@ -10,9 +10,11 @@ from torch import nn
 
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.fold import formatted
+from fuselab.ejection.held import Held
 from fuselab.ejection.loops import Node
 from fuselab.ejection.lower import expression_of
 from fuselab.ejection.package import Package
+from fuselab.ejection.parts import memory_of
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.write_gradient import gradient_text
 from fuselab.ejection.write_module import module_text
@@ -141,7 +143,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "from fuselab.runtime.cuda_sweep import CudaSweeps",
         f"from fuselab.runtime.signature import {', '.join(signature)}",
         "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
-        "from fuselab.runtime.triton_sweep import TritonSweeps",
+        f"from fuselab.runtime.triton_sweep import {', '.join(_triton_names(package))}",
         "",
         "from . import triton_kernels",
         *(["from .gradient import gradient"] if has_gradient else []),
@@ -186,30 +188,25 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     """Return the statements that allocate the kernels' results and launch them."""
     lines: list[str] = []
     inputs = (*package.program.inputs, *package.program.upstream)
-    held: dict[Node | None, str] = {one: one.name for one in inputs}
-    held[None] = "None"
+    held = Held(package.sizes, {one: one.name for one in inputs})
+    held.expect(package.program.results)
+    held.expect([memory_of(one.node) for plan in plans for one in plan.loads if one.node])
     pairs = zip(package.program.gradients, package.parameters, strict=True)
     gradients = {node: name for node, name in reversed(list(pairs)) if name in given}
     for plan in plans:
         for operand in plan.stored:
-            node = operand.node
-            assert node is not None
-            held[node] = operand.name
-            if node in package.program.outputs:
-                called = ", ".join(package.parameters)
-                lines.append(f"{operand.name} = output_like(reference, {called})")
-                continue
-            like = gradients.get(node)
-            if like is not None:
-                lines.append(f"{operand.name} = torch.empty_like({like})")
-                continue
-            sizes = ", ".join(map(package.sizes.text, node.sizes))
-            dtype = {"bool": "torch.bool", "int": "torch.int64"}.get(node.kind, "compute")
-            sizes += "," if len(node.sizes) == 1 else ""
-            made = f"torch.empty(({sizes}), dtype={dtype}, device={given[0]}.device)"
-            lines.append(f"{operand.name} = {made}")
-        read = [f'    ({held[one.node]}, "{one.pattern}"),' for one in plan.loads]
-        written = [f'    ({held[one.node]}, "{one.pattern}"),' for one in plan.stored]
+            assert operand.node is not None
+            whole = held.wholes.get(operand.node)
+            if whole is None:
+                held.texts[operand.node] = operand.name
+                made = _allocation(package, operand.node, gradients.get(operand.node), given)
+                lines.append(f"{operand.name} = {made}")
+            elif whole not in held.texts:
+                name = package.result_name(whole)
+                lines.append(f"{name} = {_allocation(package, whole, gradients.get(whole), given)}")
+                lines += held.allocated(whole, name)
+        read = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.loads]
+        written = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.stored]
         lines += [
             "swept = Sweep(",
             f"    rows={_axes(package, plan, plan.kernel.row_axes)},",
@@ -226,6 +223,19 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         behind = f", ({numbers.rstrip()})" if numbers else ""
         lines.append(f'sweeps.run("{plan.name}", swept, compute{behind})')
     return lines
+
+
+def _allocation(package: Package, node: Node, like: str | None, given: Sequence[str]) -> str:
+    """Return the text of a new tensor: an output, the gradient of the argument ``like``, or one
+    that later kernels read."""
+    if node in package.program.outputs:
+        return f"output_like(reference, {', '.join(package.parameters)})"
+    if like is not None:
+        return f"torch.empty_like({like})"
+    sizes = ", ".join(map(package.sizes.text, node.sizes))
+    sizes += "," if len(node.sizes) == 1 else ""
+    dtype = {"bool": "torch.bool", "int": "torch.int64"}.get(node.kind, "compute")
+    return f"torch.empty(({sizes}), dtype={dtype}, device={given[0]}.device)"
 
 
 def _columns(package: Package, plan: KernelPlan) -> str:
@@ -256,6 +266,8 @@ def _supports(package: Package) -> str:
         lines.append(f'        ({name}, "{" ".join(words)}"),')
     if package.multiples:
         lines.append(f"        multiples={package.multiples!r},".replace("'", '"'))
+    if package.least:
+        lines.append(f"        least={package.least!r},".replace("'", '"'))
     body = "\n".join(["    return mismatch(", *lines, "    )"])
     return (
         f"def supports({annotated(package.parameters)}) -> str | None:\n"
@@ -283,10 +295,12 @@ def draw_text(package: Package | Cut) -> str:
     if any(not one.tensor.is_floating_point() for one in package.captured.arguments):
         return ""
     multiples = {name: f"{count} * " for name, count in package.multiples.items()}
-    lines = [
-        f"    {name} = {multiples.get(name, '')}source.size()"
-        for name in package.sizes.names.values()
-    ]
+    least = {name: f" + {count}" for name, count in package.least.items()}
+    lines = []
+    for name in package.sizes.names.values():
+        size = f"source.size(){least.get(name, '')}"
+        is_factor = name in multiples and name in least
+        lines.append(f"    {name} = {multiples.get(name, '')}{f'({size})' if is_factor else size}")
     tensors = [f"        source.tensor({', '.join(dims)})," for _, dims in _patterns(package)]
     body = [
         "def _drawn(source: Draw) -> tuple[Tensor, ...]:",
@@ -348,15 +362,54 @@ def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
 
 # The implementations of a package: the device of each, and its kernels.
 _IMPLEMENTATIONS = {
-    "triton": ("cuda", "TritonSweeps(triton_kernels)"),
+    "triton": ("cuda", ""),
     "cuda": ("cuda", ""),
     "cpp": ("cpu", 'CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))'),
 }
 
 
+def _triton_names(package: Package) -> list[str]:
+    """Return what a contract imports from ``triton_sweep``."""
+    reduces = any(plan.reductions for plan in (*package.forward, *package.backward))
+    return [*(["Reducing"] if reduces else []), "TritonSweeps", "configs"]
+
+
+def _triton(package: Package) -> list[str]:
+    """Return the statements that name the Triton kernels and how they reduce."""
+    lines: list[str] = []
+    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.backward}
+    for name, plans in directions.items():
+        if not plans:
+            continue
+        lines += [
+            f"{name} = TritonSweeps(",
+            "    triton_kernels,",
+            f'    "ejected::{package.name}",',
+        ]
+        reducing = [
+            f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
+            for plan in plans
+            if plan.reductions
+        ]
+        lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
+        if plans is package.backward:
+            lines.append("    backward=True,")
+        held = [f'"{one}"' for one in package.held(plans)]
+        if held:
+            lines.append(f"    held=({', '.join(held)},),")
+        lines.append(")")
+    return lines
+
+
 def _launchers(package: Package, has_gradient: bool) -> str:
     lines: list[str] = []
     for name, (_, kernels) in _IMPLEMENTATIONS.items():
+        if name == "triton":
+            lines += _triton(package)
+            lines.append("forward_triton = partial(_forward, _TRITON)")
+            if has_gradient:
+                lines.append("backward_triton = partial(_backward, _TRITON_BACKWARD)")
+            continue
         if name == "cuda":
             lines += _cuda([*package.forward, *package.backward])
         else:
@@ -415,6 +468,7 @@ def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autoc
             "        ),\n"
         )
     gradient = "    gradient=Gradient(save, gradient, fake_gradient),\n" if has_gradient else ""
+    tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if has_draw else ""
     last += "    autocast=autocast,\n" if has_autocast else ""
     return f"""\
@@ -424,5 +478,6 @@ OP = FusedOp(
     implementations={{
 {implementations}    }},
 {gradient}    cases=(_EXAMPLE,),
+    configs={{{tuned}}},
 {last})
 """

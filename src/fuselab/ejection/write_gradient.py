@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fuselab.ejection.calls import INFIX
-from fuselab.ejection.lower import expression_of
+from fuselab.ejection.lower import constant_tensor, expression_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
 
@@ -62,6 +62,9 @@ def gradient(needs: Sequence[bool], grad_output: Tensor, {saved}) -> tuple[Tenso
             names[node] = _name(node, names, sizes)
             if node.target not in _MARKERS and not _is_number(node):
                 lines.append(f"{names[node]} = {_call(node, names, sizes)}")
+        elif node in wanted and node.op == "get_attr":
+            held = constant_tensor(node)
+            names[node] = f"torch.tensor({held.tolist()}, dtype={_text(held.dtype, names, sizes)})"
     results = [
         "None" if node is None else f"{names[node]}.to(dtype) if needs[{place}] else None"
         for place, node in enumerate(captured.gradients)

@@ -12,8 +12,8 @@ from fuselab.runtime.cpp_source import CppSource, i64
 from fuselab.runtime.parameters import Struct
 from fuselab.runtime.sweep import Sweep
 
-# Rows that are narrower are computed side by side, one in each lane of a vector.
-NARROW = 8
+# Rows that are not wider are computed side by side, one in each lane of a vector.
+NARROW = 64
 
 _TYPES = {
     torch.float32: "float",
@@ -55,6 +55,13 @@ class CppSweeps:
 
 
 def _lanes_are_rows(swept: Sweep) -> bool:
-    """Return whether the lanes of a vector are neighbouring rows, not neighbouring columns."""
-    narrow = swept.columns.numel < NARROW < swept.rows.sizes[-1]
-    return swept.rows_are_contiguous or narrow
+    """Return whether the lanes of a vector are neighbouring rows, not neighbouring columns.
+
+    They are where rows are narrow, and where an operand's rows are neighbours in memory. Then every
+    operand is read fast: one whose columns are neighbours is transposed on the way.
+    """
+    rows, columns = swept.rows, swept.columns
+    if columns.numel <= NARROW <= rows.sizes[-1]:
+        return True
+    steps = zip(rows.strides, columns.strides, strict=True)
+    return any(along_rows[-1] == 1 < along_columns[-1] for along_rows, along_columns in steps)

@@ -116,7 +116,7 @@ class _HostReads(TorchFunctionMode):
 class _Watch(TorchDispatchMode):
     """A mode that sees every PyTorch operator. It keeps what was allocated, tells ``note`` what was
     filled with zeros and which products were computed, and notes the first operator that computes.
-    Without ``note``, a product computes."""
+    Without ``note``, a product computes. An operator on meta tensors computes nothing."""
 
     # Questions about dtypes and shapes, which are a part of a plan's key.
     QUESTIONS = frozenset(
@@ -170,6 +170,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if _is_meta(result):
+            return result  # shapes and dtypes alone, which are a part of a plan's key
         if func in ALLOCATIONS:
             self.allocated.append(result)
         elif func in self.ZEROS:
@@ -450,6 +452,11 @@ class _Memory:
         self._places[storage._cdata] = len(self.tensors)
         self.tensors.append(tensor)
         return len(self.tensors) - 1
+
+
+def _is_meta(result: Any) -> bool:
+    results = result if isinstance(result, tuple | list) else (result,)
+    return bool(results) and all(isinstance(one, Tensor) and one.is_meta for one in results)
 
 
 def _spans_its_storage(tensor: Tensor) -> bool:

@@ -15,7 +15,9 @@ _HELD = 4096  # entries of _OUTPUTS; a program has few shapes, a server may have
 
 
 def mismatch(
-    *operands: tuple[Tensor, str], multiples: Mapping[str, int] | None = None
+    *operands: tuple[Tensor, str],
+    multiples: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
 ) -> str | None:
     """Return None if the tensors have the shapes that the kernels were written for, else the
     reason in a few words.
@@ -24,6 +26,7 @@ def mismatch(
         operands: each tensor with its dimensions: a name, which stands for one size in all
             tensors; a number; ``_`` for any size.
         multiples: names whose size has to be a multiple of a number.
+        least: names whose size must not be below a number.
     """
     sizes: dict[str, int] = {}
     for place, (tensor, pattern) in enumerate(operands, 1):
@@ -37,6 +40,9 @@ def mismatch(
     for word, factor in (multiples or {}).items():
         if sizes[word] % factor:
             return f"{word} is {sizes[word]}, which is no multiple of {factor}"
+    for word, size in (least or {}).items():
+        if sizes[word] < size:
+            return f"{word} is {sizes[word]}, which is below {size}"
     return None
 
 

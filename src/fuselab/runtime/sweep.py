@@ -79,6 +79,11 @@ class Sweep:
             kernel has, contiguous copies take the tensors' places.
         written: the results, likewise; they are dense.
 
+    Attributes:
+        tensors: all operands, None for positions.
+        on_rows, on_columns: whether each operand has an axis of the rows, or of the columns.
+        read: the number of operands that are read.
+
     Raises:
         ContractError: a pattern does not fit its tensor, or too many loops remain.
     """
@@ -90,6 +95,7 @@ class Sweep:
         read: Sequence[tuple[Tensor | None, str]],
         written: Sequence[tuple[Tensor, str]],
     ) -> None:
+        self.read = len(read)
         self._lay_out(rows, columns, [*read, *written])
         if self._is_too_deep():
             copied = [
@@ -112,6 +118,8 @@ class Sweep:
         sizes = {**rows, **columns}
         steps = [_steps(tensor, pattern, sizes) for tensor, pattern in operands]
         self.tensors = tuple(tensor for tensor, _ in operands)
+        self.on_rows = tuple(any(axis in rows for axis in own) for own in steps)
+        self.on_columns = tuple(any(axis in columns for axis in own) for own in steps)
         self.rows = _collapsed(list(rows), sizes, steps)
         self.columns = _collapsed(list(columns), sizes, steps)
         if not columns:

@@ -37,7 +37,12 @@ class _Compiled:
     block: tuple[int, int, int]
     shared_bytes: int
     codes: str
-    places: tuple[int | str, ...]  # of each parameter: its position, or its keyword's name
+    places: tuple[_Place, ...]
+
+
+# Where a parameter's value is: the position of an argument, that and the place in it of an item of
+# a tuple, or the name of a keyword.
+_Place = int | tuple[int, int] | str
 
 
 _compiled: dict[Any, _Compiled | None] = {}
@@ -87,12 +92,18 @@ def launch(
         with torch.cuda.device(device):
             _built(kernel, kernel[grid], *map(plain, args), **options, **constexprs)
         return
-    values = [args[place] if isinstance(place, int) else constexprs[place] for place in held.places]
+    values = [_value(place, args, constexprs) for place in held.places]
     values += (None, None)  # the two scratch pointers at the end of every Triton kernel
     x, y, z, *_ = (*grid, 1, 1)
     kernel_launch.launch_cuda(
         held.function, device.index, (x, y, z), held.block, held.shared_bytes, held.codes, values
     )
+
+
+def _value(place: _Place, args: tuple[Any, ...], constexprs: Mapping[str, Any]) -> Any:
+    if isinstance(place, int):
+        return args[place]
+    return constexprs[place] if isinstance(place, str) else args[place[0]][place[1]]
 
 
 def triton_float(value: float | Tensor) -> tuple[Tensor | None, float]:
@@ -214,12 +225,13 @@ def compile_for(kernel: Any, args: tuple[Any, ...], keywords: Mapping[str, Any])
 
 def parameter_layout(
     kernel: Any, compiled: Any, positional: int
-) -> tuple[str, tuple[int | str, ...]] | None:
+) -> tuple[str, tuple[_Place, ...]] | None:
     """Return the code letters and the sources of the compiled kernel's parameters, in order.
 
-    Triton drops constexprs, None and integers that are 1, which its signature all calls constexpr.
-    The result is None if a parameter or the launch is of a kind that only Triton launches (tuples,
-    tensor descriptors, clusters, cooperative grids, scratch memory).
+    Triton drops constexprs, None and integers that are 1, which its signature all calls constexpr,
+    and passes the items of a tuple one by one. The result is None if a parameter or the launch is
+    of a kind that only Triton launches (nested tuples, tensor descriptors, clusters, cooperative
+    grids, scratch memory).
     """
     metadata = compiled.metadata
     if (
@@ -232,17 +244,22 @@ def parameter_layout(
     ):
         return None
     codes: list[str] = []
-    places: list[int | str] = []
+    places: list[_Place] = []
     for place, (name, kind) in enumerate(compiled.src.signature.items()):
-        if kind == "constexpr":
-            continue
-        code = None
-        if isinstance(kind, str):
-            code = "t" if kind.startswith("*") else _CODES.get(kind)
-        if code is None:
-            return None
-        codes.append(code)
-        places.append(place if place < positional else name)
+        source: _Place = place if place < positional else name
+        found: list[tuple[Any, _Place]] = [(kind, source)]
+        if isinstance(kind, tuple) and place < positional:
+            found = [(item, (place, index)) for index, item in enumerate(kind)]
+        for each, where in found:
+            if each == "constexpr":
+                continue
+            code = None
+            if isinstance(each, str):
+                code = "t" if each.startswith("*") else _CODES.get(each)
+            if code is None:
+                return None
+            codes.append(code)
+            places.append(where)
     return "".join(codes), tuple(places)
 
 

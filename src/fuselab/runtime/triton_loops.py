@@ -1,4 +1,9 @@
-"""Device functions of Triton kernels that sweep over rows and columns (``runtime/sweep.py``)."""
+"""Device functions of Triton kernels that sweep over rows and columns (``runtime/sweep.py``).
+
+A position is a tuple: one index for each loop, outermost first. The sizes of the loops, and the
+strides of a tensor in them, are tuples of the same length, so that a kernel is compiled for as many
+loops as the layouts need. For contiguous tensors that is mostly one.
+"""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -9,35 +14,150 @@ import triton.language as tl
 
 
 @triton.jit
-def row_offset(
-    row, size_1, size_2, size_3, stride_0, stride_1, stride_2, stride_3, LOOPS: tl.constexpr
-):  # fmt: skip
-    """Return the offset of a row in a tensor whose rows are ``LOOPS`` nested loops, the inner three
-    of ``size_1``, ``size_2`` and ``size_3``."""
-    if LOOPS == 1:
-        return row * stride_3
-    offset = row % size_3 * stride_3
-    row = row // size_3
-    if LOOPS == 2:
-        return offset + row * stride_2
-    offset += row % size_2 * stride_2
-    row = row // size_2
-    if LOOPS == 3:
-        return offset + row * stride_1
-    return offset + row % size_1 * stride_1 + row // size_1 * stride_0
+def numel(sizes):
+    """Return the product of the sizes."""
+    product = sizes[0]
+    for loop in tl.static_range(1, len(sizes)):
+        product = product * sizes[loop]
+    return product
 
 
 @triton.jit
-def column_offset(column, size_1, size_2, stride_0, stride_1, stride_2, LOOPS: tl.constexpr):
-    """Return the offset of a column in a tensor whose columns are ``LOOPS`` nested loops, the inner
-    two of ``size_1`` and ``size_2``."""
-    if LOOPS == 1:
-        return column * stride_2
-    offset = column % size_2 * stride_2
-    column = column // size_2
-    if LOOPS == 2:
-        return offset + column * stride_1
-    return offset + column % size_1 * stride_1 + column // size_1 * stride_0
+def offset(position, strides):
+    """Return how many elements behind the first the element at a position lies."""
+    elements = position[0] * strides[0]
+    for loop in tl.static_range(1, len(strides)):
+        elements = elements + position[loop] * strides[loop]
+    return elements
+
+
+@triton.jit
+def position_of(index, sizes):
+    """Return the position that comes ``index`` steps after the first, the last loop innermost."""
+    inner = ()
+    for loop in tl.static_range(len(sizes) - 1):
+        size = sizes[len(sizes) - 1 - loop]
+        inner = (index % size,) + inner  # noqa: RUF005  (Triton cannot unpack)
+        index = index // size
+    return (index,) + inner  # noqa: RUF005
+
+
+@triton.jit
+def tile(sizes, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+    """Return the positions of this program's tile of elements, and which of its rows and columns
+    exist. The columns of a tile lie in the last loop, its rows in the others. ``WIDE`` asks for
+    64-bit indices."""
+    program = tl.program_id(0)
+    if WIDE:
+        program = program.to(tl.int64)
+    columns = sizes[len(sizes) - 1]
+    if len(sizes) == 1:
+        column = program * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+        position, is_row = (column,), tl.full((1, 1), True, tl.int1)
+    else:
+        across = tl.cdiv(columns, BLOCK_COLUMNS)
+        row = program // across * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+        column = program % across * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+        outer = sizes[: len(sizes) - 1]
+        position, is_row = position_of(row, outer) + (column,), row < numel(outer)  # noqa: RUF005
+    return position, is_row, column < columns
+
+
+@triton.jit
+def load(pointer, position, strides, is_row, is_column):
+    """Load the elements of a tile of ``tile``. A tensor that is the same in all columns, or in all
+    rows, is loaded once: its strides there are the constant 0."""
+    last: tl.constexpr = len(strides) - 1
+    if isinstance(strides[last], tl.constexpr) and strides[last] == 0:
+        if last == 0:
+            elements = tl.load(pointer)
+        else:
+            elements = tl.load(pointer + offset(position[:last], strides[:last]), is_row)
+    elif last > 0 and isinstance(strides[0], tl.constexpr) and strides[0] == 0:
+        elements = tl.load(pointer + position[last] * strides[last], is_column)
+    else:
+        elements = tl.load(pointer + offset(position, strides), is_row & is_column)
+    return elements
+
+
+@triton.jit
+def block_of_rows(sizes, BLOCK_ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """Return the positions of this program's rows, and which of them exist."""
+    program = tl.program_id(0)
+    if WIDE:
+        program = program.to(tl.int64)
+    row = program * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    return position_of(row, sizes), row < numel(sizes)
+
+
+@triton.jit
+def share_of_columns(
+    sizes, BLOCK_COLUMNS: tl.constexpr, NESTED: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Return the first of the blocks of columns that this program sweeps over, and the end of them.
+
+    Rows are shared by ``PARTS`` programs. With ``PARTS = 0`` a row fits in one block. The number of
+    blocks is then a constant, so that the compiler unrolls each sweep and loads every element once.
+    """
+    if PARTS == 0:
+        first, end = 0, 1
+    else:
+        if NESTED:  # a block lies in one turn of the innermost loop
+            inner = sizes[len(sizes) - 1]
+            end = numel(sizes) // inner * tl.cdiv(inner, BLOCK_COLUMNS)
+        else:
+            end = tl.cdiv(numel(sizes), BLOCK_COLUMNS)
+        first = 0
+        if PARTS > 1:
+            share = tl.cdiv(end, PARTS)
+            first = tl.program_id(1) * share
+            end = tl.minimum(first + share, end)
+    return first, end
+
+
+@triton.jit
+def block_of_columns(
+    block, sizes, BLOCK_COLUMNS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Return the positions of a block of columns, and which of them exist."""
+    if WIDE:
+        block = tl.cast(block, tl.int64)
+    if NESTED:
+        size = sizes[len(sizes) - 1]
+        across = tl.cdiv(size, BLOCK_COLUMNS)
+        column = block % across * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+        position = position_of(block // across, sizes[: len(sizes) - 1]) + (column,)  # noqa: RUF005
+    else:
+        size = numel(sizes)
+        column = block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+        position = position_of(column, sizes)
+    return position, column < size
+
+
+@triton.jit
+def store_partial(
+    partials_pointer, place: tl.constexpr, value, row_sizes, BLOCK_ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """Store this program's share of the reduction number ``place`` of its rows."""
+    rows = numel(row_sizes)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    at = (tl.program_id(1) + place * PARTS).to(tl.int64) * rows + row
+    tl.store(partials_pointer + at, value, row < rows)
+
+
+@triton.jit
+def load_partials(
+    partials_pointer, place: tl.constexpr, row_sizes, BLOCK_ROWS: tl.constexpr,
+    PARTS: tl.constexpr, neutral: tl.constexpr,
+):  # fmt: skip
+    """Return all shares of the reduction number ``place`` of this program's rows, one in each
+    column."""
+    rows = numel(row_sizes)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    part = tl.arange(0, PARTS)[None, :]
+    at = (part + place * PARTS).to(tl.int64) * rows + row
+    return tl.load(partials_pointer + at, row < rows, other=neutral)
 
 
 @triton.jit

@@ -236,24 +236,31 @@ template <class V>
 FUSELAB_INLINE V tanh(V x) {
   return hyperbolic_tangent(x);
 }
-// A polynomial below 1, elsewhere 1 - 2 P(X < -sqrt(2) |x|) of the normal distribution.
+// A polynomial near 0. Elsewhere erf(x) = 1 - erfc(x): in float erfc(x) is the exponential of a
+// polynomial, in double 2 P(X < -sqrt(2) x) of the normal distribution.
 template <class V>
 FUSELAB_INLINE V erf(V x) {
-  const V magnitude = absolute(x), square = x * x;
-  V ratio;  // erf(x) / x - 1
+  const V magnitude = absolute(x), square = x * x, one = constant<V>(1.0);
   if constexpr (is_single<V>) {
-    ratio = horner(square, 0.128379167, -0.3761263847, 0.112837825, -0.02686543073, 0.005221031808,
-                   -0.0008484080406, 0.0001126595903, -9.667044571e-6);
+    const V ratio = horner(square, 0.1283791489, -0.3761248893, 0.1128176541, -0.02676474689,
+                           0.004990401713, -0.0005976534532);  // erf(x) / x - 1
+    const V most = constant<V>(4.0);  // erf(4) is 1
+    const V t = choose(magnitude > most, most, magnitude);
+    const V logarithm = horner(t, -0.1285158614, -0.6357132491, -0.1052685095, 0.02289423424,
+                               -0.003216286251, 0.0002141462862);
+    const V far = with_sign_of(x, one - exponential<V>(logarithm * t - t));
+    return choose(magnitude < constant<V>(0.92), x * ratio + x, far);
   } else {
-    ratio = horner(square, 0.12837916709551257, -0.376126389031837524, 0.112837916709551202,
-                   -0.0268661706451298408, 0.00522397762542329831, -0.00085483270219348296,
-                   0.000120553329028887354, -0.0000149256475675193321, 1.64620454414684189e-6,
-                   -1.63646421581676153e-7, 1.4792401209404813e-8, -1.21645600572834501e-9,
-                   8.70904512905310669e-11, -4.23094582429533782e-12);
+    const V ratio =
+        horner(square, 0.12837916709551257, -0.376126389031837524, 0.112837916709551202,
+               -0.0268661706451298408, 0.00522397762542329831, -0.00085483270219348296,
+               0.000120553329028887354, -0.0000149256475675193321, 1.64620454414684189e-6,
+               -1.63646421581676153e-7, 1.4792401209404813e-8, -1.21645600572834501e-9,
+               8.70904512905310669e-11, -4.23094582429533782e-12);
+    const V tail = normal<V>(magnitude * constant<V>(-1.4142135623730951)).distribution;
+    const V far = with_sign_of(x, one - (tail + tail));
+    return choose(magnitude < one, x * ratio + x, far);
   }
-  const V tail = normal<V>(magnitude * constant<V>(-1.4142135623730951)).distribution;
-  const V far = with_sign_of(x, constant<V>(1.0) - (tail + tail));
-  return choose(magnitude < constant<V>(1.0), x * ratio + x, far);
 }
 
 // --- through <cmath>
@@ -284,6 +291,69 @@ FUSELAB_INLINE V pow(V base, V exponent) {
   std::memcpy(power, &exponent, sizeof exponent);
   const Scalar<V>* next = power;
   return lane_by_lane(base, [&](auto value) { return Scalar<V>(std::pow(value, *next++)); });
+}
+template <class V>
+FUSELAB_INLINE V acosh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::acosh(value); });
+}
+template <class V>
+FUSELAB_INLINE V asinh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::asinh(value); });
+}
+template <class V>
+FUSELAB_INLINE V atanh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::atanh(value); });
+}
+template <class V>
+FUSELAB_INLINE V cosh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::cosh(value); });
+}
+template <class V>
+FUSELAB_INLINE V erfc(V x) {
+  return lane_by_lane(x, [](auto value) { return std::erfc(value); });
+}
+template <class V>
+FUSELAB_INLINE V exp2(V x) {
+  return lane_by_lane(x, [](auto value) { return std::exp2(value); });
+}
+template <class V>
+FUSELAB_INLINE V log10(V x) {
+  return lane_by_lane(x, [](auto value) { return std::log10(value); });
+}
+template <class V>
+FUSELAB_INLINE V log2(V x) {
+  return lane_by_lane(x, [](auto value) { return std::log2(value); });
+}
+template <class V>
+FUSELAB_INLINE V sinh(V x) {
+  return lane_by_lane(x, [](auto value) { return std::sinh(value); });
+}
+template <class V>
+FUSELAB_INLINE V tan(V x) {
+  return lane_by_lane(x, [](auto value) { return std::tan(value); });
+}
+template <class V>
+FUSELAB_INLINE V trunc(V x) {
+  return lane_by_lane(x, [](auto value) { return std::trunc(value); });
+}
+template <class V, class Function>
+FUSELAB_INLINE V lane_by_lane(V x, V y, Function function) {
+  Scalar<V> second[lanes<V>];
+  std::memcpy(second, &y, sizeof y);
+  const Scalar<V>* next = second;
+  return lane_by_lane(x, [&](auto value) { return Scalar<V>(function(value, *next++)); });
+}
+template <class V>
+FUSELAB_INLINE V atan2(V x, V y) {
+  return lane_by_lane(x, y, [](auto one, auto other) { return std::atan2(one, other); });
+}
+template <class V>
+FUSELAB_INLINE V fmod(V x, V y) {
+  return lane_by_lane(x, y, [](auto one, auto other) { return std::fmod(one, other); });
+}
+template <class V>
+FUSELAB_INLINE V hypot(V x, V y) {
+  return lane_by_lane(x, y, [](auto one, auto other) { return std::hypot(one, other); });
 }
 
 }  // namespace math

@@ -21,6 +21,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <tuple>
 #include <vector>
 
@@ -120,6 +123,49 @@ FUSELAB_INLINE void store_lanes(Stored<Element>* to, StoredLanes<V, Element> val
   for (int64_t i = 0; i < count; ++i) to[i * stride] = lane[i];
 }
 
+// Transposes a square of vectors: its halves are exchanged across the diagonal, then the halves of
+// these, and so on.
+template <int64_t half, bool lower, class V, std::size_t... lane>
+FUSELAB_INLINE V exchanged(V a, V b, std::index_sequence<lane...>) {
+  constexpr int64_t count = sizeof...(lane);
+  if constexpr (lower) {
+    return __builtin_shufflevector(a, b, int(lane & half ? lane + count : lane + half)...);
+  } else {
+    return __builtin_shufflevector(a, b, int(lane & half ? lane + count - half : lane)...);
+  }
+}
+template <int64_t half, class V>
+FUSELAB_INLINE void transpose(V* square) {
+  if constexpr (half > 0) {
+    constexpr auto lane = std::make_index_sequence<lanes<V>>{};
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < lanes<V>; ++i) {
+      if (i & half) continue;
+      const V a = square[i], b = square[i + half];
+      square[i] = exchanged<half, false>(a, b, lane);
+      square[i + half] = exchanged<half, true>(a, b, lane);
+    }
+    transpose<half / 2>(square);
+  }
+}
+
+// Loads `rows` rows of `columns` neighbouring elements, at most a vector of each, as columns.
+template <class V, class Element>
+__attribute__((noinline)) void load_transposed(V* square, const Stored<Element>* from,
+                                               int64_t stride, int64_t rows, int64_t columns) {
+  for (int64_t row = 0; row < rows; ++row)
+    square[row] = computed<V, Element>(load_lanes<V, Element>(from + row * stride, 1, columns));
+  transpose<lanes<V> / 2>(square);
+}
+// Stores `columns` columns of `rows` elements as rows.
+template <class V, class Element>
+__attribute__((noinline)) void store_transposed(V* square, Stored<Element>* to, int64_t stride,
+                                                int64_t rows, int64_t columns) {
+  transpose<lanes<V> / 2>(square);
+  for (int64_t row = 0; row < rows; ++row)
+    store_lanes<V, Element>(to + row * stride, stored<V, Element>(square[row]), 1, columns);
+}
+
 // Whether cpu_vectors.h loads and stores a part of a vector of these elements by a mask.
 template <class V, class Element>
 constexpr bool has_masked_tail =
@@ -127,27 +173,30 @@ constexpr bool has_masked_tail =
 
 // --- reductions -----------------------------------------------------------------------------------
 
-// A term of a reduction. Its State collects terms; `fold` sums up what has been added since the last
-// fold, `merge` adds another state, and `across` combines the lanes of the result.
+// A term of a reduction. Its Partial collects the terms of a short run in registers, and its State
+// collects partial results: `fold` takes a Partial, `merge` another State, and `across` combines the
+// lanes of the result.
 template <class V>
 struct Sum {
   V value;
 
-  // Terms go to four accumulators in turn: an addition need not wait for the one before. A fold
-  // adds them to a total whose rounding error is kept (Knuth's two-sum), so that the error of a sum
-  // does not grow with its length.
-  struct State {
-    V part[4] = {}, total = {}, error = {};
+  // Terms go to four accumulators in turn: an addition need not wait for the one before.
+  struct Partial {
+    V part[4] = {};
 
     FUSELAB_INLINE void add(V term) {
       const V next = part[0] + term;
       part[0] = part[1], part[1] = part[2], part[2] = part[3], part[3] = next;
     }
-    FUSELAB_INLINE void fold() {
-      for (V& one : part) {
-        include(one);
-        one = V{};
-      }
+  };
+
+  // The total's rounding error is kept (Knuth's two-sum), so that the error of a sum does not grow
+  // with its length.
+  struct State {
+    V total = {}, error = {};
+
+    FUSELAB_INLINE void fold(const Partial& run) {
+      include((run.part[0] + run.part[1]) + (run.part[2] + run.part[3]));
     }
     FUSELAB_INLINE void include(V term) {
       const V sum = total + term;
@@ -181,31 +230,41 @@ struct Sum {
 template <class V>
 Sum(V) -> Sum<V>;
 
-// The state of a reduction by a function of two values without rounding errors to care for.
+// The partial result of a reduction by a function of two values.
 template <class V, class Combined>
-struct Running {
+struct CombinedTerms {
   V part[2];
 
-  FUSELAB_INLINE Running() {
+  FUSELAB_INLINE CombinedTerms() {
     for (V& one : part) one = math::splat<V>(Combined::neutral());
   }
   FUSELAB_INLINE void add(V term) {
     const V next = Combined::combine(part[0], term);
     part[0] = part[1], part[1] = next;
   }
-  FUSELAB_INLINE void fold() {}
-  FUSELAB_INLINE void merge(const Running& other) {
-    for (int i = 0; i < 2; ++i) part[i] = Combined::combine(part[i], other.part[i]);
+};
+
+// The state of such a reduction, which has no rounding errors to care for.
+template <class V, class Combined>
+struct Running {
+  V value = math::splat<V>(Combined::neutral());
+
+  FUSELAB_INLINE void fold(const CombinedTerms<V, Combined>& run) {
+    value = Combined::combine(value, Combined::combine(run.part[0], run.part[1]));
   }
-  FUSELAB_INLINE V result() const { return Combined::combine(part[0], part[1]); }
+  FUSELAB_INLINE void merge(const Running& other) {
+    value = Combined::combine(value, other.value);
+  }
+  FUSELAB_INLINE V result() const { return value; }
   FUSELAB_INLINE Scalar<V> across() const {
-    return reduced<lanes<V> / 2>(result(), [](V a, V b) { return Combined::combine(a, b); });
+    return reduced<lanes<V> / 2>(value, [](V a, V b) { return Combined::combine(a, b); });
   }
 };
 
 template <class V>
 struct Product {
   V value;
+  using Partial = CombinedTerms<V, Product>;
   using State = Running<V, Product>;
   static constexpr Scalar<V> neutral() { return 1; }
   static FUSELAB_INLINE V combine(V a, V b) { return a * b; }
@@ -216,6 +275,7 @@ Product(V) -> Product<V>;
 template <class V>
 struct Maximum {
   V value;
+  using Partial = CombinedTerms<V, Maximum>;
   using State = Running<V, Maximum>;
   using Limits = std::numeric_limits<Scalar<V>>;
   static constexpr Scalar<V> neutral() {
@@ -229,6 +289,7 @@ Maximum(V) -> Maximum<V>;
 template <class V>
 struct Minimum {
   V value;
+  using Partial = CombinedTerms<V, Minimum>;
   using State = Running<V, Minimum>;
   using Limits = std::numeric_limits<Scalar<V>>;
   static constexpr Scalar<V> neutral() {
@@ -248,12 +309,67 @@ FUSELAB_INLINE std::tuple<Terms...> as_tuple(std::tuple<Terms...> terms) {
   return terms;
 }
 
+// --- scratch memory -------------------------------------------------------------------------------
+
+// The memory in which a thread keeps values of a block of rows. It serves block after block, and is
+// kept from call to call unless it is large.
+class Scratch {
+ public:
+  // Returns memory for `count` values, which holds until the next reset.
+  template <class Value>
+  Value* take(int64_t count) {
+    if (next_ == slots_.size()) slots_.emplace_back();
+    Slot& slot = slots_[next_++];
+    const std::size_t bytes = (count * sizeof(Value) + 63) / 64 * 64;
+    if (slot.bytes < bytes) {
+      slot.memory.reset();
+      slot.memory.reset(std::aligned_alloc(64, bytes));
+      if (!slot.memory) throw std::bad_alloc();
+      slot.bytes = bytes;
+    }
+    return static_cast<Value*>(slot.memory.get());
+  }
+  void reset() { next_ = 0; }
+  void release_if_large() {
+    std::size_t bytes = 0;
+    for (const Slot& slot : slots_) bytes += slot.bytes;
+    if (bytes > std::size_t{1} << 23) slots_.clear();
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  struct Slot {
+    std::unique_ptr<void, Free> memory;
+    std::size_t bytes = 0;
+  };
+  std::vector<Slot> slots_;
+  std::size_t next_ = 0;
+};
+
+inline Scratch& scratch_of_thread() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
 // --- places ---------------------------------------------------------------------------------------
 
-// Values of a block's rows: one vector for each of its strips.
-template <class Value, int strips>
+// A value for each row of a block. Where lanes are rows, there is one vector for each strip of the
+// block's rows.
+template <class Value, Lane lane>
 struct PerRow {
-  Value strip[strips];
+  Value value;
+};
+template <class Value>
+struct PerRow<Value, Lane::row> {
+  Value* strip;
+};
+
+// A value for each element of a block's rows, kept from one sweep over the columns to the next.
+template <class V>
+struct Kept {
+  Scalar<V>* data;
 };
 
 enum class Extent {
@@ -269,16 +385,30 @@ struct Offsets {
   int64_t base[operands], across[operands], along[operands];
 };
 
+// A short run of columns. Where lanes are rows, an operand whose columns are neighbours in memory is
+// read and written in squares of columns and rows, which are transposed.
+template <class V, int operands>
+struct Run {
+  Offsets<operands> offsets;
+  int64_t first, last;
+  V* squares;  // one for each operand
+
+  template <int place>
+  FUSELAB_INLINE bool is_transposed() const {
+    return offsets.along[place] == 1 && offsets.across[place] > 1;
+  }
+};
+
 // A vector's place: `first` is its first lane's column (or row of the block), `along` its column
-// where lanes are rows.
+// where lanes are rows, and `kept` its offset in what is kept of the block.
 template <class Real, Lane lane, int operands, Extent extent>
 class At {
  public:
   using V = Vector<Real>;
 
-  FUSELAB_INLINE At(const Offsets<operands>& offsets, int64_t first, int64_t along, int64_t count,
-                    int strip)
-      : offsets_(offsets), first_(first), along_(along), count_(count), strip_(strip) {}
+  FUSELAB_INLINE At(const Run<V, operands>& run, int64_t first, int64_t along, int64_t count,
+                    int64_t strip, int64_t kept)
+      : run_(run), first_(first), along_(along), count_(count), strip_(strip), kept_(kept) {}
 
   template <int place, class Element>
   FUSELAB_INLINE auto operator()(Array<place, Element> array) const {
@@ -293,7 +423,18 @@ class At {
       if (extent == Extent::repeated || stride == 0) {
         return computed<V, Plain>(*from - StoredLanes<V, Plain>{});  // a difference keeps -0.0
       }
-      if constexpr (extent == Extent::whole) {
+      if constexpr (has_squares<Plain>) {
+        if (run_.template is_transposed<place>()) {
+          V* const square = square_of<place>();
+          const int64_t column = (along_ - run_.first) % lanes<V>;
+          if (column == 0) {
+            const int64_t columns = std::min(run_.last - along_, lanes<V>);
+            load_transposed<V, Plain>(square, from + first_ * stride, stride, count_, columns);
+          }
+          return square[column];
+        }
+      }
+      if constexpr (extent == Extent::whole && (lane == Lane::column || has_squares<Plain>)) {
         return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(from + first_));
       }
       if constexpr (has_masked_tail<V, Plain>) {
@@ -302,22 +443,55 @@ class At {
       return computed<V, Plain>(load_lanes<V, Plain>(from + first_ * stride, stride, count_));
     }
   }
-  template <class Value, int strips>
-  FUSELAB_INLINE Value operator()(const PerRow<Value, strips>& value) const {
-    return value.strip[strip_];
+  template <class Value>
+  FUSELAB_INLINE Value operator()(const PerRow<Value, lane>& value) const {
+    if constexpr (lane == Lane::column) {
+      return value.value;
+    } else {
+      return value.strip[strip_];
+    }
+  }
+  FUSELAB_INLINE V operator()(Kept<V> kept) const {
+    if constexpr (is_part_of_a_row) {
+      return ::load<V>(kept.data + kept_, First{count_});
+    } else {
+      return load_as<V>(kept.data + kept_);
+    }
+  }
+
+  // Keeps a value for a later sweep, and returns it.
+  FUSELAB_INLINE V keep(Kept<V> kept, V value) const {
+    if constexpr (is_part_of_a_row) {
+      ::store<false>(kept.data + kept_, value, First{count_});
+    } else {
+      ::store<false>(kept.data + kept_, value);
+    }
+    return value;
   }
 
   template <int place, class Element, class Value>
   FUSELAB_INLINE void store(Array<place, Element> array, Value value) const {
     const int64_t stride = stride_of<place>();
     auto* to = reinterpret_cast<Stored<Element>*>(array.data) + offset<place>();
+    if constexpr (has_squares<Element>) {
+      if (run_.template is_transposed<place>()) {
+        V* const square = square_of<place>();
+        const int64_t column = (along_ - run_.first) % lanes<V>;
+        square[column] = value;
+        if (column + 1 == lanes<V> || along_ + 1 == run_.last) {
+          auto* const corner = to + first_ * stride - column;
+          store_transposed<V, Element>(square, corner, stride, count_, column + 1);
+        }
+        return;
+      }
+    }
     if constexpr (extent == Extent::part && has_masked_tail<V, Element>) {
       if (stride == 1) {
         return ::store<false>(array.data + offset<place>() + first_, value, First{count_});
       }
     }
     const StoredLanes<V, Element> elements = stored<V, Element>(value);
-    if constexpr (extent == Extent::whole) {
+    if constexpr (extent == Extent::whole && (lane == Lane::column || has_squares<Element>)) {
       std::memcpy(to + first_, &elements, sizeof elements);
     } else {
       store_lanes<V, Element>(to + first_ * stride, elements, stride,
@@ -329,7 +503,7 @@ class At {
   // rows need none: what is reduced for a row that does not exist is not stored.
   template <class Term>
   FUSELAB_INLINE auto counted(Term term) const {
-    if constexpr (lane == Lane::column && extent == Extent::part) {
+    if constexpr (is_part_of_a_row) {
       using Value = decltype(term.value);
       const Value neutral = math::splat<Value>(Term::neutral());
       return choose(first_lanes<Integers<Value>>(count_), term.value, neutral);
@@ -339,27 +513,36 @@ class At {
   }
 
  private:
+  static constexpr bool is_part_of_a_row = lane == Lane::column && extent == Extent::part;
+  template <class Element>
+  static constexpr bool has_squares = lane == Lane::row && extent != Extent::repeated &&
+                                      (is_short<Element> || std::is_floating_point_v<Element>);
+
   template <int place>
   FUSELAB_INLINE int64_t stride_of() const {
-    return extent == Extent::repeated ? 0 : offsets_.across[place];
+    return extent == Extent::repeated ? 0 : run_.offsets.across[place];
   }
   template <int place>
   FUSELAB_INLINE int64_t offset() const {
-    if constexpr (lane == Lane::column) return offsets_.base[place];
-    return offsets_.base[place] + along_ * offsets_.along[place];
+    if constexpr (lane == Lane::column) return run_.offsets.base[place];
+    return run_.offsets.base[place] + along_ * run_.offsets.along[place];
+  }
+  template <int place>
+  FUSELAB_INLINE V* square_of() const {
+    return run_.squares + place * lanes<V>;
   }
 
-  const Offsets<operands>& offsets_;
-  int64_t first_, along_, count_;
-  int strip_;
+  const Run<V, operands>& run_;
+  int64_t first_, along_, count_, strip_, kept_;
 };
 
 // --- blocks of rows -------------------------------------------------------------------------------
 
-constexpr int64_t vectors_per_fold = 64;      // terms of one accumulator until it is folded
 constexpr int64_t elements_for_threads = 1 << 15;  // below, starting a thread takes longer
 constexpr int64_t columns_to_share = 1 << 16;      // elements of a block that threads share
 constexpr int64_t columns_per_piece = 1 << 14;
+constexpr int64_t cached_elements = 1 << 16;  // of a block, for which a core's own cache has room
+constexpr int64_t most_strips = 64;
 
 // Returns quotient and remainder of non-negative numbers; most nests have one loop, where the
 // division is not needed.
@@ -371,59 +554,102 @@ FUSELAB_INLINE Divided divided(int64_t number, int64_t by) {
   return {number / by, number % by};
 }
 
-// A block of rows and what is done with it: one row, or a few vectors of neighbouring rows.
+// The blocks of a kernel's rows. A block is one row, or strips of neighbouring rows, a vector each.
+template <class Real, Lane lane, int operands>
+struct Blocks {
+  static constexpr int64_t width = lanes<Vector<Real>>;
+
+  explicit Blocks(const Loops<operands>& loops) {
+    const int64_t strips = strips_per_block(loops);
+    rows_per_block = lane == Lane::column ? 1 : strips * width;
+    blocks_per_run = (loops.row_size_3 + rows_per_block - 1) / rows_per_block;
+    count = loops.rows / loops.row_size_3 * blocks_per_run;
+    is_dense = true;
+    for (const auto& step : loops.strides) {
+      const int64_t across = step[lane == Lane::column ? 6 : 3];
+      const bool is_transposed = lane == Lane::row && step[6] == 1;
+      is_dense = is_dense && (across == 0 || across == 1 || is_transposed);
+    }
+  }
+
+  // Few strips if the block then stays in the cache from sweep to sweep. A sum over a long batch is
+  // not read again, and many strips make it read memory in longer pieces.
+  static int64_t strips_per_block(const Loops<operands>& loops) {
+    const int64_t strips = (loops.row_size_3 + width - 1) / width;
+    const int64_t cached = cached_elements / std::max<int64_t>(1, loops.columns * width);
+    if (cached < 4) return std::min(strips, most_strips);
+    const int64_t for_64_blocks = loops.rows / (64 * width);
+    return std::min({strips, std::max<int64_t>(4, for_64_blocks), cached, most_strips});
+  }
+
+  int64_t rows_per_block, blocks_per_run, count;
+  bool is_dense;  // lanes lie side by side in memory, or are the same element
+};
+
+// A block of rows and what is done with it.
 template <class Real, Lane lane, int operands>
 class Rows {
  public:
   using V = Vector<Real>;
   static constexpr int64_t width = lanes<V>;
-  static constexpr int max_strips = lane == Lane::column ? 1 : 4;
-  static constexpr int64_t rows_per_block = lane == Lane::column ? 1 : max_strips * width;
   template <Extent extent>
   using Place = At<Real, lane, operands, extent>;
 
-  Rows(const Loops<operands>& loops, int64_t block, bool shares) : loops_(loops), shares_(shares) {
-    const auto [run, block_of_run] = divided(block, blocks_per_run(loops));
+  Rows(const Loops<operands>& loops, const Blocks<Real, lane, operands>& blocks, int64_t block,
+       bool shares)
+      : loops_(loops), scratch_(scratch_of_thread()), shares_(shares), is_dense_(blocks.is_dense) {
+    const auto [run, block_of_run] = divided(block, blocks.blocks_per_run);
     const auto [outer_two, inner] = divided(run, loops.row_size_2);
     const auto [outer, middle] = divided(outer_two, loops.row_size_1);
-    const int64_t first = block_of_run * rows_per_block;
-    count_ = std::min(loops.row_size_3 - first, rows_per_block);
-    is_dense_ = true;
+    const int64_t first = block_of_run * blocks.rows_per_block;
+    count_ = std::min(loops.row_size_3 - first, blocks.rows_per_block);
+    strips_ = lane == Lane::column ? 1 : (count_ + width - 1) / width;
+    auto& offsets = run_.offsets;
     for (int k = 0; k < operands; ++k) {
       const int64_t* step = loops.strides[k];
-      offsets_.base[k] = outer * step[0] + middle * step[1] + inner * step[2] + first * step[3];
-      offsets_.across[k] = step[lane == Lane::column ? 6 : 3];
-      offsets_.along[k] = step[lane == Lane::column ? 3 : 6];
-      is_dense_ = is_dense_ && (offsets_.across[k] == 0 || offsets_.across[k] == 1);
+      offsets.base[k] = outer * step[0] + middle * step[1] + inner * step[2] + first * step[3];
+      offsets.across[k] = step[lane == Lane::column ? 6 : 3];
+      offsets.along[k] = step[lane == Lane::column ? 3 : 6];
     }
-  }
-
-  static int64_t blocks_per_run(const Loops<operands>& loops) {
-    return (loops.row_size_3 + rows_per_block - 1) / rows_per_block;
+    scratch_.reset();
   }
 
   // Calls body(at) for every vector of the rows and all of their columns.
   template <class Body>
   void each(Body body) const {
-    in_pieces([&](int64_t, int64_t begin, int64_t end) {
-      walk(begin, end, [body](int, auto run) __attribute__((always_inline)) { run(body); });
-    });
+    in_pieces([&](int64_t, int64_t begin, int64_t end) { each_between(begin, end, body); });
+  }
+  template <class Body>
+  void each_between(int64_t begin, int64_t end, Body body) const {
+    walk(begin, end, [body](int64_t, auto run) __attribute__((always_inline)) { run(body); });
   }
 
-  // Returns body(at), or only calls it, for every vector of rows, without a column.
+  // Returns body(at) for every vector of rows, without a column.
   template <class Body>
   __attribute__((flatten)) auto value(Body body) const {
-    PerRow<decltype(body(place_of_rows(0))), max_strips> values;
-    for (int strip = 0; strip < strips(); ++strip) values.strip[strip] = body(place_of_rows(strip));
-    return values;
+    using Value = decltype(body(place_of_rows(0)));
+    if constexpr (lane == Lane::column) {
+      return PerRow<Value, lane>{body(place_of_rows(0))};
+    } else {
+      Value* const values = scratch_.template take<Value>(strips_);
+      for (int64_t strip = 0; strip < strips_; ++strip) values[strip] = body(place_of_rows(strip));
+      return PerRow<Value, lane>{values};
+    }
   }
   template <int place, class Element>
   auto load(Array<place, Element> array) const {
     return value([&](auto at) { return at(array); });
   }
+  // Calls body(at) for every vector of rows, without a column.
   template <class Body>
   __attribute__((flatten)) void once(Body body) const {
-    for (int strip = 0; strip < strips(); ++strip) body(place_of_rows(strip));
+    for (int64_t strip = 0; strip < strips_; ++strip) body(place_of_rows(strip));
+  }
+
+  // Returns room for a value of each element, which one sweep keeps and the next ones read.
+  Kept<V> room() const {
+    const int64_t across = lane == Lane::column ? 1 : strips_ * width;
+    return {scratch_.template take<Real>(loops_.columns * across)};
   }
 
   // Returns the reductions over the columns of the terms that body(at) returns: a Sum, Product,
@@ -435,42 +661,36 @@ class Rows {
   }
 
  private:
-  int strips() const { return lane == Lane::column ? 1 : int((count_ + width - 1) / width); }
-
-  FUSELAB_INLINE auto place_of_rows(int strip) const {
+  FUSELAB_INLINE auto place_of_rows(int64_t strip) const {
     if constexpr (lane == Lane::column) {
-      return Place<Extent::repeated>(offsets_, 0, 0, 1, 0);
+      return Place<Extent::repeated>(run_, 0, 0, 1, 0, 0);
     } else {
       const int64_t first = strip * width;
       const int64_t count = std::min(count_ - first, width);
-      return Place<Extent::part>(offsets_, first, 0, count, strip);
+      return Place<Extent::part>(run_, first, 0, count, strip, 0);
     }
   }
 
   template <class Terms, class Body, std::size_t... place>
   auto reduced_terms(Body body, std::index_sequence<place...>) const {
+    using Partials = std::tuple<typename std::tuple_element_t<place, Terms>::Partial...>;
     using States = std::tuple<typename std::tuple_element_t<place, Terms>::State...>;
     const int64_t count = pieces();
-    States own[max_strips];
-    std::vector<States> shared(count == 1 ? 0 : count * max_strips);
-    States* const states = count == 1 ? own : shared.data();
+    States* const states = scratch_.template take<States>(count * strips_);
+    std::uninitialized_default_construct_n(states, count * strips_);
     in_pieces([&](int64_t piece, int64_t begin, int64_t end) {
-      States* const own_states = states + piece * max_strips;
-      walk(begin, end, [body, own_states](int strip, auto run) __attribute__((always_inline)) {
-        States state = own_states[strip];
+      States* const own = states + piece * strips_;
+      walk(begin, end, [body, own](int64_t strip, auto run) __attribute__((always_inline)) {
+        Partials partials;
         run([&](auto at) __attribute__((always_inline)) {
           const Terms terms = as_tuple(body(at));
-          (std::get<place>(state).add(at.counted(std::get<place>(terms))), ...);
+          (std::get<place>(partials).add(at.counted(std::get<place>(terms))), ...);
         });
-        (std::get<place>(state).fold(), ...);
-        own_states[strip] = state;
+        (std::get<place>(own[strip]).fold(std::get<place>(partials)), ...);
       });
     });
-    for (int64_t piece = 1; piece < count; ++piece)
-      for (int strip = 0; strip < max_strips; ++strip)
-        (std::get<place>(states[strip])
-             .merge(std::get<place>(states[piece * max_strips + strip])),
-         ...);
+    for (int64_t later = strips_; later < count * strips_; ++later)
+      (std::get<place>(states[later % strips_]).merge(std::get<place>(states[later])), ...);
     if constexpr (sizeof...(place) == 1) {
       return (result<place>(states), ...);
     } else {
@@ -481,16 +701,14 @@ class Rows {
   template <std::size_t place, class States>
   auto result(const States* states) const {
     using Value = decltype(std::get<place>(states[0]).result());
-    PerRow<Value, max_strips> values;
-    for (int strip = 0; strip < max_strips; ++strip) {
-      const auto& state = std::get<place>(states[strip]);
-      if constexpr (lane == Lane::column) {
-        values.strip[strip] = math::splat<Value>(state.across());
-      } else {
-        values.strip[strip] = state.result();
-      }
+    if constexpr (lane == Lane::column) {
+      return PerRow<Value, lane>{math::splat<Value>(std::get<place>(states[0]).across())};
+    } else {
+      Value* const values = scratch_.template take<Value>(strips_);
+      for (int64_t strip = 0; strip < strips_; ++strip)
+        values[strip] = std::get<place>(states[strip]).result();
+      return PerRow<Value, lane>{values};
     }
-    return values;
   }
 
   // The pieces in which a block's columns are walked: one, unless threads share them.
@@ -509,51 +727,62 @@ class Rows {
     }
   }
 
-  // Calls visit(strip, run) for the strips and pieces of columns in [begin, end); run(body) calls
-  // body(at) for the vectors of one.
+  // Calls visit(strip, run) for the strips and short runs of columns in [begin, end); run(body)
+  // calls body(at) for the vectors of one.
   template <class Visit>
   __attribute__((noinline, flatten)) void walk(int64_t begin, int64_t end, Visit visit) const {
+    // 64 vectors of a row; or a few columns, with the strips side by side in memory.
+    constexpr int64_t longest = lane == Lane::column ? 64 * width : std::max<int64_t>(8, width);
+    if (begin == end) return;  // a loop of columns may have the size 0
     const int64_t inner = loops_.column_size_2;
+    auto [run_of_columns, first] = divided(begin, inner);
+    auto [outer, middle] = divided(run_of_columns, loops_.column_size_1);
+    V squares[lane == Lane::row ? operands * width : 1];
     for (int64_t column = begin; column < end;) {
-      const auto [run_of_columns, first] = divided(column, inner);
-      const auto [outer, middle] = divided(run_of_columns, loops_.column_size_1);
-      const int64_t longest = vectors_per_fold * (lane == Lane::column ? 4 * width : 1);
       const int64_t last = first + std::min({inner - first, end - column, longest});
-      Offsets<operands> offsets = offsets_;
+      Run<V, operands> run = {run_.offsets, first, last, squares};
       for (int k = 0; k < operands; ++k)
-        offsets.base[k] += outer * loops_.strides[k][4] + middle * loops_.strides[k][5];
+        run.offsets.base[k] += outer * loops_.strides[k][4] + middle * loops_.strides[k][5];
+      const int64_t before = column - first;
       if constexpr (lane == Lane::column) {
         visit(0, [&](auto body) __attribute__((always_inline)) {
           int64_t at = first;
           if (is_dense_) {
             for (; at + width <= last; at += width)
-              body(Place<Extent::whole>(offsets, at, 0, width, 0));
+              body(Place<Extent::whole>(run, at, 0, width, 0, before + at));
           }
           for (; at < last; at += width)
-            body(Place<Extent::part>(offsets, at, 0, std::min(last - at, width), 0));
+            body(Place<Extent::part>(run, at, 0, std::min(last - at, width), 0, before + at));
         });
       } else {
-        for (int strip = 0; strip < strips(); ++strip) {
+        for (int64_t strip = 0; strip < strips_; ++strip) {
           const int64_t row = strip * width, count = std::min(count_ - row, width);
+          const int64_t kept = before * strips_ * width + row, step = strips_ * width;
           visit(strip, [&](auto body) __attribute__((always_inline)) {
             if (is_dense_ && count == width) {
               for (int64_t at = first; at < last; ++at)
-                body(Place<Extent::whole>(offsets, row, at, width, strip));
+                body(Place<Extent::whole>(run, row, at, width, strip, kept + at * step));
             } else {
               for (int64_t at = first; at < last; ++at)
-                body(Place<Extent::part>(offsets, row, at, count, strip));
+                body(Place<Extent::part>(run, row, at, count, strip, kept + at * step));
             }
           });
         }
       }
       column += last - first;
+      first = last;
+      if (first == inner) {
+        first = 0;
+        if (++middle == loops_.column_size_1) middle = 0, ++outer;
+      }
     }
   }
 
   const Loops<operands>& loops_;
+  Scratch& scratch_;
   bool shares_, is_dense_;
-  int64_t count_;  // of rows
-  Offsets<operands> offsets_;
+  int64_t count_, strips_;  // of rows, and of vectors of rows
+  Run<V, operands> run_ = {{}, 0, 1, nullptr};  // a single column
 };
 
 // Calls body(rows) for every block of rows.
@@ -561,12 +790,22 @@ template <class Real, Lane lane, int operands, class Body>
 void sweep(const Loops<operands>& loops, Body body) {
   using Block = Rows<Real, lane, operands>;
   if (loops.rows == 0) return;
-  const int64_t blocks = loops.rows / loops.row_size_3 * Block::blocks_per_run(loops);
-  const int64_t block_elements = std::min(loops.rows, Block::rows_per_block) * loops.columns;
-  if (blocks < 16 && block_elements >= columns_to_share) {
-    for (int64_t block = 0; block < blocks; ++block) body(Block(loops, block, true));
-    return;
+  const Blocks<Real, lane, operands> blocks(loops);
+  const int64_t block_elements = std::min(loops.rows, blocks.rows_per_block) * loops.columns;
+  if (blocks.count < 16 && block_elements >= columns_to_share) {
+    for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, true));
+    return scratch_of_thread().release_if_large();
   }
-#pragma omp parallel for schedule(static) if (loops.rows * loops.columns >= elements_for_threads)
-  for (int64_t block = 0; block < blocks; ++block) body(Block(loops, block, false));
+#pragma omp parallel if (loops.rows * loops.columns >= elements_for_threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, false));
+    scratch_of_thread().release_if_large();
+  }
+}
+
+// Calls body(at) for every vector of a kernel without reductions.
+template <class Real, Lane lane, int operands, class Body>
+void for_each(const Loops<operands>& loops, Body body) {
+  sweep<Real, lane>(loops, [&](const auto& rows) { rows.each(body); });
 }

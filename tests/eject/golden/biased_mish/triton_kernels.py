@@ -2,222 +2,119 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
-from fuselab.runtime.triton_loops import column_offset, row_offset
+from fuselab.runtime import triton_math as math
+from fuselab.runtime.triton_loops import (
+    block_of_columns,
+    block_of_rows,
+    load,
+    load_partials,
+    offset,
+    share_of_columns,
+    store_partial,
+    tile,
+)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
-        "output_stride_0", "output_stride_1", "output_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "bias_stride_6", "output_stride_6"],
-)  # fmt: skip
+@triton.jit
 def biased_mish(
     # read
     x_pointer, bias_pointer,
     # written
     output_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
-    bias_stride_6,
-    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
-    output_stride_5, output_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    sizes,
+    x_strides, bias_strides, output_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
-    across = tl.cdiv(columns, BLOCK_COLUMNS)
-    tile_row, tile_column = tl.program_id(0) // across, tl.program_id(0) % across
-    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tile_row.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    if WIDE:
-        column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
-    bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, bias_stride_0, bias_stride_1, bias_stride_2,
-        bias_stride_3, ROW_LOOPS
-    )
-    bias = tl.load(bias_pointer + bias_row + column * bias_stride_6, exists).to(COMPUTE)
+    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
+    bias = load(bias_pointer, element, bias_strides, is_row, is_column).to(COMPUTE)
     add = x + bias
-    mish = libdevice.tanh(tl.where(add > 20, add, libdevice.log1p(libdevice.exp(add))))
-    output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
-        output_stride_3, ROW_LOOPS
-    )
-    output = add * mish
+    mish = tl.where(add > 20, add, math.log1p(math.exp(add, ROUNDED), ROUNDED))
+    output = add * math.tanh(mish, ROUNDED)
     tl.store(
-        output_pointer + output_row + column * output_stride_6,
+        output_pointer + offset(element, output_strides),
         output.to(output_pointer.dtype.element_ty),
-        exists,
+        is_row & is_column,
     )
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
-        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
-        "bias_stride_0", "bias_stride_1", "bias_stride_4", "grad_x_stride_0", "grad_x_stride_1",
-        "grad_x_stride_4"],
-    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "bias_stride_6",
-        "grad_x_stride_6"],
-)  # fmt: skip
+@triton.jit
 def biased_mish_backward(
     # read
     grad_output_pointer, x_pointer, bias_pointer,
     # written
     grad_x_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
-    bias_stride_6,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    sizes,
+    grad_output_strides, x_strides, bias_strides, grad_x_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
-    across = tl.cdiv(columns, BLOCK_COLUMNS)
-    tile_row, tile_column = tl.program_id(0) // across, tl.program_id(0) % across
-    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tile_row.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    if WIDE:
-        column = tile_column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
+    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    grad_output = load(grad_output_pointer, element, grad_output_strides, is_row, is_column).to(
+        COMPUTE
     )
-    grad_output_offset = grad_output_row + column * grad_output_stride_6
-    grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    x = tl.load(x_pointer + x_row + column * x_stride_6, exists).to(COMPUTE)
-    bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, bias_stride_0, bias_stride_1, bias_stride_2,
-        bias_stride_3, ROW_LOOPS
-    )
-    bias = tl.load(bias_pointer + bias_row + column * bias_stride_6, exists).to(COMPUTE)
+    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
+    bias = load(bias_pointer, element, bias_strides, is_row, is_column).to(COMPUTE)
     add = x + bias
-    tanh_1 = libdevice.tanh(tl.where(add > 20, add, libdevice.log1p(libdevice.exp(add))))
-    mul_9 = add * (1.0 / (1.0 + libdevice.exp(-add))) * (1 - tanh_1 * tanh_1)
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    grad_x = grad_output * (tanh_1 + mul_9)
+    where_1 = tl.where(add > 20, add, math.log1p(math.exp(add, ROUNDED), ROUNDED))
+    tanh_1 = math.tanh(where_1, ROUNDED)
+    add_9 = tanh_1 + add * math.sigmoid(add, ROUNDED) * (1 - tanh_1 * tanh_1)
+    grad_x = grad_output * add_9
     tl.store(
-        grad_x_pointer + grad_x_row + column * grad_x_stride_6,
+        grad_x_pointer + offset(element, grad_x_strides),
         grad_x.to(grad_x_pointer.dtype.element_ty),
-        exists,
+        is_row & is_column,
     )
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_x_stride_0",
-        "grad_x_stride_1", "grad_x_stride_4", "grad_bias_stride_0", "grad_bias_stride_1",
-        "grad_bias_stride_4"],
-    do_not_specialize_on_alignment=["grad_x_stride_6", "grad_bias_stride_6"],
-)  # fmt: skip
+@triton.jit
 def biased_mish_backward_grad_bias(
     # read
     grad_x_pointer,
     # written
     grad_bias_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    grad_bias_stride_0, grad_bias_stride_1, grad_bias_stride_2, grad_bias_stride_3,
-    grad_bias_stride_4, grad_bias_stride_5, grad_bias_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute grad_bias. A program owns BLOCK_ROWS rows (width) with all of their columns
-    (batch, length), which fit in one block, so that every element is read once."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    grad_bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_bias_stride_0, grad_bias_stride_1,
-        grad_bias_stride_2, grad_bias_stride_3, ROW_LOOPS
-    )
-    grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
-        COLUMN_LOOPS
-    )
-    grad_x = tl.load(grad_x_pointer + grad_x_offset, exists).to(COMPUTE)
-    sum_1 = tl.sum(tl.where(exists, grad_x, 0.0), 1)[:, None]
-    tl.store(
-        grad_bias_pointer + grad_bias_row, sum_1.to(grad_bias_pointer.dtype.element_ty), row < rows
-    )
-
-
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_x_stride_0",
-        "grad_x_stride_1", "grad_x_stride_4", "grad_bias_stride_0", "grad_bias_stride_1",
-        "grad_bias_stride_4"],
-    do_not_specialize_on_alignment=["grad_x_stride_6", "grad_bias_stride_6"],
-)  # fmt: skip
-def biased_mish_backward_grad_bias_in_blocks(
-    # read
-    grad_x_pointer,
-    # written
-    grad_bias_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    grad_bias_stride_0, grad_bias_stride_1, grad_bias_stride_2, grad_bias_stride_3,
-    grad_bias_stride_4, grad_bias_stride_5, grad_bias_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # what programs that share rows leave for the next sweep
+    partials_pointer,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    row_sizes, column_sizes,
+    grad_x_row_strides, grad_x_column_strides, grad_bias_row_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
+    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_bias. A program owns BLOCK_ROWS rows (width) and sweeps once over their
-    columns (batch, length), BLOCK_COLUMNS at a time."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    grad_bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_bias_stride_0, grad_bias_stride_1,
-        grad_bias_stride_2, grad_bias_stride_3, ROW_LOOPS
-    )
-    sum_1_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
-            COLUMN_LOOPS
-        )
-        grad_x = tl.load(grad_x_pointer + grad_x_offset, exists).to(COMPUTE)
-        sum_1_so_far = sum_1_so_far + tl.where(exists, grad_x, 0.0)
-    sum_1 = tl.sum(sum_1_so_far, 1)[:, None]
+    columns (batch, length), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
+    is a launch of its own, and SWEEP is its number."""
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
+
+    if SWEEP == 0 or SWEEP == 1:
+        sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            grad_x = tl.load(grad_x_row + offset(column, grad_x_column_strides), exists).to(COMPUTE)
+            sum_1 += tl.where(exists, grad_x, 0.0)
+    else:
+        sum_1 = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    sum_1 = tl.sum(sum_1, 1, keep_dims=True)
+    if SWEEP == 1:
+        store_partial(partials_pointer, 0, sum_1, row_sizes, BLOCK_ROWS, PARTS)
+        return
     tl.store(
-        grad_bias_pointer + grad_bias_row, sum_1.to(grad_bias_pointer.dtype.element_ty), row < rows
+        grad_bias_pointer + offset(row, grad_bias_row_strides),
+        sum_1.to(grad_bias_pointer.dtype.element_ty),
+        is_row,
     )

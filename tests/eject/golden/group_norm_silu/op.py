@@ -15,7 +15,7 @@ from fuselab.runtime.cpp_sweep import CppSweeps
 from fuselab.runtime.cuda_sweep import CudaSweeps
 from fuselab.runtime.signature import accepted, float32_on_gpu, mismatch, output_like
 from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype
-from fuselab.runtime.triton_sweep import TritonSweeps
+from fuselab.runtime.triton_sweep import Reducing, TritonSweeps, configs
 
 from . import triton_kernels
 from .gradient import gradient
@@ -60,89 +60,35 @@ def _backward(
     compute = arithmetic_dtype(grad_output)
     group_norm_total = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
     group_norm_squares = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
+    grad_x = torch.empty_like(x)
     swept = Sweep(
         rows={"batch": batch, "group": 4},
         columns={"channels_part": channels // 4, "height": height, "width": width},
         read=[
             (x, "batch (group channels_part) height width"),
-        ],
-        written=[
-            (group_norm_total, "batch group 1"),
-            (group_norm_squares, "batch group 1"),
-        ],
-    )
-    sweeps.run("group_norm_silu_backward", swept, compute)
-    sum_2 = torch.empty((batch, channels), dtype=compute, device=grad_output.device)
-    sum_1 = torch.empty((batch, channels), dtype=compute, device=grad_output.device)
-    swept = Sweep(
-        rows={"batch": batch, "group": 4, "channels_part": channels // 4},
-        columns={"height": height, "width": width},
-        read=[
             (grad_output, "batch (group channels_part) height width"),
-            (x, "batch (group channels_part) height width"),
-            (group_norm_total, "batch group 1"),
-            (group_norm_squares, "batch group 1"),
             (weight, "(group channels_part)"),
             (bias, "(group channels_part)"),
         ],
         written=[
-            (sum_2, "batch (group channels_part)"),
-            (sum_1, "batch (group channels_part)"),
-        ],
-    )
-    sweeps.run(
-        "group_norm_silu_backward_sum_2", swept, compute, (height * width * (channels // 4),)
-    )
-    sum_4 = torch.empty((batch, 4), dtype=compute, device=grad_output.device)
-    sum_3 = torch.empty((batch, 4), dtype=compute, device=grad_output.device)
-    swept = Sweep(
-        rows={"batch": batch, "group": 4},
-        columns={"channels_part": channels // 4},
-        read=[
-            (sum_2, "batch (group channels_part)"),
-            (weight, "(group channels_part)"),
-            (sum_1, "batch (group channels_part)"),
-        ],
-        written=[
-            (sum_4, "batch group"),
-            (sum_3, "batch group"),
-        ],
-    )
-    sweeps.run("group_norm_silu_backward_sum_4", swept, compute)
-    grad_x = torch.empty_like(x)
-    swept = Sweep(
-        rows={"batch": batch, "group": 4, "channels_part": channels // 4, "height": height, "width": width},
-        columns={},
-        read=[
-            (grad_output, "batch (group channels_part) height width"),
-            (x, "batch (group channels_part) height width"),
             (group_norm_total, "batch group 1"),
             (group_norm_squares, "batch group 1"),
-            (weight, "(group channels_part)"),
-            (bias, "(group channels_part)"),
-            (sum_4, "batch group"),
-            (sum_3, "batch group"),
-        ],
-        written=[
             (grad_x, "batch (group channels_part) height width"),
         ],
     )
-    sweeps.run(
-        "group_norm_silu_backward_grad_x",
-        swept,
-        compute,
-        (height * width * (channels // 4), width, height, channels,),
-    )
+    sweeps.run("group_norm_silu_backward", swept, compute)
     grad_weight = torch.empty_like(weight)
     grad_bias = torch.empty_like(bias)
     swept = Sweep(
         rows={"group": 4, "channels_part": channels // 4},
-        columns={"batch": batch},
+        columns={"batch": batch, "height": height, "width": width},
         read=[
-            (sum_1, "batch (group channels_part)"),
-            (sum_2, "batch (group channels_part)"),
+            (grad_output, "batch (group channels_part) height width"),
+            (x, "batch (group channels_part) height width"),
             (group_norm_total, "batch group 1"),
             (group_norm_squares, "batch group 1"),
+            (weight, "(group channels_part)"),
+            (bias, "(group channels_part)"),
         ],
         written=[
             (grad_weight, "(group channels_part)"),
@@ -159,32 +105,41 @@ def _backward(
     )
 
 
-_TRITON = TritonSweeps(triton_kernels)
+_TRITON = TritonSweeps(
+    triton_kernels,
+    "ejected::group_norm_silu",
+    {
+        "group_norm_silu": Reducing(sweeps=2, reductions=2, stores_columns=True),
+    },
+)
+_TRITON_BACKWARD = TritonSweeps(
+    triton_kernels,
+    "ejected::group_norm_silu",
+    {
+        "group_norm_silu_backward": Reducing(sweeps=3, reductions=4, stores_columns=True),
+        "group_norm_silu_backward_grad_weight": Reducing(sweeps=1, reductions=2),
+    },
+    backward=True,
+    held=("group_norm_total", "group_norm_squares",),
+)
 forward_triton = partial(_forward, _TRITON)
-backward_triton = partial(_backward, _TRITON)
+backward_triton = partial(_backward, _TRITON_BACKWARD)
 _CUDA = CudaSweeps(
     Path(__file__).with_name("cuda_kernels.cu"),
     reductions={
         "group_norm_silu": 2,
-        "group_norm_silu_backward": 2,
-        "group_norm_silu_backward_sum_2": 2,
-        "group_norm_silu_backward_sum_4": 2,
+        "group_norm_silu_backward": 4,
         "group_norm_silu_backward_grad_weight": 2,
     },
     splitting=(
-        "group_norm_silu_backward_sum_2",
-        "group_norm_silu_backward_sum_4",
         "group_norm_silu_backward_grad_weight",
     ),
 )
 CUDA_EXPRESSIONS = _CUDA.examples(
     {
         "group_norm_silu": "float float float float",
-        "group_norm_silu_backward": "float float float",
-        "group_norm_silu_backward_sum_2": "float float float float float float float float",
-        "group_norm_silu_backward_sum_4": "float float float float float",
-        "group_norm_silu_backward_grad_x": "float float float float float float float float float",
-        "group_norm_silu_backward_grad_weight": "float float float float float float",
+        "group_norm_silu_backward": "float float float float float float float",
+        "group_norm_silu_backward_grad_weight": "float float float float float float float float",
     }
 )
 forward_cuda = partial(_forward, _CUDA)
@@ -259,6 +214,7 @@ OP = FusedOp(
     },
     gradient=Gradient(save, gradient, fake_gradient),
     cases=(_EXAMPLE,),
+    configs={"triton": configs, "triton_backward": configs},
     draw=draw,
     autocast=autocast,
 )

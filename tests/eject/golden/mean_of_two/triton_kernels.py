@@ -2,215 +2,113 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
-from fuselab.runtime.triton_loops import column_offset, row_offset
+from fuselab.runtime import triton_math as math
+from fuselab.runtime.triton_loops import (
+    block_of_columns,
+    block_of_rows,
+    load,
+    load_partials,
+    numel,
+    offset,
+    share_of_columns,
+    store_partial,
+)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
-)  # fmt: skip
+@triton.jit
 def mean_of_two(
     # read
     x_pointer,
     # written
     output_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
-    output_stride_5, output_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute output. A program owns BLOCK_ROWS rows (length) with all of their columns (batch,
-    width), which fit in one block, so that every element is read once."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
-        output_stride_3, ROW_LOOPS
-    )
-    x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-    )
-    x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-    mean = tl.sum(tl.where(exists, x, 0.0), 1)[:, None]
-    tl.store(
-        output_pointer + output_row,
-        libdevice.exp(mean / columns).to(output_pointer.dtype.element_ty),
-        row < rows,
-    )
-
-
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
-)  # fmt: skip
-def mean_of_two_in_blocks(
-    # read
-    x_pointer,
-    # written
-    output_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
-    output_stride_5, output_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # what programs that share rows leave for the next sweep
+    partials_pointer,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    row_sizes, column_sizes,
+    x_row_strides, x_column_strides, output_row_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
+    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps once over their
-    columns (batch, width), BLOCK_COLUMNS at a time."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
-        output_stride_3, ROW_LOOPS
-    )
-    mean_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        mean_so_far = mean_so_far + tl.where(exists, x, 0.0)
-    mean = tl.sum(mean_so_far, 1)[:, None]
+    columns (batch, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
+    is a launch of its own, and SWEEP is its number."""
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    columns = numel(column_sizes)
+    x_row = x_pointer + offset(row, x_row_strides)
+
+    if SWEEP == 0 or SWEEP == 1:
+        mean = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            mean += tl.where(exists, x, 0.0)
+    else:
+        mean = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    mean = tl.sum(mean, 1, keep_dims=True)
+    if SWEEP == 1:
+        store_partial(partials_pointer, 0, mean, row_sizes, BLOCK_ROWS, PARTS)
+        return
     tl.store(
-        output_pointer + output_row,
-        libdevice.exp(mean / columns).to(output_pointer.dtype.element_ty),
-        row < rows,
+        output_pointer + offset(row, output_row_strides),
+        math.exp(mean / columns, ROUNDED).to(output_pointer.dtype.element_ty),
+        is_row,
     )
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
-        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
-        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
-    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
-)  # fmt: skip
+@triton.jit
 def mean_of_two_backward(
     # read
     grad_output_pointer, x_pointer,
     # written
     grad_x_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute grad_x. A program owns BLOCK_ROWS rows (length) with all of their columns (batch,
-    width), which fit in one block, so that every element is read once."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
-    )
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    grad_output = tl.load(grad_output_pointer + grad_output_row, row < rows).to(COMPUTE)
-    x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-    )
-    x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-    mean = tl.sum(tl.where(exists, x, 0.0), 1)[:, None]
-    grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
-        COLUMN_LOOPS
-    )
-    grad_x = grad_output * libdevice.exp(mean / columns) / columns
-    tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
-
-
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
-        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
-        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
-    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
-)  # fmt: skip
-def mean_of_two_backward_in_blocks(
-    # read
-    grad_output_pointer, x_pointer,
-    # written
-    grad_x_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # what programs that share rows leave for the next sweep
+    partials_pointer,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    row_sizes, column_sizes,
+    grad_output_row_strides, x_row_strides, x_column_strides, grad_x_row_strides,
+    grad_x_column_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
+    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
-    columns (batch, width), BLOCK_COLUMNS at a time."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
-    )
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    mean_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
+    columns (batch, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
+    is a launch of its own, and SWEEP is its number."""
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    columns = numel(column_sizes)
+    x_row = x_pointer + offset(row, x_row_strides)
+    grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
+
+    if SWEEP == 0 or SWEEP == 1:
+        mean = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            mean += tl.where(exists, x, 0.0)
+    else:
+        mean = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    mean = tl.sum(mean, 1, keep_dims=True)
+    if SWEEP == 1:
+        store_partial(partials_pointer, 0, mean, row_sizes, BLOCK_ROWS, PARTS)
+        return
+
+    for block in range(first, end):
+        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        exists = is_row & is_column
+        grad_output = tl.load(grad_output_pointer + offset(row, grad_output_row_strides), is_row).to(
+            COMPUTE
         )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        mean_so_far = mean_so_far + tl.where(exists, x, 0.0)
-    mean = tl.sum(mean_so_far, 1)[:, None]
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        grad_output = tl.load(grad_output_pointer + grad_output_row, row < rows).to(COMPUTE)
-        grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
-            COLUMN_LOOPS
+        grad_x = grad_output * math.exp(mean / columns, ROUNDED) / columns
+        tl.store(
+            grad_x_row + offset(column, grad_x_column_strides),
+            grad_x.to(grad_x_pointer.dtype.element_ty),
+            exists,
         )
-        grad_x = grad_output * libdevice.exp(mean / columns) / columns
-        tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)

@@ -47,21 +47,22 @@ void residual_norm(const X* x_data, const Residual* residual_data, const Weight*
   });
 }
 
-// Computes normed_total, normed_squares, grad_x. A thread owns rows (batch, length) and sweeps 4
-// times over their columns (width).
+// Computes normed_total, normed_squares, grad_x, grad_residual. A thread owns rows (batch, length)
+// and sweeps 4 times over their columns (width).
 template <Lane lane, class Real, class X, class Residual, class GradOutput, class Weight,
-          class Bias, class NormedTotal, class NormedSquares, class GradX>
+          class Bias, class NormedTotal, class NormedSquares, class GradX, class GradResidual>
 void residual_norm_backward(const X* x_data, const Residual* residual_data,
                             const GradOutput* grad_output_data, const Weight* weight_data,
                             const Bias* bias_data, NormedTotal* normed_total_data,
                             NormedSquares* normed_squares_data, GradX* grad_x_data,
-                            Loops<8> loops) {
+                            GradResidual* grad_residual_data, Loops<9> loops) {
   const int64_t columns = loops.columns;
   const auto [x_array, residual_array, grad_output_array, weight_array, bias_array,
-              normed_total_array, normed_squares_array, grad_x_array] =
+              normed_total_array, normed_squares_array, grad_x_array, grad_residual_array] =
       arrays(x_data, residual_data, grad_output_data, weight_data, bias_data, normed_total_data,
-             normed_squares_data, grad_x_data);
+             normed_squares_data, grad_x_data, grad_residual_data);
   sweep<Real, lane>(loops, [&](const auto& rows) {
+    const auto mul_35_kept = rows.room();
     const auto normed_total_2 = rows.reduce([=](auto at) {
       const auto x = at(x_array);
       const auto residual = at(residual_array);
@@ -93,9 +94,10 @@ void residual_norm_backward(const X* x_data, const Residual* residual_data,
       const auto normed_5 = math::rounded(normed_4 * weight);
       const auto bias = at(bias_array);
       const auto normed_6 = normed_5 + bias;
-      const auto mul_35 = ((grad_output * Real(2)) * (math::rounded((math::erf(normed_6 *
-          Real(0.7071067811865476)) + Real(1)) * Real(0.5)) + math::rounded(normed_6 *
-          (math::exp((normed_6 * normed_6) * Real(-0.5)) * Real(0.3989422804014327))))) * weight;
+      const auto mul_35 = at.keep(mul_35_kept, ((grad_output * Real(2)) *
+          (math::rounded((math::erf(normed_6 * Real(0.7071067811865476)) + Real(1)) * Real(0.5)) +
+          math::rounded(normed_6 * (math::exp((normed_6 * normed_6) * Real(-0.5)) *
+          Real(0.3989422804014327))))) * weight);
       return std::tuple{Sum{mul_35}, Sum{mul_35 * normed_4}};
     });
     rows.once([=](auto at) {
@@ -104,20 +106,15 @@ void residual_norm_backward(const X* x_data, const Residual* residual_data,
     });
     const auto div = rows.value([=](auto at) { return at(normed_3) / Real(columns); });
     rows.each([=](auto at) {
-      const auto grad_output = at(grad_output_array);
+      const auto mul_35 = at(mul_35_kept);
       const auto x = at(x_array);
       const auto residual = at(residual_array);
       const auto hidden = x + residual;
       const auto normed = hidden - at(normed_mean);
       const auto normed_4 = normed * at(normed_3);
-      const auto weight = at(weight_array);
-      const auto normed_5 = math::rounded(normed_4 * weight);
-      const auto bias = at(bias_array);
-      const auto normed_6 = normed_5 + bias;
-      const auto mul_35 = ((grad_output * Real(2)) * (math::rounded((math::erf(normed_6 *
-          Real(0.7071067811865476)) + Real(1)) * Real(0.5)) + math::rounded(normed_6 *
-          (math::exp((normed_6 * normed_6) * Real(-0.5)) * Real(0.3989422804014327))))) * weight;
       at.store(grad_x_array, at(div) * ((math::rounded(mul_35 * Real(columns)) - at(sum_1)) -
+          math::rounded(normed_4 * at(sum_2))));
+      at.store(grad_residual_array, at(div) * ((math::rounded(mul_35 * Real(columns)) - at(sum_1)) -
           math::rounded(normed_4 * at(sum_2))));
     });
   });

@@ -95,10 +95,10 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_kernel(
   }
 }
 
-// Computes normed_total, normed_squares, grad_x. Rows: batch, length; columns: width. Rows that do
-// not fit in registers are read 4 times.
+// Computes normed_total, normed_squares, grad_x, grad_residual. Rows: batch, length; columns:
+// width. Rows that do not fit in registers are read 4 times.
 template <class Tile, class Real, class X, class Residual, class GradOutput, class Weight, class
-          Bias, class NormedTotal, class NormedSquares, class GradX>
+          Bias, class NormedTotal, class NormedSquares, class GradX, class GradResidual>
 __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
     const typename X::type* __restrict__ x_pointer,
     const typename Residual::type* __restrict__ residual_pointer,
@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
     typename NormedTotal::type* __restrict__ normed_total_pointer,
     typename NormedSquares::type* __restrict__ normed_squares_pointer,
     typename GradX::type* __restrict__ grad_x_pointer,
-    const __grid_constant__ Loops<8> loops) {
+    typename GradResidual::type* __restrict__ grad_residual_pointer,
+    const __grid_constant__ Loops<9> loops) {
   const Tile tile(loops.sizes);
   const int64_t columns = loops.sizes.columns;
   const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[0]);
@@ -211,6 +212,7 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
     const auto weight_pack = weight_tile.at(pack);
     const auto bias_pack = bias_tile.at(pack);
     Pack<typename GradX::type, Tile::width> grad_x_pack;
+    Pack<typename GradResidual::type, Tile::width> grad_residual_pack;
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const int r = Tile::row_of(i);
@@ -230,8 +232,12 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
       const Real grad_x = div_of_row_2[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 *
           sum_2[r]));
       assign(grad_x_pack.element[i], grad_x);
+      const Real grad_residual = div_of_row_2[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 *
+          sum_2[r]));
+      assign(grad_residual_pack.element[i], grad_residual);
     }
     store_at<GradX>(grad_x_pointer, loops.strides[7], pack, grad_x_pack);
+    store_at<GradResidual>(grad_residual_pointer, loops.strides[8], pack, grad_residual_pack);
   }
 }
 

@@ -15,7 +15,7 @@ from fuselab.runtime.cpp_sweep import CppSweeps
 from fuselab.runtime.cuda_sweep import CudaSweeps
 from fuselab.runtime.signature import accepted, float32_on_gpu, mismatch, output_like
 from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype
-from fuselab.runtime.triton_sweep import TritonSweeps
+from fuselab.runtime.triton_sweep import Reducing, TritonSweeps, configs
 
 from . import triton_kernels
 from .gradient import gradient
@@ -61,6 +61,7 @@ def _backward(
     normed_total = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     normed_squares = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     grad_x = torch.empty_like(x)
+    grad_residual = torch.empty_like(residual)
     swept = Sweep(
         rows={"batch": batch, "length": length},
         columns={"width": width},
@@ -75,6 +76,7 @@ def _backward(
             (normed_total, "batch length 1"),
             (normed_squares, "batch length 1"),
             (grad_x, "batch length width"),
+            (grad_residual, "batch length width"),
         ],
     )
     sweeps.run("residual_norm_backward", swept, compute)
@@ -100,15 +102,31 @@ def _backward(
     sweeps.run("residual_norm_backward_grad_weight", swept, compute, (width,))
     return (
         grad_x if needs[0] else None,
-        grad_x.clone() if needs[1] else None,
+        grad_residual if needs[1] else None,
         grad_weight if needs[2] else None,
         grad_bias if needs[3] else None,
     )
 
 
-_TRITON = TritonSweeps(triton_kernels)
+_TRITON = TritonSweeps(
+    triton_kernels,
+    "ejected::residual_norm",
+    {
+        "residual_norm": Reducing(sweeps=2, reductions=2, stores_columns=True),
+    },
+)
+_TRITON_BACKWARD = TritonSweeps(
+    triton_kernels,
+    "ejected::residual_norm",
+    {
+        "residual_norm_backward": Reducing(sweeps=3, reductions=4, stores_columns=True),
+        "residual_norm_backward_grad_weight": Reducing(sweeps=1, reductions=2),
+    },
+    backward=True,
+    held=("normed_total", "normed_squares",),
+)
 forward_triton = partial(_forward, _TRITON)
-backward_triton = partial(_backward, _TRITON)
+backward_triton = partial(_backward, _TRITON_BACKWARD)
 _CUDA = CudaSweeps(
     Path(__file__).with_name("cuda_kernels.cu"),
     reductions={
@@ -123,7 +141,7 @@ _CUDA = CudaSweeps(
 CUDA_EXPRESSIONS = _CUDA.examples(
     {
         "residual_norm": "float float float float float",
-        "residual_norm_backward": "float float float float float float float float",
+        "residual_norm_backward": "float float float float float float float float float",
         "residual_norm_backward_grad_weight": "float float float float float float float float float",
     }
 )
@@ -207,6 +225,7 @@ OP = FusedOp(
     },
     gradient=Gradient(save, gradient, fake_gradient),
     cases=(_EXAMPLE,),
+    configs={"triton": configs, "triton_backward": configs},
     draw=draw,
     autocast=autocast,
 )

@@ -2,799 +2,354 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
-from fuselab.runtime.triton_loops import column_offset, row_offset
+from fuselab.runtime import triton_math as math
+from fuselab.runtime.triton_loops import (
+    block_of_columns,
+    block_of_rows,
+    load,
+    load_partials,
+    numel,
+    offset,
+    share_of_columns,
+    store_partial,
+)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
-        "weight_stride_0", "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1",
-        "bias_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "weight_stride_6",
-        "bias_stride_6", "output_stride_6"],
-)  # fmt: skip
+@triton.jit
 def residual_norm(
     # read
     x_pointer, residual_pointer, weight_pointer, bias_pointer,
     # written
     output_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
-    residual_stride_4, residual_stride_5, residual_stride_6,
-    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
-    weight_stride_5, weight_stride_6,
-    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
-    bias_stride_6,
-    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
-    output_stride_5, output_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute output. A program owns BLOCK_ROWS rows (batch, length) with all of their columns
-    (width), which fit in one block, so that every element is read once."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
-        residual_stride_2, residual_stride_3, ROW_LOOPS
-    )
-    output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
-        output_stride_3, ROW_LOOPS
-    )
-    x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-    )
-    x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-    residual_offset = residual_row + column_offset(
-        column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-        residual_stride_6, COLUMN_LOOPS
-    )
-    residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-    hidden = x + residual
-    normed_total = tl.sum(tl.where(exists, hidden, 0.0), 1)[:, None]
-    normed = hidden - normed_total / columns
-    normed_squares = tl.sum(tl.where(exists, normed * normed, 0.0), 1)[:, None]
-    normed_2 = normed_squares / columns + 1e-05
-    normed_3 = 1.0 / libdevice.sqrt(normed_2)
-    normed_4 = normed * normed_3
-    weight_offset = column_offset(
-        column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
-        COLUMN_LOOPS
-    )
-    weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
-    normed_5 = normed_4 * weight
-    bias_offset = column_offset(
-        column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
-        COLUMN_LOOPS
-    )
-    bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
-    normed_6 = normed_5 + bias
-    gelu = normed_6 * 0.5 * (libdevice.erf(normed_6 * 0.7071067811865476) + 1)
-    output_offset = output_row + column_offset(
-        column, column_size_1, column_size_2, output_stride_4, output_stride_5, output_stride_6,
-        COLUMN_LOOPS
-    )
-    output = gelu * 2
-    tl.store(output_pointer + output_offset, output.to(output_pointer.dtype.element_ty), exists)
-
-
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
-        "weight_stride_0", "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1",
-        "bias_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "weight_stride_6",
-        "bias_stride_6", "output_stride_6"],
-)  # fmt: skip
-def residual_norm_in_blocks(
-    # read
-    x_pointer, residual_pointer, weight_pointer, bias_pointer,
-    # written
-    output_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
-    residual_stride_4, residual_stride_5, residual_stride_6,
-    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
-    weight_stride_5, weight_stride_6,
-    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
-    bias_stride_6,
-    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
-    output_stride_5, output_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # what programs that share rows leave for the next sweep
+    partials_pointer,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    row_sizes, column_sizes,
+    x_row_strides, x_column_strides, residual_row_strides, residual_column_strides,
+    weight_column_strides, bias_column_strides, output_row_strides, output_column_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
+    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps 3 times over
-    their columns (width), BLOCK_COLUMNS at a time."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
-        residual_stride_2, residual_stride_3, ROW_LOOPS
-    )
-    output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
-        output_stride_3, ROW_LOOPS
-    )
-    normed_total_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
+    their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
+    a launch of its own, and SWEEP is its number."""
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    columns = numel(column_sizes)
+    x_row = x_pointer + offset(row, x_row_strides)
+    residual_row = residual_pointer + offset(row, residual_row_strides)
+    output_row = output_pointer + offset(row, output_row_strides)
+
+    if SWEEP == 0 or SWEEP == 1:
+        normed_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+                COMPUTE
+            )
+            hidden = x + residual
+            normed_total += tl.where(exists, hidden, 0.0)
+    else:
+        normed_total = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    normed_total = tl.sum(normed_total, 1, keep_dims=True)
+    if SWEEP == 1:
+        store_partial(partials_pointer, 0, normed_total, row_sizes, BLOCK_ROWS, PARTS)
+        return
+
+    if SWEEP == 0 or SWEEP == 2:
+        normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+                COMPUTE
+            )
+            hidden = x + residual
+            normed = hidden - normed_total / columns
+            normed_squares += tl.where(exists, normed * normed, 0.0)
+    else:
+        normed_squares = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    normed_squares = tl.sum(normed_squares, 1, keep_dims=True)
+    if SWEEP == 2:
+        store_partial(partials_pointer, 1, normed_squares, row_sizes, BLOCK_ROWS, PARTS)
+        return
+
+    for block in range(first, end):
+        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        exists = is_row & is_column
+        x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+        residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+            COMPUTE
         )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-            residual_stride_6, COLUMN_LOOPS
-        )
-        residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-        hidden = x + residual
-        normed_total_so_far = normed_total_so_far + tl.where(exists, hidden, 0.0)
-    normed_total = tl.sum(normed_total_so_far, 1)[:, None]
-    normed_squares_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-            residual_stride_6, COLUMN_LOOPS
-        )
-        residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-        hidden = x + residual
-        normed = hidden - normed_total / columns
-        normed_squares_so_far = normed_squares_so_far + tl.where(exists, normed * normed, 0.0)
-    normed_squares = tl.sum(normed_squares_so_far, 1)[:, None]
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-            residual_stride_6, COLUMN_LOOPS
-        )
-        residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
         normed = hidden - normed_total / columns
         normed_2 = normed_squares / columns + 1e-05
-        normed_3 = 1.0 / libdevice.sqrt(normed_2)
+        normed_3 = math.rsqrt(normed_2, ROUNDED)
         normed_4 = normed * normed_3
-        weight_offset = column_offset(
-            column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
-            COLUMN_LOOPS
+        weight = tl.load(weight_pointer + offset(column, weight_column_strides), is_column).to(
+            COMPUTE
         )
-        weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
         normed_5 = normed_4 * weight
-        bias_offset = column_offset(
-            column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
-            COLUMN_LOOPS
-        )
-        bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
+        bias = tl.load(bias_pointer + offset(column, bias_column_strides), is_column).to(COMPUTE)
         normed_6 = normed_5 + bias
-        gelu = normed_6 * 0.5 * (libdevice.erf(normed_6 * 0.7071067811865476) + 1)
-        output_offset = output_row + column_offset(
-            column, column_size_1, column_size_2, output_stride_4, output_stride_5, output_stride_6,
-            COLUMN_LOOPS
-        )
+        gelu = normed_6 * 0.5 * (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1)
         output = gelu * 2
-        tl.store(output_pointer + output_offset, output.to(output_pointer.dtype.element_ty), exists)
+        tl.store(
+            output_row + offset(column, output_column_strides),
+            output.to(output_pointer.dtype.element_ty),
+            exists,
+        )
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
-        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "weight_stride_0",
-        "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
-        "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
-        "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
-        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "grad_output_stride_6",
-        "weight_stride_6", "bias_stride_6", "normed_total_stride_6", "normed_squares_stride_6",
-        "grad_x_stride_6"],
-)  # fmt: skip
+@triton.jit
 def residual_norm_backward(
     # read
     x_pointer, residual_pointer, grad_output_pointer, weight_pointer, bias_pointer,
     # written
-    normed_total_pointer, normed_squares_pointer, grad_x_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
-    residual_stride_4, residual_stride_5, residual_stride_6,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
-    weight_stride_5, weight_stride_6,
-    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
-    bias_stride_6,
-    normed_total_stride_0, normed_total_stride_1, normed_total_stride_2, normed_total_stride_3,
-    normed_total_stride_4, normed_total_stride_5, normed_total_stride_6,
-    normed_squares_stride_0, normed_squares_stride_1, normed_squares_stride_2,
-    normed_squares_stride_3, normed_squares_stride_4, normed_squares_stride_5,
-    normed_squares_stride_6,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    normed_total_pointer, normed_squares_pointer, grad_x_pointer, grad_residual_pointer,
+    # what programs that share rows leave for the next sweep
+    partials_pointer,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    row_sizes, column_sizes,
+    x_row_strides, x_column_strides, residual_row_strides, residual_column_strides,
+    grad_output_row_strides, grad_output_column_strides, weight_column_strides,
+    bias_column_strides, normed_total_row_strides, normed_squares_row_strides,
+    grad_x_row_strides, grad_x_column_strides, grad_residual_row_strides,
+    grad_residual_column_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
+    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute normed_total, normed_squares, grad_x. A program owns BLOCK_ROWS rows (batch,
-    length) with all of their columns (width), which fit in one block, so that every element is
-    read once."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
-        residual_stride_2, residual_stride_3, ROW_LOOPS
-    )
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
-    )
-    normed_total_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, normed_total_stride_0, normed_total_stride_1,
-        normed_total_stride_2, normed_total_stride_3, ROW_LOOPS
-    )
-    normed_squares_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, normed_squares_stride_0, normed_squares_stride_1,
-        normed_squares_stride_2, normed_squares_stride_3, ROW_LOOPS
-    )
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-    )
-    x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-    residual_offset = residual_row + column_offset(
-        column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-        residual_stride_6, COLUMN_LOOPS
-    )
-    residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-    hidden = x + residual
-    normed_total_2 = tl.sum(tl.where(exists, hidden, 0.0), 1)[:, None]
-    normed = hidden - normed_total_2 / columns
-    normed_squares_2 = tl.sum(tl.where(exists, normed * normed, 0.0), 1)[:, None]
-    normed_2 = normed_squares_2 / columns + 1e-05
-    normed_3 = 1.0 / libdevice.sqrt(normed_2)
-    grad_output_offset = grad_output_row + column_offset(
-        column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
-        grad_output_stride_6, COLUMN_LOOPS
-    )
-    grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
-    normed_4 = normed * normed_3
-    weight_offset = column_offset(
-        column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
-        COLUMN_LOOPS
-    )
-    weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
-    normed_5 = normed_4 * weight
-    bias_offset = column_offset(
-        column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
-        COLUMN_LOOPS
-    )
-    bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
-    normed_6 = normed_5 + bias
-    mul_31 = libdevice.exp(normed_6 * normed_6 * (-0.5)) * 0.3989422804014327
-    add_29 = (libdevice.erf(normed_6 * 0.7071067811865476) + 1) * 0.5 + normed_6 * mul_31
-    mul_35 = grad_output * 2 * add_29 * weight
-    sum_1 = tl.sum(tl.where(exists, mul_35, 0.0), 1)[:, None]
-    sum_2 = tl.sum(tl.where(exists, mul_35 * normed_4, 0.0), 1)[:, None]
-    tl.store(
-        normed_total_pointer + normed_total_row,
-        normed_total_2.to(normed_total_pointer.dtype.element_ty),
-        row < rows,
-    )
-    tl.store(
-        normed_squares_pointer + normed_squares_row,
-        normed_squares_2.to(normed_squares_pointer.dtype.element_ty),
-        row < rows,
-    )
-    grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
-        COLUMN_LOOPS
-    )
-    grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
-    tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
+    """Compute normed_total, normed_squares, grad_x, grad_residual. A program owns BLOCK_ROWS
+    rows (batch, length) and sweeps 4 times over their columns (width), BLOCK_COLUMNS at a time.
+    If PARTS programs share a row, each sweep is a launch of its own, and SWEEP is its number."""
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    columns = numel(column_sizes)
+    x_row = x_pointer + offset(row, x_row_strides)
+    residual_row = residual_pointer + offset(row, residual_row_strides)
+    grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
+    grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
+    grad_residual_row = grad_residual_pointer + offset(row, grad_residual_row_strides)
 
+    if SWEEP == 0 or SWEEP == 1:
+        normed_total_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+                COMPUTE
+            )
+            hidden = x + residual
+            normed_total_2 += tl.where(exists, hidden, 0.0)
+    else:
+        normed_total_2 = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    normed_total_2 = tl.sum(normed_total_2, 1, keep_dims=True)
+    if SWEEP == 1:
+        store_partial(partials_pointer, 0, normed_total_2, row_sizes, BLOCK_ROWS, PARTS)
+        return
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
-        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "weight_stride_0",
-        "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1", "bias_stride_4",
-        "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
-        "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
-        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "residual_stride_6", "grad_output_stride_6",
-        "weight_stride_6", "bias_stride_6", "normed_total_stride_6", "normed_squares_stride_6",
-        "grad_x_stride_6"],
-)  # fmt: skip
-def residual_norm_backward_in_blocks(
-    # read
-    x_pointer, residual_pointer, grad_output_pointer, weight_pointer, bias_pointer,
-    # written
-    normed_total_pointer, normed_squares_pointer, grad_x_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
-    residual_stride_4, residual_stride_5, residual_stride_6,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
-    weight_stride_5, weight_stride_6,
-    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
-    bias_stride_6,
-    normed_total_stride_0, normed_total_stride_1, normed_total_stride_2, normed_total_stride_3,
-    normed_total_stride_4, normed_total_stride_5, normed_total_stride_6,
-    normed_squares_stride_0, normed_squares_stride_1, normed_squares_stride_2,
-    normed_squares_stride_3, normed_squares_stride_4, normed_squares_stride_5,
-    normed_squares_stride_6,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute normed_total, normed_squares, grad_x. A program owns BLOCK_ROWS rows (batch,
-    length) and sweeps 4 times over their columns (width), BLOCK_COLUMNS at a time."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
-        residual_stride_2, residual_stride_3, ROW_LOOPS
-    )
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
-    )
-    normed_total_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, normed_total_stride_0, normed_total_stride_1,
-        normed_total_stride_2, normed_total_stride_3, ROW_LOOPS
-    )
-    normed_squares_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, normed_squares_stride_0, normed_squares_stride_1,
-        normed_squares_stride_2, normed_squares_stride_3, ROW_LOOPS
-    )
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    normed_total_2_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-            residual_stride_6, COLUMN_LOOPS
-        )
-        residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-        hidden = x + residual
-        normed_total_2_so_far = normed_total_2_so_far + tl.where(exists, hidden, 0.0)
-    normed_total_2 = tl.sum(normed_total_2_so_far, 1)[:, None]
-    normed_squares_2_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-            residual_stride_6, COLUMN_LOOPS
-        )
-        residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-        hidden = x + residual
-        normed = hidden - normed_total_2 / columns
-        normed_squares_2_so_far = normed_squares_2_so_far + tl.where(exists, normed * normed, 0.0)
-    normed_squares_2 = tl.sum(normed_squares_2_so_far, 1)[:, None]
+    if SWEEP == 0 or SWEEP == 2:
+        normed_squares_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+                COMPUTE
+            )
+            hidden = x + residual
+            normed = hidden - normed_total_2 / columns
+            normed_squares_2 += tl.where(exists, normed * normed, 0.0)
+    else:
+        normed_squares_2 = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    normed_squares_2 = tl.sum(normed_squares_2, 1, keep_dims=True)
+    if SWEEP == 2:
+        store_partial(partials_pointer, 1, normed_squares_2, row_sizes, BLOCK_ROWS, PARTS)
+        return
+
     normed_2 = normed_squares_2 / columns + 1e-05
-    normed_3 = 1.0 / libdevice.sqrt(normed_2)
-    sum_1_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    sum_2_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        grad_output_offset = grad_output_row + column_offset(
-            column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
-            grad_output_stride_6, COLUMN_LOOPS
+    normed_3 = math.rsqrt(normed_2, ROUNDED)
+    if SWEEP == 0 or SWEEP == 3:
+        sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            grad_output = tl.load(grad_output_row + offset(column, grad_output_column_strides), exists).to(
+                COMPUTE
+            )
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+                COMPUTE
+            )
+            hidden = x + residual
+            normed = hidden - normed_total_2 / columns
+            normed_4 = normed * normed_3
+            weight = tl.load(weight_pointer + offset(column, weight_column_strides), is_column).to(
+                COMPUTE
+            )
+            normed_5 = normed_4 * weight
+            bias = tl.load(bias_pointer + offset(column, bias_column_strides), is_column).to(
+                COMPUTE
+            )
+            normed_6 = normed_5 + bias
+            mul_31 = math.exp(normed_6 * normed_6 * (-0.5), ROUNDED) * 0.3989422804014327
+            add_29 = (
+                (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1) * 0.5
+                + normed_6 * mul_31
+            )
+            mul_35 = grad_output * 2 * add_29 * weight
+            sum_1 += tl.where(exists, mul_35, 0.0)
+            sum_2 += tl.where(exists, mul_35 * normed_4, 0.0)
+    else:
+        sum_1 = load_partials(partials_pointer, 2, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        sum_2 = load_partials(partials_pointer, 3, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    sum_1 = tl.sum(sum_1, 1, keep_dims=True)
+    sum_2 = tl.sum(sum_2, 1, keep_dims=True)
+    if SWEEP == 3:
+        store_partial(partials_pointer, 2, sum_1, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 3, sum_2, row_sizes, BLOCK_ROWS, PARTS)
+        return
+
+    for block in range(first, end):
+        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        exists = is_row & is_column
+        grad_output = tl.load(grad_output_row + offset(column, grad_output_column_strides), exists).to(
+            COMPUTE
         )
-        grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
+        x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+        residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+            COMPUTE
         )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-            residual_stride_6, COLUMN_LOOPS
-        )
-        residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
         hidden = x + residual
         normed = hidden - normed_total_2 / columns
         normed_4 = normed * normed_3
-        weight_offset = column_offset(
-            column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
-            COLUMN_LOOPS
+        weight = tl.load(weight_pointer + offset(column, weight_column_strides), is_column).to(
+            COMPUTE
         )
-        weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
         normed_5 = normed_4 * weight
-        bias_offset = column_offset(
-            column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
-            COLUMN_LOOPS
-        )
-        bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
+        bias = tl.load(bias_pointer + offset(column, bias_column_strides), is_column).to(COMPUTE)
         normed_6 = normed_5 + bias
-        mul_31 = libdevice.exp(normed_6 * normed_6 * (-0.5)) * 0.3989422804014327
-        add_29 = (libdevice.erf(normed_6 * 0.7071067811865476) + 1) * 0.5 + normed_6 * mul_31
-        mul_35 = grad_output * 2 * add_29 * weight
-        sum_1_so_far = sum_1_so_far + tl.where(exists, mul_35, 0.0)
-        sum_2_so_far = sum_2_so_far + tl.where(exists, mul_35 * normed_4, 0.0)
-    sum_1 = tl.sum(sum_1_so_far, 1)[:, None]
-    sum_2 = tl.sum(sum_2_so_far, 1)[:, None]
-    tl.store(
-        normed_total_pointer + normed_total_row,
-        normed_total_2.to(normed_total_pointer.dtype.element_ty),
-        row < rows,
-    )
-    tl.store(
-        normed_squares_pointer + normed_squares_row,
-        normed_squares_2.to(normed_squares_pointer.dtype.element_ty),
-        row < rows,
-    )
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        grad_output_offset = grad_output_row + column_offset(
-            column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
-            grad_output_stride_6, COLUMN_LOOPS
+        mul_31_2 = math.exp(normed_6 * normed_6 * (-0.5), ROUNDED) * 0.3989422804014327
+        add_29_2 = (
+            (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1) * 0.5
+            + normed_6 * mul_31_2
         )
-        grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-            residual_stride_6, COLUMN_LOOPS
-        )
-        residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-        hidden = x + residual
-        normed = hidden - normed_total_2 / columns
-        normed_4 = normed * normed_3
-        weight_offset = column_offset(
-            column, column_size_1, column_size_2, weight_stride_4, weight_stride_5, weight_stride_6,
-            COLUMN_LOOPS
-        )
-        weight = tl.load(weight_pointer + weight_offset, column < columns).to(COMPUTE)
-        normed_5 = normed_4 * weight
-        bias_offset = column_offset(
-            column, column_size_1, column_size_2, bias_stride_4, bias_stride_5, bias_stride_6,
-            COLUMN_LOOPS
-        )
-        bias = tl.load(bias_pointer + bias_offset, column < columns).to(COMPUTE)
-        normed_6 = normed_5 + bias
-        mul_31_2 = libdevice.exp(normed_6 * normed_6 * (-0.5)) * 0.3989422804014327
-        add_29_2 = (libdevice.erf(normed_6 * 0.7071067811865476) + 1) * 0.5 + normed_6 * mul_31_2
         mul_35 = grad_output * 2 * add_29_2 * weight
-        grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
-            COLUMN_LOOPS
-        )
         grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
-        tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
+        tl.store(
+            grad_x_row + offset(column, grad_x_column_strides),
+            grad_x.to(grad_x_pointer.dtype.element_ty),
+            exists,
+        )
+        grad_residual = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
+        tl.store(
+            grad_residual_row + offset(column, grad_residual_column_strides),
+            grad_residual.to(grad_residual_pointer.dtype.element_ty),
+            exists,
+        )
+    tl.store(
+        normed_total_pointer + offset(row, normed_total_row_strides),
+        normed_total_2.to(normed_total_pointer.dtype.element_ty),
+        is_row,
+    )
+    tl.store(
+        normed_squares_pointer + offset(row, normed_squares_row_strides),
+        normed_squares_2.to(normed_squares_pointer.dtype.element_ty),
+        is_row,
+    )
 
 
-@triton.jit(
-    do_not_specialize=["width_count", "rows", "row_size_1", "row_size_2", "column_size_1",
-        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "x_stride_0",
-        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
-        "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
-        "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
-        "weight_stride_0", "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1",
-        "bias_stride_4", "grad_weight_stride_0", "grad_weight_stride_1", "grad_weight_stride_4",
-        "grad_bias_stride_0", "grad_bias_stride_1", "grad_bias_stride_4"],
-    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "residual_stride_6",
-        "normed_total_stride_6", "normed_squares_stride_6", "weight_stride_6", "bias_stride_6",
-        "grad_weight_stride_6", "grad_bias_stride_6"],
-)  # fmt: skip
+@triton.jit(do_not_specialize=["width_count"])
 def residual_norm_backward_grad_weight(
     # read
     grad_output_pointer, x_pointer, residual_pointer, normed_total_pointer,
     normed_squares_pointer, weight_pointer, bias_pointer,
     # written
     grad_weight_pointer, grad_bias_pointer,
-    width_count,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
-    residual_stride_4, residual_stride_5, residual_stride_6,
-    normed_total_stride_0, normed_total_stride_1, normed_total_stride_2, normed_total_stride_3,
-    normed_total_stride_4, normed_total_stride_5, normed_total_stride_6,
-    normed_squares_stride_0, normed_squares_stride_1, normed_squares_stride_2,
-    normed_squares_stride_3, normed_squares_stride_4, normed_squares_stride_5,
-    normed_squares_stride_6,
-    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
-    weight_stride_5, weight_stride_6,
-    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
-    bias_stride_6,
-    grad_weight_stride_0, grad_weight_stride_1, grad_weight_stride_2, grad_weight_stride_3,
-    grad_weight_stride_4, grad_weight_stride_5, grad_weight_stride_6,
-    grad_bias_stride_0, grad_bias_stride_1, grad_bias_stride_2, grad_bias_stride_3,
-    grad_bias_stride_4, grad_bias_stride_5, grad_bias_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute grad_weight, grad_bias. A program owns BLOCK_ROWS rows (width) with all of their
-    columns (batch, length), which fit in one block, so that every element is read once."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
-    )
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
-        residual_stride_2, residual_stride_3, ROW_LOOPS
-    )
-    weight_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, weight_stride_0, weight_stride_1, weight_stride_2,
-        weight_stride_3, ROW_LOOPS
-    )
-    bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, bias_stride_0, bias_stride_1, bias_stride_2,
-        bias_stride_3, ROW_LOOPS
-    )
-    grad_weight_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_weight_stride_0, grad_weight_stride_1,
-        grad_weight_stride_2, grad_weight_stride_3, ROW_LOOPS
-    )
-    grad_bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_bias_stride_0, grad_bias_stride_1,
-        grad_bias_stride_2, grad_bias_stride_3, ROW_LOOPS
-    )
-    grad_output_offset = grad_output_row + column_offset(
-        column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
-        grad_output_stride_6, COLUMN_LOOPS
-    )
-    grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
-    x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-    )
-    x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-    residual_offset = residual_row + column_offset(
-        column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-        residual_stride_6, COLUMN_LOOPS
-    )
-    residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-    hidden = x + residual
-    normed_total_offset = column_offset(
-        column, column_size_1, column_size_2, normed_total_stride_4, normed_total_stride_5,
-        normed_total_stride_6, COLUMN_LOOPS
-    )
-    normed_total = tl.load(normed_total_pointer + normed_total_offset, column < columns).to(COMPUTE)
-    normed = hidden - normed_total / width_count
-    normed_squares_offset = column_offset(
-        column, column_size_1, column_size_2, normed_squares_stride_4, normed_squares_stride_5,
-        normed_squares_stride_6, COLUMN_LOOPS
-    )
-    normed_squares = tl.load(normed_squares_pointer + normed_squares_offset, column < columns).to(
-        COMPUTE
-    )
-    normed_2 = normed_squares / width_count + 1e-05
-    normed_3 = 1.0 / libdevice.sqrt(normed_2)
-    normed_4 = normed * normed_3
-    weight = tl.load(weight_pointer + weight_row, row < rows).to(COMPUTE)
-    normed_5 = normed_4 * weight
-    bias = tl.load(bias_pointer + bias_row, row < rows).to(COMPUTE)
-    normed_6 = normed_5 + bias
-    mul_31 = libdevice.exp(normed_6 * normed_6 * (-0.5)) * 0.3989422804014327
-    add_29 = (libdevice.erf(normed_6 * 0.7071067811865476) + 1) * 0.5 + normed_6 * mul_31
-    mul_33 = grad_output * 2 * add_29
-    sum_3 = tl.sum(tl.where(exists, mul_33 * normed_4, 0.0), 1)[:, None]
-    sum_4 = tl.sum(tl.where(exists, mul_33, 0.0), 1)[:, None]
-    tl.store(
-        grad_weight_pointer + grad_weight_row,
-        sum_3.to(grad_weight_pointer.dtype.element_ty),
-        row < rows,
-    )
-    tl.store(
-        grad_bias_pointer + grad_bias_row, sum_4.to(grad_bias_pointer.dtype.element_ty), row < rows
-    )
-
-
-@triton.jit(
-    do_not_specialize=["width_count", "rows", "row_size_1", "row_size_2", "column_size_1",
-        "grad_output_stride_0", "grad_output_stride_1", "grad_output_stride_4", "x_stride_0",
-        "x_stride_1", "x_stride_4", "residual_stride_0", "residual_stride_1", "residual_stride_4",
-        "normed_total_stride_0", "normed_total_stride_1", "normed_total_stride_4",
-        "normed_squares_stride_0", "normed_squares_stride_1", "normed_squares_stride_4",
-        "weight_stride_0", "weight_stride_1", "weight_stride_4", "bias_stride_0", "bias_stride_1",
-        "bias_stride_4", "grad_weight_stride_0", "grad_weight_stride_1", "grad_weight_stride_4",
-        "grad_bias_stride_0", "grad_bias_stride_1", "grad_bias_stride_4"],
-    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "residual_stride_6",
-        "normed_total_stride_6", "normed_squares_stride_6", "weight_stride_6", "bias_stride_6",
-        "grad_weight_stride_6", "grad_bias_stride_6"],
-)  # fmt: skip
-def residual_norm_backward_grad_weight_in_blocks(
-    # read
-    grad_output_pointer, x_pointer, residual_pointer, normed_total_pointer,
-    normed_squares_pointer, weight_pointer, bias_pointer,
-    # written
-    grad_weight_pointer, grad_bias_pointer,
-    width_count,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    residual_stride_0, residual_stride_1, residual_stride_2, residual_stride_3,
-    residual_stride_4, residual_stride_5, residual_stride_6,
-    normed_total_stride_0, normed_total_stride_1, normed_total_stride_2, normed_total_stride_3,
-    normed_total_stride_4, normed_total_stride_5, normed_total_stride_6,
-    normed_squares_stride_0, normed_squares_stride_1, normed_squares_stride_2,
-    normed_squares_stride_3, normed_squares_stride_4, normed_squares_stride_5,
-    normed_squares_stride_6,
-    weight_stride_0, weight_stride_1, weight_stride_2, weight_stride_3, weight_stride_4,
-    weight_stride_5, weight_stride_6,
-    bias_stride_0, bias_stride_1, bias_stride_2, bias_stride_3, bias_stride_4, bias_stride_5,
-    bias_stride_6,
-    grad_weight_stride_0, grad_weight_stride_1, grad_weight_stride_2, grad_weight_stride_3,
-    grad_weight_stride_4, grad_weight_stride_5, grad_weight_stride_6,
-    grad_bias_stride_0, grad_bias_stride_1, grad_bias_stride_2, grad_bias_stride_3,
-    grad_bias_stride_4, grad_bias_stride_5, grad_bias_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # what programs that share rows leave for the next sweep
+    partials_pointer,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    width_count, row_sizes, column_sizes,
+    grad_output_row_strides, grad_output_column_strides, x_row_strides, x_column_strides,
+    residual_row_strides, residual_column_strides, normed_total_column_strides,
+    normed_squares_column_strides, weight_row_strides, bias_row_strides,
+    grad_weight_row_strides, grad_bias_row_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
+    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_weight, grad_bias. A program owns BLOCK_ROWS rows (width) and sweeps once
-    over their columns (batch, length), BLOCK_COLUMNS at a time."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
-    )
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    residual_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, residual_stride_0, residual_stride_1,
-        residual_stride_2, residual_stride_3, ROW_LOOPS
-    )
-    weight_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, weight_stride_0, weight_stride_1, weight_stride_2,
-        weight_stride_3, ROW_LOOPS
-    )
-    bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, bias_stride_0, bias_stride_1, bias_stride_2,
-        bias_stride_3, ROW_LOOPS
-    )
-    grad_weight_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_weight_stride_0, grad_weight_stride_1,
-        grad_weight_stride_2, grad_weight_stride_3, ROW_LOOPS
-    )
-    grad_bias_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_bias_stride_0, grad_bias_stride_1,
-        grad_bias_stride_2, grad_bias_stride_3, ROW_LOOPS
-    )
-    weight = tl.load(weight_pointer + weight_row, row < rows).to(COMPUTE)
-    bias = tl.load(bias_pointer + bias_row, row < rows).to(COMPUTE)
-    sum_3_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    sum_4_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        grad_output_offset = grad_output_row + column_offset(
-            column, column_size_1, column_size_2, grad_output_stride_4, grad_output_stride_5,
-            grad_output_stride_6, COLUMN_LOOPS
-        )
-        grad_output = tl.load(grad_output_pointer + grad_output_offset, exists).to(COMPUTE)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        residual_offset = residual_row + column_offset(
-            column, column_size_1, column_size_2, residual_stride_4, residual_stride_5,
-            residual_stride_6, COLUMN_LOOPS
-        )
-        residual = tl.load(residual_pointer + residual_offset, exists).to(COMPUTE)
-        hidden = x + residual
-        normed_total_offset = column_offset(
-            column, column_size_1, column_size_2, normed_total_stride_4, normed_total_stride_5,
-            normed_total_stride_6, COLUMN_LOOPS
-        )
-        normed_total = tl.load(normed_total_pointer + normed_total_offset, column < columns).to(
-            COMPUTE
-        )
-        normed = hidden - normed_total / width_count
-        normed_squares_offset = column_offset(
-            column, column_size_1, column_size_2, normed_squares_stride_4, normed_squares_stride_5,
-            normed_squares_stride_6, COLUMN_LOOPS
-        )
-        normed_squares = tl.load(normed_squares_pointer + normed_squares_offset, column < columns).to(
-            COMPUTE
-        )
-        normed_2 = normed_squares / width_count + 1e-05
-        normed_3 = 1.0 / libdevice.sqrt(normed_2)
-        normed_4 = normed * normed_3
-        normed_5 = normed_4 * weight
-        normed_6 = normed_5 + bias
-        mul_31 = libdevice.exp(normed_6 * normed_6 * (-0.5)) * 0.3989422804014327
-        add_29 = (libdevice.erf(normed_6 * 0.7071067811865476) + 1) * 0.5 + normed_6 * mul_31
-        mul_33 = grad_output * 2 * add_29
-        sum_3_so_far = sum_3_so_far + tl.where(exists, mul_33 * normed_4, 0.0)
-        sum_4_so_far = sum_4_so_far + tl.where(exists, mul_33, 0.0)
-    sum_3 = tl.sum(sum_3_so_far, 1)[:, None]
-    sum_4 = tl.sum(sum_4_so_far, 1)[:, None]
+    over their columns (batch, length), BLOCK_COLUMNS at a time. If PARTS programs share a row,
+    each sweep is a launch of its own, and SWEEP is its number."""
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
+    x_row = x_pointer + offset(row, x_row_strides)
+    residual_row = residual_pointer + offset(row, residual_row_strides)
+
+    weight = tl.load(weight_pointer + offset(row, weight_row_strides), is_row).to(COMPUTE)
+    bias = tl.load(bias_pointer + offset(row, bias_row_strides), is_row).to(COMPUTE)
+    if SWEEP == 0 or SWEEP == 1:
+        sum_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        sum_4 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            grad_output = tl.load(grad_output_row + offset(column, grad_output_column_strides), exists).to(
+                COMPUTE
+            )
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+                COMPUTE
+            )
+            hidden = x + residual
+            normed_total = tl.load(normed_total_pointer + offset(column, normed_total_column_strides), is_column).to(
+                COMPUTE
+            )
+            normed = hidden - normed_total / width_count
+            normed_squares = tl.load(normed_squares_pointer + offset(column, normed_squares_column_strides), is_column).to(
+                COMPUTE
+            )
+            normed_2 = normed_squares / width_count + 1e-05
+            normed_3 = math.rsqrt(normed_2, ROUNDED)
+            normed_4 = normed * normed_3
+            normed_5 = normed_4 * weight
+            normed_6 = normed_5 + bias
+            mul_31 = math.exp(normed_6 * normed_6 * (-0.5), ROUNDED) * 0.3989422804014327
+            add_29 = (
+                (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1) * 0.5
+                + normed_6 * mul_31
+            )
+            mul_33 = grad_output * 2 * add_29
+            sum_3 += tl.where(exists, mul_33 * normed_4, 0.0)
+            sum_4 += tl.where(exists, mul_33, 0.0)
+    else:
+        sum_3 = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        sum_4 = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    sum_3 = tl.sum(sum_3, 1, keep_dims=True)
+    sum_4 = tl.sum(sum_4, 1, keep_dims=True)
+    if SWEEP == 1:
+        store_partial(partials_pointer, 0, sum_3, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 1, sum_4, row_sizes, BLOCK_ROWS, PARTS)
+        return
     tl.store(
-        grad_weight_pointer + grad_weight_row,
+        grad_weight_pointer + offset(row, grad_weight_row_strides),
         sum_3.to(grad_weight_pointer.dtype.element_ty),
-        row < rows,
+        is_row,
     )
     tl.store(
-        grad_bias_pointer + grad_bias_row, sum_4.to(grad_bias_pointer.dtype.element_ty), row < rows
+        grad_bias_pointer + offset(row, grad_bias_row_strides),
+        sum_4.to(grad_bias_pointer.dtype.element_ty),
+        is_row,
     )

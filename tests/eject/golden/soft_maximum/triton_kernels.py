@@ -2,249 +2,144 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
-from fuselab.runtime.triton_loops import column_offset, larger, row_offset
+from fuselab.runtime import triton_math as math
+from fuselab.runtime.triton_loops import (
+    block_of_columns,
+    block_of_rows,
+    larger,
+    load,
+    load_partials,
+    offset,
+    share_of_columns,
+    store_partial,
+)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
-)  # fmt: skip
+@triton.jit
 def soft_maximum(
     # read
     x_pointer,
     # written
     output_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
-    output_stride_5, output_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute output. A program owns BLOCK_ROWS rows (length) with all of their columns
-    (width), which fit in one block, so that every element is read once."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
-        output_stride_3, ROW_LOOPS
-    )
-    x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-    )
-    x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-    logsumexp = tl.reduce(tl.where(exists, x, float('-inf')), 1, larger)[:, None]
-    logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
-    logsumexp_3 = tl.sum(tl.where(exists, libdevice.exp(x - logsumexp_2), 0.0), 1)[:, None]
-    output = libdevice.log(logsumexp_3) + logsumexp_2
-    tl.store(output_pointer + output_row, output.to(output_pointer.dtype.element_ty), row < rows)
-
-
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "x_stride_0",
-        "x_stride_1", "x_stride_4", "output_stride_0", "output_stride_1", "output_stride_4"],
-    do_not_specialize_on_alignment=["x_stride_6", "output_stride_6"],
-)  # fmt: skip
-def soft_maximum_in_blocks(
-    # read
-    x_pointer,
-    # written
-    output_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    output_stride_0, output_stride_1, output_stride_2, output_stride_3, output_stride_4,
-    output_stride_5, output_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # what programs that share rows leave for the next sweep
+    partials_pointer,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    row_sizes, column_sizes,
+    x_row_strides, x_column_strides, output_row_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
+    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
-    columns (width), BLOCK_COLUMNS at a time."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, output_stride_0, output_stride_1, output_stride_2,
-        output_stride_3, ROW_LOOPS
-    )
-    logsumexp_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        logsumexp_so_far = larger(logsumexp_so_far, tl.where(exists, x, float('-inf')))
-    logsumexp = tl.reduce(logsumexp_so_far, 1, larger)[:, None]
+    columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
+    launch of its own, and SWEEP is its number."""
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    x_row = x_pointer + offset(row, x_row_strides)
+
+    if SWEEP == 0 or SWEEP == 1:
+        logsumexp = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
+    else:
+        logsumexp = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, float('-inf'))
+    logsumexp = tl.reduce(logsumexp, 1, larger, keep_dims=True)
+    if SWEEP == 1:
+        store_partial(partials_pointer, 0, logsumexp, row_sizes, BLOCK_ROWS, PARTS)
+        return
+
     logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
-    logsumexp_3_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        logsumexp_3_so_far = logsumexp_3_so_far + tl.where(
-            exists, libdevice.exp(x - logsumexp_2), 0.0
-        )
-    logsumexp_3 = tl.sum(logsumexp_3_so_far, 1)[:, None]
-    output = libdevice.log(logsumexp_3) + logsumexp_2
-    tl.store(output_pointer + output_row, output.to(output_pointer.dtype.element_ty), row < rows)
+    if SWEEP == 0 or SWEEP == 2:
+        logsumexp_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
+    else:
+        logsumexp_3 = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    logsumexp_3 = tl.sum(logsumexp_3, 1, keep_dims=True)
+    if SWEEP == 2:
+        store_partial(partials_pointer, 1, logsumexp_3, row_sizes, BLOCK_ROWS, PARTS)
+        return
+    output = math.log(logsumexp_3, ROUNDED) + logsumexp_2
+    tl.store(
+        output_pointer + offset(row, output_row_strides),
+        output.to(output_pointer.dtype.element_ty),
+        is_row,
+    )
 
 
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
-        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
-        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
-    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
-)  # fmt: skip
+@triton.jit
 def soft_maximum_backward(
     # read
     grad_output_pointer, x_pointer,
     # written
     grad_x_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute grad_x. A program owns BLOCK_ROWS rows (length) with all of their columns
-    (width), which fit in one block, so that every element is read once."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    exists = (row < rows) & (column < columns)
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
-    )
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    grad_output = tl.load(grad_output_pointer + grad_output_row, row < rows).to(COMPUTE)
-    x_offset = x_row + column_offset(
-        column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-    )
-    x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-    logsumexp = tl.reduce(tl.where(exists, x, float('-inf')), 1, larger)[:, None]
-    logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
-    logsumexp_3 = tl.sum(tl.where(exists, libdevice.exp(x - logsumexp_2), 0.0), 1)[:, None]
-    exp_1 = libdevice.exp(x - (libdevice.log(logsumexp_3) + logsumexp_2))
-    grad_x_offset = grad_x_row + column_offset(
-        column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
-        COLUMN_LOOPS
-    )
-    grad_x = grad_output * exp_1
-    tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
-
-
-@triton.jit(
-    do_not_specialize=["rows", "row_size_1", "row_size_2", "column_size_1", "grad_output_stride_0",
-        "grad_output_stride_1", "grad_output_stride_4", "x_stride_0", "x_stride_1", "x_stride_4",
-        "grad_x_stride_0", "grad_x_stride_1", "grad_x_stride_4"],
-    do_not_specialize_on_alignment=["grad_output_stride_6", "x_stride_6", "grad_x_stride_6"],
-)  # fmt: skip
-def soft_maximum_backward_in_blocks(
-    # read
-    grad_output_pointer, x_pointer,
-    # written
-    grad_x_pointer,
-    rows, row_size_1, row_size_2, row_size_3, columns, column_size_1, column_size_2,
-    grad_output_stride_0, grad_output_stride_1, grad_output_stride_2, grad_output_stride_3,
-    grad_output_stride_4, grad_output_stride_5, grad_output_stride_6,
-    x_stride_0, x_stride_1, x_stride_2, x_stride_3, x_stride_4, x_stride_5, x_stride_6,
-    grad_x_stride_0, grad_x_stride_1, grad_x_stride_2, grad_x_stride_3, grad_x_stride_4,
-    grad_x_stride_5, grad_x_stride_6,
-    COMPUTE: tl.constexpr, ROW_LOOPS: tl.constexpr, COLUMN_LOOPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    # what programs that share rows leave for the next sweep
+    partials_pointer,
+    # the sizes of the loops, outermost first, and the strides of each tensor in them
+    row_sizes, column_sizes,
+    grad_output_row_strides, x_row_strides, x_column_strides, grad_x_row_strides,
+    grad_x_column_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
+    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps 3 times over their
-    columns (width), BLOCK_COLUMNS at a time."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    if WIDE:
-        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    grad_output_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_output_stride_0, grad_output_stride_1,
-        grad_output_stride_2, grad_output_stride_3, ROW_LOOPS
-    )
-    x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, x_stride_0, x_stride_1, x_stride_2, x_stride_3,
-        ROW_LOOPS
-    )
-    grad_x_row = row_offset(
-        row, row_size_1, row_size_2, row_size_3, grad_x_stride_0, grad_x_stride_1, grad_x_stride_2,
-        grad_x_stride_3, ROW_LOOPS
-    )
-    logsumexp_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        logsumexp_so_far = larger(logsumexp_so_far, tl.where(exists, x, float('-inf')))
-    logsumexp = tl.reduce(logsumexp_so_far, 1, larger)[:, None]
+    columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
+    launch of its own, and SWEEP is its number."""
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    x_row = x_pointer + offset(row, x_row_strides)
+    grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
+
+    if SWEEP == 0 or SWEEP == 1:
+        logsumexp = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
+    else:
+        logsumexp = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, float('-inf'))
+    logsumexp = tl.reduce(logsumexp, 1, larger, keep_dims=True)
+    if SWEEP == 1:
+        store_partial(partials_pointer, 0, logsumexp, row_sizes, BLOCK_ROWS, PARTS)
+        return
+
     logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
-    logsumexp_3_so_far = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
+    if SWEEP == 0 or SWEEP == 2:
+        logsumexp_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        for block in range(first, end):
+            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            exists = is_row & is_column
+            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
+    else:
+        logsumexp_3 = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+    logsumexp_3 = tl.sum(logsumexp_3, 1, keep_dims=True)
+    if SWEEP == 2:
+        store_partial(partials_pointer, 1, logsumexp_3, row_sizes, BLOCK_ROWS, PARTS)
+        return
+
+    for block in range(first, end):
+        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        exists = is_row & is_column
+        grad_output = tl.load(grad_output_pointer + offset(row, grad_output_row_strides), is_row).to(
+            COMPUTE
         )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        logsumexp_3_so_far = logsumexp_3_so_far + tl.where(
-            exists, libdevice.exp(x - logsumexp_2), 0.0
-        )
-    logsumexp_3 = tl.sum(logsumexp_3_so_far, 1)[:, None]
-    for start in range(0, columns, BLOCK_COLUMNS):
-        column = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        if WIDE:
-            column = column.to(tl.int64)
-        exists = (row < rows) & (column < columns)
-        grad_output = tl.load(grad_output_pointer + grad_output_row, row < rows).to(COMPUTE)
-        x_offset = x_row + column_offset(
-            column, column_size_1, column_size_2, x_stride_4, x_stride_5, x_stride_6, COLUMN_LOOPS
-        )
-        x = tl.load(x_pointer + x_offset, exists).to(COMPUTE)
-        exp_1 = libdevice.exp(x - (libdevice.log(logsumexp_3) + logsumexp_2))
-        grad_x_offset = grad_x_row + column_offset(
-            column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
-            COLUMN_LOOPS
-        )
+        x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+        exp_1 = math.exp(x - (math.log(logsumexp_3, ROUNDED) + logsumexp_2), ROUNDED)
         grad_x = grad_output * exp_1
-        tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
+        tl.store(
+            grad_x_row + offset(column, grad_x_column_strides),
+            grad_x.to(grad_x_pointer.dtype.element_ty),
+            exists,
+        )

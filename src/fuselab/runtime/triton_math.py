@@ -1,0 +1,136 @@
+"""Elementary functions of Triton kernels, as exact as their results are kept.
+
+Where ``ROUNDED`` is true, all results of the kernel are rounded to 16 bits and the arithmetic is in
+float32. The functions are then made of the hardware's approximations of 2^x, log2, 1 / x and
+1 / sqrt(x), and of polynomials where those lose digits. Their relative error is below 1e-5, a
+fiftieth of the rounding of float16, and subnormal numbers count as 0. Otherwise the functions are
+libdevice's, to 2 ulp, with subnormal numbers kept, which Triton's libdevice takes for 0.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def exp(x, ROUNDED: tl.constexpr):
+    """Return e^x."""
+    if ROUNDED:
+        result = libdevice.fast_expf(x)
+    elif x.dtype == tl.float32:
+        # Below -87 the result is subnormal: e^x = e^(x + 64 high) e^(64 low) 2^-64, ln 2 being
+        # high + low. The sum is exact.
+        is_low = x < -87.0
+        result = libdevice.exp(tl.where(is_low, x + 44.361328125, x))
+        result = tl.where(is_low, result * 1.0000914350 * 5.421010862427522e-20, result)
+    else:
+        result = libdevice.exp(x)
+    return result
+
+
+@triton.jit
+def expm1(x, ROUNDED: tl.constexpr):
+    """Return e^x - 1."""
+    if ROUNDED:
+        series = x * 0.00833332 + 0.04187925  # minimax for |x| < 0.35, relative error 5e-7
+        series = series * x + 0.16666946
+        series = series * x + 0.49999352
+        series = series * x + 0.99999994
+        result = tl.where(tl.abs(x) < 0.35, series * x, libdevice.fast_expf(x) - 1.0)
+    else:
+        result = _identity_near_zero(x, libdevice.expm1(x))
+    return result
+
+
+@triton.jit
+def erf(x, ROUNDED: tl.constexpr):
+    """Return the error function. The polynomials are N. Juffa's (absolute error 2e-7)."""
+    if ROUNDED:
+        square = x * x
+        near = square * -5.96761703e-4 + 4.99119423e-3
+        near = near * square - 2.67681349e-2
+        near = near * square + 1.12819925e-1
+        near = near * square - 3.76125336e-1
+        near = near * square + 1.28379166e-1
+        size = tl.abs(x)
+        far = (size * -1.72853470e-5 + 3.83197126e-4) * square
+        far = far + (size * -3.88396438e-3 + 2.42546219e-2)
+        far = far * size - 1.06777877e-1
+        far = far * size - 6.34846687e-1
+        far = far * size - 1.28717512e-1
+        far = 1.0 - libdevice.fast_expf(far * size - size)
+        result = tl.where(size > 0.927734375, tl.where(x < 0, -far, far), near * x + x)
+    else:
+        result = _identity_near_zero(x, libdevice.erf(x), 1.1283791670955126)
+    return result
+
+
+@triton.jit
+def log(x, ROUNDED: tl.constexpr):
+    """Return the natural logarithm."""
+    if ROUNDED:
+        result = libdevice.fast_logf(x)
+    elif x.dtype == tl.float32:
+        is_low = x < 1.1754944e-38
+        result = libdevice.log(tl.where(is_low, x * 4294967296.0, x))
+        result = tl.where(is_low, result - 22.180709777918249, result)
+    else:
+        result = libdevice.log(x)
+    return result
+
+
+@triton.jit
+def log1p(x, ROUNDED: tl.constexpr):
+    """Return log(1 + x)."""
+    if ROUNDED:
+        series = x * -0.18096759 + 0.21419544  # minimax for |x| < 0.25, relative error 2e-6
+        series = series * x - 0.24955738
+        series = series * x + 0.33299421
+        series = series * x - 0.50000331
+        series = series * x + 1.00000119
+        result = tl.where(tl.abs(x) < 0.25, series * x, libdevice.fast_logf(1.0 + x))
+    else:
+        result = _identity_near_zero(x, libdevice.log1p(x))
+    return result
+
+
+@triton.jit
+def rsqrt(x, ROUNDED: tl.constexpr):
+    """Return 1 / sqrt(x)."""
+    return tl.rsqrt(x) if ROUNDED else 1.0 / libdevice.sqrt(x)
+
+
+@triton.jit
+def sigmoid(x, ROUNDED: tl.constexpr):
+    """Return 1 / (1 + e^-x)."""
+    if ROUNDED:
+        result = libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))
+    else:
+        result = 1.0 / (1.0 + libdevice.exp(-x))
+    return result
+
+
+@triton.jit
+def tanh(x, ROUNDED: tl.constexpr):
+    """Return the hyperbolic tangent."""
+    if ROUNDED:
+        square = x * x
+        series = square * -0.04440221 + 0.13190296  # minimax for |x| < 0.5, relative error 6e-7
+        series = series * square - 0.33326318
+        series = series * square + 0.99999946
+        # e^2x is infinite from 44.4 on, and 2 / infinity is 0.
+        saturating = 1.0 - libdevice.fast_dividef(2.0, 1.0 + libdevice.fast_expf(2.0 * x))
+        result = tl.where(tl.abs(x) < 0.5, series * x, saturating)
+    else:
+        result = _identity_near_zero(x, libdevice.tanh(x))
+    return result
+
+
+@triton.jit
+def _identity_near_zero(x, value, slope: tl.constexpr = 1.0):
+    """Return ``value``, and ``slope * x`` where that is the function's value to the last bit."""
+    return tl.where(tl.abs(x) < 1e-20, x * slope, value)
