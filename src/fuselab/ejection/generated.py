@@ -7,6 +7,7 @@ be run, so only the user may write to it, and every file must be as it was writt
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
@@ -124,4 +125,12 @@ def _versions() -> list[str]:
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError:
         triton = "none"
-    return [fuselab.__version__, torch.__version__, triton, platform.python_version()]
+    own = f"{fuselab.__version__} {_own_source()}"
+    return [own, torch.__version__, triton, platform.python_version()]
+
+
+@functools.cache
+def _own_source() -> str:
+    """Return the hash of the code that writes packages, which may change within a version."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return cache.key(*(file.read_bytes() for file in files))
