@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from fuselab.errors import FuselabError
 from fuselab.fusion.chains import ChainFinder
+from fuselab.fusion.closures import modules_in
 from fuselab.fusion.emit import MatchRegion, Region, install, rewritten, shared_copy, with_chains
 from fuselab.fusion.expression import Expression, has_hooks, is_fused
 from fuselab.fusion.generate import Generator, Written
@@ -207,11 +208,16 @@ def _patterns(ops: Sequence[FusedOp] | None) -> list[Pattern]:
 
 
 class _FunctionModule(nn.Module):
-    """A plain function as a module, so that it can be traced and rewritten like one."""
+    """A plain function as a module, so that it can be traced and rewritten like one. The modules
+    that it refers to are children."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
+        modules = modules_in(function)
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.training = any(module.training for module in modules.values())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
