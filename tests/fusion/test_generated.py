@@ -17,6 +17,7 @@ from fuselab.ejection.folder import copy_package, is_intact
 from fuselab.ejection.generated import generated
 from fuselab.errors import EjectError
 from fuselab.fusion import fuse as fuse_module
+from fuselab.fusion import generate as generate_module
 from fuselab.fusion.chains import ChainFinder
 from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
 from fuselab.fusion.judge import values_of
@@ -283,3 +284,27 @@ def test_a_fused_model_that_raises_in_the_proof_is_not_kept(
         "in the whole model: a gradient of another shape",
     )
     assert not hasattr(type(result.model), "fused_source")
+
+
+def test_whatever_eject_raises_the_chain_is_left_alone_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raising(*args: Any, **kwargs: Any) -> Any:
+        raise KeyError("size")
+
+    monkeypatch.setattr(generate_module, "generated", raising)
+    monkeypatch.setattr(generate_module, "planned", raising)
+    result = fuse_with_report(Block().eval(), torch.randn(ROWS, WIDTH), budget_s=0.01)
+    (left,) = result.left
+    assert "mul → gelu → add → layer_norm: eject raised KeyError: 'size'" in left.reason
+
+
+def test_a_chain_is_cut_where_eject_refuses_a_call(faster: None) -> None:
+    def step(input: Tensor) -> Tensor:
+        gated = torch.sigmoid(input) * input
+        return torch.cumsum(gated, 1).mul(2).exp()
+
+    input = torch.randn(ROWS, WIDTH) / 100
+    result = fuse_with_report(step, input)
+    assert [chain for _, chain, _ in _written(result)] == ["sigmoid → mul", "mul → exp"]
+    torch.testing.assert_close(result.model(input), step(input))

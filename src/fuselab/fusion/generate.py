@@ -15,10 +15,10 @@ from torch import Tensor, fx
 
 from fuselab.ejection.generated import Generated, generated, planned
 from fuselab.ejection.groups import ARRANGING
-from fuselab.errors import EjectError, FuselabError
+from fuselab.errors import FuselabError
 from fuselab.fusion.chains import Chain, ChainFinder
 from fuselab.fusion.emit import ChainRegion
-from fuselab.inspect.user_code import plain
+from fuselab.inspect.user_code import describe_error, plain
 from fuselab.inspect.work_kinds import DISPATCH_BYTES
 from fuselab.measure.steady_step import step
 from fuselab.op import FusedOp
@@ -148,11 +148,11 @@ class Generator:
         key = chain.text, chain.frozen, *map(_likeness, arguments)
         if key not in self._outcomes:
             try:
-                made = generated(chain.name, chain.text, arguments, chain.frozen)
-            except EjectError as error:
+                self._outcomes[key] = generated(chain.name, chain.text, arguments, chain.frozen)
+            except FuselabError as error:
                 self._outcomes[key] = plain(error)
-            else:
-                self._outcomes[key] = made
+            except Exception as error:  # Dynamo raises many kinds where it cannot trace
+                self._outcomes[key] = f"eject raised {describe_error(error)}"
         return self._outcomes[key]
 
     def _parts(self, finder: ChainFinder, chain: Chain) -> list[Chain]:
@@ -176,7 +176,7 @@ class Generator:
         if key not in self._possible:
             try:
                 planned(text, arguments, "alone", alone.frozen)
-            except EjectError:
+            except Exception:  # as above
                 self._possible[key] = False
             else:
                 self._possible[key] = True
