@@ -536,3 +536,45 @@ def test_inputs_that_do_not_fit_are_refused_with_the_signature(model: Model) -> 
         fuselab.fuse(model, (input, input, input))
     with pytest.raises(TargetError, match=r"^example_inputs does not fit _twice\(.*missing"):
         fuse_with_report(_twice, ())
+
+
+@pytest.mark.parametrize("kind", ["closure", "attribute", "forward"])
+def test_a_lambda_that_holds_layers_is_looked_into(faster: None, op: FusedOp, kind: str) -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+            if kind == "forward":
+                self.forward = lambda input: torch.relu(self.linear(input))
+            else:
+                self.held = lambda input: torch.relu(self.linear(input))
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.held(input)
+
+    holder, input = Holder(), torch.randn(5, 16)
+    model = (lambda input: holder(input)) if kind == "closure" else holder
+    result = _fuse(model, input, op=op)
+    assert [tried.chain for tried in result.kept] == ["add → relu"] and result.left == ()
+    assert result.training and "proved against float64" in result.proof
+    torch.testing.assert_close(result.model(input), holder(input))
+    assert not hasattr(type(holder), "fused_source")
+    if kind == "forward":
+        assert "forward" in vars(holder) and "forward" not in vars(result.model)
+    with torch.no_grad():
+        holder.linear.weight.zero_()  # the parameters are the same
+    torch.testing.assert_close(result.model(input), holder(input))
+
+
+LAYER = nn.Linear(16, 16)
+
+
+def test_a_function_around_a_layer_of_its_file_is_looked_into(faster: None, op: FusedOp) -> None:
+    def step(input: Tensor) -> Tensor:
+        return torch.relu(LAYER(input))
+
+    input = torch.randn(5, 16)
+    result = _fuse(step, input, op=op)
+    assert len(result.kept) == 1
+    torch.testing.assert_close(result.model(input), step(input))
+    assert step.__globals__["LAYER"] is LAYER

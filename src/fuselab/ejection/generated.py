@@ -7,6 +7,7 @@ be run, so only the user may write to it, and every file must be as it was writt
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
@@ -48,7 +49,6 @@ def generated(
     text: str,
     examples: Sequence[Tensor],
     frozen: Collection[str] = (),
-    inference: bool = False,
 ) -> Generated:
     """Return the operator of a function whose kernels eject writes, from the cache if it is there.
 
@@ -56,15 +56,14 @@ def generated(
         name: the beginning of the operator's name, a Python identifier.
         text: the function as Python text, in which its own name is ``{name}``.
         examples: the function's arguments.
-        frozen: parameters that get no gradient.
-        inference: True writes no backward.
+        frozen: parameters that get no gradient; all others do, whatever the examples require.
 
     Raises:
         EjectError: the function cannot become kernels, or the cache folder is not the user's alone.
         OutputError: the folder cannot be written.
     """
     key = cache.key(
-        text, sorted(frozen), inference, *map(_likeness, examples), _device(examples), *_versions()
+        text, sorted(frozen), *map(_likeness, examples), _device(examples), *_versions()
     )
     name = f"{name}_{key[:_KEY_LETTERS]}"
     folder = _own_folder() / key[:2] / key[2:] / name
@@ -73,7 +72,7 @@ def generated(
         if folder.exists() and not is_intact(folder):
             shutil.rmtree(folder)
         if not folder.exists():
-            package = planned(text, examples, name, inference, frozen)
+            package = planned(text, examples, name, frozen)
             write_folder(folder, package_files(package), about(name))
     return Generated(load_op(str(folder)), folder)
 
@@ -82,14 +81,13 @@ def planned(
     text: str,
     examples: Sequence[Tensor],
     name: str,
-    inference: bool = False,
     frozen: Collection[str] = (),
 ) -> Package:
     """Return the kernels of the function that ``generated`` takes, without writing them. Raises
     EjectError."""
     function = function_of(name, text.replace("{name}", name))
     try:
-        return planned_package(function, examples, {}, name, inference, frozen)
+        return planned_package(function, examples, {}, name, frozen=frozen)
     except (AssertionError, DoesNotFitError) as error:
         raise EjectError(f"{name} fits no kernel.") from error
 
@@ -127,4 +125,12 @@ def _versions() -> list[str]:
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError:
         triton = "none"
-    return [fuselab.__version__, torch.__version__, triton, platform.python_version()]
+    own = f"{fuselab.__version__} {_own_source()}"
+    return [own, torch.__version__, triton, platform.python_version()]
+
+
+@functools.cache
+def _own_source() -> str:
+    """Return the hash of the code that writes packages, which may change within a version."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return cache.key(*(file.read_bytes() for file in files))

@@ -25,6 +25,7 @@ from fuselab.fusion.layers import Form, form_of
 from fuselab.fusion.trace import Traced
 
 _MODULES_OF_CALLS = ("torch", "_operator", "builtins")
+_STATISTICS = ("running_mean", "running_var")
 _LONGEST_NAME = 4  # operations in an operator's name
 
 
@@ -34,7 +35,8 @@ class Chain:
 
     ``inputs`` are traced nodes, or dotted paths of parameters and buffers; the function, with
     ``parameters`` in their order, computes ``outputs``, nodes that something outside reads.
-    ``text`` is its Python text under the name ``{name}``.
+    ``text`` is its Python text under the name ``{name}``. ``frozen`` are the parameters that
+    PyTorch does not differentiate: running statistics.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -43,6 +45,7 @@ class Chain:
     parameters: tuple[str, ...]
     operations: tuple[str, ...]
     text: str
+    frozen: tuple[str, ...]
 
     @property
     def chain(self) -> str:
@@ -133,8 +136,9 @@ class ChainFinder:
     def is_number(self, node: fx.Node) -> bool:
         """Return whether a node is a size, a shape, a dtype or a device, which is free to read."""
         value = self.values.get(node)
-        return node.op in ("call_function", "call_method") and (
-            isinstance(value, (bool, int, float, torch.dtype, torch.device, torch.Size))
+        items = value if isinstance(value, tuple) else (value,)  # a shape is recorded as a tuple
+        return node.op in ("call_function", "call_method") and all(
+            isinstance(item, (bool, int, float, torch.dtype, torch.device)) for item in items
         )
 
     @cached_property
@@ -290,7 +294,24 @@ class ChainFinder:
                 _label(self.name_of(node)) for node in nodes if self.name_of(node) not in ARRANGING
             ),
             "\n".join([f"def {{name}}({given}):", *lines, f"    return {result}", ""]),
+            tuple(dict.fromkeys(self._statistics(nodes, names, inputs))),
         )
+
+    def _statistics(
+        self,
+        nodes: Sequence[fx.Node],
+        names: Mapping[fx.Node, str],
+        inputs: Mapping[fx.Node | str, str],
+    ) -> Iterator[str]:
+        """Yield the names of running statistics, of layers and of calls like ``F.batch_norm``."""
+        for node in nodes:
+            form = self.forms.get(node)
+            for statistic in _STATISTICS:
+                if form is not None and statistic in form.tensors:
+                    yield inputs[f"{node.target}.{statistic}"]
+            if form is None and self.name_of(node) in ("batch_norm", "instance_norm"):
+                given = [*node.args[1:3], *(node.kwargs.get(name) for name in _STATISTICS)]
+                yield from (names[one] for one in given if isinstance(one, fx.Node))
 
     def _number_text(self, node: fx.Node, names: dict[fx.Node, str]) -> str:
         for used in node.all_input_nodes:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.fusion.chains import Chain, ChainFinder
+from fuselab.fusion.closures import rebind_attributes
 from fuselab.fusion.expression import (
     Apply,
     Attribute,
@@ -326,6 +327,8 @@ def install(module: nn.Module, traced: Traced, final: Traced) -> None:
     """
     fused_graph, call = final.graph, traced.call
     original = type(module)
+    # A forward that was set on the instance would come before that of any class.
+    own = module.__dict__.pop("forward", None)
     code = fused_graph.python_code(root_module="self")
     name = f"<fused forward of {original.__qualname__} {id(module):x}>"
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
@@ -374,10 +377,11 @@ def install(module: nn.Module, traced: Traced, final: Traced) -> None:
                     tensors = [value for value in given if isinstance(value, Tensor)]
                     if as_decided(self, tensors):
                         return fused(self, *tensors)
-        return original.forward(self, *args, **kwargs)
+        return original.forward(self, *args, **kwargs) if own is None else own(*args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        return _unfused, (original,), self.__dict__
+        state = self.__dict__ if own is None else {**self.__dict__, "forward": own}
+        return _unfused, (original,), state
 
     def duplicate(self: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         twin = self.__class__.__new__(self.__class__)
@@ -492,4 +496,6 @@ def shared_copy(model: nn.Module) -> nn.Module:
             }
         return copies[id(module)]
 
-    return twin_of(model)
+    made = twin_of(model)
+    rebind_attributes(copies)
+    return made

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from fuselab.errors import FuselabError
 from fuselab.fusion.chains import ChainFinder
+from fuselab.fusion.closures import modules_in
 from fuselab.fusion.emit import MatchRegion, Region, install, rewritten, shared_copy, with_chains
 from fuselab.fusion.expression import Expression, has_hooks, is_fused
 from fuselab.fusion.generate import Generator, Written
@@ -207,11 +208,16 @@ def _patterns(ops: Sequence[FusedOp] | None) -> list[Pattern]:
 
 
 class _FunctionModule(nn.Module):
-    """A plain function as a module, so that it can be traced and rewritten like one."""
+    """A plain function as a module, so that it can be traced and rewritten like one. The modules
+    that it refers to are children."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
+        modules = modules_in(function)
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.training = any(module.training for module in modules.values())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -556,12 +562,26 @@ class _Fusion:
             except FuselabError:
                 raise
             except Exception as error:  # for example, the code requires the model's own dtype
-                failed = failed or f": {str(error).strip().partition(chr(10))[0]}"
+                said = str(error).strip().partition(chr(10))[0]
+                if _runs(prove, self.model, self.args, self.kwargs):
+                    return "the whole model was not reproduced, nothing is replaced", said
+                failed = failed or f": {said}"
                 continue
             if problem is not None:
                 return "the whole model was not reproduced, nothing is replaced", problem
             return f"{proof}{failed}", None
         return f"each replacement proved; the whole model could not be compared{failed}", None
+
+
+def _runs(
+    prove: Callable[..., str | None], model: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> bool:
+    """Return whether a proof runs on the original alone, so that an error is a replacement's."""
+    try:
+        prove(shadow(model), shadow(model), args, kwargs)
+    except Exception:  # the same that the comparison raised, for example
+        return False
+    return True
 
 
 def _is_plain_layer(module: nn.Module) -> bool:

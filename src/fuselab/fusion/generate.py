@@ -15,10 +15,10 @@ from torch import Tensor, fx
 
 from fuselab.ejection.generated import Generated, generated, planned
 from fuselab.ejection.groups import ARRANGING
-from fuselab.errors import EjectError, FuselabError
+from fuselab.errors import FuselabError
 from fuselab.fusion.chains import Chain, ChainFinder
 from fuselab.fusion.emit import ChainRegion
-from fuselab.inspect.user_code import plain
+from fuselab.inspect.user_code import describe_error, plain
 from fuselab.inspect.work_kinds import DISPATCH_BYTES
 from fuselab.measure.steady_step import step
 from fuselab.op import FusedOp
@@ -145,23 +145,21 @@ class Generator:
     def _outcome(self, finder: ChainFinder, chain: Chain) -> Generated | str:
         """Return the operator of a chain, or why eject cannot write it."""
         arguments = arguments_of(finder, chain)
-        frozen = _without_gradient(chain, arguments)
-        inference = len(frozen) == len(arguments)
-        key = chain.text, tuple(frozen), *map(_likeness, arguments)
+        key = chain.text, chain.frozen, *map(_likeness, arguments)
         if key not in self._outcomes:
             try:
-                made = generated(chain.name, chain.text, arguments, frozen, inference)
-            except EjectError as error:
+                self._outcomes[key] = generated(chain.name, chain.text, arguments, chain.frozen)
+            except FuselabError as error:
                 self._outcomes[key] = plain(error)
-            else:
-                self._outcomes[key] = made
+            except Exception as error:  # Dynamo raises many kinds where it cannot trace
+                self._outcomes[key] = f"eject raised {describe_error(error)}"
         return self._outcomes[key]
 
     def _parts(self, finder: ChainFinder, chain: Chain) -> list[Chain]:
         """Return smaller chains to try in place of one that eject cannot write."""
-        if len(chain.outputs) > 1:
-            return finder.parts(chain)
         refused = [node for node in chain.nodes if not self._is_possible(finder, node)]
+        if not refused and len(chain.outputs) > 1:
+            return finder.parts(chain)
         if not refused:
             refused = [node for node in chain.nodes if finder.name_of(node) in ARRANGING]
         return finder.without(chain, refused) if refused else []
@@ -176,23 +174,14 @@ class Generator:
         arguments = arguments_of(finder, alone)
         key = text, *map(_likeness, arguments)
         if key not in self._possible:
-            frozen = _without_gradient(alone, arguments)
             try:
-                planned(text, arguments, "alone", len(frozen) == len(arguments), frozen)
-            except EjectError:
+                planned(text, arguments, "alone", alone.frozen)
+            except Exception:  # as above
                 self._possible[key] = False
             else:
                 self._possible[key] = True
         return self._possible[key]
 
 
-def _without_gradient(chain: Chain, arguments: Sequence[Tensor]) -> list[str]:
-    return [
-        name
-        for name, value in zip(chain.parameters, arguments, strict=True)
-        if not value.requires_grad
-    ]
-
-
 def _likeness(value: Tensor) -> Any:
-    return tuple(value.shape), value.stride(), value.dtype, value.requires_grad
+    return tuple(value.shape), value.stride(), value.dtype

@@ -10,8 +10,9 @@ import copy
 import inspect
 import operator
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fuselab.errors import TargetError
+from fuselab.fusion.closures import rebind_attributes
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def shadow(model: nn.Module) -> nn.Module:
         raise TargetError(
             f"the model cannot be copied, so it cannot be tried: {type(error).__name__}: {error}"
         ) from error
+    originals = {id(module) for module in model.modules()}
+    rebind_attributes({key: memo[key] for key in originals if key in memo})
     for module in copied.modules():
         for name, value in vars(module).items():
             if name.endswith("_hooks") and isinstance(value, dict):
@@ -169,11 +173,12 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
     Raises whatever ``torch.fx`` raises for a forward that cannot be traced (control flow on data),
     and NotTraceableError for one that a trace would not reproduce.
     """
-    if "forward" in vars(module):
-        raise NotTraceableError("its forward was replaced on the instance")
+    own = vars(module).get("forward")
+    if own is not None and not isinstance(own, FunctionType):
+        raise NotTraceableError("its forward was replaced on the instance, by no plain function")
     leaves, structure = call.leaves()
     names = [f"tensor_{index}" for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    original = type(module).forward
+    original = type(module).forward if own is None else _without_self(own)
 
     def forward(self: nn.Module, *tensors: Any) -> Any:
         waiting = iter(tensors)
@@ -186,6 +191,7 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
     listed = ", ".join(["self", *names])
     exec(f"def forward({listed}):\n    return inner({listed})", namespace)
     stand_in = copy.copy(module)
+    stand_in.__dict__.pop("forward", None)
     stand_in.__class__ = type(
         type(module).__name__, (type(module),), {"forward": namespace["forward"]}
     )
@@ -221,6 +227,10 @@ def _erase_identities(graph: fx.Graph, module: nn.Module, hooked: Collection[str
             if type(child) is nn.Identity and "forward" not in vars(child):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
+
+
+def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: function(*args, **kwargs)
 
 
 def _contents(value: Any) -> Any:

@@ -1,0 +1,310 @@
+"""fuse with kernels that it writes: which chains, what is kept in the cache, and what stays."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuselab.ejection import generated as generated_module
+from fuselab.ejection.folder import copy_package, is_intact
+from fuselab.ejection.generated import generated
+from fuselab.errors import EjectError
+from fuselab.fusion import fuse as fuse_module
+from fuselab.fusion import generate as generate_module
+from fuselab.fusion.chains import ChainFinder
+from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
+from fuselab.fusion.judge import values_of
+from fuselab.fusion.trace import Call, trace_forward
+from fuselab.measure.verdict import Outcome, Verdict
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_modules import fused as fused_at_random
+
+WIDTH, ROWS = 96, 128  # 48 KiB, above what a call on a CPU costs its dispatch
+TEXT = "def {name}(input, scale):\n    return torch.sigmoid(input) * scale\n"
+
+
+class Block(nn.Module):
+    """A linear layer and a chain of a parameter, a function, layers and an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.dropout = nn.Dropout(0.5)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = F.gelu(self.linear(input).mul(self.scale))
+        return self.norm(self.dropout(hidden) + input)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.second(self.first(input))
+
+
+@pytest.fixture
+def faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = Verdict(Outcome.FASTER, 2.0, 2.0, 2.0, 12)
+    monkeypatch.setattr(fuse_module, "measure", lambda *args, **kwargs: (2.0, 1.0, verdict))
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _written(result: FuseResult) -> list[tuple[str, str, Decision]]:
+    return [
+        (tried.module, tried.chain, tried.decision)
+        for tried in result.replacements
+        if tried.folder is not None
+    ]
+
+
+def _chains(function: Any, *tensors: Tensor) -> list[str]:
+    """Return the chains that are found in a function or module, without writing kernels."""
+
+    class Function(nn.Module):
+        def forward(self, *args: Any) -> Any:
+            return function(*args)
+
+    module = function if isinstance(function, nn.Module) else Function()
+    traced = trace_forward("", module, Call(tensors, {}))
+    values = values_of(traced.graph, traced.module, traced.tensors)
+    return [chain.chain for chain in ChainFinder(traced, values, ()).chains()]
+
+
+def test_a_chain_behind_a_linear_layer_becomes_one_kernel_and_equal_chains_the_same(
+    faster: None,
+) -> None:
+    torch.manual_seed(0)
+    model, input = Blocks().eval(), torch.randn(ROWS, WIDTH)
+    result = fuse_with_report(model, input)
+    chain = "mul → gelu → add → layer_norm"
+    assert _written(result) == [("first", chain, Decision.KEPT), ("second", chain, Decision.KEPT)]
+    assert len({tried.op.name for tried in result.replacements}) == 1
+    assert "proved against float64" in result.proof
+    first = result.kept[0]
+    assert first.implementation == "cpp" and first.before_us == 2.0
+    assert first.folder is not None and is_intact(first.folder)
+    assert f"its kernels: {first.folder}" in str(result)
+    source = type(result.model.first).fused_source
+    assert source.count("fuselab_ops_mul_gelu_add_layer_norm") == 1
+    assert "layer_norm(" not in source.replace(first.op.short_name, "")
+    torch.testing.assert_close(result.model(input), model(input))
+    upstream = torch.randn(ROWS, WIDTH)
+    expected = torch.autograd.grad(model(input), list(model.parameters()), upstream)
+    actual = torch.autograd.grad(result.model(input), list(model.parameters()), upstream)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+    # Other sizes run the same kernel, and a setting that it was written with is watched.
+    other = torch.randn(7, WIDTH)
+    torch.testing.assert_close(result.model(other), model(other))
+    result.model.first.norm.eps = 2.0
+    changed = result.model(input)
+    model.first.norm.eps = 2.0
+    torch.testing.assert_close(changed, model(input))
+
+
+def test_the_kernels_are_found_in_the_cache(faster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, input = Block().eval(), torch.randn(ROWS, WIDTH)
+    fuse_with_report(model, input)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("it was written before")
+
+    monkeypatch.setattr(generated_module, "planned_package", refuse)
+    assert len(fuse_with_report(model, input).kept) == 1
+
+
+def test_a_small_chain_is_left_alone_and_the_report_says_what_was_looked_for() -> None:
+    result = fuse_with_report(Block().eval(), torch.randn(8, WIDTH), budget_s=0.01)
+    assert result.replacements == ()
+    (left,) = result.left
+    assert left.reason.startswith("mul → gelu → add → layer_norm: no call in it moves more than ")
+    text = str(result)
+    assert "and for two or more memory-bound operations in a row" in text
+    assert "saw 6 operations" in text
+
+
+def test_a_kernel_that_is_wrong_or_not_faster_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, input = Block().eval(), torch.randn(ROWS, WIDTH)
+    slower = Verdict(Outcome.SLOWER, 0.5, 0.5, 0.5, 12)
+    monkeypatch.setattr(fuse_module, "measure", lambda *args, **kwargs: (1.0, 2.0, slower))
+    assert [entry[2] for entry in _written(fuse_with_report(model, input))] == [Decision.NOT_FASTER]
+    monkeypatch.setattr(fuse_module, "prove_region", lambda *args: "row 0 is wrong")
+    result = fuse_with_report(model, input)
+    assert [entry[2] for entry in _written(result)] == [Decision.WRONG]
+    assert torch.equal(result.model(input), model(input))
+
+
+@pytest.mark.parametrize(("seed", "training"), [(1, True), (3, False), (2, True)])
+def test_modules_drawn_at_random_are_covered_and_right(seed: int, training: bool) -> None:
+    assert fused_at_random(seed, training).problems == ()
+
+
+# --- which calls are one chain --------------------------------------------------------------------
+
+
+def test_layers_functions_methods_and_operators_are_one_chain() -> None:
+    assert _chains(Block().eval(), torch.randn(4, WIDTH)) == ["mul → gelu → add → layer_norm"]
+    layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.SiLU())
+    image = torch.randn(2, 3, 4, 4)
+    assert _chains(layers.eval(), image) == ["batch_norm → relu → silu"]
+    assert _chains(layers.train(), image) == ["relu → silu"]  # it updates its statistics
+
+
+def test_dropout_in_training_ends_a_chain() -> None:
+    assert _chains(Block().train(), torch.randn(4, WIDTH)) == ["mul → gelu", "add → layer_norm"]
+
+
+def test_views_are_inside_chains_but_not_at_their_ends() -> None:
+    def step(input: Tensor) -> Tensor:
+        wide = (input.flatten(0, 1) * 2).view(input.shape[0], -1)
+        return (wide + 1).t()
+
+    assert _chains(step, torch.randn(4, 3, 8)) == ["mul → add"]
+    assert _chains(lambda input: input.t().flatten() * 2, torch.randn(4, 3)) == []
+
+
+def test_a_call_between_two_parts_cuts_the_chain() -> None:
+    def step(input: Tensor) -> Tensor:
+        first = torch.sin(torch.cos(input))
+        return torch.exp((first @ first) + first)
+
+    assert _chains(step, torch.randn(4, 4)) == ["cos → sin", "add → exp"]
+
+
+def test_what_is_written_over_joins_a_chain_only_where_nothing_else_reads_it() -> None:
+    assert _chains(lambda x: (x + 1).relu_().exp(), torch.randn(4)) == ["add → relu → exp"]
+
+    def shared(input: Tensor) -> Tensor:
+        first = input + 1
+        view = first.view(-1)
+        first.mul_(2)
+        return view.exp().sin().cos()  # exp reads what mul_ has written
+
+    assert _chains(shared, torch.randn(4)) == ["sin → cos"]
+
+
+# --- the cache ------------------------------------------------------------------------------------
+
+
+def test_packages_are_the_users_alone_and_written_once(own_cache: Path) -> None:
+    examples = (torch.randn(4, 8), torch.randn(8))
+    first = generated("gate", TEXT, examples)
+    assert first.op.name == f"ejected::{first.folder.name}" and is_intact(first.folder)
+    assert stat.S_IMODE((own_cache / "generated").stat().st_mode) == 0o700
+    written = (first.folder / "op.py").stat().st_mtime_ns
+    other_sizes = (torch.randn(5, 9), torch.randn(9))
+    assert generated("gate", TEXT, other_sizes).folder == first.folder
+    assert (first.folder / "op.py").stat().st_mtime_ns == written
+    folders = {
+        first.folder,
+        generated("gate", TEXT, (torch.randn(4, 8), torch.randn(1))).folder,
+        generated("gate", TEXT, (torch.randn(4, 8).double(), torch.randn(8))).folder,
+        generated("gate", TEXT, examples, frozen=["scale"]).folder,
+        generated("gate", TEXT.replace("*", "+"), examples).folder,
+    }
+    assert len(folders) == 5
+
+
+def test_a_package_that_was_changed_is_written_again(own_cache: Path) -> None:
+    examples = (torch.randn(4, 8), torch.randn(8))
+    folder = generated("gate", TEXT, examples).folder
+    text = (folder / "cpu_kernels.cpp").read_text()
+    (folder / "cpu_kernels.cpp").write_text(text + "// changed\n")
+    assert generated("gate", TEXT, examples).folder == folder
+    assert (folder / "cpu_kernels.cpp").read_text() == text
+    (folder / "reference.py").unlink()
+    generated("gate", TEXT, examples)
+    assert is_intact(folder)
+
+
+def test_code_is_not_taken_from_a_folder_that_others_may_write_to(own_cache: Path) -> None:
+    (own_cache / "generated").mkdir(parents=True)
+    (own_cache / "generated").chmod(0o777)
+    with pytest.raises(EjectError, match=r"others may write to .* chmod it to 700"):
+        generated("gate", TEXT, (torch.randn(4, 8), torch.randn(8)))
+
+
+def test_a_copy_is_replaced_unless_a_file_in_it_was_edited(own_cache: Path, tmp_path: Path) -> None:
+    folder = generated("gate", TEXT, (torch.randn(4, 8), torch.randn(8))).folder
+    copy = tmp_path / "report" / "kernels" / folder.name
+    copy_package(folder, copy)
+    copy_package(folder, copy)
+    assert is_intact(copy)
+    (copy / "op.py").write_text("mine")
+    copy_package(folder, copy)
+    assert (copy / "op.py").read_text() == "mine"
+
+
+def test_a_gradient_is_written_for_every_input_whatever_the_example_requires(
+    faster: None,
+) -> None:
+    """The first block's input needs no gradient, the second's does, and both are one kernel."""
+    torch.manual_seed(1)
+    model = Block().eval()
+    input = torch.randn(ROWS, WIDTH)
+    fused = fuse_with_report(model, input).model
+    required, upstream = input.clone().requires_grad_(), torch.randn(ROWS, WIDTH)
+    expected = torch.autograd.grad(model(required), required, upstream)
+    torch.testing.assert_close(torch.autograd.grad(fused(required), required, upstream), expected)
+
+
+def test_a_fused_model_that_raises_in_the_proof_is_not_kept(
+    faster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prove = fuse_module.prove_model
+
+    def raising(original: nn.Module, fused: nn.Module, *given: Any) -> str | None:
+        if hasattr(type(fused), "fused_source"):
+            raise RuntimeError("a gradient of another shape")
+        return prove(original, fused, *given)
+
+    monkeypatch.setattr(fuse_module, "prove_model", raising)
+    result = fuse_with_report(Block().eval(), torch.randn(ROWS, WIDTH))
+    (tried,) = result.replacements
+    assert (tried.decision, tried.reason) == (
+        Decision.WRONG,
+        "in the whole model: a gradient of another shape",
+    )
+    assert not hasattr(type(result.model), "fused_source")
+
+
+def test_whatever_eject_raises_the_chain_is_left_alone_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raising(*args: Any, **kwargs: Any) -> Any:
+        raise KeyError("size")
+
+    monkeypatch.setattr(generate_module, "generated", raising)
+    monkeypatch.setattr(generate_module, "planned", raising)
+    result = fuse_with_report(Block().eval(), torch.randn(ROWS, WIDTH), budget_s=0.01)
+    (left,) = result.left
+    assert "mul → gelu → add → layer_norm: eject raised KeyError: 'size'" in left.reason
+
+
+def test_a_chain_is_cut_where_eject_refuses_a_call(faster: None) -> None:
+    def step(input: Tensor) -> Tensor:
+        gated = torch.sigmoid(input) * input
+        return torch.cumsum(gated, 1).mul(2).exp()
+
+    input = torch.randn(ROWS, WIDTH) / 100
+    result = fuse_with_report(step, input)
+    assert [chain for _, chain, _ in _written(result)] == ["sigmoid → mul", "mul → exp"]
+    torch.testing.assert_close(result.model(input), step(input))
