@@ -15,6 +15,7 @@ from ejected_functions import EXAMPLES
 from torch import Tensor
 
 from fuselab.runtime import interpreter
+from fuselab.runtime.triton_launch import parameter_layout
 
 SIZES = (1, 2, 3, 5, 17, 33)
 
@@ -174,6 +175,8 @@ def test_launches_compile_for_an_h100(
     for backward in (False, True):
         for launch in triton_on_cpu.launches(monkeypatch, declared(name), args, backward):
             compiled = launch.compiled()
+            layout = parameter_layout(launch.kernel, compiled, len(launch.args))
+            assert layout is not None and len(layout[0]) <= 64  # what a launch plan can hold
             if launch.keywords.get("SWEEP", 0) in (0, 1):
                 assert "ld.global.v4" in compiled.asm["ptx"]  # 16 bytes at a time
             if launch.keywords.get("PARTS") == 0:
