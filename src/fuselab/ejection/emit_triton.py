@@ -49,7 +49,7 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     lines.append("")
     if "math." in whole:
         lines.append("from fuselab.runtime import triton_math as math")
-    helpers = [name for name in _LOOPS if re.search(rf"\b{name}\b", whole)]
+    helpers = [name for name in _LOOPS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]
     line = f"from fuselab.runtime.triton_loops import {', '.join(helpers)}"
     if len(line) > COLUMNS:
         listed = ",\n    ".join(helpers)
@@ -169,8 +169,9 @@ class _Function:
 
     def loaded(self, operand: Operand) -> str:
         """Return the text of the operand's elements."""
-        mask = self.mask(operand)
-        return f"tl.load({self.address(operand)}{', ' if mask else ''}{mask})"
+        if self.place(operand):
+            return f"load({self.address(operand)}, is_row, is_column)"
+        return f"tl.load({self.pointer(operand)})"
 
     def mask(self, operand: Operand) -> str:
         """Return the text of the mask of the operand's elements; empty for a single element."""
@@ -343,12 +344,6 @@ class _Pointwise(_Function):
     def place(self, operand: Operand) -> str:
         return f"offset(element, {operand.name}_strides)" if self.has_place(operand) else ""
 
-    def loaded(self, operand: Operand) -> str:
-        if not self.has_place(operand):
-            return f"tl.load({self.pointer(operand)})"
-        where = f"element, {operand.name}_strides, is_row, is_column"
-        return f"load({self.pointer(operand)}, {where})"
-
     def mask(self, operand: Operand) -> str:
         return "is_row & is_column"
 
@@ -360,7 +355,8 @@ class _Rows(_Function):
         "COMPUTE",
         "ROUNDED",
         "WIDE",
-        "NESTED",
+        "NESTED_ROWS",
+        "NESTED_COLUMNS",
         "SWEEP",
         "PARTS",
         "BLOCK_ROWS",
@@ -415,6 +411,11 @@ class _Rows(_Function):
             parts.append(f"offset(column, {operand.name}_column_strides)")
         return " + ".join(parts)
 
+    def loaded(self, operand: Operand) -> str:
+        if not self.has(operand, self.column_axes) and self.on_rows(operand):
+            return f"tl.load({self.address(operand)}, is_row)"
+        return super().loaded(operand)
+
     def address(self, operand: Operand) -> str:
         if self.has_row_pointer(operand):
             return f"{operand.name}_row + offset(column, {operand.name}_column_strides)"
@@ -431,8 +432,10 @@ class _Rows(_Function):
         return "is_row" if on_rows else "is_column" if on_columns else ""
 
     def body(self) -> None:
-        self.write("row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)")
-        self.write("first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)")
+        self.write("row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)")
+        self.write(
+            "first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)"
+        )
         if any(name == "columns" for name in self.plan.value_names.values()):
             self.write("columns = numel(column_sizes)")
         for one in filter(self.has_row_pointer, self.plan.operands):
@@ -482,12 +485,9 @@ class _Rows(_Function):
         self.known = outer
         self.indent -= 2
         self.write("else:")
-        shared = "row_sizes, BLOCK_ROWS, PARTS"
-        for number, (one, name) in enumerate(zip(reduced, names, strict=True), place):
-            neutral = triton_neutral(one.function, one.kind)
-            self.write(
-                f"    {name} = load_partials(partials_pointer, {number}, {shared}, {neutral})"
-            )
+        shared = "BLOCK_ROWS, PARTS"
+        for number, name in enumerate(names, place):
+            self.write(f"    {name} = load_partials(partials_pointer, {number}, {shared})")
         for one, name in zip(reduced, names, strict=True):
             _, total = TRITON_REDUCTIONS[one.function]
             self.write(f"{name} = {total.format(name)}")
@@ -520,7 +520,8 @@ class _Rows(_Function):
         self.write("for block in range(first, end):")
         self.indent += 1
         self.write(
-            "column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)"
+            "column, is_column = block_of_columns("
+            "block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE)"
         )
         self.write("exists = is_row & is_column")
 

@@ -24,10 +24,39 @@ def numel(sizes):
 
 @triton.jit
 def offset(position, strides):
-    """Return how many elements behind the first the element at a position lies."""
-    elements = position[0] * strides[0]
-    for loop in tl.static_range(1, len(strides)):
-        elements = elements + position[loop] * strides[loop]
+    """Return how many elements behind the first the element at a position lies. A loop in which the
+    stride is the constant 0 is left out, so that the result has one element along it."""
+    elements = 0
+    for loop in tl.static_range(len(strides)):
+        # The compiler sees a constant as an int, the interpreter as a tl.constexpr. A name for the
+        # stride or for the condition would make it a value that is not known.
+        if not (
+            (isinstance(strides[loop], int) or isinstance(strides[loop], tl.constexpr))  # noqa: SIM101
+            and strides[loop] == 0
+        ):
+            elements = elements + position[loop] * strides[loop]
+    return elements
+
+
+@triton.jit
+def load(pointer, is_row, is_column):
+    """Load the elements of a block. A pointer that has one row, or one column, for all of the
+    block's is loaded once for them."""
+    if len(pointer.shape) == 0:
+        elements = tl.load(pointer)
+    elif pointer.shape[0] == is_row.shape[0] and pointer.shape[1] == is_column.shape[1]:
+        elements = tl.load(pointer, is_row & is_column)
+    elif pointer.shape[1] == is_column.shape[1]:
+        # In one dimension, threads hold no copies for the neighbouring rows of their packs.
+        columns: tl.constexpr = [pointer.shape[1]]
+        line = tl.load(tl.reshape(pointer, columns), tl.reshape(is_column, columns))
+        elements = line[None, :]
+    elif pointer.shape[0] == is_row.shape[0]:
+        rows: tl.constexpr = [pointer.shape[0]]
+        line = tl.load(tl.reshape(pointer, rows), tl.reshape(is_row, rows))
+        elements = line[:, None]
+    else:
+        elements = tl.load(pointer)
     return elements
 
 
@@ -64,30 +93,28 @@ def tile(sizes, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.
 
 
 @triton.jit
-def load(pointer, position, strides, is_row, is_column):
-    """Load the elements of a tile of ``tile``. A tensor that is the same in all columns, or in all
-    rows, is loaded once: its strides there are the constant 0."""
-    last: tl.constexpr = len(strides) - 1
-    if isinstance(strides[last], tl.constexpr) and strides[last] == 0:
-        if last == 0:
-            elements = tl.load(pointer)
-        else:
-            elements = tl.load(pointer + offset(position[:last], strides[:last]), is_row)
-    elif last > 0 and isinstance(strides[0], tl.constexpr) and strides[0] == 0:
-        elements = tl.load(pointer + position[last] * strides[last], is_column)
-    else:
-        elements = tl.load(pointer + offset(position, strides), is_row & is_column)
-    return elements
-
-
-@triton.jit
-def block_of_rows(sizes, BLOCK_ROWS: tl.constexpr, WIDE: tl.constexpr):
+def block_of_rows(sizes, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr):
     """Return the positions of this program's rows, and which of them exist."""
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
-    row = program * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    return position_of(row, sizes), row < numel(sizes)
+    return block_in_loops(program, tl.arange(0, BLOCK_ROWS)[:, None], sizes, BLOCK_ROWS, NESTED)
+
+
+@triton.jit
+def block_in_loops(number, within, sizes, BLOCK: tl.constexpr, NESTED: tl.constexpr):
+    """Return the positions of a block, and which of them exist. A block of ``NESTED`` loops lies in
+    one turn of the innermost."""
+    if NESTED:
+        size = sizes[len(sizes) - 1]
+        across = tl.cdiv(size, BLOCK)
+        index = number % across * BLOCK + within
+        position = position_of(number // across, sizes[: len(sizes) - 1]) + (index,)  # noqa: RUF005
+    else:
+        size = numel(sizes)
+        index = number * BLOCK + within
+        position = position_of(index, sizes)
+    return position, index < size
 
 
 @triton.jit
@@ -122,42 +149,34 @@ def block_of_columns(
     """Return the positions of a block of columns, and which of them exist."""
     if WIDE:
         block = tl.cast(block, tl.int64)
-    if NESTED:
-        size = sizes[len(sizes) - 1]
-        across = tl.cdiv(size, BLOCK_COLUMNS)
-        column = block % across * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        position = position_of(block // across, sizes[: len(sizes) - 1]) + (column,)  # noqa: RUF005
-    else:
-        size = numel(sizes)
-        column = block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        position = position_of(column, sizes)
-    return position, column < size
+    within = tl.arange(0, BLOCK_COLUMNS)[None, :]
+    return block_in_loops(block, within, sizes, BLOCK_COLUMNS, NESTED)
 
 
 @triton.jit
 def store_partial(
-    partials_pointer, place: tl.constexpr, value, row_sizes, BLOCK_ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
+    partials_pointer, place: tl.constexpr, value, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Store this program's share of the reduction number ``place`` of its rows."""
-    rows = numel(row_sizes)
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    at = (tl.program_id(1) + place * PARTS).to(tl.int64) * rows + row
-    tl.store(partials_pointer + at, value, row < rows)
+    at = _partial(place * PARTS + tl.program_id(1), BLOCK_ROWS)
+    tl.store(partials_pointer + at, value)
 
 
 @triton.jit
 def load_partials(
-    partials_pointer, place: tl.constexpr, row_sizes, BLOCK_ROWS: tl.constexpr,
-    PARTS: tl.constexpr, neutral: tl.constexpr,
+    partials_pointer, place: tl.constexpr, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Return all shares of the reduction number ``place`` of this program's rows, one in each
     column."""
-    rows = numel(row_sizes)
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    part = tl.arange(0, PARTS)[None, :]
-    at = (part + place * PARTS).to(tl.int64) * rows + row
-    return tl.load(partials_pointer + at, row < rows, other=neutral)
+    at = _partial(place * PARTS + tl.arange(0, PARTS)[None, :], BLOCK_ROWS)
+    return tl.load(partials_pointer + at)
+
+
+@triton.jit
+def _partial(part, BLOCK_ROWS: tl.constexpr):
+    """Return where the rows of this program have their share number ``part``."""
+    block = part.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    return block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
 
 
 @triton.jit

@@ -3,8 +3,10 @@
 Where ``ROUNDED`` is true, all results of the kernel are rounded to 16 bits and the arithmetic is in
 float32. The functions are then made of the hardware's approximations of 2^x, log2, 1 / x and
 1 / sqrt(x), and of polynomials where those lose digits. Their relative error is below 1e-5, a
-fiftieth of the rounding of float16, and subnormal numbers count as 0. Otherwise the functions are
-libdevice's, to 2 ulp, with subnormal numbers kept, which Triton's libdevice takes for 0.
+fiftieth of the rounding of float16. Otherwise they are libdevice's, to 2 ulp.
+
+Subnormal results are kept, which bfloat16 has as float32 does. Triton's libdevice and its ``fast_``
+functions take subnormal numbers for 0, so they stand only where that cannot be seen in the result.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -20,7 +22,7 @@ from triton.language.extra import libdevice
 def exp(x, ROUNDED: tl.constexpr):
     """Return e^x."""
     if ROUNDED:
-        result = libdevice.fast_expf(x)
+        result = tl.exp(x)
     elif x.dtype == tl.float32:
         # Below -87 the result is subnormal: e^x = e^(x + 64 high) e^(64 low) 2^-64, ln 2 being
         # high + low. The sum is exact.
@@ -73,7 +75,7 @@ def erf(x, ROUNDED: tl.constexpr):
 def log(x, ROUNDED: tl.constexpr):
     """Return the natural logarithm."""
     if ROUNDED:
-        result = libdevice.fast_logf(x)
+        result = tl.log(x)
     elif x.dtype == tl.float32:
         is_low = x < 1.1754944e-38
         result = libdevice.log(tl.where(is_low, x * 4294967296.0, x))
@@ -107,11 +109,7 @@ def rsqrt(x, ROUNDED: tl.constexpr):
 @triton.jit
 def sigmoid(x, ROUNDED: tl.constexpr):
     """Return 1 / (1 + e^-x)."""
-    if ROUNDED:
-        result = libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))
-    else:
-        result = 1.0 / (1.0 + libdevice.exp(-x))
-    return result
+    return 1.0 / (1.0 + (libdevice.fast_expf(-x) if ROUNDED else libdevice.exp(-x)))
 
 
 @triton.jit

@@ -22,12 +22,12 @@ from fuselab.runtime.sweep import Sweep
 from fuselab.runtime.triton_launch import launch
 from fuselab.runtime.tuning import Config, chosen
 
-TILE = 2048  # elements of a tile of a kernel without reductions
+TILE = 2048  # elements of a tile of a kernel without reductions, or of short rows
 ONE_BLOCK = 16384  # the most elements of rows that are kept in registers as a whole
 LOOPED_BLOCK = 4096  # elements of a block of longer rows
 LINE_BYTES = 128  # of a cache line
 LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
-MOST_PARTS = 1024  # programs that share a row
+MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
 _WARP_ELEMENTS = 1024  # of a block that a warp works on
 
@@ -104,46 +104,33 @@ class TritonSweeps:
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
-        import triton.language as tl
-
         reducing = self._reducing.get(name)
         if not swept.rows.numel or not (reducing or swept.columns.numel):
             return
         kernel = getattr(self._kernels, name)
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
-        names = kernel.arg_names[len(tensors) - len(swept.tensors) + swept.read : len(tensors)]
-        results = zip(names, swept.tensors[swept.read :], strict=True)
-        constants = {
-            "COMPUTE": tl.float64 if compute == torch.float64 else tl.float32,
-            "ROUNDED": all(
-                isinstance(tensor, Tensor) and tensor.dtype.itemsize == 2
-                for one, tensor in results
-                if one not in self._held
-            ),
-            "WIDE": swept.is_wide,
-        }
         block = self._tuned(name, swept, reducing, tensors)
+        constants = {
+            **self._arithmetic(kernel, swept, compute),
+            "num_warps": block.warps,
+            "WIDE": swept.is_wide,
+            "BLOCK_ROWS": block.rows,
+            "BLOCK_COLUMNS": block.columns,
+        }
         if reducing is None:
-            programs = ceil_div(swept.rows.numel, block.rows) * ceil_div(
-                swept.columns.numel, block.columns
-            )
-            launch(
-                kernel,
-                (programs,),
-                *tensors,
-                *numbers,
-                *_loops(swept),
-                num_warps=block.warps,
-                **constants,
-                BLOCK_ROWS=block.rows,
-                BLOCK_COLUMNS=block.columns,
-            )
+            across = ceil_div(swept.columns.numel, block.columns)
+            programs = ceil_div(swept.rows.numel, block.rows) * across
+            launch(kernel, (programs,), *tensors, *numbers, *_loops(swept), **constants)
             return
+        nested_rows = _has_nested_rows(swept, block)
         programs = ceil_div(swept.rows.numel, block.rows)
+        if nested_rows:
+            inner = swept.rows.sizes[-1]
+            programs = swept.rows.numel // inner * ceil_div(inner, block.rows)
         partials = None
-        sweeps: list[tuple[int, int]] = [(0, 1)]  # each launch's number, and programs of a row
+        sweeps = [(0, 1)]  # each launch's number, and the programs that share a row in it
         if block.parts > 1:
-            cells = reducing.reductions * block.parts * swept.rows.numel
+            cells = reducing.reductions * block.parts * programs * block.rows
             partials = torch.empty(cells, dtype=compute, device=tensors[-1].device)
             last = block.parts if reducing.stores_columns else 1
             sweeps = [(sweep, block.parts) for sweep in range(1, reducing.sweeps + 1)]
@@ -156,14 +143,30 @@ class TritonSweeps:
                 partials,
                 *numbers,
                 *_rows_and_columns(swept),
-                num_warps=block.warps,
                 **constants,
-                NESTED=_is_nested(swept, block),
+                NESTED_ROWS=nested_rows,
+                NESTED_COLUMNS=_has_nested_columns(swept, block),
                 SWEEP=sweep,
                 PARTS=block.parts,
-                BLOCK_ROWS=block.rows,
-                BLOCK_COLUMNS=block.columns,
             )
+
+    def _arithmetic(self, kernel: Any, swept: Sweep, compute: torch.dtype) -> dict[str, Any]:
+        """Return the dtype of the arithmetic, and whether all results of a kernel are rounded to 16
+        bits. What only later kernels read does not count; a kernel that writes nothing else is
+        exact."""
+        import triton.language as tl
+
+        written = [tensor for tensor in swept.tensors[swept.read :] if tensor is not None]
+        end = sum(tensor is not None for tensor in swept.tensors)
+        names = kernel.arg_names[end - len(written) : end]
+        results = [
+            tensor for name, tensor in zip(names, written, strict=True) if name not in self._held
+        ]
+        return {
+            "COMPUTE": tl.float64 if compute == torch.float64 else tl.float32,
+            "ROUNDED": bool(results)
+            and all(one.is_floating_point() and one.element_size() == 2 for one in results),
+        }
 
     def _tuned(
         self, name: str, swept: Sweep, reducing: Reducing | None, tensors: Sequence[Tensor]
@@ -181,7 +184,7 @@ class TritonSweeps:
         if reducing is None:
             block = _tile(swept, width, doublings)
         else:
-            block = _rows(swept, width, doublings, reducing, tensors[-1].device)
+            block = _rows(swept, width, doublings, tensors[-1].device)
         warps = power_of_two(max(1, int(block.warps * 2.0 ** int(config["warp_doublings"]))))
         return replace(block, warps=min(32, warps))
 
@@ -190,27 +193,18 @@ class TritonSweeps:
 
 
 def _loops(swept: Sweep) -> list[tuple[Any, ...]]:
-    """Return the sizes of the loops of a kernel without reductions, then each operand's strides. A
-    stride 0 that a tensor has in all columns, or in all rows, is a constant."""
-    import triton.language as tl
-
-    zero = tl.constexpr(0)
+    """Return the sizes of the loops of a kernel without reductions, then each operand's strides."""
     has_rows = swept.rows.numel > 1
     found = [(*swept.rows.sizes, *swept.columns.sizes) if has_rows else swept.columns.sizes]
     axes = zip(swept.on_rows, swept.on_columns, strict=True)
     for place, has_place in enumerate(map(any, axes)):
-        if not (has_place or place >= swept.read):
-            continue
-        outer = swept.rows.strides[place] if has_rows else ()
-        inner = swept.columns.strides[place]
-        if place < swept.read:
-            outer = outer if any(outer) else (zero,) * len(outer)
-            inner = inner if any(inner) else (zero,)
-        found.append((*outer, *inner))
+        if has_place or place >= swept.read:
+            outer = swept.rows.strides[place] if has_rows else ()
+            found.append(_known(swept, place, (*outer, *swept.columns.strides[place])))
     return found
 
 
-def _rows_and_columns(swept: Sweep) -> list[tuple[int, ...]]:
+def _rows_and_columns(swept: Sweep) -> list[tuple[Any, ...]]:
     """Return the sizes of the loops of a kernel with reductions, then each operand's strides: those
     in the rows if it has an axis there, or is the result of a single row, and those in the
     columns."""
@@ -218,10 +212,20 @@ def _rows_and_columns(swept: Sweep) -> list[tuple[int, ...]]:
     axes = zip(swept.on_rows, swept.on_columns, strict=True)
     for place, (on_rows, on_columns) in enumerate(axes):
         if on_rows or (place >= swept.read and not on_columns):
-            found.append(swept.rows.strides[place])
+            strides = swept.rows.strides[place]
+            found.append(_known(swept, place, strides) if on_columns else strides)
         if on_columns:
-            found.append(swept.columns.strides[place])
+            found.append(_known(swept, place, swept.columns.strides[place]))
     return found
+
+
+def _known(swept: Sweep, place: int, strides: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the strides of an operand. A stride 0 of one that is read is a constant, so that it is
+    read once along that loop; not where there is nothing to read."""
+    import triton.language as tl
+
+    is_read = place < swept.read and swept.tensors[place] is not None and swept.columns.numel > 0
+    return tuple(tl.constexpr(0) if is_read and not step else step for step in strides)
 
 
 # --- blocks ---------------------------------------------------------------------------------------
@@ -240,27 +244,25 @@ def _tile(swept: Sweep, width: int, doublings: int) -> Block:
     return Block(down, across, _warps(down * across, 512))
 
 
-def _rows(
-    swept: Sweep, width: int, doublings: int, reducing: Reducing, device: torch.device
-) -> Block:
+def _rows(swept: Sweep, width: int, doublings: int, device: torch.device) -> Block:
     """Return the block of a kernel with reductions. Where rows are neighbours in memory, a block
     has so many that it reads whole cache lines."""
-    rows, columns = swept.rows.numel, max(1, swept.columns.numel)
+    rows, columns = power_of_two(swept.rows.numel), max(1, swept.columns.numel)
     whole = power_of_two(columns)
+    elements = int(TILE * 2.0**doublings)
+    looped = int(LOOPED_BLOCK * 2.0**doublings)
     if swept.rows_are_contiguous:
-        line = min(power_of_two(rows), LINE_BYTES // max(2, width))
-        fits = line * whole <= ONE_BLOCK // 2
-        down = line
-        across = whole if fits else max(1, int(LOOPED_BLOCK * 2.0**doublings) // line)
-        if fits:
-            down = min(power_of_two(rows), max(line, int(2048 * 2.0**doublings) // whole))
+        line = min(rows, LINE_BYTES // max(2, width))
+        if line * whole <= ONE_BLOCK // 2:
+            down, across = min(rows, max(line, elements // whole)), whole
+        else:
+            down, across = line, looped // line
     elif whole <= ONE_BLOCK:
-        down, across = max(1, int(2048 * 2.0**doublings) // whole), whole
-        down = min(down, power_of_two(rows))
+        down, across = min(rows, max(1, elements // whole)), whole
     else:
-        down, across = 1, int(LOOPED_BLOCK * 2.0**doublings)
+        down, across = 1, looped
     block = Block(down, across, _warps(down * across, _WARP_ELEMENTS))
-    parts = _parts(swept, block, reducing, device)
+    parts = _parts(swept, block, device)
     if parts > 1 and across >= columns:  # fewer columns at a time, for several programs
         block = replace(block, columns=max(16, across // parts))
     if parts == 1 and block.columns >= columns:
@@ -268,7 +270,7 @@ def _rows(
     return replace(block, parts=parts)
 
 
-def _parts(swept: Sweep, block: Block, reducing: Reducing, device: torch.device) -> int:
+def _parts(swept: Sweep, block: Block, device: torch.device) -> int:
     """Return how many programs share a row, a power of two."""
     if not reducing.is_shared:
         return 1
@@ -278,17 +280,24 @@ def _parts(swept: Sweep, block: Block, reducing: Reducing, device: torch.device)
         return 1
     # A share of less than two blocks is not worth another launch.
     most = swept.columns.numel * block.rows // (2 * LOOPED_BLOCK)
-    return max(
-        1, min(power_of_two(wanted // programs + 1) // 2, power_of_two(most + 1) // 2, MOST_PARTS)
-    )
+    parts = min(wanted // programs, most, MOST_PARTIALS // block.rows)
+    return max(1, power_of_two(parts + 1) // 2)
 
 
-def _is_nested(swept: Sweep, block: Block) -> bool:
+def _has_nested_columns(swept: Sweep, block: Block) -> bool:
     """Return whether the innermost loop of the columns is swept over alone, which saves divisions:
     one for each pack of elements, but one for each element if packs straddle its end."""
     inner = swept.columns.sizes[-1]
     is_long = inner >= (64 if inner % 16 else LONG_LOOP)
     return block.parts > 0 and len(swept.columns.sizes) > 1 and is_long
+
+
+def _has_nested_rows(swept: Sweep, block: Block) -> bool:
+    """Return whether a block has rows of one turn of their innermost loop only, so that what does
+    not change in that loop is loaded once for the block."""
+    inner = swept.rows.sizes[-1]
+    wasted = ceil_div(inner, block.rows) * block.rows - inner
+    return block.rows > 1 and len(swept.rows.sizes) > 1 and 8 * wasted <= inner
 
 
 def _fitting(size: int, most: int) -> int:
@@ -302,4 +311,5 @@ def _fitting(size: int, most: int) -> int:
 
 
 def _warps(elements: int, of_a_warp: int) -> int:
-    return max(4, min(16, power_of_two(ceil_div(elements, of_a_warp))))
+    """Return the warps of a block, each with about ``of_a_warp`` elements."""
+    return max(2, min(16, power_of_two(ceil_div(elements, of_a_warp))))

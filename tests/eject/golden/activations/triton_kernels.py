@@ -23,8 +23,8 @@ def activations(
     """Compute output. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
-    y = load(y_pointer, element, y_strides, is_row, is_column).to(COMPUTE)
+    x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
+    y = load(y_pointer + offset(element, y_strides), is_row, is_column).to(COMPUTE)
     softplus = tl.where(x > 20, x, math.log1p(math.exp(x, ROUNDED), ROUNDED))
     output = (
         softplus * tl.where(y > 0, y, math.expm1(y, ROUNDED))
@@ -53,12 +53,12 @@ def activations_backward(
     """Compute grad_x, grad_y. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the
     columns are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
-    grad_output = load(grad_output_pointer, element, grad_output_strides, is_row, is_column).to(
+    x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
+    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
         COMPUTE
     )
     softplus = x > 20
-    y = load(y_pointer, element, y_strides, is_row, is_column).to(COMPUTE)
+    y = load(y_pointer + offset(element, y_strides), is_row, is_column).to(COMPUTE)
     mul_17 = grad_output * tl.where(y > 0, y, math.expm1(y, ROUNDED))
     softplus_2 = math.exp(x, ROUNDED)
     mul_22 = grad_output * tl.where(softplus, x, math.log1p(softplus_2, ROUNDED))

@@ -32,8 +32,8 @@ def biased_mish(
     """Compute output. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
-    bias = load(bias_pointer, element, bias_strides, is_row, is_column).to(COMPUTE)
+    x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
+    bias = load(bias_pointer + offset(element, bias_strides), is_row, is_column).to(COMPUTE)
     add = x + bias
     mish = tl.where(add > 20, add, math.log1p(math.exp(add, ROUNDED), ROUNDED))
     output = add * math.tanh(mish, ROUNDED)
@@ -60,11 +60,11 @@ def biased_mish_backward(
     """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    grad_output = load(grad_output_pointer, element, grad_output_strides, is_row, is_column).to(
+    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
         COMPUTE
     )
-    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
-    bias = load(bias_pointer, element, bias_strides, is_row, is_column).to(COMPUTE)
+    x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
+    bias = load(bias_pointer + offset(element, bias_strides), is_row, is_column).to(COMPUTE)
     add = x + bias
     where_1 = tl.where(add > 20, add, math.log1p(math.exp(add, ROUNDED), ROUNDED))
     tanh_1 = math.tanh(where_1, ROUNDED)
@@ -89,29 +89,33 @@ def biased_mish_backward_grad_bias(
     row_sizes, column_sizes,
     grad_x_row_strides, grad_x_column_strides, grad_bias_row_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_bias. A program owns BLOCK_ROWS rows (width) and sweeps once over their
     columns (batch, length), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
     is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
 
     if SWEEP == 0 or SWEEP == 1:
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            grad_x = tl.load(grad_x_row + offset(column, grad_x_column_strides), exists).to(COMPUTE)
+            grad_x = load(grad_x_row + offset(column, grad_x_column_strides), is_row, is_column).to(
+                COMPUTE
+            )
             sum_1 += tl.where(exists, grad_x, 0.0)
     else:
-        sum_1 = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     sum_1 = tl.sum(sum_1, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, sum_1, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, sum_1, BLOCK_ROWS, PARTS)
         return
     tl.store(
         grad_bias_pointer + offset(row, grad_bias_row_strides),

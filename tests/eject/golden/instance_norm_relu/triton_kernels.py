@@ -28,15 +28,15 @@ def instance_norm_relu(
     row_sizes, column_sizes,
     x_row_strides, x_column_strides, output_row_strides, output_column_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 3 times over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
     sweep is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
     output_row = output_pointer + offset(row, output_row_strides)
@@ -44,38 +44,42 @@ def instance_norm_relu(
     if SWEEP == 0 or SWEEP == 1:
         instance_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             instance_norm_total += tl.where(exists, x, 0.0)
     else:
-        instance_norm_total = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     instance_norm_total = tl.sum(instance_norm_total, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, instance_norm_total, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS)
         return
 
     if SWEEP == 0 or SWEEP == 2:
         instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             instance_norm = x - instance_norm_total / columns
             instance_norm_squares += tl.where(exists, instance_norm * instance_norm, 0.0)
     else:
-        instance_norm_squares = load_partials(
-            partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0
-        )
+        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
     instance_norm_squares = tl.sum(instance_norm_squares, 1, keep_dims=True)
     if SWEEP == 2:
-        store_partial(partials_pointer, 1, instance_norm_squares, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
         return
 
     for block in range(first, end):
-        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        column, is_column = block_of_columns(
+            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+        )
         exists = is_row & is_column
-        x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         instance_norm = x - instance_norm_total / columns
         instance_norm_2 = instance_norm * math.rsqrt(
             instance_norm_squares / columns + 1e-05, ROUNDED
@@ -100,15 +104,15 @@ def instance_norm_relu_backward(
     x_row_strides, x_column_strides, grad_output_row_strides, grad_output_column_strides,
     grad_x_row_strides, grad_x_column_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 4 times over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
     sweep is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
     grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
@@ -117,32 +121,34 @@ def instance_norm_relu_backward(
     if SWEEP == 0 or SWEEP == 1:
         instance_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             instance_norm_total += tl.where(exists, x, 0.0)
     else:
-        instance_norm_total = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     instance_norm_total = tl.sum(instance_norm_total, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, instance_norm_total, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS)
         return
 
     if SWEEP == 0 or SWEEP == 2:
         instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             sub_22 = x - instance_norm_total / columns
             instance_norm_squares += tl.where(exists, sub_22 * sub_22, 0.0)
     else:
-        instance_norm_squares = load_partials(
-            partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0
-        )
+        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
     instance_norm_squares = tl.sum(instance_norm_squares, 1, keep_dims=True)
     if SWEEP == 2:
-        store_partial(partials_pointer, 1, instance_norm_squares, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
         return
 
     mul_43 = math.rsqrt(instance_norm_squares / columns + 1e-05, ROUNDED)
@@ -150,11 +156,13 @@ def instance_norm_relu_backward(
         sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             sub_22 = x - instance_norm_total / columns
-            grad_output = tl.load(grad_output_row + offset(column, grad_output_column_strides), exists).to(
+            grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             instance_norm = sub_22 * mul_43
@@ -162,21 +170,23 @@ def instance_norm_relu_backward(
             sum_2 += tl.where(exists, where * sub_22, 0.0)
             sum_1 += tl.where(exists, where, 0.0)
     else:
-        sum_2 = load_partials(partials_pointer, 2, row_sizes, BLOCK_ROWS, PARTS, 0.0)
-        sum_1 = load_partials(partials_pointer, 3, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        sum_2 = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
+        sum_1 = load_partials(partials_pointer, 3, BLOCK_ROWS, PARTS)
     sum_2 = tl.sum(sum_2, 1, keep_dims=True)
     sum_1 = tl.sum(sum_1, 1, keep_dims=True)
     if SWEEP == 3:
-        store_partial(partials_pointer, 2, sum_2, row_sizes, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 3, sum_1, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 2, sum_2, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 3, sum_1, BLOCK_ROWS, PARTS)
         return
 
     for block in range(first, end):
-        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        column, is_column = block_of_columns(
+            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+        )
         exists = is_row & is_column
-        x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         sub_22 = x - instance_norm_total / columns
-        grad_output = tl.load(grad_output_row + offset(column, grad_output_column_strides), exists).to(
+        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
             COMPUTE
         )
         instance_norm_2 = sub_22 * mul_43

@@ -28,30 +28,32 @@ def mean_of_two(
     row_sizes, column_sizes,
     x_row_strides, x_column_strides, output_row_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps once over their
     columns (batch, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
     is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
 
     if SWEEP == 0 or SWEEP == 1:
         mean = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             mean += tl.where(exists, x, 0.0)
     else:
-        mean = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     mean = tl.sum(mean, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, mean, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
         return
     tl.store(
         output_pointer + offset(row, output_row_strides),
@@ -73,15 +75,15 @@ def mean_of_two_backward(
     grad_output_row_strides, x_row_strides, x_column_strides, grad_x_row_strides,
     grad_x_column_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
     columns (batch, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
     is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
     grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
@@ -89,19 +91,23 @@ def mean_of_two_backward(
     if SWEEP == 0 or SWEEP == 1:
         mean = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             mean += tl.where(exists, x, 0.0)
     else:
-        mean = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     mean = tl.sum(mean, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, mean, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
         return
 
     for block in range(first, end):
-        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        column, is_column = block_of_columns(
+            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+        )
         exists = is_row & is_column
         grad_output = tl.load(grad_output_pointer + offset(row, grad_output_row_strides), is_row).to(
             COMPUTE

@@ -29,15 +29,15 @@ def residual_norm(
     x_row_strides, x_column_strides, residual_row_strides, residual_column_strides,
     weight_column_strides, bias_column_strides, output_row_strides, output_column_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps 3 times over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
     a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
     residual_row = residual_pointer + offset(row, residual_row_strides)
@@ -46,45 +46,51 @@ def residual_norm(
     if SWEEP == 0 or SWEEP == 1:
         normed_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
-            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             hidden = x + residual
             normed_total += tl.where(exists, hidden, 0.0)
     else:
-        normed_total = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        normed_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     normed_total = tl.sum(normed_total, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, normed_total, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, normed_total, BLOCK_ROWS, PARTS)
         return
 
     if SWEEP == 0 or SWEEP == 2:
         normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
-            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             hidden = x + residual
             normed = hidden - normed_total / columns
             normed_squares += tl.where(exists, normed * normed, 0.0)
     else:
-        normed_squares = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        normed_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
     normed_squares = tl.sum(normed_squares, 1, keep_dims=True)
     if SWEEP == 2:
-        store_partial(partials_pointer, 1, normed_squares, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 1, normed_squares, BLOCK_ROWS, PARTS)
         return
 
     for block in range(first, end):
-        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        column, is_column = block_of_columns(
+            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+        )
         exists = is_row & is_column
-        x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
-        residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
             COMPUTE
         )
         hidden = x + residual
@@ -92,11 +98,13 @@ def residual_norm(
         normed_2 = normed_squares / columns + 1e-05
         normed_3 = math.rsqrt(normed_2, ROUNDED)
         normed_4 = normed * normed_3
-        weight = tl.load(weight_pointer + offset(column, weight_column_strides), is_column).to(
+        weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
             COMPUTE
         )
         normed_5 = normed_4 * weight
-        bias = tl.load(bias_pointer + offset(column, bias_column_strides), is_column).to(COMPUTE)
+        bias = load(bias_pointer + offset(column, bias_column_strides), is_row, is_column).to(
+            COMPUTE
+        )
         normed_6 = normed_5 + bias
         gelu = normed_6 * 0.5 * (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1)
         output = gelu * 2
@@ -123,15 +131,15 @@ def residual_norm_backward(
     grad_x_row_strides, grad_x_column_strides, grad_residual_row_strides,
     grad_residual_column_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute normed_total, normed_squares, grad_x, grad_residual. A program owns BLOCK_ROWS
     rows (batch, length) and sweeps 4 times over their columns (width), BLOCK_COLUMNS at a time.
     If PARTS programs share a row, each sweep is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
     residual_row = residual_pointer + offset(row, residual_row_strides)
@@ -142,38 +150,42 @@ def residual_norm_backward(
     if SWEEP == 0 or SWEEP == 1:
         normed_total_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
-            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             hidden = x + residual
             normed_total_2 += tl.where(exists, hidden, 0.0)
     else:
-        normed_total_2 = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        normed_total_2 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     normed_total_2 = tl.sum(normed_total_2, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, normed_total_2, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, normed_total_2, BLOCK_ROWS, PARTS)
         return
 
     if SWEEP == 0 or SWEEP == 2:
         normed_squares_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
-            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             hidden = x + residual
             normed = hidden - normed_total_2 / columns
             normed_squares_2 += tl.where(exists, normed * normed, 0.0)
     else:
-        normed_squares_2 = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        normed_squares_2 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
     normed_squares_2 = tl.sum(normed_squares_2, 1, keep_dims=True)
     if SWEEP == 2:
-        store_partial(partials_pointer, 1, normed_squares_2, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 1, normed_squares_2, BLOCK_ROWS, PARTS)
         return
 
     normed_2 = normed_squares_2 / columns + 1e-05
@@ -182,23 +194,25 @@ def residual_norm_backward(
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            grad_output = tl.load(grad_output_row + offset(column, grad_output_column_strides), exists).to(
+            grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
                 COMPUTE
             )
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
-            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             hidden = x + residual
             normed = hidden - normed_total_2 / columns
             normed_4 = normed * normed_3
-            weight = tl.load(weight_pointer + offset(column, weight_column_strides), is_column).to(
+            weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             normed_5 = normed_4 * weight
-            bias = tl.load(bias_pointer + offset(column, bias_column_strides), is_column).to(
+            bias = load(bias_pointer + offset(column, bias_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             normed_6 = normed_5 + bias
@@ -211,33 +225,37 @@ def residual_norm_backward(
             sum_1 += tl.where(exists, mul_35, 0.0)
             sum_2 += tl.where(exists, mul_35 * normed_4, 0.0)
     else:
-        sum_1 = load_partials(partials_pointer, 2, row_sizes, BLOCK_ROWS, PARTS, 0.0)
-        sum_2 = load_partials(partials_pointer, 3, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        sum_1 = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
+        sum_2 = load_partials(partials_pointer, 3, BLOCK_ROWS, PARTS)
     sum_1 = tl.sum(sum_1, 1, keep_dims=True)
     sum_2 = tl.sum(sum_2, 1, keep_dims=True)
     if SWEEP == 3:
-        store_partial(partials_pointer, 2, sum_1, row_sizes, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 3, sum_2, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 2, sum_1, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 3, sum_2, BLOCK_ROWS, PARTS)
         return
 
     for block in range(first, end):
-        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        column, is_column = block_of_columns(
+            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+        )
         exists = is_row & is_column
-        grad_output = tl.load(grad_output_row + offset(column, grad_output_column_strides), exists).to(
+        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
             COMPUTE
         )
-        x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
-        residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
             COMPUTE
         )
         hidden = x + residual
         normed = hidden - normed_total_2 / columns
         normed_4 = normed * normed_3
-        weight = tl.load(weight_pointer + offset(column, weight_column_strides), is_column).to(
+        weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
             COMPUTE
         )
         normed_5 = normed_4 * weight
-        bias = tl.load(bias_pointer + offset(column, bias_column_strides), is_column).to(COMPUTE)
+        bias = load(bias_pointer + offset(column, bias_column_strides), is_row, is_column).to(
+            COMPUTE
+        )
         normed_6 = normed_5 + bias
         mul_31_2 = math.exp(normed_6 * normed_6 * (-0.5), ROUNDED) * 0.3989422804014327
         add_29_2 = (
@@ -284,15 +302,15 @@ def residual_norm_backward_grad_weight(
     normed_squares_column_strides, weight_row_strides, bias_row_strides,
     grad_weight_row_strides, grad_bias_row_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_weight, grad_bias. A program owns BLOCK_ROWS rows (width) and sweeps once
     over their columns (batch, length), BLOCK_COLUMNS at a time. If PARTS programs share a row,
     each sweep is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
     x_row = x_pointer + offset(row, x_row_strides)
     residual_row = residual_pointer + offset(row, residual_row_strides)
@@ -303,21 +321,23 @@ def residual_norm_backward_grad_weight(
         sum_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         sum_4 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            grad_output = tl.load(grad_output_row + offset(column, grad_output_column_strides), exists).to(
+            grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
                 COMPUTE
             )
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
-            residual = tl.load(residual_row + offset(column, residual_column_strides), exists).to(
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             hidden = x + residual
-            normed_total = tl.load(normed_total_pointer + offset(column, normed_total_column_strides), is_column).to(
+            normed_total = load(normed_total_pointer + offset(column, normed_total_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             normed = hidden - normed_total / width_count
-            normed_squares = tl.load(normed_squares_pointer + offset(column, normed_squares_column_strides), is_column).to(
+            normed_squares = load(normed_squares_pointer + offset(column, normed_squares_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             normed_2 = normed_squares / width_count + 1e-05
@@ -334,13 +354,13 @@ def residual_norm_backward_grad_weight(
             sum_3 += tl.where(exists, mul_33 * normed_4, 0.0)
             sum_4 += tl.where(exists, mul_33, 0.0)
     else:
-        sum_3 = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
-        sum_4 = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        sum_3 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        sum_4 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
     sum_3 = tl.sum(sum_3, 1, keep_dims=True)
     sum_4 = tl.sum(sum_4, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, sum_3, row_sizes, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 1, sum_4, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, sum_3, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 1, sum_4, BLOCK_ROWS, PARTS)
         return
     tl.store(
         grad_weight_pointer + offset(row, grad_weight_row_strides),

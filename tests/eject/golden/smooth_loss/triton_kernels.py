@@ -28,26 +28,28 @@ def smooth_loss(
     row_sizes, column_sizes,
     prediction_column_strides, target_column_strides, output_row_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (the whole) and sweeps once over their
     columns (length, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
     is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
 
     if SWEEP == 0 or SWEEP == 1:
         huber_loss_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            prediction = tl.load(prediction_pointer + offset(column, prediction_column_strides), is_column).to(
+            prediction = load(prediction_pointer + offset(column, prediction_column_strides), is_row, is_column).to(
                 COMPUTE
             )
-            target = tl.load(target_pointer + offset(column, target_column_strides), is_column).to(
+            target = load(target_pointer + offset(column, target_column_strides), is_row, is_column).to(
                 COMPUTE
             )
             huber_loss = tl.abs(prediction - target)
@@ -57,10 +59,10 @@ def smooth_loss(
                 0.0,
             )
     else:
-        huber_loss_2 = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        huber_loss_2 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     huber_loss_2 = tl.sum(huber_loss_2, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, huber_loss_2, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, huber_loss_2, BLOCK_ROWS, PARTS)
         return
     output = huber_loss_2 / columns
     tl.store(
@@ -86,10 +88,10 @@ def smooth_loss_backward(
     """Compute grad_prediction, grad_target. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS
     elements; the columns are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    prediction = load(prediction_pointer, element, prediction_strides, is_row, is_column).to(
+    prediction = load(prediction_pointer + offset(element, prediction_strides), is_row, is_column).to(
         COMPUTE
     )
-    target = load(target_pointer, element, target_strides, is_row, is_column).to(COMPUTE)
+    target = load(target_pointer + offset(element, target_strides), is_row, is_column).to(COMPUTE)
     sub_2 = prediction - target
     grad_output = tl.load(grad_output_pointer).to(COMPUTE)
     true_divide_tensor = 1.0 / (width_count * length_count)

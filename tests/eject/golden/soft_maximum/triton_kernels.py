@@ -28,44 +28,48 @@ def soft_maximum(
     row_sizes, column_sizes,
     x_row_strides, x_column_strides, output_row_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
     launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
 
     if SWEEP == 0 or SWEEP == 1:
         logsumexp = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
     else:
-        logsumexp = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, float('-inf'))
+        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     logsumexp = tl.reduce(logsumexp, 1, larger, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, logsumexp, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS)
         return
 
     logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
     if SWEEP == 0 or SWEEP == 2:
         logsumexp_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
     else:
-        logsumexp_3 = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
     logsumexp_3 = tl.sum(logsumexp_3, 1, keep_dims=True)
     if SWEEP == 2:
-        store_partial(partials_pointer, 1, logsumexp_3, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS)
         return
     output = math.log(logsumexp_3, ROUNDED) + logsumexp_2
     tl.store(
@@ -88,54 +92,60 @@ def soft_maximum_backward(
     grad_output_row_strides, x_row_strides, x_column_strides, grad_x_row_strides,
     grad_x_column_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps 3 times over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
     launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
     grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
 
     if SWEEP == 0 or SWEEP == 1:
         logsumexp = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
     else:
-        logsumexp = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, float('-inf'))
+        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     logsumexp = tl.reduce(logsumexp, 1, larger, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, logsumexp, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS)
         return
 
     logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
     if SWEEP == 0 or SWEEP == 2:
         logsumexp_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
     else:
-        logsumexp_3 = load_partials(partials_pointer, 1, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
     logsumexp_3 = tl.sum(logsumexp_3, 1, keep_dims=True)
     if SWEEP == 2:
-        store_partial(partials_pointer, 1, logsumexp_3, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS)
         return
 
     for block in range(first, end):
-        column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+        column, is_column = block_of_columns(
+            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+        )
         exists = is_row & is_column
         grad_output = tl.load(grad_output_pointer + offset(row, grad_output_row_strides), is_row).to(
             COMPUTE
         )
-        x = tl.load(x_row + offset(column, x_column_strides), exists).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         exp_1 = math.exp(x - (math.log(logsumexp_3, ROUNDED) + logsumexp_2), ROUNDED)
         grad_x = grad_output * exp_1
         tl.store(

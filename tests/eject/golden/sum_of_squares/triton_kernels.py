@@ -27,28 +27,30 @@ def sum_of_squares(
     row_sizes, column_sizes,
     x_column_strides, output_row_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED: tl.constexpr,
-    SWEEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
+    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (the whole) and sweeps once over their
     columns (length, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
     is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED, PARTS)
+    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
 
     if SWEEP == 0 or SWEEP == 1:
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
-            column, is_column = block_of_columns(block, column_sizes, BLOCK_COLUMNS, NESTED, WIDE)
+            column, is_column = block_of_columns(
+                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
             exists = is_row & is_column
-            x = tl.load(x_pointer + offset(column, x_column_strides), is_column).to(COMPUTE)
+            x = load(x_pointer + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             sum_1 += tl.where(exists, x * x, 0.0)
     else:
-        sum_1 = load_partials(partials_pointer, 0, row_sizes, BLOCK_ROWS, PARTS, 0.0)
+        sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
     sum_1 = tl.sum(sum_1, 1, keep_dims=True)
     if SWEEP == 1:
-        store_partial(partials_pointer, 0, sum_1, row_sizes, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 0, sum_1, BLOCK_ROWS, PARTS)
         return
     tl.store(
         output_pointer + offset(row, output_row_strides),
@@ -74,7 +76,7 @@ def sum_of_squares_backward(
     are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
     grad_output = tl.load(grad_output_pointer).to(COMPUTE)
-    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
+    x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     grad_x = grad_output * x + grad_output * x
     tl.store(
         grad_x_pointer + offset(element, grad_x_strides),

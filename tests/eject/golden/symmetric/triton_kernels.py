@@ -23,8 +23,8 @@ def symmetric(
     """Compute output. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
-    x_2 = load(x_2_pointer, element, x_2_strides, is_row, is_column).to(COMPUTE)
+    x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
+    x_2 = load(x_2_pointer + offset(element, x_2_strides), is_row, is_column).to(COMPUTE)
     tl.store(
         output_pointer + offset(element, output_strides),
         math.tanh(x + x_2, ROUNDED).to(output_pointer.dtype.element_ty),
@@ -48,12 +48,12 @@ def symmetric_backward(
     """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    grad_output = load(grad_output_pointer, element, grad_output_strides, is_row, is_column).to(
+    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
         COMPUTE
     )
-    x = load(x_pointer, element, x_strides, is_row, is_column).to(COMPUTE)
-    x_2 = load(x_2_pointer, element, x_2_strides, is_row, is_column).to(COMPUTE)
-    grad_output_2 = load(grad_output_2_pointer, element, grad_output_2_strides, is_row, is_column).to(
+    x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
+    x_2 = load(x_2_pointer + offset(element, x_2_strides), is_row, is_column).to(COMPUTE)
+    grad_output_2 = load(grad_output_2_pointer + offset(element, grad_output_2_strides), is_row, is_column).to(
         COMPUTE
     )
     sub_8 = 1 - math.tanh(x + x_2, ROUNDED) * math.tanh(x + x_2, ROUNDED)
