@@ -308,3 +308,15 @@ def test_a_chain_is_cut_where_eject_refuses_a_call(faster: None) -> None:
     result = fuse_with_report(step, input)
     assert [chain for _, chain, _ in _written(result)] == ["sigmoid → mul", "mul → exp"]
     torch.testing.assert_close(result.model(input), step(input))
+
+
+def test_one_kernel_gives_all_that_is_read_of_a_chain(faster: None) -> None:
+    def step(input: Tensor) -> tuple[Tensor, Tensor]:
+        gated = torch.sigmoid(input) * input
+        return gated @ gated.t(), gated.exp().sum(-1)
+
+    input = torch.randn(ROWS, WIDTH)
+    result = fuse_with_report(step, input)
+    assert [chain for _, chain, _ in _written(result)] == ["sigmoid → mul → exp → sum"]
+    for mine, theirs in zip(result.model(input), step(input), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
