@@ -117,6 +117,20 @@ COMPOSED = (
     aten.addmm,
 )
 
+# Gradients of which PyTorch has no derivative, and the operators whose second results they read:
+# in the formulas of a gradient these stand as the simpler operators that they are made of.
+WITHOUT_DERIVATIVE = (
+    aten._fused_rms_norm,
+    aten._fused_rms_norm_backward,
+    aten.hardsigmoid_backward,
+    aten.logit_backward,
+    aten.mish_backward,
+    aten.native_group_norm,
+    aten.native_group_norm_backward,
+    aten.silu_backward,
+    aten.soft_margin_loss_backward,
+)
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -153,6 +167,7 @@ class Captured:
     sizes: Mapping[sympy.Symbol, tuple[str, int]]
     hints: Mapping[sympy.Symbol, int]
     ranges: Mapping[str, tuple[int, int]]
+    equal: Mapping[sympy.Symbol, sympy.Expr]
 
     def behind_gradients(self) -> set[fx.Node]:
         """Return the gradients and all nodes that they are computed from."""
@@ -302,6 +317,7 @@ def _captured(
     gradients = [found.get(argument.node) for argument in arguments]
     _equate_sizes(joint.graph)
     sizes, hints = _symbols(arguments)
+    equal = _equal_sizes(joint.graph)
     return Captured(
         name,
         function,
@@ -311,9 +327,10 @@ def _captured(
         tuple(results[:count]),
         upstream,
         tuple(gradients),
-        sizes,
+        {symbol: place for symbol, place in sizes.items() if symbol not in equal},
         hints,
         ranges,
+        equal,
     )
 
 
@@ -331,6 +348,28 @@ def _equate_sizes(graph: fx.Graph) -> None:
         for place, (one, other) in enumerate(zip(tensor.shape, index.shape, strict=True)):
             if place != dim % tensor.dim() and _hint(one) == _hint(other):
                 bool(one == other)  # from here on the tracer's symbols for them are the same
+
+
+def _equal_sizes(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Expr]:
+    """Return the sizes that pointwise operators have found equal to an expression of others, such
+    as the half of another: PyTorch goes on with both."""
+    found: dict[sympy.Symbol, sympy.Expr] = {}
+    for node in graph.nodes:
+        if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+            continue
+        shape = node.meta["val"].shape
+        for source in node.all_input_nodes:
+            value = source.meta.get("val")
+            if not isinstance(value, Tensor):
+                continue
+            for size, whole in zip(reversed(value.shape), reversed(shape), strict=False):
+                if not isinstance(size, torch.SymInt) or not isinstance(whole, torch.SymInt):
+                    continue
+                one, other = size.node.expr, whole.node.expr
+                is_equal = size.node.hint == whole.node.hint and one not in other.free_symbols
+                if is_equal and one.is_Symbol and not other.is_Symbol:
+                    found.setdefault(one, other)
+    return {one: other for one, other in found.items() if not other.free_symbols & found.keys()}
 
 
 def _hint(size: Any) -> int:

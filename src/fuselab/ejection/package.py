@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 
-from fuselab.ejection.capture import COMPOSED, Captured, capture
+from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
 from fuselab.ejection.kernels import Kernel, schedule, without_floors
 from fuselab.ejection.loops import Input, Node, Pieces, Regrouped, View, Window
 from fuselab.ejection.lower import Program, lower
-from fuselab.ejection.parts import leaves, memory_of
+from fuselab.ejection.parts import exact_size, leaves, memory_of
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
 from fuselab.errors import EjectError
 
@@ -23,7 +23,7 @@ class Package:
     """The captured function, its kernels and their names.
 
     ``captured`` is in the simple operators that kernels are made of, ``formulas`` in PyTorch's own,
-    normalisations and softmax among them.
+    normalisations and softmax among them, as far as they have second derivatives.
     """
 
     captured: Captured
@@ -116,7 +116,9 @@ def planned_package(
 ) -> Package:
     """Capture ``function`` with example arguments and decide its kernels. Raises EjectError."""
     captured = capture(function, args, keywords, name, inference, COMPOSED)
-    formulas = capture(function, args, keywords, name, inference)
+    exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
+    captured = replace(captured, equal=exact)
+    formulas = capture(function, args, keywords, name, inference, WITHOUT_DERIVATIVE)
     program = lower(captured)
     if len(program.outputs) != 1:
         raise EjectError(
