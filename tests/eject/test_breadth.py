@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cuda_on_cpu import Emulator
 from torch import Tensor
 
 from fuselab.ejection.package import planned_package
@@ -222,11 +223,35 @@ def test_interpreted_triton(function: Callable[..., Any], folders: Callable[[Any
     )
 
 
-@pytest.mark.parametrize(
-    "function",
-    [rotary_interleaved, largest_and_its_place, weighted_cross_entropy, scalar_functions, integers],
-    ids=lambda function: function.__name__,
+COMPILED = (
+    rotary_interleaved,
+    largest_and_its_place,
+    weighted_cross_entropy,
+    scalar_functions,
+    integers,
 )
+
+
+def test_emulated_cuda(
+    folders: Callable[[Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CUDA C++ of all functions is compiled for the CPU together, then run."""
+    emulator = Emulator(tmp_path)
+    emulator.install(monkeypatch)
+    declared = {function: load_op(str(folders(function))) for function in COMPILED}
+    with emulator.collecting():
+        for function, op in declared.items():
+            cuda, args = op.implementations["cuda"], arguments(function)
+            output = cuda.forward(*args)
+            if op.gradient is not None:
+                needs = [one.is_floating_point() for one in args]
+                cuda.backward(needs, torch.ones_like(output), *op.gradient.save(output, *args))
+    for function, op in declared.items():
+        cuda = op.implementations["cuda"]
+        compare(op, cuda.forward, cuda.backward, arguments(function))
+
+
+@pytest.mark.parametrize("function", COMPILED, ids=lambda function: function.__name__)
 def test_cpp(function: Callable[..., Any], folders: Callable[[Any], Path]) -> None:
     op = load_op(str(folders(function)))
     cpp = op.implementations["cpp"]
