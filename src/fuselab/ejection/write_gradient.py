@@ -96,6 +96,10 @@ def _call(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
     if getattr(target, "__name__", "") == "getitem":
         return f"{_text(node.args[0], names, sizes)}[{node.args[1]}]"
     arguments = [_text(value, names, sizes) for value in node.args]
+    if target is aten.split.Tensor:  # which returns a single part of an empty dimension
+        dim = node.args[2] if len(node.args) > 2 else 0
+        lengths = [sizes.text(expression_of(part.shape[dim])) for part in node.meta["val"]]
+        return f"aten.split_with_sizes.default({arguments[0]}, [{', '.join(lengths)}], {dim})"
     arguments += [
         f"{key}={_text(value, names, sizes)}"
         for key, value in node.kwargs.items()
