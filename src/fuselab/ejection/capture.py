@@ -120,15 +120,20 @@ COMPOSED = (
     aten.addmm,
 )
 
-# Those among them that PyTorch cannot differentiate: formulas that are to be differentiated again
-# are written without them.
+# Gradients of which PyTorch has no derivative, and the operators whose second results they read:
+# in the formulas of a gradient these stand as the simpler operators that they are made of.
 WITHOUT_DERIVATIVE = (
+    aten._fused_rms_norm,
+    aten._fused_rms_norm_backward,
     aten.glu_backward,
     aten.hardsigmoid_backward,
     aten.hardswish_backward,
+    aten.logit_backward,
     aten.mish_backward,
+    aten.native_group_norm,
     aten.native_group_norm_backward,
     aten.silu_backward,
+    aten.soft_margin_loss_backward,
 )
 
 
@@ -171,6 +176,7 @@ class Captured:
     ranges: Mapping[str, tuple[int, int]]
     returned: Returned
     fixed: Mapping[str, Any]
+    equal: Mapping[sympy.Symbol, sympy.Expr]
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -302,6 +308,7 @@ def trace(
         _ranges(given),
         Returned(outputs, held["stand_ins"].structure(name, returned)),
         _fixed(given),
+        {},
     )
 
 
@@ -433,6 +440,7 @@ def _captured(
     gradients = [found.get(argument.node) for argument in arguments]
     _equate_sizes(joint.graph)
     sizes, hints = _symbols(arguments)
+    equal = _equal_sizes(joint.graph)
     return Captured(
         name,
         function,
@@ -442,11 +450,12 @@ def _captured(
         tuple(results[:count]),
         upstream,
         tuple(gradients),
-        sizes,
+        {symbol: place for symbol, place in sizes.items() if symbol not in equal},
         hints,
         _ranges(given),
         returned,
         _fixed(given),
+        equal,
     )
 
 
@@ -464,6 +473,28 @@ def _equate_sizes(graph: fx.Graph) -> None:
         for place, (one, other) in enumerate(zip(tensor.shape, index.shape, strict=True)):
             if place != dim % tensor.dim() and _hint(one) == _hint(other):
                 bool(one == other)  # from here on the tracer's symbols for them are the same
+
+
+def _equal_sizes(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Expr]:
+    """Return the sizes that pointwise operators have found equal to an expression of others, such
+    as the half of another: PyTorch goes on with both."""
+    found: dict[sympy.Symbol, sympy.Expr] = {}
+    for node in graph.nodes:
+        if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+            continue
+        shape = node.meta["val"].shape
+        for source in node.all_input_nodes:
+            value = source.meta.get("val")
+            if not isinstance(value, Tensor):
+                continue
+            for size, whole in zip(reversed(value.shape), reversed(shape), strict=False):
+                if not isinstance(size, torch.SymInt) or not isinstance(whole, torch.SymInt):
+                    continue
+                one, other = size.node.expr, whole.node.expr
+                is_equal = size.node.hint == whole.node.hint and one not in other.free_symbols
+                if is_equal and one.is_Symbol and not other.is_Symbol:
+                    found.setdefault(one, other)
+    return {one: other for one, other in found.items() if not other.free_symbols & found.keys()}
 
 
 def _hint(size: Any) -> int:

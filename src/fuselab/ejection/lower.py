@@ -127,7 +127,7 @@ class Program:
 
 def lower(captured: Captured, upstream: Sequence[str] = ("grad_output",)) -> Program:
     """Return the captured graph as nodes; ``upstream`` names the upstream gradients."""
-    lowering = _Lowering(captured.hints)
+    lowering = _Lowering(captured.hints, captured.equal)
     for argument in captured.arguments:
         lowering.known[argument.node] = lowering.input(argument.node, argument.name)
     for node, name in zip(captured.upstream, upstream, strict=False):
@@ -172,14 +172,17 @@ def constant_tensor(node: FxNode) -> Tensor:
 
 
 class _Lowering:
-    def __init__(self, hints: Mapping[sympy.Symbol, int]) -> None:
+    def __init__(
+        self, hints: Mapping[sympy.Symbol, int], equal: Mapping[sympy.Symbol, sympy.Expr]
+    ) -> None:
         self.known: dict[FxNode, Any] = {}
+        self.equal = equal
         self.hints = hints
         self.parts = Parts(hints)
 
     def input(self, node: FxNode, name: str) -> Input:
         value: Tensor = node.meta["val"]
-        return Input(name, tuple(map(expression_of, value.shape)), _kind(value.dtype))
+        return Input(name, self.sizes_of(node), _kind(value.dtype))
 
     def lower(self, node: FxNode) -> Any:
         target: Any = node.target
@@ -247,7 +250,7 @@ class _Lowering:
         return tuple(self.exact(expression_of(size)) for size in node.meta["val"].shape)
 
     def exact(self, size: sympy.Expr) -> sympy.Expr:
-        return exact_size(size, self.hints)
+        return exact_size(size.subs(self.equal), self.hints)
 
     def hint(self, size: sympy.Expr) -> int:
         return int(size.subs(self.hints)) if size.free_symbols else int(size)

@@ -14,7 +14,7 @@ from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, cap
 from fuselab.ejection.kernels import Kernel, schedule, without_floors
 from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
-from fuselab.ejection.parts import leaves, memory_of
+from fuselab.ejection.parts import exact_size, leaves, memory_of
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
 from fuselab.ejection.returned import Returned
 from fuselab.errors import EjectError
@@ -25,7 +25,7 @@ class Package:
     """The captured function, its kernels and their names.
 
     ``captured`` is in the simple operators that kernels are made of, ``formulas`` in PyTorch's own,
-    normalisations and softmax among them.
+    normalisations and softmax among them, as far as they have second derivatives.
     """
 
     captured: Captured
@@ -168,6 +168,8 @@ def planned_package(
     """
     captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
     formulas = capture(function, args, keywords, name, inference, WITHOUT_DERIVATIVE, frozen)
+    exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
+    captured = replace(captured, equal=exact)
     sizes = Sizes(captured)
     taken = {"compute", "swept", "sweeps", "needs", "name", "torch", "Tensor", name}
     taken |= {argument.name for argument in captured.arguments} | set(sizes.names.values())

@@ -441,14 +441,14 @@ class Parts:
         ]
 
     def view(self, node: View) -> Node:
-        """Return the rearrangement part by part, where the source is put together and the dimension
-        of its parts is still one."""
+        """Return the rearrangement part by part, where the source is put together and its parts
+        are still slices."""
         source = node.source
         if not isinstance(source, Pieces):
             return node
         dims = [dim for dim in range(len(node.sizes)) if self._place_of(node, dim) == (source.dim,)]
         if len(dims) != 1:
-            return node
+            return self._merged(node, source)
         (dim,) = dims
         parts = []
         for one in source.parts:

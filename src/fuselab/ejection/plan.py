@@ -154,6 +154,7 @@ class Sizes:
         ranks = {argument.name: argument.tensor.dim() for argument in captured.arguments}
         self.names: dict[sympy.Symbol, str] = {}
         self.places = captured.sizes
+        self.equal = captured.equal
         for symbol, (argument, dim) in captured.sizes.items():
             rank = ranks[argument]
             wanted = _DIMS[rank][dim] if rank in _DIMS else f"dim_{dim}"
@@ -163,6 +164,7 @@ class Sizes:
 
     def text(self, size: sympy.Expr) -> str:
         """Return a size as Python text."""
+        size = size.subs(self.equal)
         named = size.subs({symbol: sympy.Symbol(name) for symbol, name in self.names.items()})
         return printed(named)
 

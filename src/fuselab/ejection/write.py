@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -258,7 +259,8 @@ def _patterns(package: Package | Cut) -> list[tuple[str, list[str]]]:
 def _supports(package: Package) -> str:
     lines = []
     for name, dims in _patterns(package):
-        words = [dim if dim.isidentifier() or dim.isdigit() else "_" for dim in dims]
+        known = re.compile(r"\w+|\w+ // \d+")
+        words = [dim.replace(" ", "") if known.fullmatch(dim) else "_" for dim in dims]
         lines.append(f'        ({name}, "{" ".join(words)}"),')
     if package.multiples:
         lines.append(f"        multiples={package.multiples!r},".replace("'", '"'))

@@ -20,8 +20,6 @@ aten = torch.ops.aten
 
 # Autograd's own markers; with them the formulas would have no derivative.
 _MARKERS = (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default)
-# These take contiguous tensors only, and compute nonsense from others.
-_DENSE = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
 _OMITTED = ("device", "pin_memory", "layout")
 
 
@@ -98,10 +96,6 @@ def _is_number(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, int, float))
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
-
-
 def _is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
 
@@ -123,11 +117,10 @@ def _call(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
     if getattr(target, "__name__", "") == "getitem":
         return f"{_text(node.args[0], names, sizes)}[{node.args[1]}]"
     arguments = [_text(value, names, sizes) for value in node.args]
-    if target in _DENSE:
-        arguments = [
-            f"{text}.contiguous()" if _is_tensor(value) else text
-            for text, value in zip(arguments, node.args, strict=True)
-        ]
+    if target is aten.split.Tensor:  # which returns a single part of an empty dimension
+        dim = node.args[2] if len(node.args) > 2 else 0
+        lengths = [sizes.text(expression_of(part.shape[dim])) for part in node.meta["val"]]
+        return f"aten.split_with_sizes.default({arguments[0]}, [{', '.join(lengths)}], {dim})"
     arguments += [
         f"{key}={_text(value, names, sizes)}"
         for key, value in node.kwargs.items()

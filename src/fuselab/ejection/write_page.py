@@ -16,7 +16,7 @@ from fuselab.ejection.plan import KernelPlan, Operand
 def page_text(package: Package) -> str:
     """Return the text of ``page.md``."""
     sizes = ", ".join(
-        f"{package.sizes.names[symbol]} = {hint}" for symbol, hint in package.captured.hints.items()
+        f"{name} = {package.captured.hints[symbol]}" for symbol, name in package.sizes.names.items()
     )
     parts = [f"# {package.name}", "", _summary(package, sizes)]
     parts += ["", "## Forward", "", *_kernels(package, package.forward)]

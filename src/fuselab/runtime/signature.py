@@ -24,7 +24,7 @@ def mismatch(
 
     Args:
         operands: each tensor with its dimensions: a name, which stands for one size in all
-            tensors; a number; ``_`` for any size.
+            tensors; a number; ``name//2`` for a share of such a size; ``_`` for any size.
         multiples: names whose size has to be a multiple of a number.
         least: names whose size must not be below a number.
     """
@@ -34,9 +34,16 @@ def mismatch(
         if tensor.dim() != len(words):
             return f"argument {place} has {tensor.dim()} dimensions, the kernels take {len(words)}"
         for size, word in zip(tensor.shape, words, strict=True):
+            if "//" in word or word == "_":
+                continue
             expected = int(word) if word.isdigit() else sizes.setdefault(word, int(size))
-            if word != "_" and size != expected:
+            if size != expected:
                 return f"argument {place} has a dimension of size {size} where {expected} is needed"
+    for place, (tensor, pattern) in enumerate(operands, 1):
+        for size, word in zip(tensor.shape, pattern.split(), strict=True):
+            name, _, count = word.partition("//")
+            if count and size != sizes[name] // int(count):
+                return f"argument {place} has a dimension of size {size}, which is not {word}"
     for word, factor in (multiples or {}).items():
         if sizes[word] % factor:
             return f"{word} is {sizes[word]}, which is no multiple of {factor}"

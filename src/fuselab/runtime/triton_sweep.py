@@ -184,7 +184,7 @@ class TritonSweeps:
         if reducing is None:
             block = _tile(swept, width, doublings)
         else:
-            block = _rows(swept, width, doublings, tensors[-1].device)
+            block = _rows(swept, width, doublings, reducing, tensors[-1].device)
         warps = power_of_two(max(1, int(block.warps * 2.0 ** int(config["warp_doublings"]))))
         return replace(block, warps=min(32, warps))
 
@@ -244,7 +244,9 @@ def _tile(swept: Sweep, width: int, doublings: int) -> Block:
     return Block(down, across, _warps(down * across, 512))
 
 
-def _rows(swept: Sweep, width: int, doublings: int, device: torch.device) -> Block:
+def _rows(
+    swept: Sweep, width: int, doublings: int, reducing: Reducing, device: torch.device
+) -> Block:
     """Return the block of a kernel with reductions. Where rows are neighbours in memory, a block
     has so many that it reads whole cache lines."""
     rows, columns = power_of_two(swept.rows.numel), max(1, swept.columns.numel)
@@ -262,7 +264,7 @@ def _rows(swept: Sweep, width: int, doublings: int, device: torch.device) -> Blo
     else:
         down, across = 1, looped
     block = Block(down, across, _warps(down * across, _WARP_ELEMENTS))
-    parts = _parts(swept, block, device)
+    parts = _parts(swept, block, device) if reducing.is_shared else 1
     if parts > 1 and across >= columns:  # fewer columns at a time, for several programs
         block = replace(block, columns=max(16, across // parts))
     if parts == 1 and block.columns >= columns:
@@ -272,8 +274,6 @@ def _rows(swept: Sweep, width: int, doublings: int, device: torch.device) -> Blo
 
 def _parts(swept: Sweep, block: Block, device: torch.device) -> int:
     """Return how many programs share a row, a power of two."""
-    if not reducing.is_shared:
-        return 1
     programs = ceil_div(swept.rows.numel, block.rows)
     wanted = PROGRAMS_PER_MULTIPROCESSOR * gpu_limits.multiprocessors(device)
     if 2 * programs > wanted:
