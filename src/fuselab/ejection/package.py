@@ -11,6 +11,7 @@ from fuselab.ejection.kernels import Kernel, schedule
 from fuselab.ejection.loops import Input, Node, Pointwise, View
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Sizes, planned
+from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.errors import EjectError
 
 
@@ -28,6 +29,7 @@ class Package:
     sizes: Sizes
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
+    cpp_backward: tuple[KernelPlan, ...]  # with sums over rows in the kernels of these rows
 
     @property
     def name(self) -> str:
@@ -60,9 +62,9 @@ class Package:
         plans = (*self.forward, *self.backward)
         return self.sizes.multiples([axis.size for plan in plans for axis in plan.axis_names])
 
-    def result_name(self, node: Node) -> str:
-        """Return the name of the tensor that holds a result in the launchers."""
-        for plan in (*self.forward, *self.backward):
+    def result_name(self, node: Node, plans: Sequence[KernelPlan]) -> str:
+        """Return the name of the tensor that holds a result in the launcher of ``plans``."""
+        for plan in plans:
             for operand in plan.stored:
                 if operand.node is node:
                     return operand.name
@@ -104,13 +106,17 @@ def planned_package(
         )
     sizes = Sizes(captured)
     names: dict[Node, str] = {program.outputs[0]: "output"}
-    forward = _plans(name, program.outputs, captured, sizes, names)
+    kernels = _ordered(schedule(program.outputs, captured.hints))
+    forward = _plans(name, list(map(SummingKernel, kernels)), program.outputs, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
     gradients = [node for node in program.gradients if node is not None]
-    backward = _plans(f"{name}_backward", gradients, captured, sizes, names)
-    return Package(captured, formulas, program, sizes, forward, backward)
+    kernels = _ordered(schedule(gradients, captured.hints))
+    label = f"{name}_backward"
+    backward = _plans(label, list(map(SummingKernel, kernels)), gradients, sizes, names)
+    cpp_backward = _plans(label, with_row_sums(kernels), gradients, sizes, names)
+    return Package(captured, formulas, program, sizes, forward, backward, cpp_backward)
 
 
 def _with_distinct_gradients(program: Program) -> Program:
@@ -131,19 +137,18 @@ def _is_rearranged(node: Node) -> bool:
 
 def _plans(
     name: str,
+    kernels: Sequence[SummingKernel],
     results: Sequence[Node],
-    captured: Captured,
     sizes: Sizes,
     names: Mapping[Node, str],
 ) -> tuple[KernelPlan, ...]:
-    """Return the kernels that compute ``results``, in the order in which they run."""
-    kernels = _ordered(schedule(results, captured.hints))
-    needed = {*results, *(load.tensor for kernel in kernels for load in kernel.loads())}
+    """Return the kernels that compute ``results`` with their names."""
+    needed = {*results, *(load.tensor for one in kernels for load in one.kernel.loads())}
     plans: list[KernelPlan] = []
-    for place, kernel in enumerate(kernels):
-        stores = [member.node for member in kernel.members if member.node in needed]
+    for place, one in enumerate(kernels):
+        stores = [member.node for member in one.kernel.members if member.node in needed]
         label = f"{name}_{names.get(stores[0], stores[0].name)}" if place else name
-        plans.append(planned(label, kernel, stores, sizes, names))
+        plans.append(planned(label, one.kernel, stores, sizes, names, one.sums))
     return tuple(plans)
 
 

@@ -82,7 +82,9 @@ def package_files(package: Package) -> dict[str, str]:
         "op.py": _formatted(_op(package)),
         "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
         "cuda_kernels.cu": emit_cuda.source(f"{package.name} in CUDA C++, {origin}", plans),
-        "cpu_kernels.cpp": emit_cpp.source(f"{package.name} in C++ for CPUs, {origin}", plans),
+        "cpu_kernels.cpp": emit_cpp.source(
+            f"{package.name} in C++ for CPUs, {origin}", [*package.forward, *package.cpp_backward]
+        ),
     }
     if package.backward:
         files["gradient.py"] = _formatted(gradient_text(package))
@@ -138,7 +140,8 @@ def _op(package: Package) -> str:
     parts = [
         _imports(package, has_gradient),
         _forward(package),
-        *([_backward(package)] if has_gradient else []),
+        *([_backward(package, "_backward", package.backward)] if has_gradient else []),
+        *([_backward(package, "_backward_cpp", package.cpp_backward)] if _sums(package) else []),
         _launchers(package, has_gradient),
     ]
     if has_gradient:
@@ -204,7 +207,7 @@ def _forward(package: Package) -> str:
     lines = package.sizes.statements(package.parameters)
     lines.append(f"compute = arithmetic_dtype({', '.join(package.parameters)})")
     lines += _launches(package, package.forward, package.parameters)
-    lines.append(f"return {package.result_name(package.program.outputs[0])}")
+    lines.append(f"return {package.result_name(package.program.outputs[0], package.forward)}")
     return (
         f"def _forward(sweeps: Sweeps, {_annotated(package.parameters)}) -> Tensor:\n"
         + textwrap.indent("\n".join(lines), "    ")
@@ -212,19 +215,24 @@ def _forward(package: Package) -> str:
     )
 
 
-def _backward(package: Package) -> str:
+def _sums(package: Package) -> bool:
+    """Return whether C++ has a backward of its own: one that sums over rows beside other values."""
+    return any(plan.sums for plan in package.cpp_backward)
+
+
+def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     lines = package.sizes.statements(package.saved)
     lines.append("compute = arithmetic_dtype(grad_output)")
-    lines += _launches(package, package.backward, ["grad_output", *package.saved])
+    lines += _launches(package, plans, ["grad_output", *package.saved])
     results: list[str] = []
     for place, node in enumerate(package.program.gradients):
-        name = "None" if node is None else package.result_name(node)
-        if any(text.startswith(f"{name} ") for text in results):
-            name += ".clone()"  # a raw operator returns every gradient in memory of its own
-        results.append("None" if node is None else f"{name} if needs[{place}] else None")
+        result = "None" if node is None else package.result_name(node, plans)
+        if any(text.startswith(f"{result} ") for text in results):
+            result += ".clone()"  # a raw operator returns every gradient in memory of its own
+        results.append("None" if node is None else f"{result} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return (
-        "def _backward(sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, "
+        f"def {name}(sweeps: Sweeps, needs: Sequence[bool], grad_output: Tensor, "
         f"{_annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
@@ -412,7 +420,8 @@ def _launchers(package: Package, has_gradient: bool) -> str:
             lines.append(f"_{name.upper()} = {kernels}")
         lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
         if has_gradient:
-            lines.append(f"backward_{name} = partial(_backward, _{name.upper()})")
+            own = "_backward_cpp" if name == "cpp" and _sums(package) else "_backward"
+            lines.append(f"backward_{name} = partial({own}, _{name.upper()})")
     return "\n".join(lines) + "\n"
 
 

@@ -229,12 +229,10 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
       const Real mul_35 = ((grad_output * 2) * (((erf(normed_6 * Real(0.7071067811865476)) + 1) *
           Real(0.5)) + (normed_6 * (exp((normed_6 * normed_6) * Real(-0.5)) *
           Real(0.3989422804014327))))) * weight;
-      const Real grad_x = div_of_row_2[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 *
+      const Real mul_39 = div_of_row_2[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 *
           sum_2[r]));
-      assign(grad_x_pack.element[i], grad_x);
-      const Real grad_residual = div_of_row_2[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 *
-          sum_2[r]));
-      assign(grad_residual_pack.element[i], grad_residual);
+      assign(grad_x_pack.element[i], mul_39);
+      assign(grad_residual_pack.element[i], mul_39);
     }
     store_at<GradX>(grad_x_pointer, loops.strides[7], pack, grad_x_pack);
     store_at<GradResidual>(grad_residual_pointer, loops.strides[8], pack, grad_residual_pack);

@@ -324,6 +324,7 @@ def residual_norm_backward(
     mul_35 = grad_output * 2 * add_29 * weight
     sum_1 = tl.sum(tl.where(exists, mul_35, 0.0), 1)[:, None]
     sum_2 = tl.sum(tl.where(exists, mul_35 * normed_4, 0.0), 1)[:, None]
+    mul_39 = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
     tl.store(
         normed_total_pointer + normed_total_row,
         normed_total_2.to(normed_total_pointer.dtype.element_ty),
@@ -338,16 +339,14 @@ def residual_norm_backward(
         column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
         COLUMN_LOOPS
     )
-    grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
-    tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
+    tl.store(grad_x_pointer + grad_x_offset, mul_39.to(grad_x_pointer.dtype.element_ty), exists)
     grad_residual_offset = grad_residual_row + column_offset(
         column, column_size_1, column_size_2, grad_residual_stride_4, grad_residual_stride_5,
         grad_residual_stride_6, COLUMN_LOOPS
     )
-    grad_residual = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
     tl.store(
         grad_residual_pointer + grad_residual_offset,
-        grad_residual.to(grad_residual_pointer.dtype.element_ty),
+        mul_39.to(grad_residual_pointer.dtype.element_ty),
         exists,
     )
 
@@ -555,20 +554,19 @@ def residual_norm_backward_in_blocks(
         mul_31_2 = libdevice.exp(normed_6 * normed_6 * (-0.5)) * 0.3989422804014327
         add_29_2 = (libdevice.erf(normed_6 * 0.7071067811865476) + 1) * 0.5 + normed_6 * mul_31_2
         mul_35 = grad_output * 2 * add_29_2 * weight
+        mul_39 = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
         grad_x_offset = grad_x_row + column_offset(
             column, column_size_1, column_size_2, grad_x_stride_4, grad_x_stride_5, grad_x_stride_6,
             COLUMN_LOOPS
         )
-        grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
-        tl.store(grad_x_pointer + grad_x_offset, grad_x.to(grad_x_pointer.dtype.element_ty), exists)
+        tl.store(grad_x_pointer + grad_x_offset, mul_39.to(grad_x_pointer.dtype.element_ty), exists)
         grad_residual_offset = grad_residual_row + column_offset(
             column, column_size_1, column_size_2, grad_residual_stride_4, grad_residual_stride_5,
             grad_residual_stride_6, COLUMN_LOOPS
         )
-        grad_residual = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
         tl.store(
             grad_residual_pointer + grad_residual_offset,
-            grad_residual.to(grad_residual_pointer.dtype.element_ty),
+            mul_39.to(grad_residual_pointer.dtype.element_ty),
             exists,
         )
 
