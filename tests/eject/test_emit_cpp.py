@@ -29,12 +29,20 @@ def weighted_total(x, y):
     return (x * y).sum()
 
 
+def difference(x, y):
+    return x * 2 - y
+
+
 def largest(x):
     return x.amax(0)
 
 
 def log_weights(x, scale):
     return torch.log_softmax(x * scale, -1)
+
+
+def weights(x, scale):
+    return torch.softmax(x * scale, -1)
 
 
 def counted(x, steps):
@@ -45,6 +53,7 @@ EXAMPLES = {
     norm: ((3, 4, 32), (3, 4, 32), (32,), (32,)),
     chain: ((2, 4, 5, 6), (4, 1, 1), (4, 1, 1), (5, 6)),
     weighted_total: ((4, 7), (4, 7)),
+    difference: ((5, 9), (5, 9)),
     largest: ((5, 9),),
     log_weights: ((5, 9), (9,)),
     counted: ((5, 9), (9,)),
@@ -163,6 +172,39 @@ def test_a_total_does_not_depend_on_the_number_of_threads(ejected):
     assert totals[0] == totals[1] == totals[2]
 
 
+@pytest.mark.parametrize("shape", [(50, 30, 100), (3, 700, 40), (1, 1, 70_000)], ids=str)
+def test_sums_over_rows_do_not_depend_on_the_number_of_threads(ejected, shape):
+    """The gradients of weight and bias are summed in the pass that computes the gradient of x: in
+    several pieces of the rows, over narrow rows, and over one long row."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(size) for size in (shape, shape, shape[-1:], shape[-1:])]
+    compare(norm, ejected(norm), inputs)
+    leaves = [one.requires_grad_() for one in inputs]
+    threads = torch.get_num_threads()
+    gradients = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            output = ejected(norm)(*leaves, implementation="cpp")
+            gradients.append(torch.autograd.grad(output.square().sum(), leaves))
+    finally:
+        torch.set_num_threads(threads)
+    for one, other, third in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+
+
+@pytest.mark.parametrize("shape", [(33, 70), (300, 129), (40, 3)], ids=str)
+def test_transposed_operands(ejected, shape):
+    """Operands whose rows are neighbours in memory, beside ones whose columns are."""
+    torch.manual_seed(0)
+    x, y = torch.randn(shape), torch.randn(shape[::-1]).T
+    compare(difference, ejected(difference), [x, y])
+    compare(difference, ejected(difference), [y, x])
+    x[1, 2] = -torch.inf
+    torch.testing.assert_close(ejected(difference)(x, y, implementation="cpp"), difference(x, y))
+
+
 @pytest.mark.parametrize("shape", [(5, 9), (300, 3), (1, 70), (2, 2)], ids=str)
 def test_a_maximum_over_rows(ejected, shape):
     torch.manual_seed(0)
@@ -205,6 +247,21 @@ def test_the_source_reads_like_the_users_code(tmp_path):
     assert "      const auto hidden = x + residual;" in lines
     assert "      return Sum{hidden};" in lines
     assert max(map(len, lines)) <= 100
+
+
+def test_a_value_that_takes_long_is_computed_once(tmp_path):
+    folder = eject(weights, *(torch.randn(one) for one in ((5, 9), (9,))), out=tmp_path / "weights")
+    forward = (folder / "cpu_kernels.cpp").read_text().split("// Computes")[1]
+    assert forward.count("math::exp(") == 1
+    assert forward.count("rows.room()") == 1
+
+
+def test_the_gradient_of_a_weight_is_summed_with_that_of_the_input(tmp_path):
+    folder = eject(norm, *(torch.randn(size) for size in EXAMPLES[norm]), out=tmp_path / "norm")
+    text = (folder / "cpu_kernels.cpp").read_text()
+    assert text.count("math::erf(") == 2  # forward and backward
+    assert "at.add(grad_weight_sum, " in text
+    assert "backward_cpp = partial(_backward_cpp, _CPP)" in (folder / "op.py").read_text()
 
 
 def test_a_word_of_cpp_is_no_name_of_an_operator(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_within_two_ulp(function, dtype):
     worst = error.nan_to_num(0).argmax()
     bar = 2.5 if dtype == torch.float32 else 4  # PyTorch's own float64 functions err by 1 to 2
     assert error[worst] <= bar, (values[worst], actual[worst], expected[worst])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("function", ["sin", "cos"])
+def test_angles_near_multiples_of_a_quarter_turn(function, dtype):
+    """What is left of such an angle has few digits of its own."""
+    angles = torch.arange(-8000, 8000, dtype=torch.float64) * (torch.pi / 2)
+    values = angles[angles.abs() < 8192].to(dtype)
+    values = torch.cat([values, values.new_full((-len(values) % 16,), 9000.0)])
+    expected = torch.tensor(
+        [getattr(math, function)(one) for one in values.tolist()], dtype=torch.float64
+    )
+    actual = computed(function, values).double()
+    near = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 0.0}
+    if dtype == torch.float64:
+        expected = getattr(torch, function)(values)
+    torch.testing.assert_close(actual, expected, **near)
 
 
 @pytest.mark.parametrize("function", ["abs", "erf", "expm1", "log1p", "round", "sin", "tanh"])

@@ -88,6 +88,7 @@ class _Kernel:
         self.known: dict[Expression, str] = {}  # the texts of values in the present scope
         self.reduced = frozenset(plan.reductions)
         self.kept: dict[Expression, str] = {}  # the values that a sweep keeps for later ones
+        self.sums: dict[Operand, str] = {}  # the results that are sums over the rows
         self.is_kept: set[Expression] = set()  # those of them that an earlier sweep has computed
         self.column_axes = frozenset(plan.kernel.column_axes)
         self.namer = Namer(sorted(_KEYWORDS | _FRAME | _TYPES))
@@ -134,6 +135,9 @@ class _Kernel:
     def comment(self) -> str:
         names = ", ".join(one.name for one in self.plan.stored)
         text = f"Computes {names}."
+        if self.plan.sums:
+            sums = [one.name for one in self.plan.stored if one.node in self.plan.sums]
+            text += f" Sums {', '.join(sums)} over the rows."
         rows = self.axes(self.plan.kernel.row_axes)
         if not self.plan.reductions:
             return f"{text} A thread owns elements ({rows}), each read and written once."
@@ -167,8 +171,7 @@ class _Kernel:
             self.lines += _filled_list("  const auto [", arrays, "] =")
             self.lines += _filled_list("      arrays(", data, ");")
         if self.plan.reductions:
-            self.write("sweep<Real, lane>(loops, [&](const auto& rows) {")
-            self.indent += 1
+            self.open_sweep()
             self.choose_kept()
             for sweep in self.sweeps():
                 self.reduce(sweep)
@@ -183,6 +186,22 @@ class _Kernel:
             self.lines.insert(place, "  using V = Vector<Real>;")
         if re.search(r"\bcolumns\b", written):
             self.lines.insert(place, "  const int64_t columns = loops.columns;")
+
+    def open_sweep(self) -> None:
+        """Write the head of the sweep, with the sums over the rows if there are any."""
+        arrays = [self.arrays[one] for one in self.plan.stored if one.node in self.plan.sums]
+        if not arrays:
+            self.open("sweep<Real, lane>(loops, [&](const auto& rows) {")
+            return
+        parameters = ["const auto& rows"]
+        for one in self.plan.stored:
+            if one.node in self.plan.sums:
+                name = self.sums[one] = self.namer.name(f"{one.name}_sum")
+                parameters.append(f"auto {name}")
+        results = f"std::tuple{{{', '.join(arrays)}}}"
+        self.write(f"sweep_and_sum<Real, lane>(loops, {results},")
+        self.lines += _filled_list(" " * 28 + "[&](", parameters, ") {")
+        self.indent += 1
 
     def sweeps(self) -> list[list[Reduced]]:
         """Return the reductions of each sweep over the columns, in the order of the sweeps."""
@@ -268,7 +287,10 @@ class _Kernel:
         for operand, value in zip(operands, values, strict=True):
             assert operand.node is not None
             text = self.vector(value, operand.node.kind)
-            self.write(f"at.store({self.arrays[operand]}, {text});")
+            if operand in self.sums:
+                self.write(f"at.add({self.sums[operand]}, {text});")
+            else:
+                self.write(f"at.store({self.arrays[operand]}, {text});")
         self.close(outer)
 
     def open(self, line: str) -> None:

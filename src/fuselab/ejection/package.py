@@ -17,6 +17,7 @@ from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.parts import exact_size, leaves, memory_of
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
 from fuselab.ejection.returned import Returned
+from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.errors import EjectError
 
 
@@ -34,6 +35,7 @@ class Package:
     sizes: Sizes
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
+    cpp_backward: tuple[KernelPlan, ...]  # with sums over rows in the kernels of these rows
     names: Mapping[Node, str]  # of results, and of what is stored part by part
     output_names: tuple[str, ...]
 
@@ -127,13 +129,13 @@ class Package:
                 found[name] = max(found.get(name, 0), count)
         return found
 
-    def result_name(self, node: Node) -> str:
-        """Return the name of the tensor that holds a result in the launchers."""
+    def result_name(self, node: Node, plans: Sequence[KernelPlan]) -> str:
+        """Return the name of the tensor that holds a result in the launcher of ``plans``."""
         if node in self.program.outputs:
             return self.output_names[self.program.outputs.index(node)]
         if isinstance(node, Pieces):
             return self.names[node]
-        for plan in (*self.forward, *self.backward):
+        for plan in plans:
             for operand in plan.stored:
                 if operand.node is node:
                     return operand.name
@@ -177,13 +179,20 @@ def planned_package(
     upstream = [one for one in _upstream_names(captured, output_names) if one is not None]
     program = _each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
-    forward = _plans(name, program.outputs, captured, sizes, names)
+    kernels = list(map(SummingKernel, _ordered(schedule(program.outputs, captured.hints))))
+    forward = _plans(name, kernels, program.outputs, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
     gradients = [node for node in program.gradients if node is not None]
-    backward = _plans(f"{name}_backward", gradients, captured, sizes, names)
-    return Package(captured, formulas, program, sizes, forward, backward, names, output_names)
+    ordered = _ordered(schedule(gradients, captured.hints))
+    label = f"{name}_backward"
+    kernels = list(map(SummingKernel, ordered))
+    backward = _plans(label, kernels, gradients, captured, sizes, names)
+    cpp_backward = _plans(label, with_row_sums(ordered), gradients, captured, sizes, names)
+    return Package(
+        captured, formulas, program, sizes, forward, backward, cpp_backward, names, output_names
+    )
 
 
 def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
@@ -233,22 +242,22 @@ def _each_of_its_own(program: Program, outputs: Sequence[str], captured: Capture
 
 def _plans(
     name: str,
+    kernels: Sequence[SummingKernel],
     results: Sequence[Node],
     captured: Captured,
     sizes: Sizes,
     names: dict[Node, str],
 ) -> tuple[KernelPlan, ...]:
-    """Return the kernels that compute ``results``, in the order in which they run, and add the
-    names of what they store to ``names``."""
-    kernels = _ordered(schedule(results, captured.hints))
-    loaded = [memory_of(load.tensor) for kernel in kernels for load in kernel.loads()]
+    """Return the kernels, which compute ``results``, with their names, and add the names of what
+    they store to ``names``."""
+    loaded = [memory_of(load.tensor) for one in kernels for load in one.kernel.loads()]
     needed = {leaf for node in (*results, *loaded) for leaf in leaves(node)}
     names.update(_names_between(needed, [*results, *loaded], names, captured, sizes))
     plans: list[KernelPlan] = []
-    for place, kernel in enumerate(kernels):
-        stores = [member.node for member in kernel.members if member.node in needed]
+    for place, one in enumerate(kernels):
+        stores = [member.node for member in one.kernel.members if member.node in needed]
         label = f"{name}_{names[stores[0]]}" if place else name
-        plans.append(planned(label, kernel, stores, sizes, names))
+        plans.append(planned(label, one.kernel, stores, sizes, names, one.sums))
     return tuple(plans)
 
 

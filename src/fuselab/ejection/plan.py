@@ -67,7 +67,8 @@ class KernelPlan:
     """One kernel of a package, with every name decided.
 
     ``numbers`` are the sizes that the kernel takes as arguments of their own; the number of its
-    columns it has in any case.
+    columns it has in any case. ``sums`` are the results that are sums over the rows; what is in
+    ``stores`` for them are the terms.
     """
 
     name: str
@@ -77,6 +78,7 @@ class KernelPlan:
     numbers: Mapping[Size, str]
     value_names: Mapping[Expression, str]
     stores: Mapping[Node, Expression]
+    sums: frozenset[Node] = frozenset()
     _depths: dict[Expression, int] = field(default_factory=dict)
     _axes: dict[Expression, frozenset[Axis]] = field(default_factory=dict)
 
@@ -238,6 +240,7 @@ def planned(
     stores: Sequence[Node],
     sizes: Sizes,
     tensor_names: Mapping[Node, str],
+    sums: frozenset[Node] = frozenset(),
 ) -> KernelPlan:
     """Return the kernel with its names."""
     values = {node: kernel.values[node] for node in stores}
@@ -279,17 +282,20 @@ def planned(
         deserves = value in kernel.users_names or list(values.values()).count(value) > 1
         if isinstance(value, Apply) and value.kind == node.kind and deserves:
             value_names.setdefault(value, operand)
-    for one, wanted in _wanted_names(kernel, expressions).items():
+    for one, wanted in _wanted_names(kernel, expressions, list(values.values())).items():
         if one not in value_names:
             value_names[one] = namer.name(wanted)
     value_names.update(dict.fromkeys(numbers_of_columns, "columns"))
-    return KernelPlan(name, kernel, axis_names, tuple(operands), numbers, value_names, values)
+    return KernelPlan(name, kernel, axis_names, tuple(operands), numbers, value_names, values, sums)
 
 
-def _wanted_names(kernel: Kernel, expressions: Sequence[Expression]) -> dict[Expression, str]:
+def _wanted_names(
+    kernel: Kernel, expressions: Sequence[Expression], results: Sequence[Expression]
+) -> dict[Expression, str]:
     """Return names for the values that deserve one: reductions, values that are used more than
     once, and those that the user's code names."""
     uses = Counter(child for one in expressions for child in set(children(one)))
+    uses.update(results)
     names = dict(kernel.names)
     found: dict[Expression, str] = {}
     for one in expressions:

@@ -37,7 +37,9 @@ def package_files(package: Package) -> dict[str, str]:
         "op.py": formatted(_op(package)),
         "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
         "cuda_kernels.cu": emit_cuda.source(f"{package.name} in CUDA C++, {origin}", plans),
-        "cpu_kernels.cpp": emit_cpp.source(f"{package.name} in C++ for CPUs, {origin}", plans),
+        "cpu_kernels.cpp": emit_cpp.source(
+            f"{package.name} in C++ for CPUs, {origin}", [*package.forward, *package.cpp_backward]
+        ),
     }
     if package.backward:
         files["gradient.py"] = formatted(gradient_text(package))
@@ -79,7 +81,8 @@ def _op(package: Package) -> str:
     parts = [
         _imports(package, has_gradient),
         _forward(package),
-        *([_backward(package)] if has_gradient else []),
+        *([_backward(package, "_backward", package.backward)] if has_gradient else []),
+        *([_backward(package, "_backward_cpp", package.cpp_backward)] if _sums(package) else []),
         _launchers(package, has_gradient),
     ]
     if has_gradient:
@@ -149,7 +152,8 @@ def _forward(package: Package) -> str:
         outputs, called = ", ".join(package.output_names), ", ".join(package.parameters)
         lines.append(f"{outputs} = outputs_like(reference, {called})")
     lines += _launches(package, package.forward, package.parameters)
-    lines.append(f"return {', '.join(map(package.result_name, package.program.outputs))}")
+    results = (package.result_name(node, package.forward) for node in package.program.outputs)
+    lines.append(f"return {', '.join(results)}")
     return (
         f"def _forward(sweeps: Sweeps, {annotated(package.parameters)})"
         f" -> {outputs_type(len(package.output_names))}:\n"
@@ -158,19 +162,24 @@ def _forward(package: Package) -> str:
     )
 
 
-def _backward(package: Package) -> str:
+def _sums(package: Package) -> bool:
+    """Return whether C++ has a backward of its own: one that sums over rows beside other values."""
+    return any(plan.sums for plan in package.cpp_backward)
+
+
+def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     lines = package.sizes.statements(package.saved)
-    upstream = [name for name in package.upstream_names if name is not None]
+    upstream = [one for one in package.upstream_names if one is not None]
     lines += unpacked_upstream(package)
     lines.append(f"compute = arithmetic_dtype({', '.join(upstream)})")
-    lines += _launches(package, package.backward, [*upstream, *package.saved])
+    lines += _launches(package, plans, [*upstream, *package.saved])
     results: list[str] = []
     for place, node in enumerate(package.program.gradients):
-        name = "None" if node is None else package.result_name(node)
-        results.append("None" if node is None else f"{name} if needs[{place}] else None")
+        result = "None" if node is None else package.result_name(node, plans)
+        results.append("None" if node is None else f"{result} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return (
-        "def _backward(sweeps: Sweeps, needs: Sequence[bool], "
+        f"def {name}(sweeps: Sweeps, needs: Sequence[bool], "
         f"grad_output: {upstream_type(package)}, "
         f"{annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
         + textwrap.indent("\n".join(lines), "    ")
@@ -196,7 +205,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
                 continue  # another part of it was stored before
             is_output = node in package.program.outputs
             is_whole = node is not operand.node
-            name = package.result_name(node) if is_whole or is_output else operand.name
+            name = package.result_name(node, plans) if is_whole or is_output else operand.name
             if not is_output or len(package.output_names) == 1:  # else they are allocated together
                 made = _allocation(package, node, gradients.get(node), given)
                 lines.append(f"{name} = {made}")
@@ -415,7 +424,8 @@ def _launchers(package: Package, has_gradient: bool) -> str:
             lines.append(f"_{name.upper()} = {kernels}")
         lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
         if has_gradient:
-            lines.append(f"backward_{name} = partial(_backward, _{name.upper()})")
+            own = "_backward_cpp" if name == "cpp" and _sums(package) else "_backward"
+            lines.append(f"backward_{name} = partial({own}, _{name.upper()})")
     return "\n".join(lines) + "\n"
 
 

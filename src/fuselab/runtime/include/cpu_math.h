@@ -122,18 +122,42 @@ template <class V>
 FUSELAB_INLINE V rsqrt(V x) {
   return constant<V>(1.0) / sqrt(x);
 }
+#if defined(__AVX2__)
+template <int mode, class V>
+FUSELAB_INLINE V rounded_to_integer(V x) {
+#if defined(__AVX512F__)
+  if constexpr (is_single<V>) return (V)_mm512_roundscale_ps((__m512)x, mode);
+  if constexpr (!is_single<V>) return (V)_mm512_roundscale_pd((__m512d)x, mode);
+#else
+  if constexpr (is_single<V>) return (V)_mm256_round_ps((__m256)x, mode);
+  if constexpr (!is_single<V>) return (V)_mm256_round_pd((__m256d)x, mode);
+#endif
+}
+#endif
 template <class V>
 FUSELAB_INLINE V floor(V x) {
+#if defined(__AVX2__)
+  return rounded_to_integer<_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC>(x);
+#else
   return lane_by_lane(x, [](auto value) { return std::floor(value); });
+#endif
 }
 template <class V>
 FUSELAB_INLINE V ceil(V x) {
+#if defined(__AVX2__)
+  return rounded_to_integer<_MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC>(x);
+#else
   return lane_by_lane(x, [](auto value) { return std::ceil(value); });
+#endif
 }
 // Rounds halves to the even number.
 template <class V>
 FUSELAB_INLINE V round(V x) {
+#if defined(__AVX2__)
+  return rounded_to_integer<_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC>(x);
+#else
   return lane_by_lane(x, [](auto value) { return std::nearbyint(value); });
+#endif
 }
 
 // --- exponentials and logarithms
@@ -263,16 +287,94 @@ FUSELAB_INLINE V erf(V x) {
   }
 }
 
-// --- through <cmath>
+// --- sine and cosine
+
+// Returns whether a mask is true in any lane.
+template <class Ints>
+FUSELAB_INLINE bool any(Ints mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi64_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+  return reduced<lanes<Ints> / 2>(mask, [](Ints a, Ints b) { return a | b; }) != 0;
+#endif
+}
+
+// Angles up to this are reduced exactly enough; larger ones, infinity and NaN go through <cmath>.
+template <class V>
+FUSELAB_INLINE bool has_large_angle(V x) {
+  return any(~(Integers<V>)(absolute(x) <= constant<V>(is_single<V> ? 8192.0 : 1e6)));
+}
+
+// x = quadrant pi / 2 + angle, with an angle of at most pi / 4.
+template <class V>
+struct Angle {
+  Integers<V> quadrant;
+  V angle;
+};
+
+// Pi / 2 is taken in parts whose products with the quadrant are exact (Cody and Waite).
+template <class V>
+FUSELAB_INLINE Angle<V> reduced_angle(V x) {
+  const V rounder = constant<V>(is_single<V> ? 12582912.0 : 6755399441055744.0);
+  const V shifted = x * constant<V>(0.6366197723675814) + rounder;
+  const V n = opaque(shifted) - rounder;
+  V angle;
+  if constexpr (is_single<V>) {
+    angle = x - n * constant<V>(1.5703125);
+    angle = angle - n * constant<V>(0.0004837512969970703);
+    angle = angle - n * constant<V>(7.549533620476723e-08);
+    angle = angle - n * constant<V>(2.563344151594519e-12);
+  } else {
+    const V first = x - n * constant<V>(1.5707963267341256);
+    const V part = n * constant<V>(6.077100506303966e-11);
+    angle = first - part;
+    const V lost = (first - angle) - part;
+    angle = angle - (n * constant<V>(2.0222662487959506e-21) - lost);
+  }
+  return {bits_of(shifted) - bits_of(rounder), angle};
+}
+
+// Returns the sine of quadrant pi / 2 + angle. The polynomials are those of Cephes (Moshier) in
+// float, and of FreeBSD's msun, k_sin.c and k_cos.c, in double.
+template <class V>
+FUSELAB_INLINE V sine_of(Integers<V> quadrant, V angle) {
+  const V z = angle * angle, half = constant<V>(0.5) * z, one = constant<V>(1.0);
+  V sine, cosine;
+  if constexpr (is_single<V>) {
+    sine = horner(z, -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4);
+    cosine = horner(z, 4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5);
+  } else {
+    sine = horner(z, -1.66666666666666324348e-01, 8.33333333332248946124e-03,
+                  -1.98412698298579493134e-04, 2.75573137070700676789e-06,
+                  -2.50507602534068634195e-08, 1.58969099521155010221e-10);
+    cosine = horner(z, 4.16666666666666019037e-02, -1.38888888888741095749e-03,
+                    2.48015872894767294178e-05, -2.75573143513906633035e-07,
+                    2.08757232129817482790e-09, -1.13596475577881948265e-11);
+  }
+  sine = angle + angle * (z * sine);
+  const V near = one - half;
+  cosine = near + (((one - near) - half) + z * z * cosine);
+  const V value = choose((quadrant & 1) != 0, cosine, sine);
+  return choose((quadrant & 2) != 0, -value, value);
+}
 
 template <class V>
 FUSELAB_INLINE V sin(V x) {
-  return lane_by_lane(x, [](auto value) { return std::sin(value); });
+  if (has_large_angle(x)) return lane_by_lane(x, [](auto value) { return std::sin(value); });
+  const Angle<V> parts = reduced_angle(x);
+  return choose(x == V{}, x, sine_of(parts.quadrant, parts.angle));  // -0.0 stays -0.0
 }
 template <class V>
 FUSELAB_INLINE V cos(V x) {
-  return lane_by_lane(x, [](auto value) { return std::cos(value); });
+  if (has_large_angle(x)) return lane_by_lane(x, [](auto value) { return std::cos(value); });
+  const Angle<V> parts = reduced_angle(x);
+  return sine_of(parts.quadrant + 1, parts.angle);
 }
+
+// --- through <cmath>
+
 template <class V>
 FUSELAB_INLINE V asin(V x) {
   return lane_by_lane(x, [](auto value) { return std::asin(value); });

@@ -315,19 +315,21 @@ FUSELAB_INLINE std::tuple<Terms...> as_tuple(std::tuple<Terms...> terms) {
 // kept from call to call unless it is large.
 class Scratch {
  public:
-  // Returns memory for `count` values, which holds until the next reset.
+  // Returns memory for `count` values, which holds until the next reset. Addresses a multiple of
+  // 4096 bytes apart would make loads wait for stores, so each memory begins at another offset.
   template <class Value>
   Value* take(int64_t count) {
+    const std::size_t offset = next_ * 320 % 4096;
     if (next_ == slots_.size()) slots_.emplace_back();
     Slot& slot = slots_[next_++];
-    const std::size_t bytes = (count * sizeof(Value) + 63) / 64 * 64;
+    const std::size_t bytes = (offset + count * sizeof(Value) + 63) / 64 * 64;
     if (slot.bytes < bytes) {
       slot.memory.reset();
       slot.memory.reset(std::aligned_alloc(64, bytes));
       if (!slot.memory) throw std::bad_alloc();
       slot.bytes = bytes;
     }
-    return static_cast<Value*>(slot.memory.get());
+    return reinterpret_cast<Value*>(static_cast<std::byte*>(slot.memory.get()) + offset);
   }
   void reset() { next_ = 0; }
   void release_if_large() {
@@ -372,6 +374,12 @@ struct Kept {
   Scalar<V>* data;
 };
 
+// Sums over rows, one for each column. Where lanes are rows, each lane has a sum of its own.
+template <class V>
+struct RowSum {
+  Scalar<V>* data;
+};
+
 enum class Extent {
   whole,   // all lanes, and every stride from lane to lane is 1 or 0
   part,    // the first `count` lanes, of any stride
@@ -390,7 +398,7 @@ struct Offsets {
 template <class V, int operands>
 struct Run {
   Offsets<operands> offsets;
-  int64_t first, last;
+  int64_t first, last, before;  // columns of the innermost loop; columns before that loop
   V* squares;  // one for each operand
 
   template <int place>
@@ -467,6 +475,21 @@ class At {
       ::store<false>(kept.data + kept_, value);
     }
     return value;
+  }
+
+  // Adds terms to the sums of their columns.
+  FUSELAB_INLINE void add(RowSum<V> sum, V terms) const {
+    if constexpr (lane == Lane::row) {
+      if constexpr (extent == Extent::part)
+        terms = choose(first_lanes<Integers<V>>(count_), terms, V{});
+      Scalar<V>* const data = sum.data + (run_.before + along_) * lanes<V>;
+      ::store<false>(data, load_as<V>(data) + terms);
+    } else if constexpr (is_part_of_a_row) {
+      const First part{count_};
+      ::store<false>(sum.data + kept_, ::load<V>(sum.data + kept_, part) + terms, part);
+    } else {
+      ::store<false>(sum.data + kept_, load_as<V>(sum.data + kept_) + terms);
+    }
   }
 
   template <int place, class Element, class Value>
@@ -563,7 +586,7 @@ struct Blocks {
     const int64_t strips = strips_per_block(loops);
     rows_per_block = lane == Lane::column ? 1 : strips * width;
     blocks_per_run = (loops.row_size_3 + rows_per_block - 1) / rows_per_block;
-    count = loops.rows / loops.row_size_3 * blocks_per_run;
+    count = loops.rows == 0 ? 0 : loops.rows / loops.row_size_3 * blocks_per_run;
     is_dense = true;
     for (const auto& step : loops.strides) {
       const int64_t across = step[lane == Lane::column ? 6 : 3];
@@ -740,10 +763,10 @@ class Rows {
     V squares[lane == Lane::row ? operands * width : 1];
     for (int64_t column = begin; column < end;) {
       const int64_t last = first + std::min({inner - first, end - column, longest});
-      Run<V, operands> run = {run_.offsets, first, last, squares};
+      const int64_t before = column - first;
+      Run<V, operands> run = {run_.offsets, first, last, before, squares};
       for (int k = 0; k < operands; ++k)
         run.offsets.base[k] += outer * loops_.strides[k][4] + middle * loops_.strides[k][5];
-      const int64_t before = column - first;
       if constexpr (lane == Lane::column) {
         visit(0, [&](auto body) __attribute__((always_inline)) {
           int64_t at = first;
@@ -782,7 +805,7 @@ class Rows {
   Scratch& scratch_;
   bool shares_, is_dense_;
   int64_t count_, strips_;  // of rows, and of vectors of rows
-  Run<V, operands> run_ = {{}, 0, 1, nullptr};  // a single column
+  Run<V, operands> run_ = {{}, 0, 1, 0, nullptr};  // a single column
 };
 
 // Calls body(rows) for every block of rows.
@@ -802,6 +825,118 @@ void sweep(const Loops<operands>& loops, Body body) {
     for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, false));
     scratch_of_thread().release_if_large();
   }
+}
+
+// --- sums over rows -------------------------------------------------------------------------------
+
+// The sums of one piece of the rows: terms go to `runs`, which are folded into `states` before they
+// lose digits.
+template <class V>
+struct PieceOfSums {
+  using State = typename Sum<V>::State;
+  V* runs;
+  State* states;
+  int64_t count;  // of vectors
+
+  void clear() const {
+    std::fill_n(runs, count, V{});
+    std::uninitialized_default_construct_n(states, count);
+  }
+  void fold() const {
+    for (int64_t i = 0; i < count; ++i) {
+      states[i].include(runs[i]);
+      runs[i] = V{};
+    }
+  }
+};
+
+// Stores `sums`, a number for each column, as the columns of an operand.
+template <class V, int operands, int place, class Element>
+void store_columns(const Loops<operands>& loops, Array<place, Element> array,
+                   const Scalar<V>* sums) {
+  const int64_t* const stride = loops.strides[place];
+  auto* const data = reinterpret_cast<Stored<Element>*>(array.data);
+  for (int64_t column = 0; column < loops.columns; column += loops.column_size_2) {
+    const auto [outer, middle] = divided(column / loops.column_size_2, loops.column_size_1);
+    Stored<Element>* const to = data + outer * stride[4] + middle * stride[5];
+    for_each_vector<V>(loops.column_size_2, [&](int64_t i, auto part) {
+      const auto elements = stored<V, Element>(load<V>(sums + column + i, part));
+      const int64_t count = std::min(loops.column_size_2 - i, lanes<V>);
+      store_lanes<V, Element>(to + i * stride[6], elements, stride[6], count);
+    });
+  }
+}
+
+// Calls body(rows, sum...) for every block of rows, like sweep. What is added to a RowSum is summed
+// over all rows and stored in the array at its place in `results`. Rows are summed in pieces that
+// depend on the sizes alone.
+template <class Real, Lane lane, int operands, class... Arrays, class Body>
+void sweep_and_sum(const Loops<operands>& loops, std::tuple<Arrays...> results, Body body) {
+  using V = Vector<Real>;
+  using State = typename Sum<V>::State;
+  constexpr int64_t sums = sizeof...(Arrays);
+  constexpr int64_t blocks_per_fold = lane == Lane::column ? 16 : 1;
+  const int64_t across = lane == Lane::column ? 1 : lanes<V>;
+  // Some vectors more, so that sums are not a multiple of 4096 bytes apart (Scratch::take).
+  const int64_t vectors = (loops.columns * across + lanes<V> - 1) / lanes<V> + 5;
+  if (loops.columns == 0) return;
+  const Blocks<Real, lane, operands> blocks(loops);
+  const int64_t wanted = std::min(blocks.count / 4, loops.rows * loops.columns >> 15);
+  const int64_t pieces = std::clamp<int64_t>(wanted, 1, 64);
+  const bool shares = pieces == 1 && loops.columns >= columns_to_share;
+
+  static thread_local Scratch memory;
+  memory.reset();
+  State* const states = memory.template take<State>(pieces * sums * vectors);
+#pragma omp parallel if (pieces > 1)
+  {
+    static thread_local Scratch own_memory;
+    own_memory.reset();
+    V* const runs = own_memory.template take<V>(sums * vectors);
+#pragma omp for schedule(static)
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const PieceOfSums<V> own = {runs, states + piece * sums * vectors, sums * vectors};
+      own.clear();
+      const int64_t first = blocks.count * piece / pieces;
+      const int64_t last = blocks.count * (piece + 1) / pieces;
+      for (int64_t block = first; block < last; ++block) {
+        int64_t next = 0;
+        const auto sum_of = [&](const auto&) {
+          return RowSum<V>{reinterpret_cast<Real*>(runs + vectors * next++)};
+        };
+        std::apply(
+            [&](const auto&... array) {
+              const std::tuple row_sums{sum_of(array)...};
+              const Rows<Real, lane, operands> rows(loops, blocks, block, shares);
+              std::apply([&](auto... sum) { body(rows, sum...); }, row_sums);
+            },
+            results);
+        if ((block - first + 1) % blocks_per_fold == 0) own.fold();
+      }
+      own.fold();
+    }
+    scratch_of_thread().release_if_large();
+    own_memory.release_if_large();
+  }
+
+  Real* const totals = memory.template take<Real>(vectors * lanes<V>);
+  int64_t next = 0;
+  const auto finish = [&](auto array) {
+    for (int64_t vector = 0; vector < vectors; ++vector) {
+      State total;
+      for (int64_t piece = 0; piece < pieces; ++piece)
+        total.merge(states[(piece * sums + next) * vectors + vector]);
+      if constexpr (lane == Lane::column) {
+        store<false>(totals + vector * lanes<V>, total.result());
+      } else {
+        totals[vector] = total.across();
+      }
+    }
+    store_columns<V>(loops, array, totals);
+    ++next;
+  };
+  std::apply([&](auto... array) { (finish(array), ...); }, results);
+  memory.release_if_large();
 }
 
 // Calls body(at) for every vector of a kernel without reductions.

@@ -36,15 +36,18 @@ void row_statistics(const X* x_data, const Weight* weight_data, Mean* mean_data,
   });
 }
 
-// Computes grad_x, mean_2. A thread owns rows (length) and sweeps twice over their columns (width).
-template <Lane lane, class Real, class GradCentred, class Weight, class X, class GradX, class Mean2>
+// Computes grad_x, grad_weight. Sums grad_weight over the rows. A thread owns rows (length) and
+// sweeps twice over their columns (width).
+template <Lane lane, class Real, class GradCentred, class Weight, class X, class GradX,
+          class GradWeight>
 void row_statistics_backward(const GradCentred* grad_centred_data, const Weight* weight_data,
-                             const X* x_data, GradX* grad_x_data, Mean2* mean_2_data,
+                             const X* x_data, GradX* grad_x_data, GradWeight* grad_weight_data,
                              Loops<5> loops) {
   const int64_t columns = loops.columns;
-  const auto [grad_centred_array, weight_array, x_array, grad_x_array, mean_2_array] =
-      arrays(grad_centred_data, weight_data, x_data, grad_x_data, mean_2_data);
-  sweep<Real, lane>(loops, [&](const auto& rows) {
+  const auto [grad_centred_array, weight_array, x_array, grad_x_array, grad_weight_array] =
+      arrays(grad_centred_data, weight_data, x_data, grad_x_data, grad_weight_data);
+  sweep_and_sum<Real, lane>(loops, std::tuple{grad_weight_array},
+                            [&](const auto& rows, auto grad_weight_sum) {
     const auto [sum_3, mean] = rows.reduce([=](auto at) {
       const auto grad_centred = at(grad_centred_array);
       const auto weight = at(weight_array);
@@ -52,36 +55,15 @@ void row_statistics_backward(const GradCentred* grad_centred_data, const Weight*
       const auto x = at(x_array);
       return std::tuple{Sum{-mul_12}, Sum{x}};
     });
-    rows.once([=](auto at) {
-      at.store(mean_2_array, at(mean));
-    });
     const auto div = rows.value([=](auto at) { return at(sum_3) / Real(columns); });
+    const auto mean_2 = rows.value([=](auto at) { return at(mean) / Real(columns); });
     rows.each([=](auto at) {
       const auto grad_centred = at(grad_centred_array);
       const auto weight = at(weight_array);
       const auto mul_12 = math::rounded(grad_centred * weight);
-      at.store(grad_x_array, mul_12 + at(div));
-    });
-  });
-}
-
-// Computes grad_weight. A thread owns rows (width) and sweeps once over their columns (length).
-template <Lane lane, class Real, class GradCentred, class X, class Mean2, class GradWeight>
-void row_statistics_backward_grad_weight(const GradCentred* grad_centred_data, const X* x_data,
-                                         const Mean2* mean_2_data, GradWeight* grad_weight_data,
-                                         int64_t width_count, Loops<4> loops) {
-  const auto [grad_centred_array, x_array, mean_2_array, grad_weight_array] =
-      arrays(grad_centred_data, x_data, mean_2_data, grad_weight_data);
-  sweep<Real, lane>(loops, [&](const auto& rows) {
-    const auto sum_2 = rows.reduce([=](auto at) {
-      const auto grad_centred = at(grad_centred_array);
       const auto x = at(x_array);
-      const auto mean_2 = at(mean_2_array);
-      const auto mean = mean_2 / Real(width_count);
-      return Sum{grad_centred * (x - mean)};
-    });
-    rows.once([=](auto at) {
-      at.store(grad_weight_array, at(sum_2));
+      at.store(grad_x_array, mul_12 + at(div));
+      at.add(grad_weight_sum, grad_centred * (x - at(mean_2)));
     });
   });
 }
