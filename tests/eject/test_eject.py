@@ -20,11 +20,11 @@ from torch import Tensor
 import fuselab
 from fuselab.cli.main import run
 from fuselab.ejection.eject import eject
-from fuselab.ejection.folder import edited
+from fuselab.ejection.folder import edited, write_folder
 from fuselab.ejection.loops import walk
 from fuselab.ejection.package import planned_package
 from fuselab.ejection.write import package_files
-from fuselab.errors import EjectError
+from fuselab.errors import DifferentiationError, EjectError
 from fuselab.prove.load import load_op
 from fuselab.prove.result import CheckReport, Group, Result, Verdict
 
@@ -325,3 +325,40 @@ def test_a_value_used_twice_at_every_step_is_computed_once() -> None:
     (forward,) = planned_package(long_chain, (torch.ones(4, 8),), {}, "long_chain").forward
     (value,) = forward.stores.values()
     assert len(list(walk([value]))) == 1 + 2 * 30
+
+
+def detached(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.tanh(x * weight.detach())
+
+
+def test_an_argument_without_a_gradient_gets_zeros(tmp_path: Path) -> None:
+    function = fuselab.operator(load_op(str(_ejected(detached, tmp_path))))
+    x, weight = torch.randn(4, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    (grad_x,) = torch.autograd.grad(
+        function(x, weight, implementation="reference").sum(), [x], create_graph=True
+    )
+    torch.testing.assert_close(grad_x, 1 - torch.tanh(x) ** 2)
+    grads = torch.func.grad(lambda *args: function(*args).sum(), argnums=(0, 1))(x, weight)
+    torch.testing.assert_close(grads[0], grad_x)
+    torch.testing.assert_close(grads[1], torch.zeros(8))
+
+
+def _ejected(function: Callable[..., Any], tmp_path: Path) -> Path:
+    return eject(function, torch.ones(4, 8), torch.ones(8), out=tmp_path / function.__name__)
+
+
+def test_a_frozen_argument_is_refused_a_gradient(tmp_path: Path) -> None:
+    package = planned_package(
+        masked_bias, (torch.ones(4, 8), torch.ones(8)), {}, "masked_bias", frozen=("bias",)
+    )
+    write_folder(tmp_path / "masked_bias", package_files(package), {})
+    function = fuselab.operator(load_op(str(tmp_path / "masked_bias")))
+    x, bias = torch.randn(4, 8, requires_grad=True), torch.ones(8)
+    function(x, bias).sum().backward()
+    torch.testing.assert_close(x.grad, (x + bias > 0).float())
+    with pytest.raises(DifferentiationError, match="'bias' has no gradient; eject it with"):
+        function(x, bias.requires_grad_())
+
+
+def masked_bias(x: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(x + bias)

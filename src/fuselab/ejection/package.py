@@ -38,6 +38,7 @@ class Package:
     cpp_backward: tuple[KernelPlan, ...]  # with sums over rows in the kernels of these rows
     names: Mapping[Node, str]  # of results, and of what is stored part by part
     output_names: tuple[str, ...]
+    frozen: frozenset[str]  # arguments that get no gradient
 
     @property
     def name(self) -> str:
@@ -93,12 +94,27 @@ class Package:
             for name, gradient in zip(self.parameters, self.program.gradients, strict=True)
             if gradient is not None
         }
+        read |= set(self.unused)
         read |= {
             argument.name
             for argument in self.formulas.arguments
             if argument.node in self.formulas.behind_gradients()
         }
         return tuple(name for name in self.parameters if name in read)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The floating arguments on which no output depends such that it has a gradient: as the
+        weight of ``weight.detach()``. Their gradients are zeros."""
+        pairs = zip(self.captured.arguments, self.program.gradients, strict=True)
+        return tuple(
+            argument.name
+            for argument, gradient in pairs
+            if gradient is None
+            and self.backward
+            and argument.tensor.is_floating_point()
+            and argument.name not in self.frozen
+        )
 
     @property
     def multiples(self) -> dict[str, int]:
@@ -191,7 +207,16 @@ def planned_package(
     backward = _plans(label, kernels, gradients, captured, sizes, names)
     cpp_backward = _plans(label, with_row_sums(ordered), gradients, captured, sizes, names)
     return Package(
-        captured, formulas, program, sizes, forward, backward, cpp_backward, names, output_names
+        captured,
+        formulas,
+        program,
+        sizes,
+        forward,
+        backward,
+        cpp_backward,
+        names,
+        output_names,
+        frozenset(frozen),
     )
 
 

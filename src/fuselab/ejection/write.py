@@ -174,9 +174,12 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     lines.append(f"compute = arithmetic_dtype({', '.join(upstream)})")
     lines += _launches(package, plans, [*upstream, *package.saved])
     results: list[str] = []
-    for place, node in enumerate(package.program.gradients):
-        result = "None" if node is None else package.result_name(node, plans)
-        results.append("None" if node is None else f"{result} if needs[{place}] else None")
+    pairs = zip(package.parameters, package.program.gradients, strict=True)
+    for place, (argument, node) in enumerate(pairs):
+        result = f"torch.zeros_like({argument})" if argument in package.unused else "None"
+        if node is not None:
+            result = package.result_name(node, plans)
+        results.append(result if result == "None" else f"{result} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return (
         f"def {name}(sweeps: Sweeps, needs: Sequence[bool], "
@@ -288,7 +291,8 @@ def _fake_gradient(package: Package) -> str:
     for place, (node, name) in enumerate(
         zip(package.program.gradients, package.parameters, strict=True)
     ):
-        text = "None" if node is None else f"torch.empty_like({name}) if needs[{place}] else None"
+        has_gradient = node is not None or name in package.unused
+        text = f"torch.empty_like({name}) if needs[{place}] else None" if has_gradient else "None"
         results.append(f"        {text},")
     body = "\n".join(["    return (", *results, "    )"])
     return (
@@ -476,7 +480,18 @@ def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autoc
             f'            "{device}", forward_{name}, {backward}supports=supports\n'
             "        ),\n"
         )
-    gradient = "    gradient=Gradient(save, gradient, fake_gradient),\n" if has_gradient else ""
+    frozen = [
+        f'            "{name}": "eject it with this argument requiring one",\n'
+        for name in package.parameters
+        if name in package.frozen
+    ]
+    gradient = "    gradient=Gradient(save, gradient, fake_gradient),\n"
+    if frozen:
+        gradient = (
+            "    gradient=Gradient(\n        save,\n        gradient,\n        fake_gradient,\n"
+            f"        frozen={{\n{''.join(frozen)}        }},\n    ),\n"
+        )
+    gradient = gradient if has_gradient else ""
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if has_draw else ""
     last += "    autocast=autocast,\n" if has_autocast else ""

@@ -50,14 +50,19 @@ def gradient({parameters}) -> tuple[Tensor | None, ...]:
     upstream = [name for name in package.upstream_names if name is not None]
     lines = unpacked_upstream(package)
     lines.append(f"arithmetic = arithmetic_dtype({', '.join(upstream)})")
-    places = [place for place, node in enumerate(captured.gradients) if node is not None]
+    places = [
+        place
+        for place, node in enumerate(captured.gradients)
+        if node is not None or package.parameters[place] in package.unused
+    ]
     differentiable = [captured.arguments[place].name for place in places]
     lines.append(f"dtypes = [tensor.dtype for tensor in ({comma(differentiable)})]")
     names: dict[fx.Node, str] = {}
     for argument in captured.arguments:
         names[argument.node] = argument.name
         if argument.name in package.saved and argument.tensor.is_floating_point():
-            lines.append(f"{argument.name} = {argument.name}.to(arithmetic)")
+            cut = ".detach()" if argument.name in package.unused else ""
+            lines.append(f"{argument.name} = {argument.name}{cut}.to(arithmetic)")
     names.update(zip(captured.upstream, upstream, strict=True))
     lines += [f"{name} = {name}.to(arithmetic)" for name in upstream]
     lines += sizes.statements(package.saved)
@@ -70,12 +75,11 @@ def gradient({parameters}) -> tuple[Tensor | None, ...]:
         elif node in wanted and node.op == "get_attr":
             held = constant_tensor(node)
             names[node] = f"torch.tensor({held.tolist()}, dtype={_text(held.dtype, names, sizes)})"
-    results = [
-        "None"
-        if node is None
-        else f"{names[node]}.to(dtypes[{places.index(place)}]) if needs[{place}] else None"
-        for place, node in enumerate(captured.gradients)
-    ]
+    results = ["None"] * len(captured.gradients)
+    for number, place in enumerate(places):
+        node = captured.gradients[place]
+        text = names[node] if node is not None else f"torch.zeros_like({package.parameters[place]})"
+        results[place] = f"{text}.to(dtypes[{number}]) if needs[{place}] else None"
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return head + textwrap.indent("\n".join(lines), "    ") + "\n"
 
