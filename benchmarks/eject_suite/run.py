@@ -35,7 +35,7 @@ import reductions  # noqa: F401
 import torch
 from suite import MEMBERS
 
-from fuselab.ejection.write import eject
+from fuselab.ejection.eject import eject
 from fuselab.errors import EjectError
 
 LIMIT_S = 1800  # for one step of one member

@@ -117,7 +117,7 @@ def row_statistics(x, weight):
     }
 
 
-def losses(prediction, target):
+def two_losses(prediction, target):
     square = (prediction - target).square()
     return square.mean(), square.sum(-1)
 
@@ -209,13 +209,13 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "in_place": (in_place, _normal((5, 6), (6,))),
     "add_rms_norm": (add_rms_norm, _normal((3, 5, 32), (3, 5, 32), (32,))),
     "row_statistics": (row_statistics, _normal((6, 9), (9,))),
-    "losses": (losses, _normal((6, 9), (6, 9))),
+    "two_losses": (two_losses, _normal((6, 9), (6, 9))),
     "gated_norm": (GatedNorm(), _normal((4, 8, 16), (4, 8, 16))),
 }
 
 # Functions that return more than the operator does: each with its arguments and those by keyword.
 STRUCTURES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], dict[str, Any]]] = {
-    **{name: (*EXAMPLES[name], {}) for name in ("add_rms_norm", "row_statistics", "losses")},
+    **{name: (*EXAMPLES[name], {}) for name in ("add_rms_norm", "row_statistics", "two_losses")},
     "named_pair": (named_pair, _normal((4, 8), (4, 8)), {}),
     "nested": (nested, _normal((4, 8), (4, 8)), {}),
     "halves": (halves, _normal((4, 8)), {}),

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from cuda_on_cpu import Emulator
 from torch import Tensor
 
+from fuselab.ejection.eject import eject
 from fuselab.ejection.package import planned_package
-from fuselab.ejection.write import eject
 from fuselab.errors import EjectError
 from fuselab.prove.load import load_op
 from fuselab.runtime import interpreter

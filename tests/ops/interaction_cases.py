@@ -144,7 +144,7 @@ def check(
         assert grad is None or (grad.shape == value.shape and grad.is_contiguous())
     names = ["output", *(list(op.signature.parameters)[place] for place in tensors)]
     bar = Bar(
-        lambda values: with_gradients(op.reference, tensors, values), [*args, upstream], names
+        lambda values: with_gradients(op.reference, tensors, values), [*args, (upstream,)], names
     )
     ours = [output, *(grad for grad in grads if grad is not None)]
     for name, judgement in zip(names, bar.judge(ours), strict=True):

@@ -115,13 +115,13 @@ def test_fuse_finds_a_linear_layer_with_its_activation(bias, name, layer):
 
 def test_fuse_computes_the_product_once():
     """A Linear that is replaced whole is not called for the dtype of its bias."""
-    from fuselab.fusion.emit import Region
+    from fuselab.fusion.emit import MatchRegion
 
     module = nn.Sequential(nn.Linear(5, 3), nn.ReLU())
     input = torch.randn(4, 5)
     traced = trace_forward("", module, Call((input,), {}))
     patterns = [Pattern(OP, rewrite) for rewrite in OP.rewrites]
-    region = Region(traced, find(Expression(traced.graph, traced.module), patterns)[0])
+    region = MatchRegion(traced, find(Expression(traced.graph, traced.module), patterns)[0])
     called = [node.name for node in region.after.graph.nodes if node.op == "call_function"]
     assert called == ["linear_activation"]
     torch.testing.assert_close(region.after(input), module(input))
