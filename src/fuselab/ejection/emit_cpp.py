@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Container, Iterable, Sequence
 from typing import TypeGuard
 
-from fuselab.ejection.functions import CPP, CPP_CASTS, CPP_REDUCTIONS
+from fuselab.ejection.cpp_text import applied, camel, constant_text, filled, filled_list
+from fuselab.ejection.functions import (
+    CPP,
+    CPP_CASTS,
+    CPP_INTEGER_COMPARISONS,
+    CPP_REDUCTIONS,
+    CPP_SLOW,
+)
 from fuselab.ejection.loops import (
     Apply,
     Axis,
@@ -26,6 +32,7 @@ from fuselab.ejection.loops import (
     children,
     walk,
 )
+from fuselab.ejection.picks import Pick, is_number, pick_of
 from fuselab.ejection.plan import KernelPlan, Namer, Operand
 from fuselab.errors import EjectError
 
@@ -55,14 +62,7 @@ _FRAME = {
 _TYPES = {"V", "Real", "Lane", "Loops", "Sum", "Product", "Maximum", "Minimum", "Half", "BFloat16"}
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal"})
-# Functions that take longer than to load a value from the cache.
-_SLOW = frozenset(
-    """acos asin atan cos div erf exp expm1 log log1p pow reciprocal rsqrt sigmoid sin sqrt
-    tanh""".split()  # noqa: SIM905
-)
 _OF_MASKS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
-_ATOM = re.compile(r"[\w.:]+(<\w+>)?(\(.*\))?$", re.DOTALL)
-_INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
 
 
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
@@ -88,7 +88,12 @@ class _Kernel:
         self.known: dict[Expression, str] = {}  # the texts of values in the present scope
         self.reduced = frozenset(plan.reductions)
         self.kept: dict[Expression, str] = {}  # the values that a sweep keeps for later ones
+        found = {
+            one: pick_of(one, plan.kernel.column_axes, plan.axes_of) for one in plan.reductions
+        }
+        self.picks = {one: pick for one, pick in found.items() if pick is not None}
         self.sums: dict[Operand, str] = {}  # the results that are sums over the rows
+        self.reciprocals: dict[Expression, str] = {}  # of divisors that do not depend on a column
         self.is_kept: set[Expression] = set()  # those of them that an earlier sweep has computed
         self.column_axes = frozenset(plan.kernel.column_axes)
         self.namer = Namer(sorted(_KEYWORDS | _FRAME | _TYPES))
@@ -107,7 +112,7 @@ class _Kernel:
             for factor in one.operands
             if isinstance(factor, Apply) and factor.function == "mul" and factor.kind == "float"
         }
-        self.types = {one: self.namer.name(_camel(one.name)) for one in plan.operands}
+        self.types = {one: self.namer.name(camel(one.name)) for one in plan.operands}
 
     # --- the frame
 
@@ -124,9 +129,9 @@ class _Kernel:
         self.body()
         return "\n".join(
             [
-                *_filled(self.comment(), "// ", "// "),
-                *_filled_list("template <", types, ">"),
-                *_filled_list(f"void {plan.name}(", parameters, ") {"),
+                *filled(self.comment(), "// ", "// "),
+                *filled_list("template <", types, ">"),
+                *filled_list(f"void {plan.name}(", parameters, ") {"),
                 *self.lines,
                 "}",
             ]
@@ -141,7 +146,7 @@ class _Kernel:
         rows = self.axes(self.plan.kernel.row_axes)
         if not self.plan.reductions:
             return f"{text} A thread owns elements ({rows}), each read and written once."
-        sweeps = self.depth() + bool(self.stored(True))
+        sweeps = len(list(filter(None, self.swept()))) + bool(self.stored(True))
         times = {1: "once", 2: "twice"}.get(sweeps, f"{sweeps} times")
         columns = self.axes(self.plan.kernel.column_axes)
         return (
@@ -156,7 +161,7 @@ class _Kernel:
 
     def write(self, line: str) -> None:
         margin = "  " * self.indent
-        self.lines += _filled(line, margin, margin + "    ")
+        self.lines += filled(line, margin, margin + "    ")
 
     def body(self) -> None:
         arrays = [self.arrays[one] for one in self.plan.operands]
@@ -168,14 +173,28 @@ class _Kernel:
         if len(short) <= 100:
             self.lines.append(short)
         else:
-            self.lines += _filled_list("  const auto [", arrays, "] =")
-            self.lines += _filled_list("      arrays(", data, ");")
+            self.lines += filled_list("  const auto [", arrays, "] =")
+            self.lines += filled_list("      arrays(", data, ");")
         if self.plan.reductions:
             self.open_sweep()
             self.choose_kept()
-            for sweep in self.sweeps():
-                self.reduce(sweep)
+            for sweep, picked in zip(self.swept(), self.picked(), strict=True):
+                if sweep:
+                    self.reduce(sweep)
+                for one in picked:
+                    self.pick(one, self.picks[one])
             self.store(self.stored(False), "rows.once(")
+            self.store(self.stored(True), "rows.each(")
+            self.indent -= 1
+            self.write("});")
+        elif same := self.same_along_rows():
+            loaded = [part for part in walk(same) if isinstance(part, (Load, Position))]
+            read = ", ".join(dict.fromkeys(map(self.array, loaded)))
+            self.open(f"for_each_with_rows<Real, lane>(loops, std::tuple{{{read}}},")
+            self.write("[&](const auto& rows, const auto& row_value) {")
+            for value in same:
+                self.hoist_formula(value, "row_value(")
+                self.known[value] = f"at({self.names[value]})"
             self.store(self.stored(True), "rows.each(")
             self.indent -= 1
             self.write("});")
@@ -186,6 +205,24 @@ class _Kernel:
             self.lines.insert(place, "  using V = Vector<Real>;")
         if re.search(r"\bcolumns\b", written):
             self.lines.insert(place, "  const int64_t columns = loops.columns;")
+
+    def same_along_rows(self) -> list[Apply]:
+        """Return the largest values of a kernel without reductions that take long and do not depend
+        on the innermost dimension: a layout of memory in which it is innermost, too, computes them
+        once for each run of it."""
+        found: dict[Apply, None] = {}
+        innermost = frozenset(self.plan.kernel.row_axes[-1:])
+
+        def visit(one: Expression) -> None:
+            if self.plan.axes_of(one) & innermost or not isinstance(one, Apply):
+                for child in children(one):
+                    visit(child)
+            elif not is_number(one) and any(map(_takes_long, walk([one]))):
+                found[one] = None
+
+        for one in self.plan.stores.values() if innermost else ():
+            visit(one)
+        return list(found)
 
     def open_sweep(self) -> None:
         """Write the head of the sweep, with the sums over the rows if there are any."""
@@ -200,12 +237,18 @@ class _Kernel:
                 parameters.append(f"auto {name}")
         results = f"std::tuple{{{', '.join(arrays)}}}"
         self.write(f"sweep_and_sum<Real, lane>(loops, {results},")
-        self.lines += _filled_list(" " * 28 + "[&](", parameters, ") {")
+        self.lines += filled_list(" " * 28 + "[&](", parameters, ") {")
         self.indent += 1
 
-    def sweeps(self) -> list[list[Reduced]]:
+    def swept(self) -> list[list[Reduced]]:
         """Return the reductions of each sweep over the columns, in the order of the sweeps."""
-        found = self.plan.reductions
+        return self.by_depth([one for one in self.plan.reductions if one not in self.picks])
+
+    def picked(self) -> list[list[Reduced]]:
+        """Return what is computed at a single column after each of these sweeps."""
+        return self.by_depth(list(self.picks))
+
+    def by_depth(self, found: Sequence[Reduced]) -> list[list[Reduced]]:
         depths = range(1, self.depth() + 1)
         return [[one for one in found if self.plan.depth(one) == depth] for depth in depths]
 
@@ -216,7 +259,7 @@ class _Kernel:
         need it as a part of one value, which is then kept.
         """
         stored = [self.plan.stores[one.node] for one in self.stored(True) if one.node is not None]
-        sweeps = [[one.operand for one in sweep] for sweep in self.sweeps()] + [stored]
+        sweeps = [[one.operand for one in sweep] for sweep in self.swept()] + [stored]
         computed: set[Expression] = set()  # by the sweeps so far
         chosen: dict[Apply, None] = {}
 
@@ -246,10 +289,7 @@ class _Kernel:
         values of ``loaded`` are loaded."""
         known = {part for part in walk([one]) if part in self.reduced or part in loaded}
         return _kind(one) == "float" and any(
-            isinstance(part, Apply)
-            and part.function in _SLOW
-            and not (part.function == "div" and _is_power_of_two(part.operands[1]))
-            and self.plan.axes_of(part) & self.column_axes
+            _takes_long(part) and self.plan.axes_of(part) & self.column_axes
             for part in walk([one], known)
         )
 
@@ -273,6 +313,21 @@ class _Kernel:
         self.close(outer)
         for one in reduced:
             self.known[one] = f"at({self.names[one]})"
+
+    def pick(self, one: Reduced, picked: Pick) -> None:
+        """Write the computation of a value at a single column, which no sweep can keep."""
+        if picked.index not in self.known:
+            self.hoist([picked.index])
+        self.hoist([picked.value])
+        known_index = self.known[picked.index].removeprefix("at(").removesuffix(")")
+        self.open(f"const auto {self.names[one]} = rows.pick({known_index}, [=](auto at) {{")
+        outer, kept = dict(self.known), self.kept
+        self.kept = {}
+        self.define([picked.value])
+        self.write(f"return {self.vector(picked.value, 'float')};")
+        self.kept = kept
+        self.close(outer)
+        self.known[one] = f"at({self.names[one]})"
 
     def store(self, operands: Sequence[Operand], walk: str) -> None:
         """Write the loop that stores ``operands``."""
@@ -322,13 +377,35 @@ class _Kernel:
             else:
                 self.hoist_formula(one)
             self.known[one] = f"at({self.names[one]})"
+        self.hoist_reciprocals(expressions)
+
+    def hoist_reciprocals(self, expressions: Sequence[Expression]) -> None:
+        """Compute the reciprocals of what ``expressions`` divide by once per row."""
+        for one in self.needed(expressions) if self.plan.reductions else ():
+            if not (isinstance(one, Apply) and one.function == "div" and one.kind == "float"):
+                continue
+            divisor = one.operands[1]
+            text = self.known.get(divisor, "")
+            is_row = text.startswith("at(") and _kind(divisor) == "float"
+            if divisor in self.reciprocals or not is_row:
+                continue
+            name = self.namer.name(f"{self.names[divisor]}_reciprocal")
+            self.reciprocals[divisor] = f"at({name})"
+            line = f"const auto {name} = rows.value([=](auto at) {{"
+            short = f"{line} return math::reciprocal({text}); }});"
+            if len(short) + 2 * self.indent <= 100:
+                self.write(short)
+                continue
+            self.open(line)
+            self.write(f"return math::reciprocal({text});")
+            self.close(self.known)
 
     def on_rows(self, expressions: Sequence[Expression]) -> list[Apply | Load | Position]:
         """Return the largest parts that do not depend on a column and are not known yet."""
         found: dict[Apply | Load | Position, None] = {}
 
         def visit(one: Expression) -> None:
-            if one in self.known or one in self.is_kept or _is_number(one):
+            if one in self.known or one in self.is_kept or is_number(one):
                 return
             if isinstance(one, Reduced) or self.plan.axes_of(one) & self.column_axes:
                 for child in children(one):
@@ -341,16 +418,16 @@ class _Kernel:
                 visit(one)
         return list(found)
 
-    def hoist_formula(self, one: Apply) -> None:
+    def hoist_formula(self, one: Apply, head: str = "rows.value(") -> None:
         name = self.names.get(one)
         if name is None:
             name = self.names[one] = self.namer.name(self.wanted_name(one))
         outer, before = dict(self.known), len(self.lines)
-        self.open(f"const auto {name} = rows.value([=](auto at) {{")
+        self.open(f"const auto {name} = {head}[=](auto at) {{")
         start = len(self.lines)
         self.define(one.operands)
         text = self.formula(one)
-        short = f"const auto {name} = rows.value([=](auto at) {{ return {text}; }});"
+        short = f"const auto {name} = {head}[=](auto at) {{ return {text}; }});"
         fits = len(self.lines) == start and len(short) + 2 * (self.indent - 1) <= 100
         if not fits:
             self.write(f"return {text};")
@@ -374,7 +451,7 @@ class _Kernel:
             elif isinstance(one, (Load, Position)):
                 self.write(f"const auto {self.names[one]} = at({self.array(one)});")
                 self.known[one] = self.names[one]
-            elif isinstance(one, Apply) and one in self.names and not _is_number(one):
+            elif isinstance(one, Apply) and one in self.names and not is_number(one):
                 text = self.formula(one)
                 if one in self.kept:
                     text = f"at.keep({self.kept[one]}, {text})"
@@ -397,7 +474,7 @@ class _Kernel:
             template = CPP["where"]
             if one.kind == "int":
                 template = template.replace("where", "where_integer<V>")
-            return _applied(template, texts)
+            return applied(template, texts)
         kind = one.kind
         if one.function in _COMPARISONS:
             kind = next(kind for kind in ("float", "int", "bool") if kind in kinds)
@@ -406,12 +483,19 @@ class _Kernel:
         if function == "div" and _is_power_of_two(operands[1]):
             function, operands = "mul", (operands[0], Constant(1 / operands[1].value))
         template = CPP[function]
+        if one.kind == "bool" and kind == "int" and function in CPP_INTEGER_COMPARISONS:
+            texts = [self.vector(operand, kind) for operand in operands]
+            return applied(CPP_INTEGER_COMPARISONS[function], texts)
+        has_reciprocal = function == "div" and operands[1] in self.reciprocals
+        if has_reciprocal and self.plan.axes_of(one) & self.column_axes:
+            texts = [self.vector(operand, kind) for operand in operands]
+            return f"math::quotient({', '.join([*texts, self.reciprocals[operands[1]]])})"
         is_call = "math::" in template
         texts = [
             self.vector(operand, kind) if is_call else self.value(operand, kind)
             for operand in operands
         ]
-        text = _applied(template, texts)
+        text = applied(template, texts)
         if one in self.fusible and not _is_scalar(one):
             return f"math::rounded({text})"
         return f"math::mask<V>({text})" if one.kind == "bool" and kind == "int" else text
@@ -422,13 +506,13 @@ class _Kernel:
             text = self.formula(one)
             return text if own == kind else f"Real({text})"
         text = self.plain(one)
-        return text if own == kind else _applied(CPP_CASTS[own, kind], [text])
+        return text if own == kind else applied(CPP_CASTS[own, kind], [text])
 
     def value(self, one: Expression, kind: Kind) -> str:
         """Return the text of a value in the given kind; ``define`` has written what it needs. A
         number is a scalar."""
         if isinstance(one, Constant):
-            return _constant(one.value, kind)
+            return constant_text(one.value, kind)
         if isinstance(one, Size):
             named = self.numbers.get(one) or self.names.get(one) or str(one.size)
             return f"Real({named})" if kind == "float" else named
@@ -452,9 +536,11 @@ class _Kernel:
         return self.formula(one)
 
 
-def _is_number(one: Expression) -> bool:
-    """Return whether a value is the same everywhere: made of constants and sizes."""
-    return all(isinstance(part, (Constant, Size, Apply)) for part in walk([one]))
+def _takes_long(one: Expression) -> bool:
+    """Return whether a function takes longer than to load its value."""
+    if not isinstance(one, Apply) or (one.kind != "int" and one.function not in CPP_SLOW):
+        return False
+    return not (one.function == "div" and _is_power_of_two(one.operands[1]))
 
 
 def _is_power_of_two(one: Expression) -> TypeGuard[Constant]:
@@ -484,61 +570,3 @@ def _kind(one: Expression) -> Kind:
     if isinstance(one, (Size, Position)):
         return "int"
     return one.kind
-
-
-def _constant(value: float | int | bool, kind: Kind) -> str:
-    if kind == "bool":
-        return "true" if value else "false"
-    if kind == "int":
-        return f"int64_t({int(value)})"
-    value = float(value)
-    if value != value:
-        return "Real(NAN)"
-    if value in (float("inf"), float("-inf")):
-        return "Real(INFINITY)" if value > 0 else "Real(-INFINITY)"
-    return f"Real({int(value)})" if value == int(value) and abs(value) < 1e6 else f"Real({value!r})"
-
-
-def _applied(template: str, texts: Sequence[str]) -> str:
-    """Return the template with operands, in parentheses where they need them."""
-    inside = {int(found[1]) for found in _INSIDE.finditer(template)}
-    return template.format(
-        *(
-            text if place in inside or _is_atom(text) else f"({text})"
-            for place, text in enumerate(texts)
-        )
-    )
-
-
-def _is_atom(text: str) -> bool:
-    if not _ATOM.match(text):
-        return False
-    depth = 0
-    for place, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0 and letter == ")" and place + 1 < len(text):
-            return False
-    return True
-
-
-def _camel(name: str) -> str:
-    words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
-    return words if words[:1].isalpha() else f"T{words}"
-
-
-def _filled_list(head: str, entries: Sequence[str], tail: str) -> list[str]:
-    """Return the lines of a list in which no entry is broken, further ones under the first."""
-    text = head.replace(" ", "\0") + ", ".join(entry.replace(" ", "\0") for entry in entries)
-    lines = _filled(text + tail.replace(" ", "\0"), "", " " * len(head))
-    return [line.replace("\0", " ") for line in lines]
-
-
-def _filled(text: str, margin: str, further: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        100,
-        initial_indent=margin,
-        subsequent_indent=further,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

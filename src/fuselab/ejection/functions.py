@@ -164,6 +164,13 @@ CPP_CASTS: dict[tuple[str, str], str] = {
     ("float", "bool"): "{0} != 0",
 }
 
+# Functions that take longer than to load a value from the cache; divisions and roots the least so.
+CPP_DIVISIONS = frozenset({"div", "reciprocal", "rsqrt", "sqrt"})
+CPP_SLOW = CPP_DIVISIONS | frozenset(
+    """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp exp2 expm1 fmod hypot log log10
+    log1p log2 pow sigmoid sin sinh tan tanh""".split()  # noqa: SIM905
+)
+
 # The class of ``cpu_sweep.h`` for each reduction.
 CPP_REDUCTIONS = {"sum": "Sum", "amax": "Maximum", "amin": "Minimum", "prod": "Product"}
 
@@ -242,6 +249,16 @@ CUDA_POWERS: dict[float, str] = {
     1: "{0}",
     2: "squared({0})",
     3: "cubed({0})",
+}
+
+# The C++ functions that compare integers.
+CPP_INTEGER_COMPARISONS: dict[str, str] = {
+    "eq": "math::equal<V>({0}, {1})",
+    "ge": "math::at_most<V>({1}, {0})",
+    "gt": "math::less<V>({1}, {0})",
+    "le": "math::at_most<V>({0}, {1})",
+    "lt": "math::less<V>({0}, {1})",
+    "ne": "math::unequal<V>({0}, {1})",
 }
 
 # The types of `runtime/include/cuda_sweep.h` that join the elements of each reduction.

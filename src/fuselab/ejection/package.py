@@ -11,6 +11,7 @@ import sympy
 from torch import Tensor
 
 from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
+from fuselab.ejection.hand_over import with_handed_over
 from fuselab.ejection.kernels import Kernel, schedule, without_floors
 from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
@@ -35,7 +36,7 @@ class Package:
     sizes: Sizes
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
-    cpp_backward: tuple[KernelPlan, ...]  # with sums over rows in the kernels of these rows
+    cpp_backward: tuple[KernelPlan, ...]  # the same, where C++ has no backward of its own
     names: Mapping[Node, str]  # of results, and of what is stored part by part
     output_names: tuple[str, ...]
     frozen: frozenset[str]  # arguments that get no gradient
@@ -78,6 +79,12 @@ class Package:
                 self.returned.needs_gradient, self.captured.outputs, strict=True
             )
         )
+
+    @property
+    def cpp_differs(self) -> bool:
+        """Whether C++ has a backward of its own: one that sums over rows beside other values, or
+        stores values for later kernels."""
+        return self.cpp_backward is not self.backward
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -205,7 +212,11 @@ def planned_package(
     label = f"{name}_backward"
     kernels = list(map(SummingKernel, ordered))
     backward = _plans(label, kernels, gradients, captured, sizes, names)
-    cpp_backward = _plans(label, with_row_sums(ordered), gradients, captured, sizes, names)
+    handing = _ordered(with_handed_over(gradients, ordered, captured.hints))
+    cpp_kernels = with_row_sums(handing)
+    cpp_backward = backward
+    if handing != ordered or any(one.sums for one in cpp_kernels):
+        cpp_backward = _plans(label, cpp_kernels, gradients, captured, sizes, names)
     return Package(
         captured,
         formulas,

@@ -82,7 +82,11 @@ def _op(package: Package) -> str:
         _imports(package, has_gradient),
         _forward(package),
         *([_backward(package, "_backward", package.backward)] if has_gradient else []),
-        *([_backward(package, "_backward_cpp", package.cpp_backward)] if _sums(package) else []),
+        *(
+            [_backward(package, "_backward_cpp", package.cpp_backward)]
+            if package.cpp_differs
+            else []
+        ),
         _launchers(package, has_gradient),
     ]
     if has_gradient:
@@ -160,11 +164,6 @@ def _forward(package: Package) -> str:
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
     )
-
-
-def _sums(package: Package) -> bool:
-    """Return whether C++ has a backward of its own: one that sums over rows beside other values."""
-    return any(plan.sums for plan in package.cpp_backward)
 
 
 def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
@@ -428,7 +427,7 @@ def _launchers(package: Package, has_gradient: bool) -> str:
             lines.append(f"_{name.upper()} = {kernels}")
         lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
         if has_gradient:
-            own = "_backward_cpp" if name == "cpp" and _sums(package) else "_backward"
+            own = "_backward_cpp" if name == "cpp" and package.cpp_differs else "_backward"
             lines.append(f"backward_{name} = partial({own}, _{name.upper()})")
     return "\n".join(lines) + "\n"
 

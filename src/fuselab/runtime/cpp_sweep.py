@@ -13,7 +13,7 @@ from fuselab.runtime.parameters import Struct
 from fuselab.runtime.sweep import Sweep
 
 # Rows that are not wider are computed side by side, one in each lane of a vector.
-NARROW = 64
+NARROW = 32
 
 _TYPES = {
     torch.float32: "float",

@@ -11,9 +11,10 @@
 //
 // `at` is the place of one vector. Its lanes are neighbouring columns of a row, or neighbouring
 // rows at one column: whichever lies side by side in memory. at(array) loads, at(total) is what was
-// reduced for the rows at hand. A thread owns a block of rows. Where there are few rows with many
-// columns, the threads share the columns of a block, in pieces that depend on the sizes alone, so
-// that results are the same for any number of threads.
+// reduced for the rows at hand. What is computed once per row is computed for a vector of rows in
+// both cases. A thread owns a block of rows. Where there are few rows with many columns, the threads
+// share the columns of a block, in pieces that depend on the sizes alone, so that results are the
+// same for any number of threads.
 #pragma once
 
 #include <omp.h>
@@ -357,11 +358,11 @@ inline Scratch& scratch_of_thread() {
 
 // --- places ---------------------------------------------------------------------------------------
 
-// A value for each row of a block. Where lanes are rows, there is one vector for each strip of the
-// block's rows.
+// A value for each row of a block: a vector of them, and where lanes are rows, one vector for each
+// strip of the block's rows.
 template <class Value, Lane lane>
 struct PerRow {
-  Value value;
+  Value rows;
 };
 template <class Value>
 struct PerRow<Value, Lane::row> {
@@ -374,6 +375,12 @@ struct Kept {
   Scalar<V>* data;
 };
 
+// A value that is computed where it is read.
+template <class Body>
+struct Deferred {
+  Body body;
+};
+
 // Sums over rows, one for each column. Where lanes are rows, each lane has a sum of its own.
 template <class V>
 struct RowSum {
@@ -382,12 +389,11 @@ struct RowSum {
 
 enum class Extent {
   whole,   // all lanes, and every stride from lane to lane is 1 or 0
-  part,    // the first `count` lanes, of any stride
-  repeated // one place in all lanes
+  part     // the first `count` lanes, of any stride
 };
 
 // Offsets of all operands: at the first lane, from lane to lane, and from one vector to the next
-// where lanes are rows and vectors follow each other along a row.
+// across the lanes: to the next row, or to the next column where lanes are rows.
 template <int operands>
 struct Offsets {
   int64_t base[operands], across[operands], along[operands];
@@ -407,8 +413,9 @@ struct Run {
   }
 };
 
-// A vector's place: `first` is its first lane's column (or row of the block), `along` its column
-// where lanes are rows, and `kept` its offset in what is kept of the block.
+// A vector's place: `first` is its first lane's column in the run (or row of the block), `along` its
+// column, `strip` its row of the block (or strip of rows), and `kept` its offset in what is kept of
+// the block.
 template <class Real, Lane lane, int operands, Extent extent>
 class At {
  public:
@@ -422,13 +429,12 @@ class At {
   FUSELAB_INLINE auto operator()(Array<place, Element> array) const {
     const int64_t stride = stride_of<place>();
     if constexpr (std::is_void_v<Element>) {
-      LongIntegers<V> index;
-      for (int64_t i = 0; i < lanes<V>; ++i) index[i] = offset<place>() + (first_ + i) * stride;
-      return index;
+      const int64_t at_first = offset<place>() + first_ * stride;
+      return math::splat<LongIntegers<V>>(at_first) + math::lane_index<V>() * stride;
     } else {
       using Plain = std::remove_const_t<Element>;
       const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
-      if (extent == Extent::repeated || stride == 0) {
+      if (stride == 0) {
         return computed<V, Plain>(*from - StoredLanes<V, Plain>{});  // a difference keeps -0.0
       }
       if constexpr (has_squares<Plain>) {
@@ -452,12 +458,20 @@ class At {
     }
   }
   template <class Value>
-  FUSELAB_INLINE Value operator()(const PerRow<Value, lane>& value) const {
+  FUSELAB_INLINE Value operator()(const PerRow<Value, Lane::row>& value) const {
+    return value.strip[strip_];
+  }
+  template <class Value>
+  FUSELAB_INLINE Value operator()(const PerRow<Value, Lane::column>& value) const {
     if constexpr (lane == Lane::column) {
-      return value.value;
+      return math::splat<Value>(value.rows[strip_]);
     } else {
-      return value.strip[strip_];
+      return value.rows;
     }
+  }
+  template <class Body>
+  FUSELAB_INLINE auto operator()(const Deferred<Body>& value) const {
+    return value.body(*this);
   }
   FUSELAB_INLINE V operator()(Kept<V> kept) const {
     if constexpr (is_part_of_a_row) {
@@ -486,9 +500,9 @@ class At {
       ::store<false>(data, load_as<V>(data) + terms);
     } else if constexpr (is_part_of_a_row) {
       const First part{count_};
-      ::store<false>(sum.data + kept_, ::load<V>(sum.data + kept_, part) + terms, part);
+      ::store<false>(sum.data + along_, ::load<V>(sum.data + along_, part) + terms, part);
     } else {
-      ::store<false>(sum.data + kept_, load_as<V>(sum.data + kept_) + terms);
+      ::store<false>(sum.data + along_, load_as<V>(sum.data + along_) + terms);
     }
   }
 
@@ -517,8 +531,7 @@ class At {
     if constexpr (extent == Extent::whole && (lane == Lane::column || has_squares<Element>)) {
       std::memcpy(to + first_, &elements, sizeof elements);
     } else {
-      store_lanes<V, Element>(to + first_ * stride, elements, stride,
-                              extent == Extent::repeated ? 1 : count_);
+      store_lanes<V, Element>(to + first_ * stride, elements, stride, count_);
     }
   }
 
@@ -538,17 +551,17 @@ class At {
  private:
   static constexpr bool is_part_of_a_row = lane == Lane::column && extent == Extent::part;
   template <class Element>
-  static constexpr bool has_squares = lane == Lane::row && extent != Extent::repeated &&
-                                      (is_short<Element> || std::is_floating_point_v<Element>);
+  static constexpr bool has_squares =
+      lane == Lane::row && (is_short<Element> || std::is_floating_point_v<Element>);
 
   template <int place>
   FUSELAB_INLINE int64_t stride_of() const {
-    return extent == Extent::repeated ? 0 : run_.offsets.across[place];
+    return run_.offsets.across[place];
   }
   template <int place>
   FUSELAB_INLINE int64_t offset() const {
-    if constexpr (lane == Lane::column) return run_.offsets.base[place];
-    return run_.offsets.base[place] + along_ * run_.offsets.along[place];
+    const int64_t steps = lane == Lane::column ? strip_ : along_;
+    return run_.offsets.base[place] + steps * run_.offsets.along[place];
   }
   template <int place>
   FUSELAB_INLINE V* square_of() const {
@@ -566,6 +579,7 @@ constexpr int64_t columns_to_share = 1 << 16;      // elements of a block that t
 constexpr int64_t columns_per_piece = 1 << 14;
 constexpr int64_t cached_elements = 1 << 16;  // of a block, for which a core's own cache has room
 constexpr int64_t most_strips = 64;
+constexpr int64_t elements_of_short_rows = 1 << 12;  // of a block
 
 // Returns quotient and remainder of non-negative numbers; most nests have one loop, where the
 // division is not needed.
@@ -577,14 +591,13 @@ FUSELAB_INLINE Divided divided(int64_t number, int64_t by) {
   return {number / by, number % by};
 }
 
-// The blocks of a kernel's rows. A block is one row, or strips of neighbouring rows, a vector each.
+// The blocks of a kernel's rows: neighbouring rows, at most a vector, or strips of a vector each.
 template <class Real, Lane lane, int operands>
 struct Blocks {
   static constexpr int64_t width = lanes<Vector<Real>>;
 
   explicit Blocks(const Loops<operands>& loops) {
-    const int64_t strips = strips_per_block(loops);
-    rows_per_block = lane == Lane::column ? 1 : strips * width;
+    rows_per_block = lane == Lane::column ? short_rows(loops) : strips_per_block(loops) * width;
     blocks_per_run = (loops.row_size_3 + rows_per_block - 1) / rows_per_block;
     count = loops.rows == 0 ? 0 : loops.rows / loops.row_size_3 * blocks_per_run;
     is_dense = true;
@@ -593,6 +606,13 @@ struct Blocks {
       const bool is_transposed = lane == Lane::row && step[6] == 1;
       is_dense = is_dense && (across == 0 || across == 1 || is_transposed);
     }
+  }
+
+  // Several rows if they are short: the work for each sweep is then shared, and a processor computes
+  // on one row while it waits for the sum of another.
+  static int64_t short_rows(const Loops<operands>& loops) {
+    const int64_t rows = elements_of_short_rows / std::max<int64_t>(1, loops.columns);
+    return std::clamp<int64_t>(std::min(rows, loops.row_size_3), 1, width);
   }
 
   // Few strips if the block then stays in the cache from sweep to sweep. A sum over a long batch is
@@ -617,6 +637,7 @@ class Rows {
   static constexpr int64_t width = lanes<V>;
   template <Extent extent>
   using Place = At<Real, lane, operands, extent>;
+  using PlaceOfRows = At<Real, Lane::row, operands, Extent::part>;  // without a column
 
   Rows(const Loops<operands>& loops, const Blocks<Real, lane, operands>& blocks, int64_t block,
        bool shares)
@@ -626,13 +647,14 @@ class Rows {
     const auto [outer, middle] = divided(outer_two, loops.row_size_1);
     const int64_t first = block_of_run * blocks.rows_per_block;
     count_ = std::min(loops.row_size_3 - first, blocks.rows_per_block);
-    strips_ = lane == Lane::column ? 1 : (count_ + width - 1) / width;
-    auto& offsets = run_.offsets;
+    strips_ = (count_ + width - 1) / width;
+    units_ = lane == Lane::column ? count_ : strips_;
+    Offsets<operands>& offsets = run_.offsets;
     for (int k = 0; k < operands; ++k) {
       const int64_t* step = loops.strides[k];
       offsets.base[k] = outer * step[0] + middle * step[1] + inner * step[2] + first * step[3];
-      offsets.across[k] = step[lane == Lane::column ? 6 : 3];
-      offsets.along[k] = step[lane == Lane::column ? 3 : 6];
+      offsets.across[k] = step[3];
+      offsets.along[k] = step[6];
     }
     scratch_.reset();
   }
@@ -669,10 +691,38 @@ class Rows {
     for (int64_t strip = 0; strip < strips_; ++strip) body(place_of_rows(strip));
   }
 
+  // Returns body(at) of every row at its column `index`, and 0 where there is no such column: what
+  // the sum over a row is of values that are 0 in all other columns.
+  template <class Body>
+  auto pick(PerRow<LongIntegers<V>, lane> index, Body body) const {
+    PerRow<V, lane> found;
+    if constexpr (lane == Lane::row) found.strip = scratch_.template take<V>(strips_);
+    V squares[lane == Lane::row ? operands * width : 1];
+    for (int64_t strip = 0; strip < strips_; ++strip) {
+      const int64_t first = strip * width;
+      Scalar<LongIntegers<V>> wanted[width];
+      Real value[width] = {};
+      std::memcpy(wanted, index_of(index, strip), sizeof wanted);
+      for (int64_t row = 0; row < std::min(count_ - first, width); ++row) {
+        const int64_t column = wanted[row];
+        if (column < 0 || column >= loops_.columns) continue;
+        const Run<V, operands> run = run_at(squares, column);
+        const V picked = body(place_in(run, first + row, column));
+        value[row] = picked[lane == Lane::row ? row : 0];
+      }
+      if constexpr (lane == Lane::row) {
+        found.strip[strip] = load_as<V>(value);
+      } else {
+        found.rows = load_as<V>(value);
+      }
+    }
+    return found;
+  }
+
   // Returns room for a value of each element, which one sweep keeps and the next ones read.
   Kept<V> room() const {
-    const int64_t across = lane == Lane::column ? 1 : strips_ * width;
-    return {scratch_.template take<Real>(loops_.columns * across)};
+    const int64_t rows = lane == Lane::column ? count_ : strips_ * width;
+    return {scratch_.template take<Real>(loops_.columns * rows)};
   }
 
   // Returns the reductions over the columns of the terms that body(at) returns: a Sum, Product,
@@ -684,14 +734,35 @@ class Rows {
   }
 
  private:
-  FUSELAB_INLINE auto place_of_rows(int64_t strip) const {
+  FUSELAB_INLINE PlaceOfRows place_of_rows(int64_t strip) const {
+    const int64_t first = strip * width;
+    return {run_, first, 0, std::min(count_ - first, width), strip, 0};
+  }
+
+  static const void* index_of(const PerRow<LongIntegers<V>, lane>& index, int64_t strip) {
+    if constexpr (lane == Lane::row) return index.strip + strip;
+    if constexpr (lane == Lane::column) return &index.rows;
+  }
+
+  // The place of a row, or of the strip that it is in, in a run of a single column.
+  Place<Extent::part> place_in(const Run<V, operands>& run, int64_t row, int64_t column) const {
     if constexpr (lane == Lane::column) {
-      return Place<Extent::repeated>(run_, 0, 0, 1, 0, 0);
+      return {run, run.first, column, 1, row, row * loops_.columns + column};
     } else {
-      const int64_t first = strip * width;
-      const int64_t count = std::min(count_ - first, width);
-      return Place<Extent::part>(run_, first, 0, count, strip, 0);
+      const int64_t strip = row / width, first = strip * width;
+      const int64_t kept = (column * strips_ + strip) * width;
+      return {run, first, run.first, std::min(count_ - first, width), strip, kept};
     }
+  }
+  // A single column as a run of columns.
+  Run<V, operands> run_at(V* squares, int64_t column) const {
+    const auto [run_of_columns, first] = divided(column, loops_.column_size_2);
+    const auto [outer, middle] = divided(run_of_columns, loops_.column_size_1);
+    Run<V, operands> run = {run_.offsets, first, first + 1, column - first, squares};
+    for (int k = 0; k < operands; ++k)
+      run.offsets.base[k] += outer * loops_.strides[k][4] + middle * loops_.strides[k][5];
+    if constexpr (lane == Lane::column) std::swap(run.offsets.across, run.offsets.along);
+    return run;
   }
 
   template <class Terms, class Body, std::size_t... place>
@@ -699,21 +770,21 @@ class Rows {
     using Partials = std::tuple<typename std::tuple_element_t<place, Terms>::Partial...>;
     using States = std::tuple<typename std::tuple_element_t<place, Terms>::State...>;
     const int64_t count = pieces();
-    States* const states = scratch_.template take<States>(count * strips_);
-    std::uninitialized_default_construct_n(states, count * strips_);
+    States* const states = scratch_.template take<States>(count * units_);
+    std::uninitialized_default_construct_n(states, count * units_);
     in_pieces([&](int64_t piece, int64_t begin, int64_t end) {
-      States* const own = states + piece * strips_;
-      walk(begin, end, [body, own](int64_t strip, auto run) __attribute__((always_inline)) {
+      States* const own = states + piece * units_;
+      walk(begin, end, [body, own](int64_t unit, auto run) __attribute__((always_inline)) {
         Partials partials;
         run([&](auto at) __attribute__((always_inline)) {
           const Terms terms = as_tuple(body(at));
           (std::get<place>(partials).add(at.counted(std::get<place>(terms))), ...);
         });
-        (std::get<place>(own[strip]).fold(std::get<place>(partials)), ...);
+        (std::get<place>(own[unit]).fold(std::get<place>(partials)), ...);
       });
     });
-    for (int64_t later = strips_; later < count * strips_; ++later)
-      (std::get<place>(states[later % strips_]).merge(std::get<place>(states[later])), ...);
+    for (int64_t later = units_; later < count * units_; ++later)
+      (std::get<place>(states[later % units_]).merge(std::get<place>(states[later])), ...);
     if constexpr (sizeof...(place) == 1) {
       return (result<place>(states), ...);
     } else {
@@ -725,7 +796,9 @@ class Rows {
   auto result(const States* states) const {
     using Value = decltype(std::get<place>(states[0]).result());
     if constexpr (lane == Lane::column) {
-      return PerRow<Value, lane>{math::splat<Value>(std::get<place>(states[0]).across())};
+      Scalar<Value> across[width] = {};
+      for (int64_t row = 0; row < count_; ++row) across[row] = std::get<place>(states[row]).across();
+      return PerRow<Value, lane>{load_as<Value>(across)};
     } else {
       Value* const values = scratch_.template take<Value>(strips_);
       for (int64_t strip = 0; strip < strips_; ++strip)
@@ -750,8 +823,8 @@ class Rows {
     }
   }
 
-  // Calls visit(strip, run) for the strips and short runs of columns in [begin, end); run(body)
-  // calls body(at) for the vectors of one.
+  // Calls visit(unit, run) for the rows (or strips of rows) and short runs of columns in
+  // [begin, end); run(body) calls body(at) for the vectors of one.
   template <class Visit>
   __attribute__((noinline, flatten)) void walk(int64_t begin, int64_t end, Visit visit) const {
     // 64 vectors of a row; or a few columns, with the strips side by side in memory.
@@ -768,15 +841,21 @@ class Rows {
       for (int k = 0; k < operands; ++k)
         run.offsets.base[k] += outer * loops_.strides[k][4] + middle * loops_.strides[k][5];
       if constexpr (lane == Lane::column) {
-        visit(0, [&](auto body) __attribute__((always_inline)) {
-          int64_t at = first;
-          if (is_dense_) {
-            for (; at + width <= last; at += width)
-              body(Place<Extent::whole>(run, at, 0, width, 0, before + at));
-          }
-          for (; at < last; at += width)
-            body(Place<Extent::part>(run, at, 0, std::min(last - at, width), 0, before + at));
-        });
+        std::swap(run.offsets.across, run.offsets.along);
+        for (int64_t row = 0; row < count_; ++row) {
+          const int64_t kept = row * loops_.columns + before;
+          visit(row, [&](auto body) __attribute__((always_inline)) {
+            int64_t at = first;
+            if (is_dense_) {
+              for (; at + width <= last; at += width)
+                body(Place<Extent::whole>(run, at, before + at, width, row, kept + at));
+            }
+            for (; at < last; at += width) {
+              const int64_t count = std::min(last - at, width);
+              body(Place<Extent::part>(run, at, before + at, count, row, kept + at));
+            }
+          });
+        }
       } else {
         for (int64_t strip = 0; strip < strips_; ++strip) {
           const int64_t row = strip * width, count = std::min(count_ - row, width);
@@ -804,7 +883,7 @@ class Rows {
   const Loops<operands>& loops_;
   Scratch& scratch_;
   bool shares_, is_dense_;
-  int64_t count_, strips_;  // of rows, and of vectors of rows
+  int64_t count_, strips_, units_;  // of rows, of vectors of rows, and of either by `lane`
   Run<V, operands> run_ = {{}, 0, 1, 0, nullptr};  // a single column
 };
 
@@ -875,12 +954,13 @@ void sweep_and_sum(const Loops<operands>& loops, std::tuple<Arrays...> results, 
   using V = Vector<Real>;
   using State = typename Sum<V>::State;
   constexpr int64_t sums = sizeof...(Arrays);
-  constexpr int64_t blocks_per_fold = lane == Lane::column ? 16 : 1;
   const int64_t across = lane == Lane::column ? 1 : lanes<V>;
   // Some vectors more, so that sums are not a multiple of 4096 bytes apart (Scratch::take).
   const int64_t vectors = (loops.columns * across + lanes<V> - 1) / lanes<V> + 5;
   if (loops.columns == 0) return;
   const Blocks<Real, lane, operands> blocks(loops);
+  const int64_t blocks_per_fold =
+      lane == Lane::column ? std::max<int64_t>(1, 16 / blocks.rows_per_block) : 1;
   const int64_t wanted = std::min(blocks.count / 4, loops.rows * loops.columns >> 15);
   const int64_t pieces = std::clamp<int64_t>(wanted, 1, 64);
   const bool shares = pieces == 1 && loops.columns >= columns_to_share;
@@ -943,4 +1023,21 @@ void sweep_and_sum(const Loops<operands>& loops, std::tuple<Arrays...> results, 
 template <class Real, Lane lane, int operands, class Body>
 void for_each(const Loops<operands>& loops, Body body) {
   sweep<Real, lane>(loops, [&](const auto& rows) { rows.each(body); });
+}
+
+// Calls body(rows, row_value) for every block of rows of a kernel without reductions. row_value(f)
+// is f(at) once per row, if the operands that it reads are the same in a row's columns.
+template <class Real, Lane lane, int operands, class... Elements, int... place, class Body>
+void for_each_with_rows(const Loops<operands>& loops, std::tuple<Array<place, Elements>...>,
+                        Body body) {
+  const auto is_same = [&](const int64_t* step) { return (step[4] | step[5] | step[6]) == 0; };
+  if ((is_same(loops.strides[place]) && ...)) {
+    sweep<Real, lane>(loops, [&](const auto& rows) {
+      body(rows, [&](auto value) { return rows.value(value); });
+    });
+  } else {
+    sweep<Real, lane>(loops, [&](const auto& rows) {
+      body(rows, [](auto value) { return Deferred<decltype(value)>{value}; });
+    });
+  }
 }

@@ -105,6 +105,64 @@ def _backward(
     )
 
 
+def _backward_cpp(
+    sweeps: Sweeps,
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor | None, ...]:
+    batch = x.shape[0]
+    channels = x.shape[1]
+    height = x.shape[2]
+    width = x.shape[3]
+    compute = arithmetic_dtype(grad_output)
+    group_norm_mean = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
+    group_norm_rstd = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
+    mul_33 = torch.empty((batch, channels, height, width), dtype=compute, device=grad_output.device)
+    grad_x = torch.empty_like(x)
+    swept = Sweep(
+        rows={"batch": batch, "group": 4},
+        columns={"channels_part": channels // 4, "height": height, "width": width},
+        read=[
+            (x, "batch (group channels_part) height width"),
+            (grad_output, "batch (group channels_part) height width"),
+            (weight, "(group channels_part)"),
+            (bias, "(group channels_part)"),
+        ],
+        written=[
+            (group_norm_mean, "batch group 1"),
+            (group_norm_rstd, "batch group 1"),
+            (mul_33, "batch (group channels_part) height width"),
+            (grad_x, "batch (group channels_part) height width"),
+        ],
+    )
+    sweeps.run("group_norm_silu_backward", swept, compute)
+    grad_weight = torch.empty_like(weight)
+    grad_bias = torch.empty_like(bias)
+    swept = Sweep(
+        rows={"group": 4, "channels_part": channels // 4},
+        columns={"batch": batch, "height": height, "width": width},
+        read=[
+            (mul_33, "batch (group channels_part) height width"),
+            (x, "batch (group channels_part) height width"),
+            (group_norm_mean, "batch group 1"),
+            (group_norm_rstd, "batch group 1"),
+        ],
+        written=[
+            (grad_weight, "(group channels_part)"),
+            (grad_bias, "(group channels_part)"),
+        ],
+    )
+    sweeps.run("group_norm_silu_backward_grad_weight", swept, compute)
+    return (
+        grad_x if needs[0] else None,
+        grad_weight if needs[1] else None,
+        grad_bias if needs[2] else None,
+    )
+
+
 _TRITON = TritonSweeps(
     triton_kernels,
     "ejected::group_norm_silu",
@@ -146,7 +204,7 @@ forward_cuda = partial(_forward, _CUDA)
 backward_cuda = partial(_backward, _CUDA)
 _CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))
 forward_cpp = partial(_forward, _CPP)
-backward_cpp = partial(_backward, _CPP)
+backward_cpp = partial(_backward_cpp, _CPP)
 
 
 def save(output: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
