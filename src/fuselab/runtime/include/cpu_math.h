@@ -2,7 +2,7 @@
 //
 // All are in the namespace `math`, so that a kernel may give any of these names to a value. A value
 // is a vector of real numbers, of integers (64 bits), or a mask: an integer vector as wide as the
-// real one, -1 in a lane where it is true and 0 elsewhere. Results are within 2 ulp; what has no
+// real one, -1 in a lane where it is true and 0 elsewhere. Results are within 3 ulp; what has no
 // vector form here goes through <cmath> lane by lane.
 #pragma once
 
@@ -25,7 +25,15 @@ constexpr bool is_real = std::is_floating_point_v<Scalar<V>>;
 
 template <class V>
 FUSELAB_INLINE V splat(Scalar<V> value) {
-  return value - V{};
+  if constexpr (sizeof(V) > vector_bytes) {  // which GCC fills from smaller vectors than it reads
+    using Half = Lanes<Scalar<V>, lanes<V> / 2>;
+    const Half half[2] = {splat<Half>(value), splat<Half>(value)};
+    V whole;
+    std::memcpy(&whole, half, sizeof whole);
+    return whole;
+  } else {
+    return value - V{};
+  }
 }
 template <class V, class From>
 FUSELAB_INLINE Integers<V> mask(From condition) {
@@ -79,6 +87,17 @@ struct Halves {
     std::memcpy(part, &whole, sizeof whole);
   }
 };
+template <class Ints, class Function>
+FUSELAB_INLINE Ints by_halves(Ints a, Ints b, Function function) {
+  if constexpr (is_halved<Ints>) {
+    Halves<Ints> one(a);
+    const Halves<Ints> other(b);
+    for (int i = 0; i < 2; ++i) one.part[i] = function(one.part[i], other.part[i]);
+    return load_as<Ints>(one.part);
+  } else {
+    return function(a, b);
+  }
+}
 template <class Half, std::size_t... lane>
 FUSELAB_INLINE auto joined(Half low, Half high, std::index_sequence<lane...>) {
   return __builtin_shufflevector(low, high, int(lane)...);
@@ -176,11 +195,19 @@ FUSELAB_INLINE V rounded(V product) {
 // Returns the larger or smaller value of every lane, NaN where one of them is NaN.
 template <class V>
 FUSELAB_INLINE V maximum(V a, V b) {
-  return choose((a > b) | (a != a), a, b);
+  if constexpr (is_real<V>) {
+    return choose((a > b) | (a != a), a, b);
+  } else {
+    return by_halves(a, b, [](auto x, auto y) { return x > y ? x : y; });
+  }
 }
 template <class V>
 FUSELAB_INLINE V minimum(V a, V b) {
-  return choose((a < b) | (a != a), a, b);
+  if constexpr (is_real<V>) {
+    return choose((a < b) | (a != a), a, b);
+  } else {
+    return by_halves(a, b, [](auto x, auto y) { return x < y ? x : y; });
+  }
 }
 template <class V>
 FUSELAB_INLINE V abs(V x) {
@@ -254,10 +281,14 @@ FUSELAB_INLINE V round(V x) {
 
 // --- exponentials and logarithms
 
+// Where the result is 0, as at the -infinity of a mask, that of 0 is computed in its place: numbers
+// below the smallest normal one take a processor 100 cycles and more.
 template <class V>
 FUSELAB_INLINE V exp(V x) {
   const V highest = constant<V>(is_single<V> ? 89.0 : 710.0);  // infinite beyond
-  return exponential<V>(choose(x > highest, highest, x));
+  const auto vanishes = x < constant<V>(is_single<V> ? -104.0 : -746.0);
+  const V power = exponential<V>(choose(vanishes, V{}, choose(x > highest, highest, x)));
+  return choose(vanishes, V{}, power);
 }
 // 2^n - 1 is exact where it matters, and the fraction is below a half.
 template <class V>
@@ -453,77 +484,246 @@ FUSELAB_INLINE V cos(V x) {
   return sine_of(parts.quadrant + 1, parts.angle);
 }
 
-// --- through <cmath>
+// --- through double, or <cmath>
 
-template <class V>
-FUSELAB_INLINE V asin(V x) {
-  return lane_by_lane(x, [](auto value) { return std::asin(value); });
+// Returns function(x), computed in double where x is float. Every function of double that is given
+// here is exact to more digits than float has.
+template <class V, class Function>
+FUSELAB_INLINE V in_double(V x, Function function) {
+  using Half = Lanes<float, lanes<V> / 2>;
+  Half part[2];
+  std::memcpy(part, &x, sizeof x);
+  const Doubles low = function(__builtin_convertvector(part[0], Doubles));
+  const Doubles high = function(__builtin_convertvector(part[1], Doubles));
+  return joined(__builtin_convertvector(low, Half), __builtin_convertvector(high, Half),
+                std::make_index_sequence<lanes<V>>{});
 }
-template <class V>
-FUSELAB_INLINE V acos(V x) {
-  return lane_by_lane(x, [](auto value) { return std::acos(value); });
+template <class V, class Function>
+FUSELAB_INLINE V in_double(V x, V y, Function function) {
+  using Half = Lanes<float, lanes<V> / 2>;
+  Half part[2], other[2];
+  std::memcpy(part, &x, sizeof x);
+  std::memcpy(other, &y, sizeof y);
+  const Doubles low = function(__builtin_convertvector(part[0], Doubles),
+                               __builtin_convertvector(other[0], Doubles));
+  const Doubles high = function(__builtin_convertvector(part[1], Doubles),
+                                __builtin_convertvector(other[1], Doubles));
+  return joined(__builtin_convertvector(low, Half), __builtin_convertvector(high, Half),
+                std::make_index_sequence<lanes<V>>{});
 }
-template <class V>
-FUSELAB_INLINE V atan(V x) {
-  return lane_by_lane(x, [](auto value) { return std::atan(value); });
-}
-template <class V>
-FUSELAB_INLINE V pow(V base, V exponent) {
-  Scalar<V> power[lanes<V>];
-  std::memcpy(power, &exponent, sizeof exponent);
-  const Scalar<V>* next = power;
-  return lane_by_lane(base, [&](auto value) { return Scalar<V>(std::pow(value, *next++)); });
-}
-template <class V>
-FUSELAB_INLINE V acosh(V x) {
-  return lane_by_lane(x, [](auto value) { return std::acosh(value); });
-}
-template <class V>
-FUSELAB_INLINE V asinh(V x) {
-  return lane_by_lane(x, [](auto value) { return std::asinh(value); });
-}
-template <class V>
-FUSELAB_INLINE V atanh(V x) {
-  return lane_by_lane(x, [](auto value) { return std::atanh(value); });
-}
-template <class V>
-FUSELAB_INLINE V cosh(V x) {
-  return lane_by_lane(x, [](auto value) { return std::cosh(value); });
-}
-template <class V>
-FUSELAB_INLINE V erfc(V x) {
-  return lane_by_lane(x, [](auto value) { return std::erfc(value); });
-}
-template <class V>
-FUSELAB_INLINE V exp2(V x) {
-  return lane_by_lane(x, [](auto value) { return std::exp2(value); });
-}
-template <class V>
-FUSELAB_INLINE V log10(V x) {
-  return lane_by_lane(x, [](auto value) { return std::log10(value); });
-}
-template <class V>
-FUSELAB_INLINE V log2(V x) {
-  return lane_by_lane(x, [](auto value) { return std::log2(value); });
-}
-template <class V>
-FUSELAB_INLINE V sinh(V x) {
-  return lane_by_lane(x, [](auto value) { return std::sinh(value); });
-}
-template <class V>
-FUSELAB_INLINE V tan(V x) {
-  return lane_by_lane(x, [](auto value) { return std::tan(value); });
-}
-template <class V>
-FUSELAB_INLINE V trunc(V x) {
-  return lane_by_lane(x, [](auto value) { return std::trunc(value); });
-}
+// Calls function(value, other) for each lane.
 template <class V, class Function>
 FUSELAB_INLINE V lane_by_lane(V x, V y, Function function) {
   Scalar<V> second[lanes<V>];
   std::memcpy(second, &y, sizeof y);
   const Scalar<V>* next = second;
   return lane_by_lane(x, [&](auto value) { return Scalar<V>(function(value, *next++)); });
+}
+
+template <class V>
+FUSELAB_INLINE V trunc(V x) {
+#if defined(__AVX2__)
+  return rounded_to_integer<_MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC>(x);
+#else
+  return lane_by_lane(x, [](auto value) { return std::trunc(value); });
+#endif
+}
+
+// The arc sine of x up to 1/2, and of larger ones by that of sqrt((1 - x) / 2); polynomials of
+// Cephes (Moshier).
+template <class V>
+FUSELAB_INLINE V small_asin(V x, V square) {
+  const V series = horner(square, 1.6666752422e-1, 7.4953002686e-2, 4.5470025998e-2,
+                          2.4181311049e-2, 4.2163199048e-2);
+  return x + x * (square * series);
+}
+template <class V>
+FUSELAB_INLINE V asin(V x) {
+  if constexpr (is_single<V>) {
+    const V magnitude = absolute(x), half = constant<V>(0.5);
+    const auto large = magnitude > half;
+    const V square = choose(large, half * (constant<V>(1.0) - magnitude), x * x);
+    const V angle = small_asin(choose(large, sqrt(square), magnitude), square);
+    const V far = constant<V>(1.5707963267948966) - (angle + angle);
+    return with_sign_of(x, choose(large, far, angle));
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::asin(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V acos(V x) {
+  if constexpr (is_single<V>) {
+    const V magnitude = absolute(x), half = constant<V>(0.5);
+    const auto large = magnitude > half;
+    const V square = choose(large, half * (constant<V>(1.0) - magnitude), x * x);
+    const V angle = small_asin(choose(large, sqrt(square), x), square);
+    const V twice = angle + angle;
+    const V far = choose(x < V{}, constant<V>(3.141592653589793) - twice, twice);
+    return choose(large, far, constant<V>(1.5707963267948966) - angle);
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::acos(value); });
+  }
+}
+// atan(x) = pi / 4 + atan((x - 1) / (x + 1)), or pi / 2 - atan(1 / x); the polynomial is Cephes's.
+template <class V>
+FUSELAB_INLINE V atan(V x) {
+  if constexpr (is_single<V>) {
+    const V magnitude = absolute(x), one = constant<V>(1.0);
+    const auto large = magnitude > constant<V>(2.414213562373095);
+    const auto middle = magnitude > constant<V>(0.4142135623730950);
+    const V above = choose(large, -one, choose(middle, magnitude - one, magnitude));
+    const V below = choose(large, magnitude, choose(middle, magnitude + one, one));
+    const V y = above / below, square = y * y;
+    const V series = horner(square, -3.33329491539e-1, 1.99777106478e-1, -1.38776856032e-1,
+                            8.05374449538e-2);
+    const V start = choose(large, constant<V>(1.5707963267948966),
+                           choose(middle, constant<V>(0.7853981633974483), V{}));
+    return with_sign_of(x, start + (y + y * (square * series)));
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::atan(value); });
+  }
+}
+
+// |x|^y by logarithm and exponential; then what C's pow gives for signs, ones and zeros.
+template <class V>
+FUSELAB_INLINE V pow(V x, V y) {
+  if constexpr (is_single<V>) {
+    const V one = constant<V>(1.0), magnitude = absolute(x);
+    const V infinity = constant<V>(std::numeric_limits<double>::infinity());
+    const V power = in_double(magnitude, y, [](auto a, auto b) { return math::exp(b * log(a)); });
+    const auto is_whole = floor(y) == y;
+    const V half = y * constant<V>(0.5);
+    const auto is_odd = is_whole & (floor(half) != half);
+    const V signed_power = choose(is_odd, with_sign_of(x, power), power);
+    const auto is_undefined = (x < V{}) & (magnitude < infinity) & ~is_whole;
+    const V nan = constant<V>(std::numeric_limits<double>::quiet_NaN());
+    const V defined = choose(is_undefined, nan, signed_power);
+    const auto is_one = (y == V{}) | (x == one) | ((magnitude == one) & (absolute(y) == infinity));
+    return choose(is_one, one, defined);
+  } else {
+    return lane_by_lane(x, y, [](auto one, auto other) { return std::pow(one, other); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V hypot(V x, V y) {
+  if constexpr (is_single<V>) {
+    const V infinity = constant<V>(std::numeric_limits<double>::infinity());
+    const V length = in_double(x, y, [](auto a, auto b) { return math::sqrt(a * a + b * b); });
+    return choose((absolute(x) == infinity) | (absolute(y) == infinity), infinity, length);
+  } else {
+    return lane_by_lane(x, y, [](auto one, auto other) { return std::hypot(one, other); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V acosh(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      const Doubles one = constant<Doubles>(1.0);
+      const Doubles size = choose(a < one, constant<Doubles>(-1.0), a * a - one);
+      return math::log(a + math::sqrt(size));
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::acosh(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V asinh(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      const Doubles one = constant<Doubles>(1.0);
+      const Doubles size = absolute(a), square = a * a;
+      const Doubles part = square / (one + math::sqrt(square + one));
+      return with_sign_of(a, math::log1p(size + part));
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::asinh(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V atanh(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      const Doubles one = constant<Doubles>(1.0);
+      return constant<Doubles>(0.5) * math::log1p((a + a) / (one - a));
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::atanh(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V cosh(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      const Doubles growing = math::exp(absolute(a));
+      return constant<Doubles>(0.5) * (growing + constant<Doubles>(1.0) / growing);
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::cosh(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V sinh(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      const Doubles growing = math::exp(absolute(a));
+      const Doubles half = constant<Doubles>(0.5) * (growing - constant<Doubles>(1.0) / growing);
+      const Doubles near = a + a * a * a * constant<Doubles>(1.0 / 6);
+      return choose(absolute(a) < constant<Doubles>(1e-3), near, with_sign_of(a, half));
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::sinh(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V tan(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      return math::sin(a) / math::cos(a);
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::tan(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V erfc(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      const Doubles tail = normal<Doubles>(a * constant<Doubles>(-1.4142135623730951)).distribution;
+      return tail + tail;
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::erfc(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V exp2(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      return math::exp(a * constant<Doubles>(0.6931471805599453));
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::exp2(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V log10(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      return math::log(a) * constant<Doubles>(0.4342944819032518);
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::log10(value); });
+  }
+}
+template <class V>
+FUSELAB_INLINE V log2(V x) {
+  if constexpr (is_single<V>) {
+    return in_double(x, [](Doubles a) {
+      return math::log(a) * constant<Doubles>(1.4426950408889634);
+    });
+  } else {
+    return lane_by_lane(x, [](auto value) { return std::log2(value); });
+  }
 }
 template <class V>
 FUSELAB_INLINE V atan2(V x, V y) {
@@ -532,10 +732,6 @@ FUSELAB_INLINE V atan2(V x, V y) {
 template <class V>
 FUSELAB_INLINE V fmod(V x, V y) {
   return lane_by_lane(x, y, [](auto one, auto other) { return std::fmod(one, other); });
-}
-template <class V>
-FUSELAB_INLINE V hypot(V x, V y) {
-  return lane_by_lane(x, y, [](auto one, auto other) { return std::hypot(one, other); });
 }
 
 }  // namespace math

@@ -430,7 +430,8 @@ class At {
     const int64_t stride = stride_of<place>();
     if constexpr (std::is_void_v<Element>) {
       const int64_t at_first = offset<place>() + first_ * stride;
-      return math::splat<LongIntegers<V>>(at_first) + math::lane_index<V>() * stride;
+      const auto index = math::splat<LongIntegers<V>>(at_first) + math::lane_index<V>();
+      return stride == 1 ? index : index + math::lane_index<V>() * (stride - 1);
     } else {
       using Plain = std::remove_const_t<Element>;
       const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
