@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from fuselab import ops
+from fuselab.prove import cpu_times
+from fuselab.prove.load import load_op
 from fuselab.runtime import cpu_choice, dispatch
 
 SOFTMAX = ops.contract("softmax")
@@ -153,3 +155,76 @@ def test_every_operator_is_measured_at_twelve_sizes() -> None:
             listed = [case for case in op.cpu_cases if "row" in case.tags]
             has_kernel = any(known.device == "cpu" for known in op.implementations.values())
             assert len(listed) >= (12 if has_kernel else 0), name
+
+
+OPERATOR = """
+from __future__ import annotations
+from pathlib import Path
+import torch
+from torch import Tensor
+from fuselab.op import Case, FusedOp, Implementation
+
+def reference(x: Tensor) -> Tensor:
+    return x * 2
+
+OP = FusedOp(
+    name="mine::doubled",
+    reference=reference,
+    implementations={"cpp": Implementation("cpu", lambda x: x + x)},
+    cases=(Case.normal([(64,)]),),
+)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "doubled"
+    folder.mkdir()
+    (folder / "op.py").write_text(OPERATOR)
+    (folder / "cpu_kernels.cpp").write_text("// the first version")
+    return folder
+
+
+def test_a_package_is_chosen_by_its_own_times(install: Install, package: Path) -> None:
+    op = load_op(str(package))
+    install(None)
+    assert dispatch.choose(op, (torch.ones(64),)) == "cpp"
+    times = {"inference": {"float32": {"": [[512, {"reference": 1.0, "cpp": 2.0}]]}}}
+    payload = {"schema": cpu_choice.SCHEMA, "operators": {cpu_choice.table_key(op): times}}
+    cpu_choice.own_file().write_text(json.dumps(payload))
+    cpu_choice.forget()
+    assert dispatch.choose(op, (torch.ones(64),)) == "reference"
+    assert dispatch.choose(op, (torch.ones(64, dtype=torch.float64),)) == "cpp"  # not measured
+
+
+def test_times_of_other_kernels_do_not_count(package: Path) -> None:
+    op = load_op(str(package))
+    before = cpu_choice.table_key(op)
+    assert before.startswith("mine::doubled ")
+    cpu_choice._hash.cache_clear()
+    assert cpu_choice.table_key(op) == before
+    (package / "cpu_kernels.cpp").write_text("// the second version")
+    cpu_choice._hash.cache_clear()
+    assert cpu_choice.table_key(op) != before
+
+
+def test_a_package_is_measured_in_its_cases_and_dtypes(package: Path) -> None:
+    table = cpu_times.measure([str(package)], dtypes=["float32", "bfloat16"])
+    (times,) = table["operators"].values()
+    assert {use: set(dtypes) for use, dtypes in times.items()} == {
+        "inference": {"float32", "bfloat16"}
+    }
+    ((moved, by_provider),) = times["inference"]["float32"][""]
+    assert (moved, set(by_provider)) == (512, {"reference", "cpp"})
+
+
+def test_measuring_the_library_again_keeps_the_times_of_packages(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    operators: dict[str, Any] = {"softmax": {}, "mine::doubled 0123": {"inference": {}}}
+    cpu_times.write(file, {"schema": cpu_choice.SCHEMA, "operators": operators})
+    cpu_times._drop_library(file)
+    kept = json.loads(file.read_text())
+    assert kept == {
+        "schema": cpu_choice.SCHEMA,
+        "operators": {"mine::doubled 0123": {"inference": {}}},
+    }

@@ -10,15 +10,15 @@ import sys
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fuselab.cli.options import Device, Json, flag
-from fuselab.errors import FuselabError, OutputError, UnknownNameError
+from fuselab.cli.options import Device, Json, flag, option
+from fuselab.errors import ArgumentError, FuselabError, OutputError, UnknownNameError
 from fuselab.report.progress import Progress, say
 from fuselab.report.screen import cut, print_folded
 
@@ -37,7 +37,8 @@ TUNED_CAPABILITY = (8, 0)
 # Compiled kernels take a few MB; a report and its trace take some hundred.
 NEEDED_DISK_BYTES = 1 << 30
 # The calls that --measure times: larger ones behave alike, and all dtypes would take an hour.
-MEASURED = ("--most-bytes", str(9 << 20), "--dtype", "float32", "--dtype", "bfloat16")
+MEASURED_DTYPES = ("--dtype", "float32", "--dtype", "bfloat16")
+MEASURED = ("--most-bytes", str(9 << 20), *MEASURED_DTYPES)
 
 # The verbs that need each optional package, and the name by which pip installs it.
 OPTIONAL_PACKAGES = {
@@ -88,6 +89,10 @@ def doctor(
             "Measure the ceilings again; on a CPU every operator too, for what auto takes.",
         ),
     ] = False,
+    operator: Annotated[
+        list[str] | None,
+        option("With --measure: only this operator or package; repeatable.", "OP"),
+    ] = None,
     build: Annotated[
         bool,
         flag(
@@ -102,17 +107,19 @@ def doctor(
     from fuselab.report.result import write_result
 
     chosen = select(device)
+    if operator:
+        _check_operators(operator, measure, chosen)
     checks = []
     for check in examine(chosen):
         checks.append(check)
         show(check)
     missing = [check for check in checks if check.status == "missing"]
     built = build_all() if build and not missing else None
-    ceilings = None if missing else measured(chosen, measure)
+    ceilings = None if missing else measured(chosen, measure and not operator)
     if ceilings is not None:
         show_ceilings(ceilings)
     if measure and not missing and chosen.type == "cpu":
-        measure_operators()
+        measure_operators(operator or ())
     print()
     print(verdict(missing, chosen))
     facts = {
@@ -345,9 +352,21 @@ def measured(device: torch.device, refresh: bool) -> Ceilings:
     return measured_ceilings(device, refresh=refresh)
 
 
-def measure_operators() -> None:
-    """Time every operator with a C++ kernel against PyTorch, and save the table that ``auto``
-    reads."""
+def _check_operators(operators: Sequence[str], measure: bool, device: torch.device) -> None:
+    """Raise an error unless these operators can be timed on the device."""
+    from fuselab.prove.load import load
+
+    if not measure:
+        raise ArgumentError("--operator says what --measure times; add --measure.")
+    if device.type != "cpu":
+        raise ArgumentError("--operator times C++ kernels for a CPU; add --device cpu.")
+    for one in operators:
+        load(one)
+
+
+def measure_operators(operators: Sequence[str] = ()) -> None:
+    """Time the operators named, or every operator of the library with a C++ kernel, against
+    PyTorch, and save the table that ``auto`` reads."""
     from fuselab.prove import cpu_times
     from fuselab.runtime import cpu_choice
 
@@ -356,7 +375,9 @@ def measure_operators() -> None:
         "doctor: nothing else should run meanwhile"
     )
     file = cpu_choice.own_file()
-    if cpu_times.measure_in_process(file, MEASURED) != 0:
+    words = [word for one in operators for word in ("--operator", one)]
+    words += MEASURED_DTYPES if operators else MEASURED
+    if cpu_times.measure_in_process(file, words) != 0:
         raise OutputError(f"the operators' times could not be measured and written to {file}.")
     cpu_choice.forget()
     print("\nwhat auto takes on this CPU, of the calls measured")

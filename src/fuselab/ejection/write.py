@@ -17,6 +17,7 @@ from fuselab.ejection.lower import expression_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.parts import memory_of
 from fuselab.ejection.plan import KernelPlan
+from fuselab.ejection.write_cases import smaller_shapes
 from fuselab.ejection.write_gradient import gradient_text, unpacked_upstream, upstream_type
 from fuselab.ejection.write_init import init_text
 from fuselab.ejection.write_module import module_text
@@ -442,7 +443,8 @@ def example_case(package: Package | Cut) -> str:
         for argument in package.captured.arguments
     ]
     if all(argument.tensor.is_floating_point() for argument, _ in arguments):
-        return f'_EXAMPLE = Case.normal({[shape for _, shape in arguments]!r}, "bench")\n'
+        shapes = [shape for _, shape in arguments]
+        return f'_EXAMPLE = Case.normal({shapes!r}, "bench", "dtypes")\n'
     values = []
     for argument, shape in arguments:
         if argument.tensor.is_floating_point():
@@ -464,7 +466,7 @@ def example_case(package: Package | Cut) -> str:
             "    )",
             "",
             "",
-            '_EXAMPLE = Case("example", _example, frozenset({"bench"}))',
+            '_EXAMPLE = Case("example", _example, frozenset({"bench", "dtypes"}))',
             "",
         ]
     )
@@ -491,6 +493,9 @@ def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autoc
             f"        frozen={{\n{''.join(frozen)}        }},\n    ),\n"
         )
     gradient = gradient if has_gradient else ""
+    smaller = "".join(
+        f'        Case.normal({shapes!r}, "dtypes"),\n' for shapes in smaller_shapes(package)
+    )
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if has_draw else ""
     last += "    autocast=autocast,\n" if has_autocast else ""
@@ -501,6 +506,9 @@ OP = FusedOp(
     implementations={{
 {implementations}    }},
 {gradient}    cases=(_EXAMPLE,),
+    cpu_cases=(
+        _EXAMPLE,
+{smaller}    ),
     configs={{{tuned}}},
 {last})
 """

@@ -27,8 +27,11 @@ def timed_operators() -> list[str]:
 
 
 def points_of(op: FusedOp) -> Iterator[tuple[Case, torch.dtype]]:
-    for case in op.cpu_cases:
-        for dtype in op.dtypes if "dtypes" in case.tags else op.dtypes[:1]:
+    """Yield the calls that are timed: an operator that names none for a CPU is timed on all of its
+    cases, in every dtype."""
+    for case in op.cpu_cases or op.cases:
+        has_all = "dtypes" in case.tags or not op.cpu_cases
+        for dtype in op.dtypes if has_all else op.dtypes[:1]:
             yield case, dtype
 
 
@@ -60,10 +63,12 @@ class Point:
         self.moved = op.cost(*self.args).bytes_moved
         self.dtype = cpu_choice.dtype_of(self.args)
         self.regime = cpu_choice.regime_of(op, self.args)
-        self.upstream = None
+        self.upstream: list[torch.Tensor] | None = None
         if self.leaves:
-            with torch.no_grad():
-                self.upstream = torch.ones_like(op.reference(*self.args)).uniform_(0.5, 1.5)
+            self.upstream = [
+                torch.ones_like(output).uniform_(0.5, 1.5)
+                for output in differentiable_in(op.reference(*self.args))
+            ]
 
     def implementations(self) -> list[str]:
         """Return the implementations for the CPU that take these arguments."""
@@ -114,4 +119,12 @@ class Point:
             args = tuple(with_own_copies(self.op, args))
         if upstream is None:
             return lambda: function(*args)
-        return lambda: torch.autograd.grad(function(*args), leaves, upstream, allow_unused=True)
+        return lambda: torch.autograd.grad(
+            differentiable_in(function(*args)), leaves, upstream, allow_unused=True
+        )
+
+
+def differentiable_in(outputs: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those of an operator's outputs that have a gradient."""
+    listed = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    return [output for output in listed if output.requires_grad]

@@ -22,12 +22,14 @@ from typing import Any
 import torch
 
 from fuselab import ops
+from fuselab.composition import Composition
 from fuselab.device.environment import describe
 from fuselab.measure import fresh
 from fuselab.measure.statistics import median_interval
 from fuselab.op import Case, FusedOp, dtype_name
 from fuselab.prove import cpu_builds
 from fuselab.prove.cpu_points import CPU, REFERENCE, Point, points_of, timed_operators
+from fuselab.prove.load import load
 from fuselab.runtime import autograd_node, cpu_choice, dispatch
 from fuselab.runtime.instruction_set import instruction_set
 
@@ -44,8 +46,8 @@ def measure(
     dtypes: Sequence[str] | None = None,
     progress: Progress = lambda line: None,
 ) -> dict[str, Any]:
-    """Time the library's operators (those named, or all) and return the table, by operator, use,
-    dtype and regime: lists of bytes moved and microseconds by provider, ascending.
+    """Time operators (those that ``names`` load, or all of the library) and return the table, by
+    operator, use, dtype and regime: lists of bytes moved and microseconds by provider, ascending.
 
     Args:
         most_bytes: larger cases are left out.
@@ -54,9 +56,8 @@ def measure(
     """
     autograd_node.start()
     operators: dict[str, Any] = {}
-    for name in names or timed_operators():
-        op = ops.contract(name)
-        progress(f"{name}: {len(op.cpu_cases)} cases")
+    for op in (one for name in names or timed_operators() for one in _operators(name)):
+        progress(f"{op.name}: {len(op.cpu_cases or op.cases)} cases")
         table: dict[str, Any] = {}
         points = [
             (case, dtype)
@@ -75,13 +76,19 @@ def measure(
                     continue
                 regimes = table.setdefault(use, {}).setdefault(point.dtype, {})
                 regimes.setdefault(point.regime, []).append([point.moved, medians])
-        operators[name] = _in_order(table)
+        operators[cpu_choice.table_key(op)] = _in_order(table)
     return {
         "schema": cpu_choice.SCHEMA,
         "instruction_set": instruction_set(),
         "environment": describe(CPU),
         "operators": operators,
     }
+
+
+def _operators(name: str) -> Sequence[FusedOp]:
+    """Return the operator that a name or path loads, or all that a folder is composed of."""
+    found = load(name)
+    return found.operators if isinstance(found, Composition) else (found,)
 
 
 def _in_order(table: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +154,14 @@ def _add_operators(file: Path, table: dict[str, Any]) -> None:
     write(file, table | {"operators": dict(sorted((kept | table["operators"]).items()))})
 
 
+def _drop_library(file: Path) -> None:
+    """Remove the library's operators from a table; those of packages remain."""
+    if file.is_file():
+        table = json.loads(file.read_text(encoding="utf-8"))
+        kept = table.get("operators", {})
+        write(file, table | {"operators": {name: kept[name] for name in kept if "::" in name}})
+
+
 def _add_rows(file: Path, rows: list[dict[str, Any]]) -> None:
     """Merge rows into the file, after those of other operators."""
     again = {row["operator"] for row in rows}
@@ -184,7 +199,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Times of the C++ kernels on this CPU.")
     parser.add_argument("file", type=Path)
     parser.add_argument(
-        "--operator", action="append", choices=timed_operators(), help="the others' times are kept"
+        "--operator",
+        action="append",
+        help="an operator of the library, or the path of a package; the others' times are kept",
     )
     parser.add_argument("--most-bytes", type=int)
     parser.add_argument("--dtype", action="append", help="of floating tensors; all without it")
@@ -197,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not options.operator:
-            options.file.unlink(missing_ok=True)
+            _drop_library(options.file)
         # The file is written after each operator, so that finished ones remain if a later one
         # fails.
         for name in options.operator or timed_operators():

@@ -4,7 +4,8 @@ A table has measured times per operator, use (``inference``, or ``training``: fo
 backward), dtype, regime (``FusedOp.regime``) and size. The package ships one per instruction set
 (``measured/cpu-avx2.json``); ``fuselab doctor --measure`` writes one for this machine, which takes
 precedence, operator by operator. If no table has times that apply, ``auto`` takes the reference.
-Operators of other namespaces have no table; their ``prefer`` decides.
+Operators of other namespaces are in the machine's own table if ``fuselab doctor --measure
+--operator PACKAGE`` timed them as their files are now; otherwise their ``prefer`` decides.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import hashlib
+import inspect
 import json
 import math
 import threading
@@ -44,11 +47,12 @@ def order(op: FusedOp, args: Sequence[Any]) -> Sequence[str]:
         return ("reference",)
     if _thread.forced is not None:
         return (_thread.forced, "reference")
-    if op.namespace != NAMESPACE:
-        return tuple(op.prefer(*args)) if op.prefer is not None else tuple(op.implementations)
     use, dtype, regime = use_of(op, args), dtype_of(args), regime_of(op, args)
+    points = _points(op, use, dtype, regime)
+    if op.namespace != NAMESPACE and not points:
+        return tuple(op.prefer(*args)) if op.prefer is not None else tuple(op.implementations)
     moved = op.cost(*args).bytes_moved
-    faster = _faster(_points(op, use, dtype, regime), moved)
+    faster = _faster(points, moved)
     if use == "training" and faster:
         # The forward inside the differentiable call must be one that is also chosen for inference.
         alone = _faster(_points(op, "inference", dtype, regime), moved)
@@ -127,11 +131,35 @@ def _faster(points: Points, moved: int) -> list[str]:
 
 
 def _points(op: FusedOp, use: str, dtype: str, regime: str) -> Points:
+    key = table_key(op)
     for table in _tables():
-        if op.short_name in table:
-            points: Points = table[op.short_name].get(use, {}).get(dtype, {}).get(regime, ())
+        if key in table:
+            points: Points = table[key].get(use, {}).get(dtype, {}).get(regime, ())
             return points
     return ()
+
+
+def table_key(op: FusedOp) -> str:
+    """Return the name of an operator's times in a table. Behind the name of one that is not the
+    library's stands a hash of its files: the times of other kernels say nothing about these."""
+    if op.namespace == NAMESPACE:
+        return op.short_name
+    try:
+        file = Path(inspect.getfile(inspect.unwrap(op.reference)))
+    except TypeError:  # a callable object, which has no file
+        return op.name
+    return f"{op.name} {_hash(file)}"
+
+
+@functools.cache
+def _hash(file: Path) -> str:
+    """Return a hash of a file, and of the package's kernels and launchers if it is part of one."""
+    beside = [*file.parent.glob("*.cpp"), file.parent / "op.py"]
+    files = sorted(beside) if (file.parent / "op.py").is_file() else [file]
+    digest = hashlib.sha256()
+    for one in files:
+        digest.update(one.read_bytes() if one.is_file() else b"")
+    return digest.hexdigest()[:12]
 
 
 @functools.cache

@@ -1,0 +1,52 @@
+"""Write the calls of a package that are timed on a CPU: the example's sizes, and smaller ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import sympy
+
+from fuselab.ejection.lower import expression_of
+from fuselab.ejection.package import Package
+
+_SMALLER = (16, 256)  # the shares of the example's elements
+_LEAST_NUMEL = 64
+
+
+def smaller_shapes(package: Package) -> list[list[tuple[int, ...]]]:
+    """Return the shapes of all arguments in smaller calls than the example; none if an argument is
+    no floating tensor, because its values depend on sizes."""
+    arguments = package.captured.arguments
+    if any(not one.tensor.is_floating_point() for one in arguments):
+        return []
+    found: list[list[tuple[int, ...]]] = []
+    for share in _SMALLER:
+        hints = _smaller(package, share)
+        shapes = [
+            tuple(int(expression_of(size).subs(hints)) for size in one.tensor.shape)
+            for one in arguments
+        ]
+        if max(map(math.prod, shapes)) >= _LEAST_NUMEL and shapes not in found:
+            found.append(shapes)
+    return found
+
+
+def _smaller(package: Package, share: int) -> Mapping[sympy.Symbol, int]:
+    """Return sizes whose product is a share of the example's: the largest are halved first, as long
+    as the kernels take them."""
+    sizes = {one: int(package.captured.hints[one]) for one in package.sizes.names}
+    multiples, least = package.multiples, package.least
+
+    def can_halve(symbol: sympy.Symbol) -> bool:
+        name, half = package.sizes.names[symbol], sizes[symbol] // 2
+        whole = half * 2 == sizes[symbol] and half % multiples.get(name, 1) == 0
+        return whole and half > max(1, least.get(name, 0))
+
+    while share > 1:
+        halvable = [symbol for symbol in sizes if can_halve(symbol)]
+        if not halvable:
+            break
+        sizes[max(halvable, key=sizes.__getitem__)] //= 2
+        share //= 2
+    return {**package.captured.hints, **sizes}
