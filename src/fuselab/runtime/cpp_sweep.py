@@ -44,6 +44,7 @@ class CppSweeps:
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
+        swept.order_rows_by_result()
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
         lane = "row" if _lanes_are_rows(swept) else "column"
         types = ", ".join([_TYPES[compute], *(_TYPES[tensor.dtype] for tensor in tensors)])

@@ -128,6 +128,20 @@ class Sweep:
     def _is_too_deep(self) -> bool:
         return len(self.rows.sizes) > ROW_LOOPS or len(self.columns.sizes) > COLUMN_LOOPS
 
+    def order_rows_by_result(self) -> None:
+        """Order the loops over rows as the first result with an element for each column lies in
+        memory: a CPU writes neighbours one after the other sooner than it reads them so."""
+        results = range(self.read, len(self.tensors))
+        place = next((one for one in results if any(self.columns.strides[one])), None)
+        if place is None:
+            return
+        steps = self.rows.strides[place]
+        order = sorted(range(len(steps)), key=lambda loop: -steps[loop])
+        self.rows = Loops(
+            tuple(self.rows.sizes[loop] for loop in order),
+            tuple(tuple(strides[loop] for loop in order) for strides in self.rows.strides),
+        )
+
     @cached_property
     def is_wide(self) -> bool:
         """Whether an offset or a loop counter exceeds 2^31 - 1."""

@@ -61,13 +61,19 @@ FUSELAB_INLINE LongIntegers<V> integer_of_real(V value) {
 }
 
 template <class V, std::size_t... lane>
-FUSELAB_INLINE LongIntegers<V> counted_lanes(std::index_sequence<lane...>) {
-  return LongIntegers<V>{int64_t(lane)...};
+FUSELAB_INLINE LongIntegers<V> counted_lanes(int64_t first, std::index_sequence<lane...>) {
+  using Half = Lanes<int64_t, lanes<V> / 2>;
+  constexpr int64_t half = lanes<V> / 2;
+  const Half index = Half{int64_t(lane)...};
+  const Half part[2] = {index + first, index + (first + half)};
+  return load_as<LongIntegers<V>>(part);
 }
-// Returns 0, 1, 2 and so on.
+// Returns `first`, and one `step` more in each lane.
 template <class V>
-FUSELAB_INLINE LongIntegers<V> lane_index() {
-  return counted_lanes<V>(std::make_index_sequence<lanes<V>>{});
+FUSELAB_INLINE LongIntegers<V> positions(int64_t first, int64_t step) {
+  constexpr auto half = std::make_index_sequence<lanes<V> / 2>{};
+  if (step == 1) return counted_lanes<V>(first, half);
+  return splat<LongIntegers<V>>(first) + counted_lanes<V>(0, half) * step;
 }
 
 template <class V>

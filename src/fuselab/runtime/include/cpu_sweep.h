@@ -356,6 +356,10 @@ inline Scratch& scratch_of_thread() {
   return scratch;
 }
 
+// From this size on a result is written past the caches: it would not remain there, and memory is
+// not read for it first.
+constexpr int64_t bytes_to_stream = 1 << 22;
+
 // --- places ---------------------------------------------------------------------------------------
 
 // A value for each row of a block: a vector of them, and where lanes are rows, one vector for each
@@ -405,7 +409,8 @@ template <class V, int operands>
 struct Run {
   Offsets<operands> offsets;
   int64_t first, last, before;  // columns of the innermost loop; columns before that loop
-  V* squares;  // one for each operand
+  V* squares;        // one for each operand
+  int64_t elements;  // of the kernel
 
   template <int place>
   FUSELAB_INLINE bool is_transposed() const {
@@ -430,8 +435,7 @@ class At {
     const int64_t stride = stride_of<place>();
     if constexpr (std::is_void_v<Element>) {
       const int64_t at_first = offset<place>() + first_ * stride;
-      const auto index = math::splat<LongIntegers<V>>(at_first) + math::lane_index<V>();
-      return stride == 1 ? index : index + math::lane_index<V>() * (stride - 1);
+      return math::positions<V>(at_first, stride);
     } else {
       using Plain = std::remove_const_t<Element>;
       const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
@@ -530,7 +534,12 @@ class At {
     }
     const StoredLanes<V, Element> elements = stored<V, Element>(value);
     if constexpr (extent == Extent::whole && (lane == Lane::column || has_squares<Element>)) {
-      std::memcpy(to + first_, &elements, sizeof elements);
+      const bool is_aligned = reinterpret_cast<uintptr_t>(to + first_) % sizeof elements == 0;
+      if (is_aligned && run_.elements * int64_t(sizeof *to) >= bytes_to_stream) {
+        store_whole<true>(to + first_, elements);
+      } else {
+        store_whole<false>(to + first_, elements);
+      }
     } else {
       store_lanes<V, Element>(to + first_ * stride, elements, stride, count_);
     }
@@ -650,6 +659,7 @@ class Rows {
     count_ = std::min(loops.row_size_3 - first, blocks.rows_per_block);
     strips_ = (count_ + width - 1) / width;
     units_ = lane == Lane::column ? count_ : strips_;
+    run_.elements = loops.rows * loops.columns;
     Offsets<operands>& offsets = run_.offsets;
     for (int k = 0; k < operands; ++k) {
       const int64_t* step = loops.strides[k];
@@ -759,7 +769,7 @@ class Rows {
   Run<V, operands> run_at(V* squares, int64_t column) const {
     const auto [run_of_columns, first] = divided(column, loops_.column_size_2);
     const auto [outer, middle] = divided(run_of_columns, loops_.column_size_1);
-    Run<V, operands> run = {run_.offsets, first, first + 1, column - first, squares};
+    Run<V, operands> run = {run_.offsets, first, first + 1, column - first, squares, 0};
     for (int k = 0; k < operands; ++k)
       run.offsets.base[k] += outer * loops_.strides[k][4] + middle * loops_.strides[k][5];
     if constexpr (lane == Lane::column) std::swap(run.offsets.across, run.offsets.along);
@@ -821,6 +831,7 @@ class Rows {
 #pragma omp parallel for schedule(static)
     for (int64_t piece = 0; piece < count; ++piece) {
       body(piece, loops_.columns * piece / count, loops_.columns * (piece + 1) / count);
+      finish_streaming();
     }
   }
 
@@ -838,7 +849,7 @@ class Rows {
     for (int64_t column = begin; column < end;) {
       const int64_t last = first + std::min({inner - first, end - column, longest});
       const int64_t before = column - first;
-      Run<V, operands> run = {run_.offsets, first, last, before, squares};
+      Run<V, operands> run = {run_.offsets, first, last, before, squares, run_.elements};
       for (int k = 0; k < operands; ++k)
         run.offsets.base[k] += outer * loops_.strides[k][4] + middle * loops_.strides[k][5];
       if constexpr (lane == Lane::column) {
@@ -885,7 +896,7 @@ class Rows {
   Scratch& scratch_;
   bool shares_, is_dense_;
   int64_t count_, strips_, units_;  // of rows, of vectors of rows, and of either by `lane`
-  Run<V, operands> run_ = {{}, 0, 1, 0, nullptr};  // a single column
+  Run<V, operands> run_ = {{}, 0, 1, 0, nullptr, 0};  // a single column
 };
 
 // Calls body(rows) for every block of rows.
@@ -897,12 +908,14 @@ void sweep(const Loops<operands>& loops, Body body) {
   const int64_t block_elements = std::min(loops.rows, blocks.rows_per_block) * loops.columns;
   if (blocks.count < 16 && block_elements >= columns_to_share) {
     for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, true));
+    finish_streaming();
     return scratch_of_thread().release_if_large();
   }
 #pragma omp parallel if (loops.rows * loops.columns >= elements_for_threads)
   {
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, false));
+    finish_streaming();
     scratch_of_thread().release_if_large();
   }
 }
@@ -996,6 +1009,7 @@ void sweep_and_sum(const Loops<operands>& loops, std::tuple<Arrays...> results, 
       }
       own.fold();
     }
+    finish_streaming();
     scratch_of_thread().release_if_large();
     own_memory.release_if_large();
   }
