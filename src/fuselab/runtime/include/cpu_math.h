@@ -639,7 +639,8 @@ FUSELAB_INLINE V asinh(V x) {
       const Doubles one = constant<Doubles>(1.0);
       const Doubles size = absolute(a), square = a * a;
       const Doubles part = square / (one + math::sqrt(square + one));
-      return with_sign_of(a, math::log1p(size + part));
+      const Doubles most = constant<Doubles>(1e300);  // infinity / infinity is none of its values
+      return with_sign_of(a, choose(size < most, math::log1p(size + part), size));
     });
   } else {
     return lane_by_lane(x, [](auto value) { return std::asinh(value); });

@@ -1,0 +1,184 @@
+"""Paths of the C++ kernels that depend on sizes, layouts and values, against eager PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fuselab.ejection.eject import eject
+
+
+def losses(logits, target):
+    return F.cross_entropy(logits, target, reduction="none", ignore_index=2)
+
+
+def gated(x, gate):
+    return x * torch.sigmoid(gate)
+
+
+def shares(x):
+    return x / x.amax(-1, keepdim=True)
+
+
+def grouped(x, weight, bias):
+    return F.silu(F.group_norm(x, 2, weight, bias))
+
+
+def causal(scores):
+    position = torch.arange(scores.shape[-1], device=scores.device)
+    hidden = position[None, :] > position[:, None]
+    return torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
+
+
+def elementary(x):
+    part = torch.frac(x)
+    return (
+        torch.asin(part),
+        torch.acos(part),
+        torch.atan(x),
+        torch.sinh(x),
+        torch.cosh(x),
+        torch.tan(x),
+        torch.asinh(x),
+        torch.acosh(x),
+        torch.atanh(part),
+        torch.log2(x),
+        torch.log10(x),
+        torch.exp2(x),
+        torch.erfc(x),
+        torch.pow(x, x),
+        torch.pow(x, 7.5),
+        torch.hypot(x, part),
+        torch.trunc(x),
+    )
+
+
+EXAMPLES = {
+    losses: (torch.zeros(5, 9), torch.tensor([0, 1, 2, 3, 8])),
+    gated: (torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 1, 1)),
+    shares: (torch.zeros(5, 9),),
+    grouped: (torch.zeros(2, 6, 5, 7), torch.zeros(6), torch.zeros(6)),
+    causal: (torch.zeros(2, 9, 9),),
+    elementary: (torch.zeros(9),),
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """Return the folder of the package of one of the functions above, and its public function."""
+    made = {}
+    folder = tmp_path_factory.mktemp("packages")
+
+    def package_of(function):
+        if function not in made:
+            path = eject(function, *EXAMPLES[function], out=folder / function.__name__)
+            name = f"ejected_{function.__name__}"
+            spec = importlib.util.spec_from_file_location(
+                name, path / "__init__.py", submodule_search_locations=[str(path)]
+            )
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            made[function] = path, getattr(module, function.__name__)
+        return made[function]
+
+    return package_of
+
+
+@pytest.fixture
+def run(package):
+    """Call the C++ kernels of a function."""
+    return lambda function, *args: package(function)[1](*args, implementation="cpp")
+
+
+def gradients(call, inputs):
+    leaves = [one.clone().requires_grad_() for one in inputs]
+    output = call(*leaves)
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    return torch.autograd.grad(output, leaves, upstream.to(output.dtype))
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (3, 300), (1, 9)], ids=str)
+def test_a_gather_reads_one_column(run, shape):
+    """Narrow rows lie in the lanes of vectors, and ids that are ignored gather column 0."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(shape, generator=generator)
+    target = torch.randint(0, shape[1], shape[:1], generator=generator)
+    target[0] = 2
+    expected = losses(logits.double(), target).float()
+    torch.testing.assert_close(run(losses, logits, target), expected)
+    (actual,) = gradients(lambda one: run(losses, one, target), [logits])
+    (wanted,) = gradients(lambda one: losses(one, target), [logits])
+    torch.testing.assert_close(actual, wanted)
+
+
+def test_a_gather_is_no_sweep(package):
+    text = (package(losses)[0] / "cpu_kernels.cpp").read_text()
+    forward = text.split("// Computes")[1]
+    assert "sweeps twice over their columns" in forward
+    assert forward.count("rows.pick(") == 1
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_value_of_a_whole_row(run, format_):
+    """The gate is the same along a row of one layout, and differs from column to column in the
+    other."""
+    x = torch.randn(2, 19, 9, 9).to(memory_format=format_)
+    gate = torch.randn(2, 19, 1, 1)
+    torch.testing.assert_close(run(gated, x, gate), gated(x, gate))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("columns", [7, 33, 1024])
+def test_quotients_are_rounded_as_divisions(run, columns, dtype):
+    """The divisors of the first rows have no useful reciprocal, and infinity has no remainder."""
+    tiny = torch.finfo(dtype).tiny
+    divisors = torch.tensor([0.0, -0.0, torch.inf, tiny / 8, 1e-37, 3e38, torch.nan], dtype=dtype)
+    x = -torch.rand(40, columns, dtype=dtype) * 3
+    x[:7] *= 1e30
+    x[:7, 3] = divisors
+    x[7:, 3] = torch.linspace(0.3, 900, 33, dtype=dtype)
+    x[9, 4] = -torch.inf
+    torch.testing.assert_close(run(shares, x), shares(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [1024, 1023])
+def test_a_result_larger_than_the_caches(run, columns):
+    """Aligned rows are written past the caches."""
+    x = torch.rand(1100, columns) + 1
+    torch.testing.assert_close(run(shares, x), shares(x), rtol=0, atol=0)
+
+
+def test_masked_scores(run):
+    """The exponential of -infinity is 0, in rows of 1 to 70 columns that count."""
+    scores = torch.randn(2, 70, 70) * 20
+    torch.testing.assert_close(run(causal, scores), causal(scores.double()).float())
+    (actual,) = gradients(lambda one: run(causal, one), [scores])
+    (wanted,) = gradients(causal, [scores.double()])
+    torch.testing.assert_close(actual, wanted.float())
+
+
+def test_slow_values_are_handed_from_kernel_to_kernel(package, run):
+    """Without that the gradients of the weight compute the activation's a second time."""
+    text = (package(grouped)[0] / "cpu_kernels.cpp").read_text()
+    of_weight = text.split("// Computes")[3]
+    assert "grad_weight" in of_weight
+    assert "sigmoid" not in of_weight
+    assert "rsqrt" not in of_weight
+    inputs = [torch.randn(3, 6, 5, 7), torch.randn(6), torch.randn(6)]
+    actual = gradients(lambda *given: run(grouped, *given), inputs)
+    wanted = gradients(grouped, [one.double() for one in inputs])
+    for one, other in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_elementary_functions(run):
+    """Results are within 3 ulp of those in float64."""
+    near = torch.cat([torch.linspace(-9, 9, 4001), torch.logspace(-30, 1.5, 997)])
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0, -1.0, -2.0, -3.0])
+    x = torch.cat([near, -near, special])
+    for actual, exact in zip(run(elementary, x), elementary(x.double()), strict=True):
+        torch.testing.assert_close(actual, exact.float(), rtol=3.6e-7, atol=1e-37, equal_nan=True)
