@@ -100,12 +100,38 @@ FUSELAB_INLINE StoredLanes<V, Element> gathered(const Stored<Element>* from, int
   return StoredLanes<V, Element>{from[int64_t(lane) * stride]...};
 }
 
+// Loads every second element from two vectors, of which the second one begins with the last element
+// that the first one has: nothing behind the last element is read.
+template <class Elements, std::size_t... lane>
+FUSELAB_INLINE Elements every_second(const Scalar<Elements>* from, std::index_sequence<lane...>) {
+  constexpr int64_t count = sizeof...(lane);
+  const Elements low = load_as<Elements>(from), high = load_as<Elements>(from + count - 1);
+  return __builtin_shufflevector(low, high, int(lane < count / 2 ? 2 * lane : 2 * lane + 1)...);
+}
+// Stores to every second element, and touches no other.
+#if defined(__AVX2__)
+template <bool is_high, class Elements, std::size_t... lane>
+FUSELAB_INLINE void store_half_of_second(float* to, Elements value, std::index_sequence<lane...>) {
+  constexpr int first = is_high ? sizeof...(lane) / 2 : 0;
+  const Elements twice = __builtin_shufflevector(value, value, int(first + lane / 2)...);
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, 0x5555, (__m512)twice);
+#else
+  _mm256_maskstore_ps(to, (__m256i)Lanes<int32_t, 8>{-1, 0, -1, 0, -1, 0, -1, 0}, (__m256)twice);
+#endif
+}
+#endif
+
 // Loads the first `count` lanes; the others are 0.
 template <class V, class Element>
 FUSELAB_INLINE StoredLanes<V, Element> load_lanes(const Stored<Element>* from, int64_t stride,
                                                   int64_t count) {
   if (count == lanes<V>) {
     if (stride == 1) return load_as<StoredLanes<V, Element>>(from);
+    if constexpr (sizeof(StoredLanes<V, Element>) <= vector_bytes) {
+      constexpr auto lane = std::make_index_sequence<lanes<V>>{};
+      if (stride == 2) return every_second<StoredLanes<V, Element>>(from, lane);
+    }
     return gathered<V, Element>(from, stride, std::make_index_sequence<lanes<V>>{});
   }
   Stored<Element> lane[lanes<V>] = {};
@@ -119,6 +145,15 @@ FUSELAB_INLINE void store_lanes(Stored<Element>* to, StoredLanes<V, Element> val
     std::memcpy(to, &value, sizeof value);
     return;
   }
+#if defined(__AVX2__)
+  if constexpr (std::is_same_v<Element, float> && sizeof value == vector_bytes) {
+    if (stride == 2 && count == lanes<V>) {
+      constexpr auto each = std::make_index_sequence<lanes<V>>{};
+      store_half_of_second<false>(to, value, each);
+      return store_half_of_second<true>(to + lanes<V>, value, each);
+    }
+  }
+#endif
   Stored<Element> lane[lanes<V>];
   std::memcpy(lane, &value, sizeof value);
   for (int64_t i = 0; i < count; ++i) to[i * stride] = lane[i];
