@@ -40,7 +40,6 @@ KEPT = {
         "launchers.py",
         "op.py",
         "page.md",
-        "test_two_losses.py",
     ),
     **dict.fromkeys(
         (

@@ -137,11 +137,13 @@ def main() -> None:
     for name in names:
         function = getattr(importlib.import_module(name), name)
         reference = importlib.import_module(f"{name}.launchers").reference
-        if what == "compare":
+        if what.startswith("compare"):
+            device = "cuda" if what == "compare_on_gpu" else "cpu"
             sizes, kinds = COMPARED[name]
             for shapes in sizes:
                 for dtype, layout in kinds:
-                    compare(function, original(name, reference), drawn(shapes, dtype, layout))
+                    args = [one.to(device) for one in drawn(shapes, dtype, layout)]
+                    compare(function, original(name, reference), args)
         else:
             {"inside_pytorch": inside_pytorch, "no_compiler": no_compiler}[what](
                 function, reference

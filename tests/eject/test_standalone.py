@@ -49,6 +49,33 @@ def test_values_and_gradients_are_those_of_autograd(packages: Path) -> None:
     run_without_fuselab("compare", packages, "residual_norm", "row_statistics", "two_losses")
 
 
+@pytest.mark.gpu
+def test_values_and_gradients_on_a_gpu(packages: Path) -> None:
+    names = ("residual_norm", "row_statistics", "two_losses")
+    run_without_fuselab("compare_on_gpu", packages, *names)
+
+
+def test_triton_kernels_are_launched_by_the_packages_own_runtime(packages: Path) -> None:
+    program = (
+        "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
+        "from standalone_program import Refuse\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "import torch\n"
+        "from two_losses.launchers import backward_triton, forward_triton, reference\n"
+        "args = [torch.randn(5, 19, dtype=torch.float64, requires_grad=True) for _ in range(2)]\n"
+        "expected = reference(*args)\n"
+        "torch.testing.assert_close(forward_triton(*args), expected)\n"
+        "ones = tuple(torch.ones_like(one) for one in expected)\n"
+        "grads = torch.autograd.grad(expected, args, ones)\n"
+        "found = backward_triton((True, True), ones, *(one.detach() for one in args))\n"
+        "torch.testing.assert_close(found, grads)\n"
+    )
+    command = [sys.executable, "-c", program, str(PROGRAM.parent), str(packages)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_pytorch_can_look_inside(packages: Path) -> None:
     run_without_fuselab("inside_pytorch", packages, "residual_norm")
 
