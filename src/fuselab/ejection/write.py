@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 def package_files(package: Package) -> dict[str, str]:
     """Return the text of every file by its name."""
     plans = [*package.forward, *package.backward]
+    summing = [*package.forward, *package.triton_backward]
     origin = "ejected from the PyTorch code in reference.py."
     files = {
         "__init__.py": formatted(init_text(package)),
         "reference.py": formatted(reference_text(package.formulas, package.output_names)),
         "op.py": formatted(_op(package)),
-        "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
+        "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", summing),
         "cuda_kernels.cu": emit_cuda.source(f"{package.name} in CUDA C++, {origin}", plans),
         "cpu_kernels.cpp": emit_cpp.source(
             f"{package.name} in C++ for CPUs, {origin}", [*package.forward, *package.cpp_backward]
@@ -81,8 +82,7 @@ def _op(package: Package) -> str:
     parts = [
         _imports(package, has_gradient),
         _forward(package),
-        *([_backward(package, "_backward", package.backward)] if has_gradient else []),
-        *([_backward(package, "_backward_cpp", package.cpp_backward)] if _sums(package) else []),
+        *dict.fromkeys(_backwards(package).values()),
         _launchers(package, has_gradient),
     ]
     if has_gradient:
@@ -162,9 +162,23 @@ def _forward(package: Package) -> str:
     )
 
 
-def _sums(package: Package) -> bool:
-    """Return whether C++ has a backward of its own: one that sums over rows beside other values."""
-    return any(plan.sums for plan in package.cpp_backward)
+def _backwards(package: Package) -> dict[str, str]:
+    """Return the text of the function that launches the backward, by implementation: of their own
+    for Triton and C++ if they sum over rows beside other values, and one for both if they launch
+    the same kernels."""
+    if not package.backward:
+        return {}
+    texts = dict.fromkeys(_IMPLEMENTATIONS, _backward(package, "_backward", package.backward))
+    summing = {
+        name: plans
+        for name, plans in (("triton", package.triton_backward), ("cpp", package.cpp_backward))
+        if any(plan.sums for plan in plans)
+    }
+    shared = {_backward(package, "_backward_summing", plans) for plans in summing.values()}
+    for name, plans in summing.items():
+        label = "_backward_summing" if len(shared) == 1 else f"_backward_{name}"
+        texts[name] = _backward(package, label, plans)
+    return texts
 
 
 def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
@@ -382,14 +396,15 @@ _IMPLEMENTATIONS = {
 
 def _triton_names(package: Package) -> list[str]:
     """Return what a contract imports from ``triton_sweep``."""
-    reduces = any(plan.reductions for plan in (*package.forward, *package.backward))
+    plans = (*package.forward, *package.triton_backward)
+    reduces = any(plan.reductions or plan.sums for plan in plans)
     return [*(["Reducing"] if reduces else []), "TritonSweeps", "configs"]
 
 
 def _triton(package: Package) -> list[str]:
     """Return the statements that name the Triton kernels and how they reduce."""
     lines: list[str] = []
-    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.backward}
+    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.triton_backward}
     for name, plans in directions.items():
         if not plans:
             continue
@@ -401,10 +416,10 @@ def _triton(package: Package) -> list[str]:
         reducing = [
             f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
             for plan in plans
-            if plan.reductions
+            if plan.reductions or plan.sums
         ]
         lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
-        if plans is package.backward:
+        if plans is package.triton_backward:
             lines.append("    backward=True,")
         held = [f'"{one}"' for one in package.held(plans)]
         if held:
@@ -415,12 +430,13 @@ def _triton(package: Package) -> list[str]:
 
 def _launchers(package: Package, has_gradient: bool) -> str:
     lines: list[str] = []
+    functions = {name: text[4 : text.index("(")] for name, text in _backwards(package).items()}
     for name, (_, kernels) in _IMPLEMENTATIONS.items():
         if name == "triton":
             lines += _triton(package)
             lines.append("forward_triton = partial(_forward, _TRITON)")
             if has_gradient:
-                lines.append("backward_triton = partial(_backward, _TRITON_BACKWARD)")
+                lines.append(f"backward_triton = partial({functions[name]}, _TRITON_BACKWARD)")
             continue
         if name == "cuda":
             lines += _cuda([*package.forward, *package.backward])
@@ -428,8 +444,7 @@ def _launchers(package: Package, has_gradient: bool) -> str:
             lines.append(f"_{name.upper()} = {kernels}")
         lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
         if has_gradient:
-            own = "_backward_cpp" if name == "cpp" and _sums(package) else "_backward"
-            lines.append(f"backward_{name} = partial({own}, _{name.upper()})")
+            lines.append(f"backward_{name} = partial({functions[name]}, _{name.upper()})")
     return "\n".join(lines) + "\n"
 
 
