@@ -36,7 +36,10 @@ class Package:
     sizes: Sizes
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
-    cpp_backward: tuple[KernelPlan, ...]  # the same, where C++ has no backward of its own
+    # with sums over rows in the kernels of these rows; C++ also stores slow values for later
+    # kernels, or has the same kernels as `backward`
+    cpp_backward: tuple[KernelPlan, ...]
+    triton_backward: tuple[KernelPlan, ...]  # also in kernels without reductions
     names: Mapping[Node, str]  # of results, and of what is stored part by part
     output_names: tuple[str, ...]
     frozen: frozenset[str]  # arguments that get no gradient
@@ -217,6 +220,8 @@ def planned_package(
     cpp_backward = backward
     if handing != ordered or any(one.sums for one in cpp_kernels):
         cpp_backward = _plans(label, cpp_kernels, gradients, captured, sizes, names)
+    joined = with_row_sums(ordered, to_pointwise=True)
+    triton_backward = _plans(label, joined, gradients, captured, sizes, names)
     return Package(
         captured,
         formulas,
@@ -225,6 +230,7 @@ def planned_package(
         forward,
         backward,
         cpp_backward,
+        triton_backward,
         names,
         output_names,
         frozenset(frozen),

@@ -253,7 +253,7 @@ def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
     return float32_on_gpu(args)
 
 
-_EXAMPLE = Case.normal([(2, 8, 5, 6), (8,), (8,)], "bench")
+_EXAMPLE = Case.normal([(2, 8, 5, 6), (8,), (8,)], "bench", "dtypes")
 
 
 OP = FusedOp(
@@ -272,6 +272,10 @@ OP = FusedOp(
     },
     gradient=Gradient(save, gradient, fake_gradient),
     cases=(_EXAMPLE,),
+    cpu_cases=(
+        _EXAMPLE,
+        Case.normal([(2, 4, 5, 3), (4,), (4,)], "dtypes"),
+    ),
     configs={"triton": configs, "triton_backward": configs},
     draw=draw,
     autocast=autocast,
