@@ -818,6 +818,8 @@ class _Lowering:
         upstream, source, mean, rstd, weight = (arg and self.known[arg] for arg in node.args[:5])
         batch, channels, area, groups = (expression_of(_number(arg)) for arg in node.args[5:9])
         name, line = user_name(node), source_line(node)
+        # Of no elements the mean is NaN, and so is eager's gradient of the weight.
+        self.parts.require(area - 1, line)
         one = sympy.Integer(1)
         sizes = batch, groups, quotient_of(channels, groups) * area
         flat = batch, channels, area

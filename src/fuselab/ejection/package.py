@@ -10,7 +10,12 @@ from typing import Any
 import sympy
 from torch import Tensor
 
-from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
+from fuselab.ejection.capture import (
+    Captured,
+    capture,
+    definitions_in_formulas,
+    definitions_in_kernels,
+)
 from fuselab.ejection.kernels import Kernel, schedule, without_floors
 from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
@@ -184,8 +189,10 @@ def planned_package(
 
     The arguments named in ``frozen`` get no gradient. Raises EjectError.
     """
-    captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
-    formulas = capture(function, args, keywords, name, inference, WITHOUT_DERIVATIVE, frozen)
+    captured, formulas = (
+        capture(function, args, keywords, name, inference, definitions, frozen)
+        for definitions in (definitions_in_kernels(), definitions_in_formulas())
+    )
     exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
     captured = replace(captured, equal=exact)
     sizes = Sizes(captured)
@@ -229,6 +236,8 @@ def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
     if all(count >= 0 for count in terms.values()) and constant >= 0:
         return {}
     symbols = list(exact.free_symbols)
+    if len(terms) == 1 and 0 < -constant <= next(iter(terms.values())):
+        return dict.fromkeys(symbols, 1)  # a product of sizes is 1 or more where each of them is
     if len(symbols) != 1 or exact.diff(symbols[0]).free_symbols:
         return None
     slope = exact.diff(symbols[0])
