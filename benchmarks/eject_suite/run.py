@@ -1,11 +1,13 @@
 """Eject every member of the suite, check it, and time it against eager and torch.compile.
 
     python benchmarks/eject_suite/run.py OUT [--only NAME ...] [--dtype bfloat16] [--seed N]
-        [--check] [--without-times] [--budget S]
+        [--check] [--without-times] [--budget S] [--jobs N]
 
 Each step of each member is a process of its own: it writes the package to ``OUT/packages/NAME``;
-with ``--check``, ``fuselab check --quick`` judges it; ``fuselab bench --backward`` times eager,
-torch.compile and the package's kernels in one process, interleaved, forward, backward and both.
+with ``--check``, ``fuselab check --quick`` judges it; ``time_member.py`` times eager, torch.compile
+and the package's kernels in one process, interleaved, forward and forward+backward, and compares
+every result with the reference. With ``--jobs`` above 1 so many members eject, check and compile
+side by side; they are always timed one after the other, while nothing else of the suite runs.
 ``OUT/NAME/*.log`` has the output of each step. A step that ended is not run again by a later call
 with the same OUT, so an interrupted run resumes; remove ``OUT/NAME`` to repeat a member.
 
@@ -22,10 +24,12 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import attention  # noqa: F401  (adds its members)
 import losses  # noqa: F401
@@ -34,9 +38,13 @@ import pointwise  # noqa: F401
 import reductions  # noqa: F401
 import torch
 from suite import MEMBERS
+from time_member import READY
 
+from fuselab.device.ceiling import measured_ceilings
+from fuselab.device.select import select as select_device
 from fuselab.ejection.eject import eject
 from fuselab.errors import EjectError
+from fuselab.measure.fresh import PINNED_ALLOCATION, child_environment
 
 LIMIT_S = 1800  # for one step of one member
 PEERS = ("eager", "compile")
@@ -67,8 +75,34 @@ class Suite:
         self.given = given
         self.results: dict[str, dict[str, Any]] = {}
 
-    def run(self, name: str) -> dict[str, Any]:
-        """Run the steps of a member that have not ended yet and return its result."""
+    def run(self, names: Sequence[str]) -> None:
+        """Run the steps of the members that have not ended yet."""
+        with ThreadPoolExecutor(self.given.jobs) as pool:
+            for name, result in zip(names, pool.map(self.made, names), strict=True):
+                self.results[name] = result
+                if self.given.without_times:
+                    self.say(name)
+        self.write()
+        if self.given.without_times:
+            return
+        measured_ceilings(select_device("auto"))  # stored: the members' processes read it
+        ejected = [name for name in names if self.results[name]["eject"]["status"] == 0]
+        for first in range(0, len(ejected), self.given.jobs):
+            batch = ejected[first : first + self.given.jobs]
+            self.time(batch)
+            for name in batch:
+                self.say(name)
+            self.write()
+
+    def say(self, name: str) -> None:
+        """Print one line about a member."""
+        result = self.results[name]
+        word = "refused" if result.get("refused") else "FAILED" if _failed(result) else "ok"
+        ratios = [f"{row['phase']} {row['over_compile'] or '–'}" for row in result.get("times", ())]
+        print(f"{word:7} {name}  {'  '.join(ratios)}", flush=True)
+
+    def made(self, name: str) -> dict[str, Any]:
+        """Write a member's package and, where asked, check it; return the result so far."""
         folder = self.out / name
         folder.mkdir(parents=True, exist_ok=True)
         package = self.out / "packages" / name
@@ -79,25 +113,56 @@ class Suite:
         if step["status"] != 0:
             result["refused"] = step["output"] if step["status"] == REFUSED else None
             return result
-        fuselab = [sys.executable, "-m", "fuselab"]
-        choice = ["--dtype", self.dtype, "--seed", str(self.given.seed)]
         if self.given.check:
-            words = [*fuselab, "check", str(package), "--quick", *choice]
+            words = [sys.executable, "-m", "fuselab", "check", str(package), "--quick"]
+            words += ["--dtype", self.dtype, "--seed", str(self.given.seed)]
             result["check"] = self.step(folder / f"check.{self.dtype}.{self.given.seed}", words)
-        if not self.given.without_times:
-            times = folder / f"bench.{self.dtype}.{self.given.seed}"
-            words = [*fuselab, "bench", str(package), *choice, "--budget", str(self.given.budget)]
-            words += ["--provider", ",".join((*PEERS, *OURS[self.device]))]
-            words += ["--json", str(times) + ".times.json"]
-            declared = (package / "op.py").read_text(encoding="utf-8")
-            words += ["--backward"] if "gradient=Gradient(" in declared else []
-            result["bench"] = self.step(times, words)
-            written = Path(str(times) + ".times.json")
+        return result
+
+    def time(self, names: Sequence[str]) -> None:
+        """Compile the members side by side, then time them one after the other."""
+        stems = {name: self.out / name / f"bench.{self.dtype}.{self.given.seed}" for name in names}
+        started = {
+            name: self.timed_member(name, stem)
+            for name, stem in stems.items()
+            if not Path(f"{stem}.json").is_file()
+        }
+        for process in started.values():
+            _wait_until_ready(process)
+        for name, process in started.items():
+            begin = time.monotonic()
+            try:
+                process.communicate("go\n", timeout=LIMIT_S)
+            except (subprocess.TimeoutExpired, BrokenPipeError):
+                process.kill()
+                process.wait()
+            self.end(stems[name], process.returncode, begin)
+        for name, stem in stems.items():
+            result = self.results[name]
+            result["bench"] = json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))
+            written = Path(f"{stem}.times.json")
             if written.is_file():
                 bench = json.loads(written.read_text(encoding="utf-8"))
                 result["environment"] = bench["environment"]
                 result["times"] = list(self.times(bench["groups"]))
-        return result
+
+    def timed_member(self, name: str, stem: Path) -> subprocess.Popen[str]:
+        """Start the process that times a member."""
+        words = [sys.executable, str(Path(__file__).with_name("time_member.py"))]
+        words += [str(self.out / "packages" / name), "--dtype", self.dtype]
+        words += ["--seed", str(self.given.seed), "--budget", str(self.given.budget)]
+        words += ["--providers", ",".join((*PEERS, *OURS[self.device]))]
+        words += ["--json", f"{stem}.times.json"]
+        pinned = PINNED_ALLOCATION if self.device == "cpu" else {}
+        with Path(f"{stem}.log").open("w", encoding="utf-8") as log:
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=child_environment(**pinned),
+                text=True,
+            )
 
     def step(self, stem: Path, command: Sequence[str]) -> dict[str, Any]:
         """Run a command once; return its exit status, seconds, and output where it failed."""
@@ -116,11 +181,15 @@ class Suite:
             except subprocess.TimeoutExpired:
                 status = -1
                 output.write(f"stopped after {LIMIT_S} s\n")
-        step = {"status": status, "seconds": round(time.monotonic() - begin, 1)}
+        return self.end(stem, status, begin)
+
+    def end(self, stem: Path, status: int, begin: float) -> dict[str, Any]:
+        """Write down that a step ended; return its status, seconds, and output where it failed."""
+        step: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - begin, 1)}
         if status:
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            step["output"] = "\n".join(lines[-5:])
-        ended.write_text(json.dumps(step), encoding="utf-8")
+            text = Path(f"{stem}.log").read_text(encoding="utf-8", errors="replace")
+            step["output"] = "\n".join(text.strip().splitlines()[-5:])
+        Path(f"{stem}.json").write_text(json.dumps(step), encoding="utf-8")
         return step
 
     def times(self, groups: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -241,6 +310,18 @@ class Suite:
         pyplot.close(figure)
 
 
+def _wait_until_ready(process: subprocess.Popen[str]) -> None:
+    """Read what a member prints until it is ready or has ended; one that hangs is killed."""
+    output: IO[str] | None = process.stdout
+    assert output is not None
+    killer = threading.Timer(LIMIT_S, process.kill)
+    killer.start()
+    for line in output:
+        if line.strip() == READY:
+            break
+    killer.cancel()
+
+
 def _ratio(peer: float | None, ours: float | None) -> float | None:
     return round(peer / ours, 3) if peer and ours else None
 
@@ -268,20 +349,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="judge every package")
     parser.add_argument("--without-times", action="store_true", help="time nothing")
     parser.add_argument("--budget", type=float, default=0.5, help="seconds per case and phase")
+    parser.add_argument("--jobs", type=int, default=1, help="members that compile side by side")
     parser.add_argument("--eject-one", choices=MEMBERS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.eject_one:
         return eject_member(given.eject_one, given.out, torch.cuda.is_available())
     given.out.mkdir(parents=True, exist_ok=True)
     suite = Suite(given.out.resolve(), given)
-    failures = 0
-    for name in given.only or MEMBERS:
-        begin = time.monotonic()
-        result = suite.results[name] = suite.run(name)
-        failures += _failed(result)
-        word = "refused" if result.get("refused") else "FAILED" if _failed(result) else "ok"
-        print(f"{word:7} {time.monotonic() - begin:6.1f} s  {name}", flush=True)
-        suite.write()
+    suite.run(given.only or list(MEMBERS))
+    failures = sum(map(_failed, suite.results.values()))
     print(f"{failures} members failed a step; the table is {suite.out / 'results.md'}")
     return 1 if failures else 0
 

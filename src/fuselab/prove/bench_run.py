@@ -54,35 +54,38 @@ class Run:
         self.by_host = "tiny" in work.case.tags
 
     def group(self) -> Group:
+        """Prepare every provider and time it, with torch.compile reset before."""
         with _compile_settings(self.work.phase, self.providers):
-            self._prepare()
-            candidates = [
-                Candidate(name, calls.timed, functools.partial(self._verify, calls.checked))
+            self.prepare()
+            return self.timed()
+
+    def timed(self) -> Group:
+        """Time the providers that ``prepare`` has made ready."""
+        candidates = [
+            Candidate(name, calls.timed, functools.partial(self._verify, calls.checked))
+            for name, calls in self.calls.items()
+        ]
+        samples = interleave(
+            [*candidates, *self.streaming()],
+            self.work.device,
+            budget_s=self.budget_s,
+            seed=self.seed,
+            decided=self._decided,
+        )
+        hosts = interleave(
+            [
+                Candidate(name, calls.timed)
                 for name, calls in self.calls.items()
-            ]
-            samples = interleave(
-                [*candidates, *self.streaming()],
-                self.work.device,
-                budget_s=self.budget_s,
-                seed=self.seed,
-                decided=self._decided,
-            )
-            hosts = interleave(
-                [
-                    Candidate(name, calls.timed)
-                    for name, calls in self.calls.items()
-                    if samples[name].times_us
-                ],
-                self.work.device,
-                host=True,
-                budget_s=self.budget_s / HOST_SHARE,
-                seed=self.seed,
-                decided=self._decided,
-            )
-            ceiling = self.ceiling(samples)
-            records = [
-                self._record(provider, samples, hosts, ceiling) for provider in self.providers
-            ]
+                if samples[name].times_us
+            ],
+            self.work.device,
+            host=True,
+            budget_s=self.budget_s / HOST_SHARE,
+            seed=self.seed,
+            decided=self._decided,
+        )
+        ceiling = self.ceiling(samples)
+        records = [self._record(provider, samples, hosts, ceiling) for provider in self.providers]
         total = _total(self.costs)
         return Group(
             case=self.work.case.name,
@@ -97,7 +100,8 @@ class Run:
             verdicts_by="host time" if self.by_host else "device time",
         )
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Make every provider's calls; what cannot be made gets its record here."""
         for provider in self.providers:
             refusal = provider.refuses(self.work.args)
             if refusal is not None:
