@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuselab.errors import ArgumentError
 from fuselab.op import dtype_name, on_meta, tensors_in
 
 _OUTPUTS: dict[Any, list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]] = {}
@@ -120,14 +121,15 @@ def float32_on_gpu(args: Sequence[Any]) -> tuple[Any, ...]:
 def accepted(
     reference: Callable[..., Tensor], drawn: Callable[[], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
-    """Return the first of ``drawn()`` that the reference accepts, tried on meta tensors; the
-    twentieth if it accepts none."""
-    args = drawn()
-    for _ in range(19):
+    """Return the first of ``drawn()`` that the reference accepts, tried on meta tensors.
+
+    Raises ArgumentError if it accepts none of 20.
+    """
+    for _ in range(20):
+        args = drawn()
         try:
             reference(*on_meta(args))
         except (RuntimeError, ValueError, IndexError, TypeError):
-            args = drawn()
-        else:
-            break
-    return args
+            continue
+        return args
+    raise ArgumentError("the reference accepts none of 20 draws.")
