@@ -175,14 +175,16 @@ def _in_range(distribution: str, span: tuple[tuple[int, int], tuple[int, int]], 
 
 def _compiler() -> Check:
     """Compile a probe with the options that kernels get, since a compiler may lack OpenMP."""
-    from fuselab.runtime import cpp_source
+    from fuselab.runtime import cpp_library
     from fuselab.runtime.compiler import compiler_version
 
     mend = "sudo apt install g++, or sudo dnf install gcc-c++, or set CXX"
     with tempfile.TemporaryDirectory(prefix="fuselab-doctor-") as folder:
         library = Path(folder) / "probe.so"
         built = _why_not(
-            lambda: cpp_source.compile_library(_PROBE_CPP, library, cpp_source.options(), "a probe")
+            lambda: cpp_library.compile_library(
+                _PROBE_CPP, library, cpp_library.options(), "a probe"
+            )
         )
     if built is not None:
         return Check("C++ compiler", "missing", built, mend)

@@ -53,19 +53,17 @@ def by_rows(
         and set(dims) < set(whole.dims)
         and dims == tuple(range(len(sizes) - len(dims), len(sizes)))
     ]
-    return _after(whole, list(max(inner, key=len)), None) if inner else whole
+    return _after(whole, max(inner, key=lambda dims: len(dims)), None) if inner else whole
 
 
 def _after(whole: Reduction, inner: Sequence[int], name: str | None) -> Reduction:
     """Return the reduction as one of what a reduction over the dimensions ``inner`` gives."""
-    sizes = enumerate(whole.source.sizes)
+    one = sympy.Integer(1)
+    sizes = [one if dim in inner else size for dim, size in enumerate(whole.source.sizes)]
     first = replace(
         whole,
         name=f"{name or whole.name}_part",
-        sizes=tuple(
-            sympy.Integer(1) if dim in inner else size
-            for dim, size in enumerate(whole.source.sizes)
-        ),
+        sizes=tuple(sizes),
         is_named=False,
         dims=tuple(inner),
         keepdim=True,

@@ -161,17 +161,26 @@ def _import_folder(folder: Path) -> ModuleType:
         raise TargetError(
             f"{folder}: no op.py and no __init__.py; a kernel package has one of them."
         )
-    package_name = _module_name(folder)
-    if package_name not in sys.modules:
-        package = ModuleType(package_name)
-        package.__path__ = [str(folder.resolve())]
-        package.__package__ = package_name
-        sys.modules[package_name] = package
+    package_name = _package(folder)
     if contract.is_file():
         return _import_file(contract, f"{package_name}.op")
     if (folder / COMPOSED).is_file():
         return _import_file(folder / COMPOSED, f"{package_name}.{Path(COMPOSED).stem}")
     return _import_file(initial, f"{package_name}.__init__")
+
+
+def _package(folder: Path) -> str:
+    """Return the name under which a folder's files are imported, after making the package. An
+    operator of a composition belongs to the composition's package, whose files it may import."""
+    parent = folder.resolve().parent
+    is_part = (parent / COMPOSED).is_file()
+    name = f"{_package(parent)}.{folder.resolve().name}" if is_part else _module_name(folder)
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder.resolve())]
+        package.__package__ = name
+        sys.modules[name] = package
+    return name
 
 
 def _what_raised(path: Path, error: BaseException) -> str:

@@ -50,6 +50,16 @@ def run(function: str, *args: Any, timeout_s: float = 120.0, **kwargs: Any) -> A
     return _shared().call(function, *args, timeout_s=timeout_s, **kwargs)
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a child process in which Triton interprets kernels."""
+    return {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
+
+
 class Interpreter:
     """A child process with ``TRITON_INTERPRET=1``. A context manager; ``run`` shares one."""
 
@@ -109,18 +119,12 @@ class Interpreter:
     def _start(self) -> None:
         # A connection of its own, because a kernel's print() must not mix with the replies.
         self._connection, theirs = multiprocessing.Pipe()
-        environment = {
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        }
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                env=environment,
+                env=environment(),
                 pass_fds=(theirs.fileno(),),
             )
 
@@ -178,15 +182,18 @@ def _module_of_file(path: Path) -> ModuleType:
     changed = path.stat().st_mtime_ns
     package = (path.parent / "__init__.py").exists()
     name = f"{path.parent.name}.{path.stem}" if package else path.stem
-    if package and str(path.parent.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent.parent))
+    root = path.parent.parent
+    if package and (root / "composed.py").exists():  # an operator of a composition
+        name, root = f"{root.name}.{name}", root.parent
+    if package and str(root) not in sys.path:
+        sys.path.insert(0, str(root))
     elif not package and str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     known = sys.modules.get(name)
     if known is not None and getattr(known, "_fuselab_loaded", None) == (path, changed):
         return known
     if package:
-        importlib.import_module(path.parent.name)
+        importlib.import_module(name.rpartition(".")[0])
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
