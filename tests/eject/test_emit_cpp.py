@@ -261,7 +261,7 @@ def test_the_gradient_of_a_weight_is_summed_with_that_of_the_input(tmp_path):
     text = (folder / "cpu_kernels.cpp").read_text()
     assert text.count("math::erf(") == 2  # forward and backward
     assert "at.add(grad_weight_sum, " in text
-    assert "backward_cpp = partial(_backward_cpp, _CPP)" in (folder / "op.py").read_text()
+    assert "backward_cpp = partial(_backward_summing, _CPP)" in (folder / "op.py").read_text()
 
 
 def test_a_word_of_cpp_is_no_name_of_an_operator(tmp_path):
