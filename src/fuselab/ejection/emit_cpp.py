@@ -97,6 +97,7 @@ class _Kernel:
             for one, name in plan.value_names.items()
         }
         self.numbers = {size: self.namer.name(name) for size, name in plan.numbers.items()}
+        self.steps = {name: self.namer.name(name) for name in plan.steps}
         self.arrays = {one: self.namer.name(f"{one.name}_array") for one in plan.operands}
         self.pointers = {one: self.namer.name(f"{one.name}_data") for one in plan.operands}
         # Products that the compiler could fuse with an addition, unlike PyTorch.
@@ -120,6 +121,7 @@ class _Kernel:
             for one in tensors
         ]
         parameters += [f"int64_t {name}" for name in self.numbers.values()]
+        parameters += [f"int64_t {name}" for name in self.steps.values()]
         parameters.append(f"Loops<{len(plan.operands)}> loops")
         self.body()
         return "\n".join(
@@ -317,7 +319,7 @@ class _Kernel:
     def hoist(self, expressions: Sequence[Expression]) -> None:
         """Compute the parts of ``expressions`` that do not depend on a column once per row."""
         for one in self.on_rows(expressions):
-            if isinstance(one, (Load, Position)):
+            if isinstance(one, (Load, Position)) and not children(one):
                 self.write(f"const auto {self.names[one]} = rows.load({self.array(one)});")
             else:
                 self.hoist_formula(one)
@@ -341,15 +343,16 @@ class _Kernel:
                 visit(one)
         return list(found)
 
-    def hoist_formula(self, one: Apply) -> None:
+    def hoist_formula(self, one: Apply | Load | Position) -> None:
         name = self.names.get(one)
         if name is None:
+            assert isinstance(one, Apply)
             name = self.names[one] = self.namer.name(self.wanted_name(one))
         outer, before = dict(self.known), len(self.lines)
         self.open(f"const auto {name} = rows.value([=](auto at) {{")
         start = len(self.lines)
-        self.define(one.operands)
-        text = self.formula(one)
+        self.define(children(one))
+        text = self.formula(one) if isinstance(one, Apply) else self.loaded(one)
         short = f"const auto {name} = rows.value([=](auto at) {{ return {text}; }});"
         fits = len(self.lines) == start and len(short) + 2 * (self.indent - 1) <= 100
         if not fits:
@@ -361,9 +364,23 @@ class _Kernel:
         self.known = outer
         self.write(short)
 
-    def array(self, one: Load | Position) -> str:
+    def operand(self, one: Load | Position) -> Operand:
         name = self.plan.value_names[one]
-        return self.arrays[next(each for each in self.plan.loads if each.name == name)]
+        return next(each for each in self.plan.loads if each.name == name)
+
+    def array(self, one: Load | Position) -> str:
+        return self.arrays[self.operand(one)]
+
+    def loaded(self, one: Load | Position) -> str:
+        """Return the text of a vector of elements, or of positions."""
+        chosen = self.operand(one).chosen
+        if not chosen:
+            return f"at({self.array(one)})"
+        places = [
+            _applied("{0} * {1}", [self.vector(value, "int"), self.steps[step]])
+            for value, step in chosen
+        ]
+        return f"at.chosen({self.array(one)}, {' + '.join(places)})"
 
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""
@@ -372,7 +389,7 @@ class _Kernel:
                 self.write(f"const auto {self.names[one]} = at({self.kept[one]});")
                 self.known[one] = self.names[one]
             elif isinstance(one, (Load, Position)):
-                self.write(f"const auto {self.names[one]} = at({self.array(one)});")
+                self.write(f"const auto {self.names[one]} = {self.loaded(one)};")
                 self.known[one] = self.names[one]
             elif isinstance(one, Apply) and one in self.names and not _is_number(one):
                 text = self.formula(one)

@@ -164,14 +164,14 @@ class _Kernel:
         if self.is_split:
             yield "int64_t* partials"
             yield "int parts"
-        for number in self.plan.numbers.values():
+        for number in (*self.plan.numbers.values(), *self.plan.steps):
             yield f"int64_t {self.names[number]}"
         yield f"const __grid_constant__ Loops<{len(self.plan.operands)}> loops"
 
     def operands(self) -> Iterator[str]:
         """Yield the definitions of the operands that are read along columns."""
         for one in self.plan.loads:
-            if one.node is not None and self.is_element(one):
+            if one.node is not None and self.is_element(one) and not one.chosen:
                 rows = any(axis not in self.columns for entry in one.index for axis in entry)
                 held = "Kept" if rows and self.plan.reductions else "Loaded"
                 name = self.names[one.name]
@@ -253,7 +253,7 @@ class _Kernel:
         self.open("for (int k = 0; k < tile.packs(); ++k) {", "Tile::unrolled")
         self.write("const auto pack = tile.pack(k);")
         for one in walk(values, self.known):
-            if isinstance(one, (Load, Position)):
+            if isinstance(one, (Load, Position)) and not children(one):
                 name = self.names[self.plan.value_names[one]]
                 given = f"{name}_tile.at(pack)"
                 if isinstance(one, Position):
@@ -357,6 +357,7 @@ class _Kernel:
         offset = f"tile.row_offset({self.strides(operand)}, r)"
         if isinstance(one, Position):
             return offset
+        offset = self.chosen_offset(operand, offset)
         return _read(one, f"{self.names[operand.name]}_pointer[{offset}]")
 
     def row_name(self, one: Load | Position | Apply) -> str:
@@ -387,13 +388,32 @@ class _Kernel:
             if isinstance(one, (Load, Position)):
                 name = self.names[self.plan.value_names[one]]
                 text = f"{name}_pack.element[i]"
-                text = _read(one, text) if isinstance(one, Load) else text
+                if isinstance(one, Load):
+                    text = self.chosen_element(one) if children(one) else _read(one, text)
             elif isinstance(one, Apply) and one in self.plan.value_names:
                 name, text = self.names[self.plan.value_names[one]], self.formula(one)
             else:
                 continue
             self.write(f"const {_TYPES[_kind(one)]} {name} = {text};")
             self.known[one] = name
+
+    def chosen_element(self, one: Load) -> str:
+        """Return the text of an element of a pack at a position that the kernel computes, or of
+        any element for one that does not exist."""
+        operand = self.operand(one)
+        offset = f"pack.element_offset({self.strides(operand)}, i)"
+        element = f"{self.names[operand.name]}_pointer[{self.chosen_offset(operand, offset)}]"
+        zero = f"{_TYPES[one.tensor.kind]}(0)"
+        return f"pack.has(i) ? {_read(one, element)} : {zero}"
+
+    def chosen_offset(self, operand: Operand, offset: str) -> str:
+        """Return the text of an operand's offset with the positions that the kernel computes."""
+        terms = []
+        for value, step in operand.chosen:
+            text = self.converted(value, "int")
+            text = text if _is_atom(text) else f"({text})"
+            terms.append(f"{text} * {self.names[step]}")
+        return " + ".join((offset, *terms))
 
     def value(self, one: Expression) -> str:
         """Return the text of a value; ``define`` has written what it needs."""
@@ -453,7 +473,13 @@ class _Kernel:
             return [self.converted(operand, one.kind) for operand in operands]
         if one.function in _OPERATORS and one.kind in kinds:
             return plain  # C++ converts the other operand
-        return [self.converted(operand, one.kind) for operand in operands]
+        texts = [self.converted(operand, one.kind) for operand in operands]
+        if one.kind == "int":  # a template takes operands of one type
+            return [
+                f"int64_t({text})" if isinstance(operand, Constant) else text
+                for operand, text in zip(operands, texts, strict=True)
+            ]
+        return texts
 
 
 def _wanted(plan: KernelPlan) -> Iterator[str]:
@@ -461,6 +487,7 @@ def _wanted(plan: KernelPlan) -> Iterator[str]:
     for operand in plan.operands:
         yield operand.name
     yield from plan.numbers.values()
+    yield from plan.steps
     for name in plan.value_names.values():
         if name != "columns":
             yield name

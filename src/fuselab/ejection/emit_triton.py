@@ -165,13 +165,24 @@ class _Function:
 
     def address(self, operand: Operand) -> str:
         """Return the text of the operand's addresses."""
-        return " + ".join(filter(None, (self.pointer(operand), self.place(operand))))
+        places = (self.place(operand), *self.chosen_places(operand))
+        return " + ".join(filter(None, (self.pointer(operand), *places)))
 
-    def loaded(self, operand: Operand) -> str:
+    def chosen_places(self, operand: Operand) -> list[str]:
+        """Return the texts of the offsets that the kernel computes itself."""
+        texts = []
+        for value, step in operand.chosen:
+            text = self.value(value)
+            if isinstance(value, Apply) and value not in self.known:
+                text = self.named(value, text)
+            texts.append(f"{text} * {step}")
+        return texts
+
+    def loaded(self, operand: Operand, one: Load) -> str:
         """Return the text of the operand's elements."""
-        if self.place(operand):
+        if self.place(operand) or self.plan.axes_of(one):
             return f"load({self.address(operand)}, is_row, is_column)"
-        return f"tl.load({self.pointer(operand)})"
+        return f"tl.load({self.address(operand)})"
 
     def mask(self, operand: Operand) -> str:
         """Return the text of the mask of the operand's elements; empty for a single element."""
@@ -197,7 +208,7 @@ class _Function:
         if isinstance(one, Position):
             self.write(f"{name} = {self.place(operand) or 0}")
         else:
-            loaded = self.loaded(operand)
+            loaded = self.loaded(operand, one)
             cast = {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
             self.write(f"{name} = {loaded}{cast}")
         self.known[one] = name
@@ -326,7 +337,7 @@ class _Pointwise(_Function):
     def sizes(self) -> list[str]:
         return [
             "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *_listed([*self.plan.numbers.values(), "sizes"]),
+            *_listed([*self.plan.numbers.values(), *self.plan.steps, "sizes"]),
         ]
 
     def strides(self) -> list[str]:
@@ -385,7 +396,7 @@ class _Rows(_Function):
             "    # what programs that share rows leave for the next sweep",
             "    partials_pointer,",
             "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *_listed([*self.plan.numbers.values(), "row_sizes", "column_sizes"]),
+            *_listed([*self.plan.numbers.values(), *self.plan.steps, "row_sizes", "column_sizes"]),
         ]
 
     def strides(self) -> list[str]:
@@ -411,14 +422,16 @@ class _Rows(_Function):
             parts.append(f"offset(column, {operand.name}_column_strides)")
         return " + ".join(parts)
 
-    def loaded(self, operand: Operand) -> str:
-        if not self.has(operand, self.column_axes) and self.on_rows(operand):
+    def loaded(self, operand: Operand, one: Load) -> str:
+        axes = self.plan.axes_of(one)
+        if not axes & self.column_axes and axes & self.row_axes:
             return f"tl.load({self.address(operand)}, is_row)"
-        return super().loaded(operand)
+        return super().loaded(operand, one)
 
     def address(self, operand: Operand) -> str:
         if self.has_row_pointer(operand):
-            return f"{operand.name}_row + offset(column, {operand.name}_column_strides)"
+            places = f"offset(column, {operand.name}_column_strides)", *self.chosen_places(operand)
+            return " + ".join((f"{operand.name}_row", *places))
         return super().address(operand)
 
     def has_row_pointer(self, operand: Operand) -> bool:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
 from fuselab.ejection.kernels import Kernel, schedule, without_floors
-from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
+from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
-from fuselab.ejection.parts import exact_size, leaves, memory_of
+from fuselab.ejection.parts import behind_calls, exact_size, leaves
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
@@ -82,12 +82,9 @@ class Package:
     @property
     def saved(self) -> tuple[str, ...]:
         """The arguments that the backward reads, or whose sizes or dtypes it needs."""
-        read = {
-            memory_of(operand.node).name
-            for plan in self.backward
-            for operand in plan.loads
-            if operand.node is not None and isinstance(memory_of(operand.node), Input)
-        }
+        held = [operand.node for plan in self.backward for operand in plan.loads if operand.node]
+        held += [node for node in self.program.gradients if isinstance(node, Call)]
+        read = {one.name for node in held for one in behind_calls(node) if isinstance(one, Input)}
         read |= {argument for argument, _ in self.sizes.places.values()}
         read |= {
             name
@@ -149,7 +146,7 @@ class Package:
         """Return the name of the tensor that holds a result in the launcher of ``plans``."""
         if node in self.program.outputs:
             return self.output_names[self.program.outputs.index(node)]
-        if isinstance(node, Pieces):
+        if isinstance(node, (Pieces, Call)):
             return self.names[node]
         for plan in plans:
             for operand in plan.stored:
@@ -250,7 +247,8 @@ def _each_of_its_own(program: Program, outputs: Sequence[str], captured: Capture
         seen: list[Node] = []
         found: list[Node | None] = []
         for node, name in zip(results, names, strict=True):
-            if node is not None and (node in seen or isinstance(node, Input)):
+            is_held = isinstance(node, Input) or (isinstance(node, Call) and names is outputs)
+            if node is not None and (node in seen or is_held):
                 node = Pointwise(name, node.sizes, node.kind, "", False, "same", (node,))
             if node is not None:
                 seen.append(node)
@@ -275,7 +273,8 @@ def _plans(
 ) -> tuple[KernelPlan, ...]:
     """Return the kernels, which compute ``results``, with their names, and add the names of what
     they store to ``names``."""
-    loaded = [memory_of(load.tensor) for one in kernels for load in one.kernel.loads()]
+    read = [load.tensor for one in kernels for load in one.kernel.loads()]
+    loaded = [one for node in (*read, *results) for one in behind_calls(node)]
     needed = {leaf for node in (*results, *loaded) for leaf in leaves(node)}
     names.update(_names_between(needed, [*results, *loaded], names, captured, sizes))
     plans: list[KernelPlan] = []
@@ -318,10 +317,11 @@ def _ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
         if kernel in order:
             return
         for load in kernel.loads():
-            for leaf in leaves(memory_of(load.tensor)):
-                maker = makers.get(leaf)
-                if maker is not None and maker is not kernel:
-                    visit(maker)
+            for one in behind_calls(load.tensor):
+                for leaf in leaves(one):
+                    maker = makers.get(leaf)
+                    if maker is not None and maker is not kernel:
+                        visit(maker)
         order.append(kernel)
 
     for kernel in kernels:

@@ -22,8 +22,10 @@ from fuselab.ejection.loops import (
     Position,
     Reduced,
     Reduction,
+    children,
     walk,
 )
+from fuselab.ejection.parts import behind_calls
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def with_row_sums(kernels: Sequence[Kernel]) -> list[SummingKernel]:
 
 def _reads(kernel: Kernel, others: Sequence[SummingKernel]) -> bool:
     """Return whether a kernel reads what one of the others computes."""
-    tensors = {load.tensor for load in kernel.loads()}
+    tensors = {one for load in kernel.loads() for one in behind_calls(load.tensor)}
     return any(member.node in tensors for one in others for member in one.kernel.members)
 
 
@@ -120,6 +122,8 @@ def _rewritten(
             if index != computed[one.tensor].index[: len(index)]:
                 return None
             found[one] = kernel.values[one.tensor]
+        elif isinstance(one, Load) and children(one):
+            return None  # at a position that the kernel computes
         elif isinstance(one, Load):
             found[one] = Load(one.tensor, mapped(one.index))
         elif isinstance(one, Position):

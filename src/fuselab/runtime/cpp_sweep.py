@@ -50,7 +50,11 @@ class CppSweeps:
         loops = swept.numbers()
         self._source.launch(
             f"kernels::{name}<Lane::{lane}, {types}>",
-            (*tensors, *map(i64, numbers), Struct(struct.pack(f"{len(loops)}q", *loops))),
+            (
+                *tensors,
+                *map(i64, (*numbers, *swept.steps)),
+                Struct(struct.pack(f"{len(loops)}q", *loops)),
+            ),
         )
 
 

@@ -129,7 +129,7 @@ class CudaSweeps(CudaSource):
         tile = _tile(swept, reductions, splits, tensors[-1].device)
         sizes = swept.numbers()
         loops = Struct(struct.pack(f"{len(sizes)}q", *sizes))
-        counts = [i64(number) for number in numbers]
+        counts = [i64(number) for number in (*numbers, *swept.steps)]
         if tile.parts == 1:
             partials: list[Tensor | Scalar | None] = [None, i32(1)] if splits else []
             launches = [(tile, partials)]

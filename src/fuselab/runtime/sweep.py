@@ -9,9 +9,10 @@ A launcher names the axes of its kernel and the dimensions of each tensor in the
         written=[(output, "batch length width")],
     )
 
-``(group channel)`` is a dimension made of two axes, outermost first, and ``1`` a dimension of size
-1. Neighbouring axes that every tensor walks with one step become one loop, so a contiguous tensor
-needs one loop for its rows and one for its columns, whatever its rank.
+``(group channel)`` is a dimension made of two axes, outermost first, ``1`` a dimension of size 1,
+and ``?`` one along which the kernel computes the position itself: it takes the stride. Neighbouring
+axes that every tensor walks with one step become one loop, so a contiguous tensor needs one loop
+for its rows and one for its columns, whatever its rank.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch import Tensor
 from fuselab.errors import ContractError
 
 ROW_LOOPS, COLUMN_LOOPS = 4, 3  # the most loops that a kernel has
+CHOSEN = "?"  # a dimension along which the kernel computes the position
 _INT32_MAX = 2**31 - 1
 
 
@@ -83,6 +85,7 @@ class Sweep:
         tensors: all operands, None for positions.
         on_rows, on_columns: whether each operand has an axis of the rows, or of the columns.
         read: the number of operands that are read.
+        steps: the strides of the dimensions that are ``?``, operand by operand.
 
     Raises:
         ContractError: a pattern does not fit its tensor, or too many loops remain.
@@ -117,6 +120,11 @@ class Sweep:
     ) -> None:
         sizes = {**rows, **columns}
         steps = [_steps(tensor, pattern, sizes) for tensor, pattern in operands]
+        chosen = [_chosen(tensor, pattern) for tensor, pattern in operands if tensor is not None]
+        self.steps = tuple(stride for own in chosen for stride, _ in own)
+        self._furthest_chosen = max(
+            (sum(stride * (size - 1) for stride, size in own) for own in chosen), default=0
+        )
         self.tensors = tuple(tensor for tensor, _ in operands)
         self.on_rows = tuple(any(axis in rows for axis in own) for own in steps)
         self.on_columns = tuple(any(axis in columns for axis in own) for own in steps)
@@ -137,6 +145,7 @@ class Sweep:
             sum((size - 1) * stride for size, stride in zip(sizes, outer + inner, strict=True))
             for outer, inner in pairs
         )
+        furthest += self._furthest_chosen
         return max(furthest, self.rows.numel + 65536, self.columns.numel + 65536) > _INT32_MAX
 
     @cached_property
@@ -162,9 +171,19 @@ class Sweep:
         ]
 
 
+def _dims(pattern: str) -> list[str]:
+    return [group or word for group, word in re.findall(r"\(([^)]*)\)|(\S+)", pattern)]
+
+
+def _chosen(tensor: Tensor, pattern: str) -> list[tuple[int, int]]:
+    """Return stride and size of each dimension along which the kernel computes the position."""
+    dims = enumerate(_dims(pattern))
+    return [(tensor.stride(dim), tensor.shape[dim]) for dim, text in dims if text == CHOSEN]
+
+
 def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the stride of each axis that the tensor has."""
-    dims = [group or word for group, word in re.findall(r"\(([^)]*)\)|(\S+)", pattern)]
+    dims = _dims(pattern)
     named = [[axis for axis in dim.split() if axis != "1"] for dim in dims]
     steps: dict[str, int] = {}
     if tensor is None:
@@ -176,6 +195,8 @@ def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dic
     if len(named) != tensor.dim():
         raise ContractError(f"'{pattern}' has {len(named)} dimensions, the tensor {tensor.dim()}.")
     for dim, axes in enumerate(named):
+        if axes == [CHOSEN]:
+            continue
         expected = math.prod(sizes[axis] for axis in axes)
         if tensor.shape[dim] != expected:
             raise ContractError(

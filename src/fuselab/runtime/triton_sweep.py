@@ -105,6 +105,7 @@ class TritonSweeps:
             numbers: sizes that the kernel computes with.
         """
         reducing = self._reducing.get(name)
+        numbers = (*numbers, *swept.steps)
         if not swept.rows.numel or not (reducing or swept.columns.numel):
             return
         kernel = getattr(self._kernels, name)

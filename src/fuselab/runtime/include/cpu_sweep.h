@@ -451,6 +451,19 @@ class At {
       return computed<V, Plain>(load_lanes<V, Plain>(from + first_ * stride, stride, count_));
     }
   }
+  // Returns the elements that lie `beyond` elements behind those at this place, in each lane another
+  // number.
+  template <int place, class Element>
+  FUSELAB_INLINE auto chosen(Array<place, Element> array, LongIntegers<V> beyond) const {
+    using Plain = std::remove_const_t<Element>;
+    const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
+    const int64_t stride = stride_of<place>();
+    const int64_t count = extent == Extent::repeated ? 1 : count_;
+    Stored<Plain> found[lanes<V>] = {};
+    for (int64_t i = 0; i < count; ++i) found[i] = from[(first_ + i) * stride + beyond[i]];
+    if (extent == Extent::repeated) std::fill_n(found + 1, lanes<V> - 1, found[0]);
+    return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(found));
+  }
   template <class Value>
   FUSELAB_INLINE Value operator()(const PerRow<Value, lane>& value) const {
     if constexpr (lane == Lane::column) {

@@ -96,6 +96,9 @@ struct PackAt {
   FUSELAB_INLINE typename Tile::Index offset(const int64_t* strides) const {
     return row.offset(strides) + column.offset(strides + 4);
   }
+  FUSELAB_INLINE typename Tile::Index element_offset(const int64_t* strides, int i) const {
+    return offset(strides) + i * typename Tile::Index(strides[Tile::packed_loop]);
+  }
 };
 
 // --- operands -------------------------------------------------------------------------------------

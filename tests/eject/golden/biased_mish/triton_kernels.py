@@ -60,9 +60,9 @@ def biased_mish_backward(
     """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
-        COMPUTE
-    )
+    grad_output = load(
+        grad_output_pointer + offset(element, grad_output_strides), is_row, is_column
+    ).to(COMPUTE)
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     bias = load(bias_pointer + offset(element, bias_strides), is_row, is_column).to(COMPUTE)
     add = x + bias
@@ -107,9 +107,9 @@ def biased_mish_backward_grad_bias(
                 block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            grad_x = load(grad_x_row + offset(column, grad_x_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            grad_x = load(
+                grad_x_row + offset(column, grad_x_column_strides), is_row, is_column
+            ).to(COMPUTE)
             sum_1 += tl.where(exists, grad_x, 0.0)
     else:
         sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)

@@ -61,9 +61,9 @@ def in_place_backward(
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     bias = load(bias_pointer + offset(element, bias_strides), is_row, is_column).to(COMPUTE)
     y = x + bias
-    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
-        COMPUTE
-    )
+    grad_output = load(
+        grad_output_pointer + offset(element, grad_output_strides), is_row, is_column
+    ).to(COMPUTE)
     add = y * 2 + 1
     grad_x = tl.where(tl.where(add < 0, 0.0, add) <= 0, 0, grad_output) * 2
     tl.store(
@@ -103,9 +103,9 @@ def in_place_backward_grad_bias(
                 block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            grad_x = load(grad_x_row + offset(column, grad_x_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            grad_x = load(
+                grad_x_row + offset(column, grad_x_column_strides), is_row, is_column
+            ).to(COMPUTE)
             sum_1 += tl.where(exists, grad_x, 0.0)
     else:
         sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)

@@ -162,9 +162,9 @@ def instance_norm_relu_backward(
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             sub_22 = x - instance_norm_total / columns
-            grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            grad_output = load(
+                grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+            ).to(COMPUTE)
             instance_norm = sub_22 * mul_43
             where = tl.where(tl.where(instance_norm < 0, 0.0, instance_norm) <= 0, 0, grad_output)
             sum_2 += tl.where(exists, where * sub_22, 0.0)
@@ -186,9 +186,9 @@ def instance_norm_relu_backward(
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         sub_22 = x - instance_norm_total / columns
-        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        grad_output = load(
+            grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+        ).to(COMPUTE)
         instance_norm_2 = sub_22 * mul_43
         where = tl.where(tl.where(instance_norm_2 < 0, 0.0, instance_norm_2) <= 0, 0, grad_output)
         truediv_1 = 1.0 / (batch_channels_height_width_count / batch_channels_count)
