@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from fuselab.ejection.fold import COLUMNS, fold
-from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, triton_neutral
+from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, TRITON_SCANS, triton_neutral
 from fuselab.ejection.loops import (
     Apply,
     Constant,
@@ -16,26 +16,12 @@ from fuselab.ejection.loops import (
     Load,
     Position,
     Reduced,
+    Scanned,
     Size,
     walk,
 )
-from fuselab.ejection.plan import KernelPlan, Namer, Operand
+from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan, Namer, Operand
 
-# The device functions of ``runtime/triton_loops.py`` that kernels call.
-_LOOPS = (
-    "block_of_columns",
-    "block_of_rows",
-    "larger",
-    "load",
-    "load_partials",
-    "numel",
-    "offset",
-    "product",
-    "share_of_columns",
-    "smaller",
-    "store_partial",
-    "tile",
-)
 LONG = 60  # characters; a longer operand gets a name
 _INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
 
@@ -49,7 +35,7 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     lines.append("")
     if "math." in whole:
         lines.append("from fuselab.runtime import triton_math as math")
-    helpers = [name for name in _LOOPS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]
+    helpers = [name for name in KERNEL_FUNCTIONS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]
     line = f"from fuselab.runtime.triton_loops import {', '.join(helpers)}"
     if len(line) > COLUMNS:
         listed = ",\n    ".join(helpers)
@@ -61,7 +47,7 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
 
 def sweeps_to_reduce(plan: KernelPlan) -> int:
     """Return how many sweeps of a kernel reduce."""
-    return max(map(plan.depth, plan.reductions))
+    return max(map(plan.depth, plan.reductions), default=0)
 
 
 def stores_in_a_sweep_of_its_own(plan: KernelPlan) -> bool:
@@ -78,13 +64,14 @@ def stores_in_a_sweep_of_its_own(plan: KernelPlan) -> bool:
 def reducing_text(plan: KernelPlan) -> str:
     """Return the text of a kernel's ``triton_sweep.Reducing``."""
     stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
-    whole = ", is_shared=False" if any(one.kind == "int" for one in plan.reductions) else ""
+    is_whole = bool(plan.scans) or any(one.kind == "int" for one in plan.reductions)
+    whole = ", is_shared=False" if is_whole else ""
     sweeps, reductions = sweeps_to_reduce(plan), len(plan.reductions)
     return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole})"
 
 
 def _function(plan: KernelPlan) -> _Function:
-    return _Rows(plan) if plan.reductions else _Pointwise(plan)
+    return _Rows(plan) if plan.has_columns else _Pointwise(plan)
 
 
 class _Function:
@@ -197,6 +184,8 @@ class _Function:
                 self.load(one)
             elif isinstance(one, Reduced):
                 self.reduce(one)
+            elif isinstance(one, Scanned):
+                self.scan(one)
             elif isinstance(one, Apply) and one in self.plan.value_names:
                 name = self.plan.value_names[one]
                 self.write(f"{name} = {self.formula(one)}")
@@ -214,6 +203,9 @@ class _Function:
         self.known[one] = name
 
     def reduce(self, one: Reduced) -> None:
+        raise NotImplementedError
+
+    def scan(self, one: Scanned) -> None:
         raise NotImplementedError
 
     def value(self, one: Expression) -> str:
@@ -461,7 +453,7 @@ class _Rows(_Function):
         on_columns = self.stored(True)
         if on_columns and not self.stores_in_last_reduction:
             self.lines.append("")
-            self.open_sweep()
+            self.open_sweep(self.values_of(on_columns))
             self.store_all(on_columns)
             self.indent -= 1
         # Stores to rows come last: a store ends what the compiler knows of loaded elements.
@@ -485,7 +477,9 @@ class _Rows(_Function):
             dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
             neutral = triton_neutral(one.function, one.kind)
             self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
-        self.open_sweep()
+        stores_here = depth == self.depth and self.stores_in_last_reduction
+        stored = self.values_of(self.stored(True)) if stores_here else []
+        self.open_sweep([*(one.operand for one in reduced), *stored])
         outer = dict(self.known)
         self.define([one.operand for one in reduced])
         for one, name in zip(reduced, names, strict=True):
@@ -493,7 +487,7 @@ class _Rows(_Function):
             operand = self.term(one)
             added = f"{name} += {operand}" if one.function == "sum" else ""
             self.write(added or f"{name} = {step.format(name, operand)}")
-        if depth == self.depth and self.stores_in_last_reduction:
+        if stores_here:
             self.store_all(self.stored(True))
         self.known = outer
         self.indent -= 2
@@ -510,7 +504,7 @@ class _Rows(_Function):
             self.write(f"    store_partial(partials_pointer, {number}, {name}, {shared})")
         self.write("    return")
 
-    def term(self, one: Reduced) -> str:
+    def term(self, one: Reduced | Scanned) -> str:
         """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
         neutral element beyond 32 bits fits."""
         value = self.value(one.operand)
@@ -529,7 +523,24 @@ class _Rows(_Function):
             and found in self.plan.value_names
         ]
 
-    def open_sweep(self) -> None:
+    def scan(self, one: Scanned) -> None:
+        """Write what a running reduction is at the columns of a block, from what it was before."""
+        name, step = self.plan.value_names[one], TRITON_REDUCTIONS[one.function]
+        self.write(f"{name}_terms = {self.term(one)}")
+        own = TRITON_SCANS[one.function].format(f"{name}_terms")
+        self.write(f"{name} = {step[0].format(f'{name}_so_far', own)}")
+        whole = step[1].format(f"{name}_terms")
+        self.write(f"{name}_so_far = {step[0].format(f'{name}_so_far', whole)}")
+        self.known[one] = name
+
+    def open_sweep(self, values: Sequence[Expression]) -> None:
+        """Open the loop over the columns in which ``values`` are computed."""
+        for one in walk(values, self.known):
+            if isinstance(one, Scanned):
+                dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
+                neutral = triton_neutral(one.function, one.kind)
+                name = self.plan.value_names[one]
+                self.write(f"{name}_so_far = tl.full((BLOCK_ROWS, 1), {neutral}, {dtype})")
         self.write("for block in range(first, end):")
         self.indent += 1
         self.write(

@@ -36,6 +36,8 @@ from fuselab.ejection.loops import (
     Reduced,
     Reduction,
     Regrouped,
+    Scan,
+    Scanned,
     Size,
     View,
     Window,
@@ -213,7 +215,7 @@ class Kernel:
     @property
     def has_columns(self) -> bool:
         return bool(self.column_axes) or any(
-            isinstance(member.node, Reduction) for member in self.members
+            isinstance(member.node, (Reduction, Scan)) for member in self.members
         )
 
     def computes(self, node: Node) -> bool:
@@ -277,6 +279,12 @@ class Evaluation:
             kept, at = _kept(node, index), _kept(node, member.index)
             self.binding.unify(at, kept)
             return Reduced(node.function, self.at(node.source, _full(node, member)), node.kind)
+        if isinstance(node, Scan):
+            member = self.members.get(node)
+            if member is None:
+                raise DoesNotFitError  # another kernel's, which does not store it
+            self.binding.unify(member.index, index)
+            return Scanned(node.function, self.at(node.source, member.index), node.kind)
         return _load(node, index)
 
     def _chosen(self, node: Choice, index: Index) -> Index:
@@ -414,6 +422,8 @@ class Scheduler:
         if not kernel.members:
             rows = index[: len(node.sizes)]
             columns = index[len(node.sizes) :]
+            if isinstance(node, Scan):
+                rows, columns = (*rows[: node.dim], *rows[node.dim + 1 :]), (rows[node.dim],)
             joined = Kernel(members, _flat(rows), _flat(columns), binding.bound)
             return self._evaluated(joined, stored)
         self._tie_by_loads(binding, wanted, kernel)
@@ -469,7 +479,10 @@ class Scheduler:
         reduced = binding.resolve(_flat(member.index[rank:]))
         if len(set(own)) != len(own) or len(set(reduced)) != len(reduced):
             raise DoesNotFitError
-        if isinstance(member.node, Reduction):
+        if isinstance(member.node, Scan):
+            along = binding.resolve(member.index[member.node.dim])
+            fits = set(own) == rows | columns and along == kernel.column_axes
+        elif isinstance(member.node, Reduction):
             fits = set(own) == rows and set(reduced) == columns
         else:
             fits = set(own) == rows | columns or (bool(columns) and set(own) == rows)
@@ -547,8 +560,8 @@ def schedule(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list
     scheduler = Scheduler(hints)
     stored: set[Node] = set()
     for node in order:
-        if isinstance(node, Reduction) or node in wanted:
+        if isinstance(node, (Reduction, Scan)) or node in wanted:
             scheduler.add(node, frozenset(stored))
-        if isinstance(node, (Reduction, Call)) or node in wanted or node in whole:
+        if isinstance(node, (Reduction, Scan, Call)) or node in wanted or node in whole:
             stored.add(node)
     return scheduler.kernels

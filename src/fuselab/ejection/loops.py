@@ -106,7 +106,16 @@ class Reduced(Interned):
     kind: Kind
 
 
-Expression = Load | Constant | Size | Position | Apply | Reduced
+@dataclass(frozen=True, eq=False)
+class Scanned(Interned):
+    """A reduction of an expression over the columns of its kernel up to this one."""
+
+    function: str
+    operand: Expression
+    kind: Kind
+
+
+Expression = Load | Constant | Size | Position | Apply | Reduced | Scanned
 
 
 _chosen: weakref.WeakValueDictionary[Any, ChosenAxis] = weakref.WeakValueDictionary()
@@ -146,7 +155,7 @@ def children(expression: Expression) -> tuple[Expression, ...]:
         return expression.operands
     if isinstance(expression, Load):
         return tuple(axis.value for axis in chosen_in(expression.index))
-    return (expression.operand,) if isinstance(expression, Reduced) else ()
+    return (expression.operand,) if isinstance(expression, (Reduced, Scanned)) else ()
 
 
 def walk(
@@ -271,6 +280,15 @@ class Reduction(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Scan(Node):
+    """The reductions of ``source`` along ``dim`` up to each element."""
+
+    function: str = ""
+    source: Node = None  # type: ignore[assignment]
+    dim: int = 0
+
+
+@dataclass(frozen=True, eq=False)
 class Call(Node):
     """A tensor that PyTorch computes between two kernels. ``operator`` is the text of the call, in
     which ``{0}`` stands for the first of ``operands``: a tensor, sizes, a kind in place of a dtype,
@@ -292,7 +310,7 @@ Rearrangement = Callable[[Index, Sequence[sympy.Expr], Splitter], Index]
 
 def operands_of(node: Node) -> tuple[Node, ...]:
     """Return the nodes that a node is computed from."""
-    if isinstance(node, (View, Reduction, Window, Regrouped)):
+    if isinstance(node, (View, Reduction, Scan, Window, Regrouped)):
         return (node.source,)
     if isinstance(node, Choice):
         return (node.source, *(place for place in node.places if place is not None))

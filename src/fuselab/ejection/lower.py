@@ -24,6 +24,7 @@ from fuselab.ejection.loops import (
     Node,
     Pointwise,
     Reduction,
+    Scan,
     Size,
     Splitter,
     View,
@@ -465,6 +466,51 @@ class _Lowering(Pooling):
         behind = Size(source.sizes[dim])
         place = self.element(node, "place", source.sizes, "int", "where", is_it, position, behind)
         return Reduction(**common, function="amin", source=place, dims=(dim,), keepdim=keepdim)
+
+    # --- running reductions
+
+    def op_cumsum(self, node: FxNode) -> Node:
+        return self.scan(node, "sum", self.as_kind(node, self.known[node.args[0]]))
+
+    def op_cumprod(self, node: FxNode) -> Node:
+        return self.scan(node, "prod", self.as_kind(node, self.known[node.args[0]]))
+
+    def scan(self, node: FxNode, function: str, source: Node) -> Node:
+        """Return the reductions up to each element along a dimension."""
+        common = {**self.common(node), "sizes": source.sizes, "kind": source.kind}
+        if not source.sizes or source.sizes[node.args[1]] == 1:
+            return self.pointwise(node, "same", (source,))
+        dim = node.args[1] % len(source.sizes)
+        return Scan(**common, function=function, source=source, dim=dim)
+
+    def op_cummax(self, node: FxNode) -> tuple[Node, Node]:
+        return self.extreme_so_far(node, "amax")
+
+    def op_cummin(self, node: FxNode) -> tuple[Node, Node]:
+        return self.extreme_so_far(node, "amin")
+
+    def extreme_so_far(self, node: FxNode, function: str) -> tuple[Node, Node]:
+        """Return the largest or smallest element so far, and where the last of them is: the largest
+        position so far at which the element is the extreme one."""
+        source: Node = self.known[node.args[0]]
+        labels = zip(("value", "place"), node.meta["val"], strict=True)
+        value, place = (_Part(node, *one) for one in labels)
+        extreme = self.scan(value, function, source)
+        if not source.sizes:
+            return extreme, self.pointwise(place, "same", (Constant(0),))
+        dim = node.args[1] % len(source.sizes)
+        is_it = self.element(node, "is_it", source.sizes, "bool", "eq", source, extreme)
+        if source.kind == "float":
+            is_nan = self.element(node, "is_nan", source.sizes, "bool", "isnan", source)
+            is_it = self.element(node, "is_it", source.sizes, "bool", "or", is_it, is_nan)
+        position = Along("position", source.sizes, "int", source_line(node), False, dim)
+        none = Constant(0)
+        places = self.element(node, "place", source.sizes, "int", "where", is_it, position, none)
+        return extreme, self.scan(place, "amax", places)
+
+    def op_logcumsumexp(self, node: FxNode) -> Node:
+        source: Node = self.known[node.args[0]]
+        return self.call(node, "torch.logcumsumexp({0}, {1})", source, node.args[1])
 
     # --- elements chosen by an index
 

@@ -15,7 +15,7 @@ from fuselab.ejection.kernels import Kernel, schedule, without_floors
 from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.parts import behind_calls, exact_size, leaves
-from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
+from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.errors import EjectError
@@ -193,7 +193,7 @@ def planned_package(
     program = _each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
     kernels = list(map(SummingKernel, _ordered(schedule(program.outputs, captured.hints))))
-    forward = _plans(name, kernels, program.outputs, captured, sizes, names)
+    forward = _plans(kernel_name(name), kernels, program.outputs, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")

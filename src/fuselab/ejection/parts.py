@@ -30,6 +30,7 @@ from fuselab.ejection.loops import (
     Pointwise,
     Reduction,
     Regrouped,
+    Scan,
     Size,
     Splitter,
     View,
@@ -198,6 +199,9 @@ class Parts:
             along = source.kept[dim] if not source.keepdim else dim
             part = self.cut(source.source, along, start, length, step)
             return self.reduction(replace(source, sizes=sizes, source=part))
+        if isinstance(source, Scan) and dim != source.dim:
+            part = self.cut(source.source, dim, start, length, step)
+            return replace(source, sizes=sizes, source=part)
         if isinstance(source, Pieces):
             cut = self._cut_pieces(source, dim, start, length, step)
             if cut is not None:

@@ -30,6 +30,7 @@ from fuselab.ejection.loops import (
     Node,
     Position,
     Reduced,
+    Scanned,
     Size,
     children,
     chosen_in,
@@ -50,6 +51,23 @@ _TAKEN = {
     *("tl", "triton", "libdevice", "math", "numel", "offset", "load", "tile", "larger", "smaller"),
     *("product", "position_of", "range", "float"),
 }
+
+
+# The device functions of ``runtime/triton_loops.py`` that kernels call.
+KERNEL_FUNCTIONS = (
+    "block_of_columns",
+    "block_of_rows",
+    "larger",
+    "load",
+    "load_partials",
+    "numel",
+    "offset",
+    "product",
+    "share_of_columns",
+    "smaller",
+    "store_partial",
+    "tile",
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,16 @@ class KernelPlan:
         found = walk(list(self.stores.values()))
         return tuple(one for one in found if isinstance(one, Reduced))
 
+    @property
+    def scans(self) -> tuple[Scanned, ...]:
+        found = walk(list(self.stores.values()))
+        return tuple(one for one in found if isinstance(one, Scanned))
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether programs sweep over the columns of rows, to reduce or to scan them."""
+        return bool(self.reductions or self.scans)
+
     def depth(self, expression: Expression) -> int:
         """Return how many reductions come one after the other before the value is known."""
         if expression not in self._depths:
@@ -129,13 +157,24 @@ class KernelPlan:
         below: frozenset[Axis] = frozenset().union(*map(self.axes_of, children(expression)))
         if isinstance(expression, Reduced):
             return below - set(self.kernel.column_axes)
+        if isinstance(expression, Scanned):
+            return below.union(self.kernel.column_axes)
         if isinstance(expression, Load):
             return below.union(*expression.index) - set(chosen_in(expression.index))
         return below
 
 
 # What emitted code puts behind the name of an operand or of a value.
-SUFFIXES = ("_row", "_offset", "_pointer", "_so_far", "_strides", "_row_strides", "_column_strides")
+SUFFIXES = (
+    *("_row", "_offset", "_terms", "_pointer", "_so_far"),
+    *("_strides", "_row_strides", "_column_strides"),
+)
+
+
+def kernel_name(name: str) -> str:
+    """Return the name of an operator's first kernel: the operator's own, unless kernels use it for
+    something else."""
+    return f"{name}_kernel" if name in _TAKEN or name in KERNEL_FUNCTIONS else name
 
 
 class Namer:
@@ -343,6 +382,8 @@ def _wanted_names(
     for one in expressions:
         if isinstance(one, Reduced):
             found[one] = names.get(one, {"sum": "total"}.get(one.function, one.function))
+        elif isinstance(one, Scanned):
+            found[one] = names.get(one, f"running_{one.function}")
         elif isinstance(one, Apply) and (uses[one] > 1 or one in kernel.users_names):
             found[one] = names.get(one, one.function)
     return found

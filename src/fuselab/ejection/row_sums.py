@@ -22,6 +22,8 @@ from fuselab.ejection.loops import (
     Position,
     Reduced,
     Reduction,
+    Scan,
+    Scanned,
     children,
     walk,
 )
@@ -62,6 +64,8 @@ def _joined(one: SummingKernel, sums: Kernel) -> SummingKernel | None:
     terms = {node: value.operand for node, value in sums.values.items() if _is_sum(value)}
     if len(terms) < len(sums.members) or not any(map(_is_reduction, kernel.members)):
         return None
+    if any(isinstance(member.node, Scan) for member in kernel.members):
+        return None  # which goes over the columns of a row in their order
     axes = _same_axes(sums, kernel)
     if (
         {axes.get(axis) for axis in sums.row_axes} != set(kernel.column_axes)
@@ -130,7 +134,7 @@ def _rewritten(
             found[one] = Position(*mapped((one.axes,)))
         elif isinstance(one, Apply):
             found[one] = Apply(one.function, tuple(found[each] for each in one.operands), one.kind)
-        elif isinstance(one, Reduced):
+        elif isinstance(one, (Reduced, Scanned)):
             return None
         else:
             found[one] = one

@@ -234,6 +234,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             "    written=[",
             *(f"    {text}" for text in written),
             "    ],",
+            *(["    in_order=True,"] if plan.scans else []),
             ")",
         ]
         numbers = "".join(f"{package.sizes.text(size.size)}, " for size in plan.numbers)
@@ -293,7 +294,7 @@ def _allocation(package: Package, node: Node, like: str | None, given: Sequence[
 def _columns(package: Package, plan: KernelPlan) -> str:
     """Return the columns; one of its own where a kernel reduces only dimensions of size 1, because
     a sweep without columns takes a loop of the rows for them."""
-    if plan.reductions and not plan.kernel.column_axes:
+    if plan.has_columns and not plan.kernel.column_axes:
         return '{"single": 1}'
     return _axes(package, plan, plan.kernel.column_axes)
 
@@ -402,6 +403,7 @@ AUTOCAST_TO_FLOAT32 = frozenset(
 def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
     """Return the statements that name the CUDA kernels and those that a compile check takes."""
     reductions = {plan.name: len(plan.reductions) for plan in plans if plan.reductions}
+    scanning = [plan.name for plan in plans if plan.scans]
     splitting = [plan.name for plan in plans if emit_cuda.can_split(plan)]
     lines = ["_CUDA = CudaSweeps(", '    Path(__file__).with_name("cuda_kernels.cu"),']
     if reductions:
@@ -410,6 +412,8 @@ def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
         lines += ["    },"]
     if splitting:
         lines += ["    splitting=(", *(f'        "{name}",' for name in splitting), "    ),"]
+    if scanning:
+        lines += ["    scanning=(", *(f'        "{name}",' for name in scanning), "    ),"]
     lines += [")", "CUDA_EXPRESSIONS = _CUDA.examples(", "    {"]
     lines += [f'        "{plan.name}": "{emit_cuda.element_kinds(plan)}",' for plan in plans]
     return [*lines, "    }", ")"]
@@ -425,7 +429,7 @@ _IMPLEMENTATIONS = {
 
 def _triton_names(package: Package) -> list[str]:
     """Return what a contract imports from ``triton_sweep``."""
-    reduces = any(plan.reductions for plan in (*package.forward, *package.backward))
+    reduces = any(plan.has_columns for plan in (*package.forward, *package.backward))
     return [*(["Reducing"] if reduces else []), "TritonSweeps", "configs"]
 
 
@@ -444,7 +448,7 @@ def _triton(package: Package) -> list[str]:
         reducing = [
             f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
             for plan in plans
-            if plan.reductions
+            if plan.has_columns
         ]
         lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
         if plans is package.backward:

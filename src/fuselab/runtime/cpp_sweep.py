@@ -65,6 +65,8 @@ def _lanes_are_rows(swept: Sweep) -> bool:
     operand is read fast: one whose columns are neighbours is transposed on the way.
     """
     rows, columns = swept.rows, swept.columns
+    if swept.in_order:
+        return True
     if columns.numel <= NARROW <= rows.sizes[-1]:
         return True
     steps = zip(rows.strides, columns.strides, strict=True)

@@ -80,6 +80,8 @@ class Sweep:
             stands for the position along these axes. Where the layouts need more loops than a
             kernel has, contiguous copies take the tensors' places.
         written: the results, likewise; they are dense.
+        in_order: whether the kernel goes over the columns in the order of the axes, as a running
+            sum does; else the loop with the smallest steps is the innermost.
 
     Attributes:
         tensors: all operands, None for positions.
@@ -97,8 +99,10 @@ class Sweep:
         columns: Mapping[str, int],
         read: Sequence[tuple[Tensor | None, str]],
         written: Sequence[tuple[Tensor, str]],
+        in_order: bool = False,
     ) -> None:
         self.read = len(read)
+        self.in_order = in_order
         self._lay_out(rows, columns, [*read, *written])
         if self._is_too_deep():
             copied = [
@@ -129,7 +133,7 @@ class Sweep:
         self.on_rows = tuple(any(axis in rows for axis in own) for own in steps)
         self.on_columns = tuple(any(axis in columns for axis in own) for own in steps)
         self.rows = _collapsed(list(rows), sizes, steps)
-        self.columns = _collapsed(list(columns), sizes, steps)
+        self.columns = _collapsed(list(columns), sizes, steps, self.in_order)
         if not columns:
             self.rows, self.columns = _innermost_apart(self.rows)
 
@@ -211,15 +215,16 @@ def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dic
 
 
 def _collapsed(
-    axes: Sequence[str], sizes: Mapping[str, int], operands: Sequence[Mapping[str, int]]
+    axes: Sequence[str],
+    sizes: Mapping[str, int],
+    operands: Sequence[Mapping[str, int]],
+    in_order: bool = False,
 ) -> Loops:
-    """Return the fewest loops over ``axes``, the smallest steps innermost."""
+    """Return the fewest loops over ``axes``, the smallest steps innermost unless ``in_order``."""
     guide = max(operands, key=lambda steps: sum(axis in steps for axis in axes), default={})
-    order = sorted(
-        (axis for axis in axes if sizes[axis] != 1),
-        key=lambda axis: (guide.get(axis, 0), -axes.index(axis)),
-        reverse=True,
-    )
+    order = [axis for axis in axes if sizes[axis] != 1]
+    if not in_order:
+        order.sort(key=lambda axis: (guide.get(axis, 0), -axes.index(axis)), reverse=True)
     loops: list[int] = []
     strides: list[tuple[int, ...]] = []
     for axis in order:
