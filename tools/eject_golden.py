@@ -18,6 +18,7 @@ from ejected_functions import (  # type: ignore[import-not-found]  # noqa: E402 
 
 from fuselab.ejection.package import planned_package  # noqa: E402
 from fuselab.ejection.write import package_files  # noqa: E402
+from fuselab.ejection.write_standalone import standalone_files  # noqa: E402
 
 # The examples whose files are kept, and the files; together they show every part of the emitters.
 KEPT = {
@@ -34,6 +35,12 @@ KEPT = {
     "add_rms_norm": ("__init__.py", "op.py", "gradient.py", "triton_kernels.py"),
     "row_statistics": ("__init__.py", "reference.py", "cpu_kernels.cpp", "cuda_kernels.cu"),
     "group_norm_silu": ("op.py",),
+    "standalone_two_losses": (
+        "__init__.py",
+        "launchers.py",
+        "op.py",
+        "page.md",
+    ),
     **dict.fromkeys(
         (
             "activations",
@@ -56,8 +63,10 @@ def main() -> None:
     """Write the files of every example."""
     shutil.rmtree(TESTS / "golden", ignore_errors=True)
     for name, kept in KEPT.items():
-        function, args = EXAMPLES[name]
-        files = package_files(planned_package(function, args, {}, name))
+        plain = name.removeprefix("standalone_")
+        function, args = EXAMPLES[plain]
+        written = package_files if plain == name else standalone_files
+        files = written(planned_package(function, args, {}, plain))
         folder = TESTS / "golden" / name
         folder.mkdir(parents=True)
         for file in kept:

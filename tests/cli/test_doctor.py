@@ -22,7 +22,7 @@ from fuselab.ops.hash_indices import op as hash_indices
 from fuselab.prove import cpu_builds, cpu_times
 from fuselab.runtime import (
     autograd_node,
-    cpp_source,
+    cpp_library,
     cpu_choice,
     cuda_source,
     launch_plans,
@@ -164,7 +164,7 @@ def test_something_essential_missing_is_status_1_and_measures_nothing(
     def refuse(*args: object) -> None:
         raise BuildError("no C++ compiler was found.")
 
-    monkeypatch.setattr(cpp_source, "compile_library", refuse)
+    monkeypatch.setattr(cpp_library, "compile_library", refuse)
     assert run(["doctor", "--device", "cpu"]) == 1
     screen = capsys.readouterr().out
     assert "missing  C++ compiler  no C++ compiler was found\n" in screen

@@ -19,14 +19,18 @@ from fuselab.ejection.eject import eject
 
 @pytest.fixture(scope="session")
 def ejected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the folder of an example's package."""
+    """Return the folder of an example's package; ``standalone_NAME`` is that of a standalone
+    one."""
     root = tmp_path_factory.mktemp("ejected")
+    alone = tmp_path_factory.mktemp("standalone")
 
     def folder(name: str) -> Path:
-        if not (root / name).exists():
-            function, args = EXAMPLES[name]
-            eject(function, *args, out=root / name, name=name)
-        return root / name
+        plain = name.removeprefix("standalone_")
+        out = alone / plain if plain != name else root / name
+        if not out.exists():
+            function, args = EXAMPLES[plain]
+            eject(function, *args, out=out, name=plain, standalone=plain != name)
+        return out
 
     return folder
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fuselab.errors import BuildError, DeviceError, LaunchError
-from fuselab.runtime import cpp_source
+from fuselab.runtime import cpp_library
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
 
 HERE = Path(__file__).parent
@@ -103,7 +103,7 @@ def test_a_changed_header_is_another_library(tmp_path: Path) -> None:
 
 def test_another_cpu_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
     first = CppSource(HERE / "kernels.cpp").prebuild(("openmp_threads",))
-    monkeypatch.setattr(cpp_source, "_cpu", lambda: "#define __another_cpu__ 1")
+    monkeypatch.setattr(cpp_library, "_cpu", lambda: "#define __another_cpu__ 1")
     assert CppSource(HERE / "kernels.cpp").prebuild(("openmp_threads",)) != first
 
 

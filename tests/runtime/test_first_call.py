@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fuselab.errors import BuildError
 from fuselab.op import Case, Cost, FusedOp, Gradient, Implementation, Inputs
-from fuselab.runtime import builds, cache, compiler, cpp_source, extension, fallback
+from fuselab.runtime import builds, cache, compiler, cpp_library, extension, fallback
 from fuselab.runtime.cpp_source import CppSource, i64
 from fuselab.runtime.dispatch import operator
 from fuselab.runtime.extension import NativeExtension
@@ -305,7 +305,7 @@ class Meeting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, parties: int) -> None:
         self._barrier, self._found = threading.Barrier(parties), list[str]()
-        monkeypatch.setattr(cpp_source, "run_compiler", self.run)
+        monkeypatch.setattr(cpp_library, "run_compiler", self.run)
 
     def run(self, arguments: Sequence[str], what: str) -> None:
         if "-c" in arguments:  # not the linker

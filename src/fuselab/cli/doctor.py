@@ -135,6 +135,7 @@ def examine(device: torch.device) -> Iterator[Check]:
     yield _inductor_path()
     yield _launcher()
     yield _nvrtc(device)
+    yield _disassembler()
     yield _gpu(device)
     yield from _process_choice()
     for distribution, (purpose, installed_by) in OPTIONAL_PACKAGES.items():
@@ -174,14 +175,16 @@ def _in_range(distribution: str, span: tuple[tuple[int, int], tuple[int, int]], 
 
 def _compiler() -> Check:
     """Compile a probe with the options that kernels get, since a compiler may lack OpenMP."""
-    from fuselab.runtime import cpp_source
+    from fuselab.runtime import cpp_library
     from fuselab.runtime.compiler import compiler_version
 
     mend = "sudo apt install g++, or sudo dnf install gcc-c++, or set CXX"
     with tempfile.TemporaryDirectory(prefix="fuselab-doctor-") as folder:
         library = Path(folder) / "probe.so"
         built = _why_not(
-            lambda: cpp_source.compile_library(_PROBE_CPP, library, cpp_source.options(), "a probe")
+            lambda: cpp_library.compile_library(
+                _PROBE_CPP, library, cpp_library.options(), "a probe"
+            )
         )
     if built is not None:
         return Check("C++ compiler", "missing", built, mend)
@@ -239,6 +242,15 @@ def _nvrtc(device: torch.device) -> Check:
     with contextlib.suppress(ValueError):
         headers = headers.relative_to(Path(sysconfig.get_path("purelib")).parent)
     return Check("NVRTC", "works", f"compiles CUDA C++ for sm_90; headers in {headers}")
+
+
+def _disassembler() -> Check:
+    from fuselab.inspect.assembly import tools
+
+    failed = _why_not(lambda: (tools.path_of(tools.NVDISASM), tools.path_of(tools.CUOBJDUMP)))
+    if failed is not None:
+        return Check("nvdisasm", "absent", failed, "pip install triton")
+    return Check("nvdisasm", "works", "asm shows machine code for sm_75 to sm_121, without a GPU")
 
 
 def _gpu(device: torch.device) -> Check:

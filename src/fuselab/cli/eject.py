@@ -22,6 +22,10 @@ def eject(
         str | None, option("The operator's name; the target's by default.", "N")
     ] = None,
     inference: Annotated[bool, flag("--inference", "Write no backward.")] = False,
+    standalone: Annotated[
+        bool,
+        flag("--standalone", "Write what needs only torch and Triton (without CUDA C++)."),
+    ] = False,
     force: Annotated[
         bool, flag("--force", "Replace an earlier package, but no file edited by hand.")
     ] = False,
@@ -48,7 +52,7 @@ def eject(
     found = targets.load(target, select("cpu"), data)
     named = name or default_name(found.callable)
     say(f"fuselab: capturing {found.name} ...")
-    made = ejected(found.callable, found.args, found.kwargs, named, inference)
+    made = ejected(found.callable, found.args, found.kwargs, named, inference, standalone)
     kept = write_folder(output, made.files, made.about, force)
     facts = {"target": target, "folder": str(output), **made.facts, "kept": kept}
     print(eject_text(facts))

@@ -10,29 +10,40 @@ from torch import Tensor, fx, nn
 
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import source_line
+from fuselab.ejection.copied import FOLDER
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.regions import Cut, Region, call_name, is_number
 from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
 from fuselab.ejection.write import annotated, draw_text, example_case, package_files, test_text
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
+from fuselab.ejection.write_standalone import operator_files, page_section, with_runtime
+
+COMPOSED = "composed.py"  # the file of a folder that holds a Composition
 
 
-def composition_files(cut: Cut) -> dict[str, str]:
-    """Return the text of every file by its name; those of a region's package as ``NAME/file``."""
+def composition_files(cut: Cut, standalone: bool = False) -> dict[str, str]:
+    """Return the text of every file by its name; those of a region's package as ``NAME/file``. A
+    ``standalone`` package has the parts of fuselab's runtime that it uses, and its function in a
+    file that does not import fuselab."""
     files = {
-        "__init__.py": _init(cut),
+        "__init__.py": _init(cut, standalone),
         "reference.py": formatted(reference_text(cut.captured, ())),
-        "composed.py": formatted(_composed(cut)),
-        f"test_{cut.name}.py": test_text(cut.name),
+        COMPOSED: formatted(_composed(cut, standalone)),
+        f"test_{cut.name}.py": test_text(cut.name, standalone),
         "page.md": _page(cut),
     }
+    if standalone:
+        files["steps.py"] = formatted("\n".join(_steps(cut)) + "\n")
+        files["page.md"] += page_section()
     if isinstance(cut.captured.function, nn.Module):
-        files["module.py"] = module_text(cut.captured, f"from .composed import {cut.name}")
+        files["module.py"] = module_text(cut.captured, f"from . import {cut.name}")
     for region in cut.regions:
-        for name, text in package_files(region.package).items():
+        operator = region.package
+        written = operator_files(operator, f"..{FOLDER}") if standalone else package_files(operator)
+        for name, text in written.items():
             files[f"{region.name}/{name}"] = text
-    return files
+    return with_runtime(files) if standalone else files
 
 
 def describe(cut: Cut) -> dict[str, Any]:
@@ -53,52 +64,61 @@ def describe(cut: Cut) -> dict[str, Any]:
     }
 
 
-def _init(cut: Cut) -> str:
+def _init(cut: Cut, standalone: bool) -> str:
+    module, published = ("steps", []) if standalone else ("composed", ["COMPOSITION"])
+    listed = ", ".join(f'"{name}"' for name in (*published, cut.name))
     return f'''\
 """{cut.name}, ejected from plain PyTorch by fuselab."""
 
-from .composed import COMPOSITION, {cut.name}
+from .{module} import {", ".join([*published, cut.name])}
 
-__all__ = ["COMPOSITION", "{cut.name}"]
+__all__ = [{listed}]
 '''
 
 
-def _composed(cut: Cut) -> str:
+def _composed(cut: Cut, standalone: bool) -> str:
+    """Return the text of the module that holds the composition; ``steps.py`` has the function of a
+    standalone package."""
     drawn = draw_text(cut)
-    names = ["Case", "Composition", *(["Draw"] if drawn else []), "Inputs"]
     case = example_case(cut)
-    if not drawn and "Inputs" not in case:
-        names.remove("Inputs")
-    contract = [name for name in names if name != "Composition"]
+    contract = [
+        "Case",
+        *(["Draw"] if drawn else []),
+        *(["Inputs"] if "Inputs" in case + drawn else []),
+    ]
     signature = ["from fuselab.runtime.signature import accepted"] if drawn else []
-    classes: dict[str, Any] = dict(namedtuples_in(cut.captured.returned.structure))
-    frozen = [one.name for one in cut.captured.arguments if one.name in cut.frozen]
-    lines = [
-        f'"""{cut.name}: its chains are fused operators, everything else stays a PyTorch call."""',
-        "",
-        "from __future__ import annotations",
-        "",
-        *(["from collections import namedtuple"] if classes else []),
-        "from typing import Any",
-        "",
-        "import torch",
-        "from torch import Tensor",
-        "",
+    imports = [
         "from fuselab.composition import Composition",
         f"from fuselab.op import {', '.join(contract)}",
         *signature,
         "",
-        *(
+    ]
+    regions = sorted(one.name for one in cut.regions)
+    frozen = [one.name for one in cut.captured.arguments if one.name in cut.frozen]
+    if standalone:
+        head = [
+            f'"""The contract of {cut.name}, by which fuselab checks and times it."""',
+            "",
+            "from __future__ import annotations",
+            "",
+            *(["import torch"] if "torch." in case else []),
+            *(["from torch import Tensor"] if drawn else []),
+            *([""] if drawn or "torch." in case else []),
+            *imports,
+            *(f"from .{name}.op import OP as {name.upper()}" for name in regions),
+            "from .reference import reference",
+            f"from .steps import {cut.name}",
+            "",
+        ]
+    else:
+        operators = (
             line
-            for name in sorted(one.name for one in cut.regions)
+            for name in regions
             for line in (f"from .{name} import OP as {name.upper()}", f"from .{name} import {name}")
-        ),
-        "from .reference import reference",
-        "",
-        "",
-        *(f'{name} = namedtuple("{name}", {kind._fields!r})' for name, kind in classes.items()),
-        *(["", ""] if classes else []),
-        _function(cut),
+        )
+        head = _steps(cut, [*imports, *operators, "from .reference import reference"])
+    lines = [
+        *head,
         "",
         *([drawn, ""] if drawn else []),
         case,
@@ -114,6 +134,31 @@ def _composed(cut: Cut) -> str:
         ")",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _steps(cut: Cut, imports: Sequence[str] = ()) -> list[str]:
+    """Return the lines of a module with the function; without ``imports`` it imports the operators'
+    functions alone."""
+    classes: dict[str, Any] = dict(namedtuples_in(cut.captured.returned.structure))
+    operators = [f"from .{name} import {name}" for name in sorted(one.name for one in cut.regions)]
+    return [
+        f'"""{cut.name}: its chains are fused operators, everything else stays a PyTorch call."""',
+        "",
+        "from __future__ import annotations",
+        "",
+        *(["from collections import namedtuple"] if classes else []),
+        "from typing import Any",
+        "",
+        "import torch",
+        "from torch import Tensor",
+        "",
+        *(imports or operators),
+        "",
+        "",
+        *(f'{name} = namedtuple("{name}", {kind._fields!r})' for name, kind in classes.items()),
+        *(["", ""] if classes else []),
+        _function(cut),
+    ]
 
 
 def _tensors(cut: Cut) -> int:

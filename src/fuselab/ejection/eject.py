@@ -16,6 +16,7 @@ from fuselab.ejection.folder import check_folder, write_folder
 from fuselab.ejection.package import planned_package
 from fuselab.ejection.regions import cut
 from fuselab.ejection.write import package_files
+from fuselab.ejection.write_standalone import standalone_files
 from fuselab.errors import EjectError
 
 
@@ -37,6 +38,7 @@ def eject(
     inference: bool = False,
     force: bool = False,
     keywords: Mapping[str, Any] | None = None,
+    standalone: bool = False,
 ) -> Path:
     """Write the kernel package of ``function`` to the folder ``out`` and return its path.
 
@@ -53,6 +55,8 @@ def eject(
         inference: True writes no backward.
         force: True replaces an earlier package in ``out``, but for files edited by hand.
         keywords: arguments of the call that are given by name.
+        standalone: True writes the parts of fuselab's runtime that the kernels use beside them, so
+            that the package runs on torch and Triton alone. It has no CUDA C++ kernels.
 
     Raises:
         EjectError: the function cannot become kernels, or the folder exists.
@@ -61,7 +65,7 @@ def eject(
     folder = Path(out)
     check_folder(folder, force)
     name = name or default_name(function)
-    made = ejected(function, example_inputs, keywords or {}, name, inference)
+    made = ejected(function, example_inputs, keywords or {}, name, inference, standalone)
     write_folder(folder, made.files, made.about, force)
     return folder
 
@@ -72,6 +76,7 @@ def ejected(
     keywords: Mapping[str, Any],
     name: str,
     inference: bool = False,
+    standalone: bool = False,
 ) -> Ejected:
     """Return the files of ``function``: one operator where all of it can be, else a composition.
 
@@ -83,8 +88,9 @@ def ejected(
         parts = cut(function, args, keywords, name, inference)
         if not parts.regions:
             raise refused
-        return Ejected(composition_files(parts), about(name), describe(parts))
-    return Ejected(package_files(package), about(name), package.describe())
+        return Ejected(composition_files(parts, standalone), about(name), describe(parts))
+    files = standalone_files(package) if standalone else package_files(package)
+    return Ejected(files, about(name), package.describe())
 
 
 def about(name: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _created(folder: Path, texts: Mapping[str, str]) -> list[str]:
     try:
         draft.mkdir()
         for name, text in texts.items():
-            (draft / name).parent.mkdir(exist_ok=True)
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_text(text, encoding="utf-8")
         draft.rename(folder)
     finally:
@@ -111,7 +111,7 @@ def _replaced(folder: Path, texts: Mapping[str, str]) -> list[str]:
     kept = edited(folder)
     for name, text in texts.items():
         target = folder / (f"{name}.new" if name in kept else name)
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         draft.write_text(text, encoding="utf-8")
         draft.replace(target)

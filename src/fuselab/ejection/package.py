@@ -35,7 +35,9 @@ class Package:
     sizes: Sizes
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
-    cpp_backward: tuple[KernelPlan, ...]  # with sums over rows in the kernels of these rows
+    # with sums over rows in the kernels of these rows
+    cpp_backward: tuple[KernelPlan, ...]
+    triton_backward: tuple[KernelPlan, ...]  # also in kernels without reductions
     names: Mapping[Node, str]  # of results, and of what is stored part by part
     output_names: tuple[str, ...]
     frozen: frozenset[str]  # arguments that get no gradient
@@ -202,7 +204,10 @@ def planned_package(
     label = f"{name}_backward"
     kernels = list(map(SummingKernel, ordered))
     backward = _plans(label, kernels, gradients, captured, sizes, names)
-    cpp_backward = _plans(label, with_row_sums(ordered), gradients, captured, sizes, names)
+    joined = with_row_sums(ordered), with_row_sums(ordered, to_pointwise=True)
+    cpp_backward, triton_backward = (
+        _plans(label, one, gradients, captured, sizes, names) for one in joined
+    )
     return Package(
         captured,
         formulas,
@@ -211,6 +216,7 @@ def planned_package(
         forward,
         backward,
         cpp_backward,
+        triton_backward,
         names,
         output_names,
         frozenset(frozen),

@@ -50,11 +50,13 @@ _TAKEN = {
     *("first", "end", "start", "sizes", "row_sizes", "column_sizes", "partials"),
     *("tl", "triton", "libdevice", "math", "numel", "offset", "load", "tile", "larger", "smaller"),
     *("product", "position_of", "range", "float"),
+    *("sums", "shares", "turn", "first_turn", "end_turn", "turn_partials"),
 }
 
 
 # The device functions of ``runtime/triton_loops.py`` that kernels call.
 KERNEL_FUNCTIONS = (
+    "add_rows",
     "block_of_columns",
     "block_of_rows",
     "larger",
@@ -62,11 +64,16 @@ KERNEL_FUNCTIONS = (
     "load_partials",
     "numel",
     "offset",
+    "partials_of_turn",
     "product",
     "share_of_columns",
+    "share_of_rows",
     "smaller",
     "store_partial",
+    "store_share",
+    "sum_of_shares",
     "tile",
+    "turn_of_rows",
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
-from torch import nn
+from torch import Tensor, nn
 
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.fold import formatted
@@ -30,20 +30,11 @@ if TYPE_CHECKING:
 
 def package_files(package: Package) -> dict[str, str]:
     """Return the text of every file by its name."""
-    plans = [*package.forward, *package.backward]
-    origin = "ejected from the PyTorch code in reference.py."
     files = {
         "__init__.py": formatted(init_text(package)),
-        "reference.py": formatted(reference_text(package.formulas, package.output_names)),
         "op.py": formatted(_op(package)),
-        "triton_kernels.py": emit_triton.source(f"{package.name} in Triton, {origin}", plans),
-        "cuda_kernels.cu": emit_cuda.source(f"{package.name} in CUDA C++, {origin}", plans),
-        "cpu_kernels.cpp": emit_cpp.source(
-            f"{package.name} in C++ for CPUs, {origin}", [*package.forward, *package.cpp_backward]
-        ),
+        **kernel_files(package, LANGUAGES),
     }
-    if package.backward:
-        files["gradient.py"] = formatted(gradient_text(package))
     if isinstance(package.captured.function, nn.Module):
         importing = f"import fuselab\n\nfrom .op import OP\n\n{package.name} = fuselab.operator(OP)"
         files["module.py"] = module_text(package.formulas, importing)
@@ -52,15 +43,36 @@ def package_files(package: Package) -> dict[str, str]:
     return files
 
 
-def test_text(name: str) -> str:
-    """Return the text of a package's test."""
+def kernel_files(package: Package, languages: Sequence[str]) -> dict[str, str]:
+    """Return the texts of the reference, of the kernels and of the gradient's formulas."""
+    plans = [*package.forward, *package.backward]
+    name, origin = package.name, "ejected from the PyTorch code in reference.py."
+    files = {"reference.py": formatted(reference_text(package.formulas, package.output_names))}
+    if "triton" in languages:
+        own = [*package.forward, *package.triton_backward]
+        files["triton_kernels.py"] = emit_triton.source(f"{name} in Triton, {origin}", own)
+    if "cuda" in languages:
+        files["cuda_kernels.cu"] = emit_cuda.source(f"{name} in CUDA C++, {origin}", plans)
+    if "cpp" in languages:
+        own = [*package.forward, *package.cpp_backward]
+        files["cpu_kernels.cpp"] = emit_cpp.source(f"{name} in C++ for CPUs, {origin}", own)
+    if package.backward:
+        files["gradient.py"] = formatted(gradient_text(package))
+    return files
+
+
+def test_text(name: str, standalone: bool = False) -> str:
+    """Return the text of a package's test; that of a ``standalone`` one is skipped without
+    fuselab."""
+    importing = "import fuselab\n"
+    if standalone:
+        importing = 'import pytest\n\nfuselab = pytest.importorskip("fuselab")\n'
     return f'''\
 """Check {name} against its reference; on a CPU the Triton kernels run interpreted."""
 
 from pathlib import Path
 
-import fuselab
-
+{importing}
 
 def test_{name}() -> None:
     report = fuselab.check(str(Path(__file__).parent), quick=True)
@@ -77,35 +89,35 @@ def annotated(names: Sequence[str]) -> str:
 
 
 def _op(package: Package) -> str:
-    saved = ", ".join(package.saved)
+    parts = [_imports(package, bool(package.backward)), *launcher_parts(package, LANGUAGES)]
+    parts += [text for text in (draw_text(package), autocast_text(package)) if text]
+    parts += [example_case(package), declaration_text(package, LANGUAGES)]
+    head = f'"""The contract of ``ejected::{package.name}``, and its launchers."""\n\n'
+    return head + "\n\n".join(parts)
+
+
+def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
+    """Return the texts of the launchers, of what the backward saves, of the gradients' shapes, and
+    of ``supports``."""
     has_gradient = bool(package.backward)
     parts = [
-        _imports(package, has_gradient),
         _forward(package),
-        *([_backward(package, "_backward", package.backward)] if has_gradient else []),
-        *([_backward(package, "_backward_cpp", package.cpp_backward)] if _sums(package) else []),
-        _launchers(package, has_gradient),
+        *dict.fromkeys(_backwards(package, languages).values()),
+        _launchers(package, has_gradient, languages),
     ]
     if has_gradient:
+        saved = ", ".join(package.saved)
         parts.append(
             f"def save(output: {outputs_type(len(package.output_names))}, "
             f"{annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
             f"    return ({saved}{',' if len(package.saved) == 1 else ''})\n"
         )
         parts.append(_fake_gradient(package))
-    parts.append(_supports(package))
-    drawn = draw_text(package)
-    parts += [drawn] if drawn else []
-    widened = _autocast(package)
-    parts += [widened] if widened else []
-    parts.append(example_case(package))
-    parts.append(_declaration(package, has_gradient, bool(drawn), bool(widened)))
-    head = f'"""The contract of ``ejected::{package.name}``, and its launchers."""\n\n'
-    return head + "\n\n".join(parts)
+    return [*parts, _supports(package)]
 
 
 def _imports(package: Package, has_gradient: bool) -> str:
-    has_draw, has_autocast = bool(draw_text(package)), bool(_autocast(package))
+    has_draw, has_autocast = bool(draw_text(package)), bool(autocast_text(package))
     contract = [
         "Case",
         *(["Draw"] if has_draw else []),
@@ -136,7 +148,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "from fuselab.runtime.cuda_sweep import CudaSweeps",
         f"from fuselab.runtime.signature import {', '.join(signature)}",
         "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
-        f"from fuselab.runtime.triton_sweep import {', '.join(_triton_names(package))}",
+        f"from fuselab.runtime.triton_sweep import {', '.join(triton_names(package))}, configs",
         "",
         "from . import triton_kernels",
         *(["from .gradient import gradient"] if has_gradient else []),
@@ -163,9 +175,23 @@ def _forward(package: Package) -> str:
     )
 
 
-def _sums(package: Package) -> bool:
-    """Return whether C++ has a backward of its own: one that sums over rows beside other values."""
-    return any(plan.sums for plan in package.cpp_backward)
+def _backwards(package: Package, languages: Sequence[str]) -> dict[str, str]:
+    """Return the text of the function that launches the backward, by language: of their own
+    for Triton and C++ if they sum over rows beside other values, and one for both if they launch
+    the same kernels."""
+    if not package.backward:
+        return {}
+    texts = dict.fromkeys(languages, _backward(package, "_backward", package.backward))
+    summing = {
+        name: plans
+        for name, plans in (("triton", package.triton_backward), ("cpp", package.cpp_backward))
+        if any(plan.sums for plan in plans)
+    }
+    shared = {_backward(package, "_backward_summing", plans) for plans in summing.values()}
+    for name, plans in summing.items():
+        label = "_backward_summing" if len(shared) == 1 else f"_backward_{name}"
+        texts[name] = _backward(package, label, plans)
+    return texts
 
 
 def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
@@ -372,7 +398,8 @@ def draw_text(package: Package | Cut) -> str:
     )
 
 
-def _autocast(package: Package) -> str:
+def autocast_text(package: Package) -> str:
+    """Return the text of ``autocast``; empty where torch.autocast widens nothing."""
     called = {_function_name(node.target) for node in package.captured.traced.graph.nodes}
     found = sorted(called & AUTOCAST_TO_FLOAT32)
     if not found:
@@ -419,24 +446,22 @@ def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
     return [*lines, "    }", ")"]
 
 
-# The implementations of a package: the device of each, and its kernels.
-_IMPLEMENTATIONS = {
-    "triton": ("cuda", ""),
-    "cuda": ("cuda", ""),
-    "cpp": ("cpu", 'CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))'),
-}
+# The languages of a package's kernels, and the device of each.
+DEVICES = {"triton": "cuda", "cuda": "cuda", "cpp": "cpu"}
+LANGUAGES = tuple(DEVICES)
 
 
-def _triton_names(package: Package) -> list[str]:
-    """Return what a contract imports from ``triton_sweep``."""
-    reduces = any(plan.has_columns for plan in (*package.forward, *package.backward))
-    return [*(["Reducing"] if reduces else []), "TritonSweeps", "configs"]
+def triton_names(package: Package) -> list[str]:
+    """Return what launchers import from ``triton_sweep``."""
+    plans = (*package.forward, *package.triton_backward)
+    reduces = any(plan.has_columns or plan.sums for plan in plans)
+    return [*(["Reducing"] if reduces else []), "TritonSweeps"]
 
 
 def _triton(package: Package) -> list[str]:
     """Return the statements that name the Triton kernels and how they reduce."""
     lines: list[str] = []
-    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.backward}
+    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.triton_backward}
     for name, plans in directions.items():
         if not plans:
             continue
@@ -448,10 +473,10 @@ def _triton(package: Package) -> list[str]:
         reducing = [
             f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
             for plan in plans
-            if plan.has_columns
+            if plan.has_columns or plan.sums
         ]
         lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
-        if plans is package.backward:
+        if plans is package.triton_backward:
             lines.append("    backward=True,")
         held = [f'"{one}"' for one in package.held(plans)]
         if held:
@@ -460,46 +485,33 @@ def _triton(package: Package) -> list[str]:
     return lines
 
 
-def _launchers(package: Package, has_gradient: bool) -> str:
+def _launchers(package: Package, has_gradient: bool, languages: Sequence[str]) -> str:
     lines: list[str] = []
-    for name, (_, kernels) in _IMPLEMENTATIONS.items():
+    texts = _backwards(package, languages)
+    functions = {name: text[4 : text.index("(")] for name, text in texts.items()}
+    for name in languages:
         if name == "triton":
             lines += _triton(package)
             lines.append("forward_triton = partial(_forward, _TRITON)")
             if has_gradient:
-                lines.append("backward_triton = partial(_backward, _TRITON_BACKWARD)")
+                lines.append(f"backward_triton = partial({functions[name]}, _TRITON_BACKWARD)")
             continue
         if name == "cuda":
             lines += _cuda([*package.forward, *package.backward])
         else:
-            lines.append(f"_{name.upper()} = {kernels}")
+            lines.append('_CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))')
         lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
         if has_gradient:
-            own = "_backward_cpp" if name == "cpp" and _sums(package) else "_backward"
-            lines.append(f"backward_{name} = partial({own}, _{name.upper()})")
+            lines.append(f"backward_{name} = partial({functions[name]}, _{name.upper()})")
     return "\n".join(lines) + "\n"
 
 
 def example_case(package: Package | Cut) -> str:
     """Return the text of the case with the sizes of the example."""
-    arguments = [
-        (
-            argument,
-            tuple(one if isinstance(one, int) else one.node.hint for one in argument.tensor.shape),
-        )
-        for argument in package.captured.arguments
-    ]
-    if all(argument.tensor.is_floating_point() for argument, _ in arguments):
-        return f'_EXAMPLE = Case.normal({[shape for _, shape in arguments]!r}, "bench")\n'
-    values = []
-    for argument, shape in arguments:
-        if argument.tensor.is_floating_point():
-            text = f"torch.randn({shape}, generator=generator).to(device, dtype)"
-        else:
-            low, high = package.captured.ranges.get(argument.name, (0, 1))
-            drawn = f"torch.randint({low}, {high + 1}, {shape}, generator=generator)"
-            text = f"{drawn}.to(device, {argument.tensor.dtype})"
-        values.append(f"            {text},")
+    arguments = package.captured.arguments
+    if all(argument.tensor.is_floating_point() for argument in arguments):
+        shapes = [_example_shape(argument.tensor) for argument in arguments]
+        return f'_EXAMPLE = Case.normal({shapes!r}, "bench")\n'
     return "\n".join(
         [
             "def _example(",
@@ -507,7 +519,7 @@ def example_case(package: Package | Cut) -> str:
             ") -> Inputs:",
             "    return Inputs(",
             "        (",
-            *values,
+            *(f"            {text}," for text in example_values(package)),
             "        )",
             "    )",
             "",
@@ -518,13 +530,36 @@ def example_case(package: Package | Cut) -> str:
     )
 
 
-def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autocast: bool) -> str:
+def example_values(package: Package | Cut) -> list[str]:
+    """Return the texts of random tensors like those of the example, made with ``generator``, in
+    ``dtype`` on ``device``."""
+    values = []
+    for argument in package.captured.arguments:
+        shape = _example_shape(argument.tensor)
+        if argument.tensor.is_floating_point():
+            values.append(f"torch.randn({shape}, generator=generator).to(device, dtype)")
+        else:
+            low, high = package.captured.ranges.get(argument.name, (0, 1))
+            drawn = f"torch.randint({low}, {high + 1}, {shape}, generator=generator)"
+            values.append(f"{drawn}.to(device, {argument.tensor.dtype})")
+    return values
+
+
+def _example_shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(one if isinstance(one, int) else one.node.hint for one in tensor.shape)
+
+
+def declaration_text(package: Package, languages: Sequence[str], around: str = "") -> str:
+    """Return the text of the ``FusedOp``; ``around`` is a function that each launcher is given
+    to."""
+    has_gradient = bool(package.backward)
     implementations = ""
-    for name, (device, _) in _IMPLEMENTATIONS.items():
-        backward = f"backward_{name}, " if has_gradient else ""
+    for name in languages:
+        launchers = [f"forward_{name}", *([f"backward_{name}"] if has_gradient else [])]
+        given = ", ".join(f"{around}({one})" if around else one for one in launchers)
         implementations += (
             f'        "{name}": Implementation(\n'
-            f'            "{device}", forward_{name}, {backward}supports=supports\n'
+            f'            "{DEVICES[name]}", {given}, supports=supports\n'
             "        ),\n"
         )
     frozen = [
@@ -540,8 +575,8 @@ def _declaration(package: Package, has_gradient: bool, has_draw: bool, has_autoc
         )
     gradient = gradient if has_gradient else ""
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
-    last = "    draw=draw,\n" if has_draw else ""
-    last += "    autocast=autocast,\n" if has_autocast else ""
+    last = "    draw=draw,\n" if draw_text(package) else ""
+    last += "    autocast=autocast,\n" if autocast_text(package) else ""
     return f"""\
 OP = FusedOp(
     name="ejected::{package.name}",

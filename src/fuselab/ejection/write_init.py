@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,22 +41,31 @@ from .op import OP
 
 __all__ = ["OP", "{name}"]
 '''
+    imports = ["import fuselab", "", "from .op import OP"]
+    return public_text(package, imports, "_operator = fuselab.operator(OP)\n", ["OP"])
+
+
+def public_text(
+    package: Package, imports: Sequence[str], operator: str, published: Sequence[str] = ()
+) -> str:
+    """Return the text of a module with the public function. ``imports`` and the statement
+    ``operator`` make ``_operator`` known; ``published`` are further names for users."""
+    name = package.name
     return f'''\
 """{name}, ejected from plain PyTorch by fuselab."""
 
 from __future__ import annotations
 
-{_imports(package)}
+{_imports(package, imports)}
 
-_operator = fuselab.operator(OP)
-{_named_tuples(package)}
+{operator}{_named_tuples(package)}
 
 def {name}({_parameters(package)}, *, implementation: str = "auto") -> Any:
     """Compute {name} by its kernels, and return what the ejected function returns."""
 {textwrap.indent(_body(package), "    ")}
 
 
-__all__ = ["OP", "{name}"]
+__all__ = [{", ".join(f'"{one}"' for one in (*published, name))}]
 '''
 
 
@@ -63,7 +73,7 @@ def _parameters(package: Package) -> str:
     return ", ".join(f"{name}: Tensor" for name in package.parameters)
 
 
-def _imports(package: Package) -> str:
+def _imports(package: Package, imports: Sequence[str]) -> str:
     defined, others = _classes(package)
     body = _body(package)
     lines = [
@@ -73,9 +83,7 @@ def _imports(package: Package) -> str:
         *(["import torch"] if re.search(r"\btorch\.", body) else []),
         "from torch import Tensor",
         "",
-        "import fuselab",
-        "",
-        "from .op import OP",
+        *imports,
         *([f"from .reference import {', '.join(defined)}"] if defined else []),
     ]
     return "\n".join(lines)

@@ -43,7 +43,7 @@ def load_op(spec: str) -> FusedOp:
             raise TargetError(
                 f"{path}: no such file; give FILE.py, a folder or an operator's name."
             )
-        return _pick(_import_file(path, _module_name(path)), path, name)
+        return _pick(import_file(path), path, name)
     return _library_op(spec)
 
 
@@ -116,6 +116,12 @@ def _module_name(path: Path) -> str:
     return f"fuselab_user_{path.stem if path.is_file() else path.name}_{digest}"
 
 
+def import_file(path: Path) -> ModuleType:
+    """Return a Python file as a module, imported once. Raises TargetError with the line of a file
+    that raises."""
+    return _import_file(path, _module_name(path))
+
+
 def _import_file(path: Path, module_name: str) -> ModuleType:
     """Import one file by path; its folder is importable while it loads, as for a script."""
     if module_name in sys.modules:
@@ -155,17 +161,26 @@ def _import_folder(folder: Path) -> ModuleType:
         raise TargetError(
             f"{folder}: no op.py and no __init__.py; a kernel package has one of them."
         )
-    package_name = _module_name(folder)
-    if package_name not in sys.modules:
-        package = ModuleType(package_name)
-        package.__path__ = [str(folder.resolve())]
-        package.__package__ = package_name
-        sys.modules[package_name] = package
+    package_name = _package(folder)
     if contract.is_file():
         return _import_file(contract, f"{package_name}.op")
     if (folder / COMPOSED).is_file():
         return _import_file(folder / COMPOSED, f"{package_name}.{Path(COMPOSED).stem}")
     return _import_file(initial, f"{package_name}.__init__")
+
+
+def _package(folder: Path) -> str:
+    """Return the name under which a folder's files are imported, after making the package. An
+    operator of a composition belongs to the composition's package, whose files it may import."""
+    parent = folder.resolve().parent
+    is_part = (parent / COMPOSED).is_file()
+    name = f"{_package(parent)}.{folder.resolve().name}" if is_part else _module_name(folder)
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder.resolve())]
+        package.__package__ = name
+        sys.modules[name] = package
+    return name
 
 
 def _what_raised(path: Path, error: BaseException) -> str:

@@ -70,6 +70,11 @@ def key(*parts: object) -> str:
     return digest.hexdigest()
 
 
+def included(text: str) -> list[str]:
+    """Return the names of the headers of ours that a C++ or CUDA text includes."""
+    return _LOCAL_INCLUDE.findall(text)
+
+
 def source_text(path: Path, headers: Path | None = None) -> str:
     """Return the file's text, followed by that of every header of ours that it includes, at any
     depth. That is all source that a compiled kernel depends on, in a fixed order.
@@ -84,7 +89,7 @@ def source_text(path: Path, headers: Path | None = None) -> str:
         if file in seen:
             return
         seen[file] = text = file.read_text()
-        for name in _LOCAL_INCLUDE.findall(text):
+        for name in included(text):
             for folder in filter(None, (file.parent, root, headers)):
                 header = (folder / name).resolve()
                 if header.is_file():

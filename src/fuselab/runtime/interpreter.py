@@ -178,15 +178,18 @@ def _module_of_file(path: Path) -> ModuleType:
     changed = path.stat().st_mtime_ns
     package = (path.parent / "__init__.py").exists()
     name = f"{path.parent.name}.{path.stem}" if package else path.stem
-    if package and str(path.parent.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent.parent))
+    root = path.parent.parent
+    if package and (root / "composed.py").exists():  # an operator of a composition
+        name, root = f"{root.name}.{name}", root.parent
+    if package and str(root) not in sys.path:
+        sys.path.insert(0, str(root))
     elif not package and str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     known = sys.modules.get(name)
     if known is not None and getattr(known, "_fuselab_loaded", None) == (path, changed):
         return known
     if package:
-        importlib.import_module(path.parent.name)
+        importlib.import_module(name.rpartition(".")[0])
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fuselab.runtime import cuda_driver, launch_plans, launch_recording
+from fuselab.runtime.cpp_library import raise_kernel_error
 
 
 def launch_cuda(
@@ -45,4 +46,4 @@ def launch_cpu(entry: int, codes: str, values: list[Any]) -> None:
     message = kernel(pointers)
     del held
     if message:
-        launch_plans.raise_kernel_error(message.decode())
+        raise_kernel_error(message.decode())

@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from fuselab.errors import BuildError, IndexRangeError, LaunchError, OperandError
+from fuselab.errors import BuildError
 from fuselab.runtime import cuda_driver
+from fuselab.runtime.cpp_library import raise_kernel_error
 from fuselab.runtime.extension import NativeExtension
 
 _names: list[str] = []
@@ -112,17 +113,6 @@ def _raise_launch_error(
 
 def _raise_map_error(status: int, layout: tuple[int, ...]) -> None:
     raise cuda_driver.map_error(status, layout)
-
-
-def raise_kernel_error(message: str) -> None:
-    """Raise the error of a CPU kernel's message. cpp_source puts "out of range" or "invalid
-    argument" before the messages of exceptions that the user can cause."""
-    kind, _, text = message.partition(": ")
-    if kind == "out of range":
-        raise IndexRangeError(text)
-    if kind == "invalid argument":
-        raise OperandError(text)
-    raise LaunchError(f"a CPU kernel failed: {message}.")
 
 
 def _install(loaded: ModuleType) -> None:

@@ -12,6 +12,7 @@ plan for those arguments.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -503,3 +504,15 @@ def on_triton_launch(metadata: Any) -> None:
 
 def raw_stream(device_index: int | None) -> int:
     return 0 if device_index is None else int(torch._C._cuda_getCurrentRawStream(device_index))
+
+
+def unplanned(launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a launcher of which no plan is made, because its kernels are launched by other means
+    than ``kernel_launch``."""
+
+    @functools.wraps(launcher)
+    def launch(*args: Any) -> Any:
+        note_opaque_launch("a launch that fuselab does not make")
+        return launcher(*args)
+
+    return launch

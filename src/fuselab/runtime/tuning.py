@@ -15,7 +15,6 @@ import os
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,73 +22,26 @@ from typing import Any
 
 import torch
 
-from fuselab.errors import ArgumentError, ContractError, DataError, OutputError
+from fuselab.errors import ContractError, OutputError
 from fuselab.op import FusedOp
 from fuselab.runtime import cache, launch_plans
 from fuselab.runtime.registered import registered
+from fuselab.runtime.tuned_file import SCHEMA, Config, choices_in, key_text, read
 
-SCHEMA = 1
-
-
-class Config(Mapping[str, int | str]):
-    """One way to launch a kernel: ``Config(threads=256, blocks=2)``. It is immutable, and its text
-    is ``threads=256 blocks=2``. Values are read as ``config["threads"]`` or ``config.threads``.
-
-    Raises ArgumentError for a value that is neither an int nor a str.
-    """
-
-    __slots__ = ("_values",)
-
-    _values: dict[str, int | str]
-
-    def __init__(self, **values: int | str) -> None:
-        for name, value in values.items():
-            if not isinstance(value, (int, str)):
-                raise ArgumentError(
-                    f"Config: '{name}' is {value!r}; expected an int or a str, which JSON can hold."
-                )
-        object.__setattr__(self, "_values", values)
-
-    def __getitem__(self, name: str) -> int | str:
-        return self._values[name]
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return object.__getattribute__(self, "_values")[name]
-        except KeyError:
-            raise AttributeError(f"the Config {self} has no '{name}'") from None
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Config never changes; make another one")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(
-            other, Config
-        ):  # 10 times as fast as Mapping's, in every launch without a plan
-            return self._values == other._values
-        return super().__eq__(other)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self._values.items())
-
-    def __repr__(self) -> str:
-        return f"Config({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _config_of, (self._values,)
-
-
-def _config_of(values: Mapping[str, int | str]) -> Config:
-    return Config(**values)
+__all__ = [
+    "Config",
+    "Forced",
+    "TunedConfig",
+    "chosen",
+    "device_name",
+    "forced",
+    "forget",
+    "key_text",
+    "read",
+    "save",
+    "shipped_file",
+    "user_file",
+]
 
 
 @dataclass(frozen=True)
@@ -162,13 +114,6 @@ def chosen(
     return choice if choice is not None and choice in candidates else candidates[0]
 
 
-def key_text(key: str | Sequence[Any]) -> str:
-    """Return a key as files store it: its values separated by spaces, dtypes by short names."""
-    if isinstance(key, str):
-        return key
-    return " ".join(str(part).removeprefix("torch.") for part in key)
-
-
 @contextlib.contextmanager
 def forced(op_name: str, implementation: str, config: Config) -> Iterator[Forced]:
     """Make ``chosen`` return ``config`` for that implementation, within this context and thread.
@@ -219,26 +164,9 @@ def _choices(op_name: str, device: str) -> dict[tuple[str, str], Config]:
     if found is None:
         found = {}
         for file in (shipped_file(registered()[op_name], device), user_file(device)):
-            with _warned_of_bad_files():
-                for place, entry in _entries(file, op_name):
-                    found[place] = Config(**entry["config"])
+            found |= choices_in(file, op_name)
         _saved[op_name, device] = found
     return found
-
-
-def _entries(file: Path, op_name: str) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
-    for implementation, keys in read(file)["operators"].get(op_name, {}).items():
-        for key, entry in keys.items():
-            yield (implementation, key), entry
-
-
-@contextlib.contextmanager
-def _warned_of_bad_files() -> Iterator[None]:
-    """Warn of a file that cannot be read, and go on: that costs speed, never a result."""
-    try:
-        yield
-    except (DataError, AttributeError, KeyError, TypeError, ArgumentError) as error:
-        warnings.warn(f"tuned configurations are passed over: {error}", stacklevel=2)
 
 
 def user_file(device: str) -> Path:
@@ -254,31 +182,6 @@ def shipped_file(op: FusedOp, device: str) -> Path:
     module = sys.modules.get(getattr(reference, "__module__", ""))
     folder = Path(getattr(module, "__file__", None) or "nowhere").parent
     return folder / "tuned" / f"{cache.slug(device)}.json"
-
-
-def read(file: Path) -> dict[str, Any]:
-    """Return the content of a file of choices, an empty one if there is none. Raises DataError."""
-    try:
-        payload = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {"schema": SCHEMA, "operators": {}}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read as JSON ({error}); mend or delete it.") from error
-    if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
-        raise DataError(f"{file}: is no file of tuned configurations, schema {SCHEMA}; delete it.")
-    if not _is_nested(payload.get("operators"), 4):
-        raise DataError(
-            f"{file}: 'operators' must hold an object of choices by operator, implementation and "
-            "key; mend or delete it."
-        )
-    return payload
-
-
-def _is_nested(value: Any, depth: int) -> bool:
-    """Return whether ``value`` is dicts in dicts to that depth."""
-    return depth == 0 or (
-        isinstance(value, dict) and all(_is_nested(item, depth - 1) for item in value.values())
-    )
 
 
 def save(

@@ -76,12 +76,13 @@ def _span(tensor: Tensor) -> int:
 def unshared(results: Sequence[Result], arguments: Sequence[Any]) -> tuple[Result, ...]:
     """Return ``results``, with a copy of each tensor that shares memory with an argument or with a
     result before it: a raw operator returns new tensors."""
-    taken = {tensor.untyped_storage()._cdata for tensor in tensors_in(arguments)}
+    # PyTorch keeps one Python object per storage, for fake tensors too, which have no address.
+    taken = [tensor.untyped_storage() for tensor in tensors_in(arguments)]
     fresh: list[Result] = []
     for result in results:
-        if result is not None and result.untyped_storage()._cdata in taken:
+        if result is not None and any(result.untyped_storage() is storage for storage in taken):
             result = result.clone()
         if result is not None:
-            taken.add(result.untyped_storage()._cdata)
+            taken.append(result.untyped_storage())
         fresh.append(result)
     return tuple(fresh)
