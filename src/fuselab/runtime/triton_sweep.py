@@ -236,7 +236,7 @@ class TritonSweeps:
         doublings = int(config["block_doublings"])
         if reducing is None:
             block = _tile(swept, width, doublings)
-        elif not reducing.sweeps:
+        elif reducing.sums and not reducing.sweeps:
             block = _columns(swept, width, doublings, tensors[-1].device)
         else:
             block = _rows(swept, width, doublings, reducing, tensors[-1].device)
