@@ -241,6 +241,13 @@ def test_the_sum_of_an_embeddings_gradients_is_a_call_between_kernels(
     assert ".index_put_(\n        (tokens,), " in text
 
 
+def test_the_contract_names_sums_without_an_order(folders: Callable[[Any], Path]) -> None:
+    assert load_op(str(folders(embedded))).nondeterministic is None
+    reason = load_op(str(folders(several_of_a_row))).nondeterministic
+    assert reason is not None
+    assert "scatter_add_" in reason
+
+
 def test_the_number_of_kernels() -> None:
     def counted(function: Callable[..., Any]) -> tuple[int, int]:
         package = planned_package(function, arguments(function), {}, function.__name__)

@@ -458,11 +458,22 @@ class ChosenElements(Steps):
             if not values.sizes and not accumulates and len(indices) == 1:
                 return self.masked(node, base, indices[0], values)
             self.refuse(node)
+        return self.put(node, base, indices, values, accumulates)
+
+    def put(
+        self,
+        node: FxNode,
+        base: Node,
+        indices: Sequence[Node | None],
+        values: Node,
+        accumulates: bool,
+    ) -> Node:
+        """Return ``base`` with values put at indices, or added there in a fixed order."""
         adds = ", accumulate=True" if accumulates else ""
         template = f"BASE.index_put_({{3}}, {{0}}.to({{2}}){adds})"
         if None in indices:  # which the method does not take
             template = f"torch.ops.aten.index_put_(BASE, {{3}}, {{0}}.to({{2}}){adds})"
-        return self.added(node, base, template, values, indices)
+        return self.added(node, base, template, values, tuple(indices))
 
     op__unsafe_index_put = op_index_put
 
@@ -490,7 +501,11 @@ class ChosenElements(Steps):
         arguments = arguments_of(node)
         if arguments.get("alpha", 1) != 1:
             self.refuse(node)
-        return self.scattered_anywhere(node, "index_add_")
+        base, index = self.known[node.args[0]], self.known[node.args[2]]
+        if not base.sizes:
+            self.refuse(node)
+        dim = node.args[1] % len(base.sizes)
+        return self.put(node, base, (*[None] * dim, index), self.known[node.args[3]], True)
 
     def op_index_copy(self, node: FxNode) -> Node:
         return self.scattered_anywhere(node, "index_copy_")

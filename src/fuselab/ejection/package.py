@@ -11,7 +11,7 @@ import sympy
 from torch import Tensor
 
 from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
-from fuselab.ejection.kernels import Kernel, schedule, without_floors
+from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
 from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.parts import behind_calls, exact_size, leaves
@@ -19,6 +19,9 @@ from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.errors import EjectError
+
+# What a contract says of a package with such a call (``FusedOp.nondeterministic``).
+UNORDERED = "on a GPU PyTorch's scatter_add_ adds what goes to one position in any order"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,12 @@ class Package:
         ]
         wanted = any(isinstance(one, Tensor) and one.requires_grad for one in examples)
         return wanted and not any(self.returned.needs_gradient)
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether a PyTorch call adds up elements in an order that is not fixed."""
+        nodes = in_order(self.program.results)
+        return any(isinstance(one, Call) and "scatter_add_" in one.operator for one in nodes)
 
     @property
     def keeps_gradient(self) -> tuple[bool, ...]:

@@ -14,7 +14,7 @@ from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.held import Held
 from fuselab.ejection.loops import Call, Node
-from fuselab.ejection.package import Package
+from fuselab.ejection.package import UNORDERED, Package
 from fuselab.ejection.parts import behind_calls
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.steps import expression_of
@@ -577,6 +577,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if draw_text(package) else ""
     last += "    autocast=autocast,\n" if autocast_text(package) else ""
+    last += f'    nondeterministic="{UNORDERED}",\n' if package.is_unordered else ""
     return f"""\
 OP = FusedOp(
     name="ejected::{package.name}",
