@@ -16,7 +16,7 @@ from fuselab.ejection.loops import (
     Reduced,
     Size,
 )
-from fuselab.ejection.plan import KernelPlan
+from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan
 from fuselab.ejection.triton_functions import (
     Function,
     Pointwise,
@@ -25,28 +25,6 @@ from fuselab.ejection.triton_functions import (
     sweeps_to_reduce,
 )
 from fuselab.ejection.triton_sums import SummingColumns, SummingRows, SumsOfShares
-
-# The device functions of ``runtime/triton_loops.py`` that kernels call.
-_LOOPS = (
-    "add_rows",
-    "block_of_columns",
-    "block_of_rows",
-    "larger",
-    "load",
-    "load_partials",
-    "numel",
-    "offset",
-    "partials_of_turn",
-    "product",
-    "share_of_columns",
-    "share_of_rows",
-    "smaller",
-    "store_partial",
-    "store_share",
-    "sum_of_shares",
-    "tile",
-    "turn_of_rows",
-)
 
 
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
@@ -59,7 +37,7 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     lines.append("")
     if "math." in whole:
         lines.append("from fuselab.runtime import triton_math as math")
-    helpers = [name for name in _LOOPS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]
+    helpers = [name for name in KERNEL_FUNCTIONS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]
     line = f"from fuselab.runtime.triton_loops import {', '.join(helpers)}"
     if len(line) > COLUMNS:
         listed = ",\n    ".join(helpers)
@@ -74,7 +52,7 @@ def reducing_text(plan: KernelPlan) -> str:
     stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
     integers = [one for one in plan.reductions if one.kind == "int"]
     whole = ", has_integers=True" if integers else ""
-    if not all(_is_small(one.operand) for one in integers):
+    if plan.scans or not all(_is_small(one.operand) for one in integers):
         whole = ", is_shared=False"
     summed = [one for one in plan.stored if one.node in plan.sums]
     sums = f", sums={len(summed)}" if summed else ""
@@ -88,7 +66,7 @@ def _functions(plan: KernelPlan) -> list[Function]:
     if plan.sums:
         summing = SummingRows(plan) if plan.reductions else SummingColumns(plan)
         return [summing, SumsOfShares(plan)]
-    return [Rows(plan) if plan.reductions else Pointwise(plan)]
+    return [Rows(plan) if plan.has_columns else Pointwise(plan)]
 
 
 def _is_small(value: Expression) -> bool:

@@ -17,16 +17,19 @@ from fuselab.ejection.capture import (
     definitions_in_formulas,
     definitions_in_kernels,
 )
-from fuselab.ejection.kernels import Kernel, schedule, without_floors
-from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
+from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
+from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
-from fuselab.ejection.parts import exact_size, leaves, memory_of
-from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
+from fuselab.ejection.parts import behind_calls, exact_size, leaves
+from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.errors import EjectError
 from fuselab.op import dtype_name
+
+# What a contract says of a package with such a call (``FusedOp.nondeterministic``).
+UNORDERED = "on a GPU PyTorch's scatter_add_ adds what goes to one position in any order"
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,12 @@ class Package:
         return wanted and not any(self.returned.needs_gradient)
 
     @property
+    def is_unordered(self) -> bool:
+        """Whether a PyTorch call adds up elements in an order that is not fixed."""
+        nodes = in_order(self.program.results)
+        return any(isinstance(one, Call) and "scatter_add_" in one.operator for one in nodes)
+
+    @property
     def keeps_gradient(self) -> tuple[bool, ...]:
         """Whether each output needs a gradient where the function's does, as all floating outputs
         of an operator do."""
@@ -92,12 +101,9 @@ class Package:
     @property
     def saved(self) -> tuple[str, ...]:
         """The arguments that the backward reads, or whose sizes or dtypes it needs."""
-        read = {
-            memory_of(operand.node).name
-            for plan in self.backward
-            for operand in plan.loads
-            if operand.node is not None and isinstance(memory_of(operand.node), Input)
-        }
+        held = [operand.node for plan in self.backward for operand in plan.loads if operand.node]
+        held += [node for node in self.program.gradients if isinstance(node, Call)]
+        read = {one.name for node in held for one in behind_calls(node) if isinstance(one, Input)}
         read |= {argument for argument, _ in self.sizes.places.values()}
         read |= {
             name
@@ -166,7 +172,7 @@ class Package:
         """Return the name of the tensor that holds a result in the launcher of ``plans``."""
         if node in self.program.outputs:
             return self.output_names[self.program.outputs.index(node)]
-        if isinstance(node, Pieces):
+        if isinstance(node, (Pieces, Call)):
             return self.names[node]
         for plan in plans:
             for operand in plan.stored:
@@ -216,7 +222,7 @@ def planned_package(
     program = _each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
     kernels = list(map(SummingKernel, _ordered(schedule(program.outputs, captured.hints))))
-    forward = _plans(name, kernels, program.outputs, captured, sizes, names)
+    forward = _plans(kernel_name(name), kernels, program.outputs, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
@@ -291,7 +297,8 @@ def _each_of_its_own(program: Program, outputs: Sequence[str], captured: Capture
         seen: list[Node] = []
         found: list[Node | None] = []
         for node, name in zip(results, names, strict=True):
-            if node is not None and (node in seen or isinstance(node, Input)):
+            is_held = isinstance(node, Input) or (isinstance(node, Call) and names is outputs)
+            if node is not None and (node in seen or is_held):
                 node = Pointwise(name, node.sizes, node.kind, "", False, "same", (node,))
             if node is not None:
                 seen.append(node)
@@ -316,7 +323,8 @@ def _plans(
 ) -> tuple[KernelPlan, ...]:
     """Return the kernels, which compute ``results``, with their names, and add the names of what
     they store to ``names``."""
-    loaded = [memory_of(load.tensor) for one in kernels for load in one.kernel.loads()]
+    read = [load.tensor for one in kernels for load in one.kernel.loads()]
+    loaded = [one for node in (*read, *results) for one in behind_calls(node)]
     needed = {leaf for node in (*results, *loaded) for leaf in leaves(node)}
     names.update(_names_between(needed, [*results, *loaded], names, captured, sizes))
     plans: list[KernelPlan] = []
@@ -359,10 +367,11 @@ def _ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
         if kernel in order:
             return
         for load in kernel.loads():
-            for leaf in leaves(memory_of(load.tensor)):
-                maker = makers.get(leaf)
-                if maker is not None and maker is not kernel:
-                    visit(maker)
+            for one in behind_calls(load.tensor):
+                for leaf in leaves(one):
+                    maker = makers.get(leaf)
+                    if maker is not None and maker is not kernel:
+                        visit(maker)
         order.append(kernel)
 
     for kernel in kernels:

@@ -36,7 +36,7 @@ from fuselab.errors import EjectError
 HEAVY = frozenset(
     (
         "addbmm", "addmm", "addmv", "baddbmm", "bilinear", "bmm", "conv1d", "conv2d", "conv3d",
-        "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "dot", "einsum", "embedding",
+        "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "dot", "einsum",
         "embedding_bag", "linear", "matmul", "mm", "mv", "outer", "scaled_dot_product_attention",
         "tensordot",
     )

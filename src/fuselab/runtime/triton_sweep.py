@@ -113,6 +113,7 @@ class TritonSweeps:
             numbers: sizes that the kernel computes with.
         """
         reducing = self._reducing.get(name)
+        numbers = (*numbers, *swept.steps)
         sums = reducing.sums if reducing else 0
         if not (swept.rows.numel or sums) or not (reducing or swept.columns.numel):
             return
@@ -143,7 +144,7 @@ class TritonSweeps:
             workspaces.append(torch.empty(cells, dtype=compute, device=device))
         loops = _rows_and_columns(swept, sums)
         operands = [*tensors[: len(tensors) - sums], *workspaces]
-        if not reducing.sweeps:
+        if sums and not reducing.sweeps:
             grid = (programs, ceil_div(swept.columns.numel, block.columns))
             launch(kernel, grid, *operands, *numbers, *loops, **constants)
             self._add_up(name, swept, results, workspaces[0], programs, constants)
@@ -239,7 +240,7 @@ class TritonSweeps:
         doublings = int(config["block_doublings"])
         if reducing is None:
             block = _tile(swept, width, doublings)
-        elif not reducing.sweeps:
+        elif reducing.sums and not reducing.sweeps:
             block = _columns(swept, width, doublings, tensors[-1].device)
         else:
             block = _rows(swept, width, doublings, reducing, tensors[-1].device)
