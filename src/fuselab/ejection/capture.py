@@ -7,6 +7,7 @@ gave to its value, and the line.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import linecache
@@ -24,6 +25,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
+from fuselab.ejection.written import written_in
 from fuselab.errors import EjectError
 
 aten = torch.ops.aten
@@ -105,6 +107,7 @@ COMPOSED = (
     aten._log_softmax_backward_data,
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional,
     aten._native_batch_norm_legit_no_training,
     aten.native_batch_norm_backward,
     aten.native_layer_norm,
@@ -135,6 +138,12 @@ WITHOUT_DERIVATIVE = (
     aten.silu_backward,
     aten.soft_margin_loss_backward,
 )
+# The same of a function that updates running statistics: its backward must not read these.
+WITHOUT_STATISTICS = (
+    *WITHOUT_DERIVATIVE,
+    aten._native_batch_norm_legit_functional,
+    aten.native_batch_norm_backward,
+)
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,8 @@ class Captured:
     ``traced`` is the graph of PyTorch functions as the user's code called them. ``ranges`` has the
     least and the largest value of each integer argument of the example. ``returned`` says what the
     function makes of the outputs, and ``fixed`` has the arguments of the example that are no
-    tensors.
+    tensors. The function writes over the arguments ``written``; their new values are the last of
+    the outputs.
     """
 
     name: str
@@ -177,6 +187,13 @@ class Captured:
     returned: Returned
     fixed: Mapping[str, Any]
     equal: Mapping[sympy.Symbol, sympy.Expr]
+    written: tuple[str, ...] = ()
+
+    @property
+    def needs_gradient(self) -> tuple[bool, ...]:
+        """Return for each output whether a gradient flows through it: not through new values of
+        arguments."""
+        return (*self.returned.needs_gradient, *(False for _ in self.written))
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -350,12 +367,32 @@ def _run_dynamo(
                 "part of it that has no such line."
             ) from error
         except TorchDynamoException as error:
-            raise EjectError(
-                f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
-            ) from error
+            written = _written_arguments(function, args, keywords) - set(frozen)
+            if inference or not written:
+                raise EjectError(
+                    f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
+                ) from error
         finally:
             # Else the next call of a function that the user compiles would begin with this code.
             torch._dynamo.eval_frame.remove_from_cache(function)
+    # PyTorch refuses to write over tensors that want a gradient, such as running statistics.
+    return _run_dynamo(backend, function, args, keywords, name, inference, {*frozen, *written})
+
+
+def _written_arguments(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> set[str]:
+    """Return the names of the arguments that a function writes over, as far as it can be traced
+    without gradients."""
+    found: set[str] = set()
+
+    def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        found.update(argument_name(node) for node in written_in(module.graph))
+        return StandIns(module)
+
+    with contextlib.suppress(EjectError):
+        _run_dynamo(backend, function, args, keywords, "", True)
+    return found
 
 
 def _given(
@@ -425,10 +462,14 @@ def _captured(
     results = _flat(output_node(joint.graph).args[0])
     count = held.get("forward_outputs", len(results))
     returned = Returned(held["results"], held["stand_ins"].structure(name, held["structure"]))
-    if count != len(returned.results):
+    written = [argument_name(node) for node in written_in(traced.graph)]
+    if count != len(returned.results) + len(written):
         raise EjectError(f"{name} writes over an argument; let it return the new value.")
     if upstream and sum(returned.needs_gradient) != len(upstream):
-        raise EjectError(f"{name}: it is not known which of its outputs have a gradient.")
+        raise EjectError(
+            f"{name}: it is not known which of its outputs have a gradient; what it writes over an "
+            "argument has to be detached."
+        )
     names = [node for node in traced.graph.nodes if node.op == "placeholder"]
     arguments = [
         Argument(argument_name(source), node)
@@ -439,7 +480,8 @@ def _captured(
     found = dict(zip(primals, results[count:], strict=False))
     gradients = [found.get(argument.node) for argument in arguments]
     _equate_sizes(joint.graph)
-    sizes, hints = _symbols(arguments)
+    # The backward takes no sizes from what is written over, because it must not save that.
+    sizes, hints = _symbols(sorted(arguments, key=lambda one: one.name in written))
     equal = _equal_sizes(joint.graph)
     return Captured(
         name,
@@ -447,7 +489,7 @@ def _captured(
         joint.graph,
         traced,
         tuple(arguments),
-        tuple(results[:count]),
+        (*results[len(written) : count], *results[: len(written)]),
         upstream,
         tuple(gradients),
         {symbol: place for symbol, place in sizes.items() if symbol not in equal},
@@ -456,6 +498,7 @@ def _captured(
         returned,
         _fixed(given),
         equal,
+        tuple(written),
     )
 
 

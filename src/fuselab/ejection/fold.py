@@ -19,11 +19,15 @@ def fold(line: str) -> list[str]:
     if end is None:
         name, _, value = line.partition(" = ")
         if not value:
-            name, value = "", line
+            name, returned, value = line.partition("return ")
+            if not returned or name.strip():
+                return [line]
+            name = ""
         parts = _split(value, (" + ", " - ")) or _split(value, (" * ", " / "))
         if not parts:
             return [line]
-        return [f"{name} = (", *(f"{indent}    {part}" for part in parts), f"{indent})"]
+        head = f"{name} = (" if name else f"{indent}return ("
+        return [head, *(f"{indent}    {part}" for part in parts), f"{indent})"]
     begin = _opening(line, end)
     head, body, tail = line[: begin + 1], line[begin + 1 : end], line[end:]
     if len(indent) + 4 + len(body) <= COLUMNS:

@@ -10,7 +10,13 @@ from typing import Any
 import sympy
 from torch import Tensor
 
-from fuselab.ejection.capture import COMPOSED, WITHOUT_DERIVATIVE, Captured, capture
+from fuselab.ejection.capture import (
+    COMPOSED,
+    WITHOUT_DERIVATIVE,
+    WITHOUT_STATISTICS,
+    Captured,
+    capture,
+)
 from fuselab.ejection.kernels import Kernel, schedule, without_floors
 from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
@@ -75,7 +81,7 @@ class Package:
         return tuple(
             needs or not output.meta["val"].is_floating_point() or not self.backward
             for needs, output in zip(
-                self.returned.needs_gradient, self.captured.outputs, strict=True
+                self.captured.needs_gradient, self.captured.outputs, strict=True
             )
         )
 
@@ -115,6 +121,18 @@ class Package:
             and argument.tensor.is_floating_point()
             and argument.name not in self.frozen
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the function returns what the operator does: nothing is written over, and every
+        output has its gradient."""
+        return self.returned.is_plain and all(self.keeps_gradient) and not self.captured.written
+
+    def advice(self, name: str) -> str:
+        """Return what to do where a gradient of a frozen argument is asked for."""
+        if name in self.captured.written:
+            return "it is written over; detach it"
+        return "eject it with this argument requiring one"
 
     @property
     def multiples(self) -> dict[str, int]:
@@ -185,13 +203,15 @@ def planned_package(
     The arguments named in ``frozen`` get no gradient. Raises EjectError.
     """
     captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
-    formulas = capture(function, args, keywords, name, inference, WITHOUT_DERIVATIVE, frozen)
+    composed = WITHOUT_STATISTICS if captured.written else WITHOUT_DERIVATIVE
+    formulas = capture(function, args, keywords, name, inference, composed, frozen)
     exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
     captured = replace(captured, equal=exact)
     sizes = Sizes(captured)
     taken = {"compute", "swept", "sweeps", "needs", "name", "torch", "Tensor", name}
     taken |= {argument.name for argument in captured.arguments} | set(sizes.names.values())
     output_names = formulas.returned.names(taken)
+    output_names += tuple(f"new_{argument}" for argument in captured.written)
     upstream = [one for one in _upstream_names(captured, output_names) if one is not None]
     program = _each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
@@ -206,7 +226,7 @@ def planned_package(
     kernels = list(map(SummingKernel, ordered))
     backward = _plans(label, kernels, gradients, captured, sizes, names)
     cpp_backward = _plans(label, with_row_sums(ordered), gradients, captured, sizes, names)
-    return Package(
+    package = Package(
         captured,
         formulas,
         program,
@@ -216,8 +236,14 @@ def planned_package(
         cpp_backward,
         names,
         output_names,
-        frozenset(frozen),
+        frozenset({*frozen, *captured.written}),
     )
+    if package.backward and (both := {*package.saved} & {*captured.written}):
+        raise EjectError(
+            f"the backward of {name} reads {' and '.join(sorted(both))}, which the forward writes "
+            "over; let it return the new value."
+        )
+    return package
 
 
 def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
@@ -238,7 +264,7 @@ def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
 def _upstream_names(captured: Captured, outputs: Sequence[str]) -> tuple[str | None, ...]:
     if len(outputs) == 1:
         return ("grad_output",)
-    needs = zip(outputs, captured.returned.needs_gradient, strict=True)
+    needs = zip(outputs, captured.needs_gradient, strict=True)
     return tuple(f"grad_{name}" if need else None for name, need in needs)
 
 
