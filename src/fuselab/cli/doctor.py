@@ -135,6 +135,7 @@ def examine(device: torch.device) -> Iterator[Check]:
     yield _inductor_path()
     yield _launcher()
     yield _nvrtc(device)
+    yield _disassembler()
     yield _gpu(device)
     yield from _process_choice()
     for distribution, (purpose, installed_by) in OPTIONAL_PACKAGES.items():
@@ -241,6 +242,15 @@ def _nvrtc(device: torch.device) -> Check:
     with contextlib.suppress(ValueError):
         headers = headers.relative_to(Path(sysconfig.get_path("purelib")).parent)
     return Check("NVRTC", "works", f"compiles CUDA C++ for sm_90; headers in {headers}")
+
+
+def _disassembler() -> Check:
+    from fuselab.inspect.assembly import tools
+
+    failed = _why_not(lambda: (tools.path_of(tools.NVDISASM), tools.path_of(tools.CUOBJDUMP)))
+    if failed is not None:
+        return Check("nvdisasm", "absent", failed, "pip install triton")
+    return Check("nvdisasm", "works", "asm shows machine code for sm_75 to sm_121, without a GPU")
 
 
 def _gpu(device: torch.device) -> Check:

@@ -24,6 +24,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsup
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
+from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
 from fuselab.ejection.written import written_in
 from fuselab.errors import EjectError
@@ -479,10 +480,10 @@ def _captured(
     arguments.sort(key=_in_users_order(function, names))
     found = dict(zip(primals, results[count:], strict=False))
     gradients = [found.get(argument.node) for argument in arguments]
-    _equate_sizes(joint.graph)
+    equate_sizes(joint.graph)
     # The backward takes no sizes from what is written over, because it must not save that.
     sizes, hints = _symbols(sorted(arguments, key=lambda one: one.name in written))
-    equal = _equal_sizes(joint.graph)
+    equal = equal_sizes(joint.graph)
     return Captured(
         name,
         function,
@@ -500,48 +501,6 @@ def _captured(
         equal,
         tuple(written),
     )
-
-
-def _equate_sizes(graph: fx.Graph) -> None:
-    """Make the sizes of an index one with those of the tensor that it chooses from, where they are
-    equal in the example: PyTorch would allow the index to be smaller."""
-    for node in graph.nodes:
-        if getattr(node.target, "overloadpacket", None) not in (
-            aten.gather,
-            aten.scatter,
-            aten.scatter_add,
-        ):
-            continue
-        tensor, dim, index = node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
-        for place, (one, other) in enumerate(zip(tensor.shape, index.shape, strict=True)):
-            if place != dim % tensor.dim() and _hint(one) == _hint(other):
-                bool(one == other)  # from here on the tracer's symbols for them are the same
-
-
-def _equal_sizes(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Expr]:
-    """Return the sizes that pointwise operators have found equal to an expression of others, such
-    as the half of another: PyTorch goes on with both."""
-    found: dict[sympy.Symbol, sympy.Expr] = {}
-    for node in graph.nodes:
-        if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
-            continue
-        shape = node.meta["val"].shape
-        for source in node.all_input_nodes:
-            value = source.meta.get("val")
-            if not isinstance(value, Tensor):
-                continue
-            for size, whole in zip(reversed(value.shape), reversed(shape), strict=False):
-                if not isinstance(size, torch.SymInt) or not isinstance(whole, torch.SymInt):
-                    continue
-                one, other = size.node.expr, whole.node.expr
-                is_equal = size.node.hint == whole.node.hint and one not in other.free_symbols
-                if is_equal and one.is_Symbol and not other.is_Symbol:
-                    found.setdefault(one, other)
-    return {one: other for one, other in found.items() if not other.free_symbols & found.keys()}
-
-
-def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def _flat(results: Any) -> list[Any]:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from fuselab.ejection.fold import COLUMNS, fold
-from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, triton_neutral
-from fuselab.ejection.loops import (
-    Apply,
-    Constant,
-    Expression,
-    Load,
-    Position,
-    Reduced,
-    Size,
-    walk,
+from fuselab.ejection.fold import COLUMNS
+from fuselab.ejection.plan import KernelPlan
+from fuselab.ejection.triton_functions import (
+    Function,
+    Pointwise,
+    Rows,
+    stores_in_a_sweep_of_its_own,
+    sweeps_to_reduce,
 )
-from fuselab.ejection.plan import KernelPlan, Namer, Operand
+from fuselab.ejection.triton_sums import SummingColumns, SummingRows, SumsOfShares
 
 # The device functions of ``runtime/triton_loops.py`` that kernels call.
 _LOOPS = (
+    "add_rows",
     "block_of_columns",
     "block_of_rows",
     "larger",
@@ -30,19 +26,23 @@ _LOOPS = (
     "load_partials",
     "numel",
     "offset",
+    "partials_of_turn",
     "product",
     "share_of_columns",
+    "share_of_rows",
     "smaller",
     "store_partial",
+    "store_share",
+    "sum_of_shares",
     "tile",
+    "turn_of_rows",
 )
-LONG = 60  # characters; a longer operand gets a name
-_INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
 
 
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
     """Return the text of ``triton_kernels.py``."""
-    whole = "\n\n\n".join(_function(plan).text() for plan in plans)
+    functions = [function for plan in plans for function in _functions(plan)]
+    whole = "\n\n\n".join(function.text() for function in functions)
     lines = [f'"""{title}"""', "", "import triton", "import triton.language as tl"]
     if "libdevice." in whole:
         lines.append("from triton.language.extra import libdevice")
@@ -59,475 +59,20 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     return "\n".join(lines) + whole + "\n"
 
 
-def sweeps_to_reduce(plan: KernelPlan) -> int:
-    """Return how many sweeps of a kernel reduce."""
-    return max(map(plan.depth, plan.reductions))
-
-
-def stores_in_a_sweep_of_its_own(plan: KernelPlan) -> bool:
-    """Return whether results with an element for each column need the last reduction of all."""
-    columns = frozenset(plan.kernel.column_axes)
-    values = [
-        plan.stores[one.node]
-        for one in plan.stored
-        if one.node is not None and any(axis in columns for entry in one.index for axis in entry)
-    ]
-    return any(plan.depth(value) == sweeps_to_reduce(plan) for value in values)
-
-
 def reducing_text(plan: KernelPlan) -> str:
     """Return the text of a kernel's ``triton_sweep.Reducing``."""
     stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
     whole = ", is_shared=False" if any(one.kind == "int" for one in plan.reductions) else ""
+    summed = [one for one in plan.stored if one.node in plan.sums]
+    sums = f", sums={len(summed)}" if summed else ""
     sweeps, reductions = sweeps_to_reduce(plan), len(plan.reductions)
-    return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole})"
-
-
-def _function(plan: KernelPlan) -> _Function:
-    return _Rows(plan) if plan.reductions else _Pointwise(plan)
-
-
-class _Function:
-    """One @triton.jit function."""
-
-    constants: tuple[str, ...]  # the parameters that are compiled in
-
-    def __init__(self, plan: KernelPlan) -> None:
-        self.plan = plan
-        self.lines: list[str] = []
-        self.indent = 1
-        self.known: dict[Expression, str] = {}  # values that have a name in the present scope
-        self.namer = Namer([*plan.value_names.values(), *(one.name for one in plan.operands)])
-        self.row_axes = frozenset(plan.kernel.row_axes)
-        self.column_axes = frozenset(plan.kernel.column_axes)
-
-    # --- the frame
-
-    def text(self) -> str:
-        self.body()
-        doc = textwrap.fill(
-            self.docstring(), 96, initial_indent='    """', subsequent_indent="    "
-        )
-        head = [self.decorator(), f"def {self.plan.name}(", *self.signature(), "):  # fmt: skip"]
-        return "\n".join([*head, f'{doc}"""', *self.lines])
-
-    def decorator(self) -> str:
-        """Return the decorator. A size that is a number of the arithmetic is no reason to compile
-        the kernel again."""
-        if not self.plan.numbers:
-            return "@triton.jit"
-        names = ", ".join(f'"{name}"' for name in self.plan.numbers.values())
-        return f"@triton.jit(do_not_specialize=[{names}])"
-
-    def signature(self) -> list[str]:
-        read = [self.pointer(one) for one in self.plan.loads if one.node is not None]
-        written = [self.pointer(one) for one in self.plan.stored]
-        lines: list[str] = []
-        for names, what in ((read, "read"), (written, "written")):
-            if names:
-                lines += [f"    # {what}", *_listed(names)]
-        lines += [*self.sizes(), *_listed(self.strides())]
-        lines.append("    # chosen by the launcher")
-        return [*lines, *_listed([f"{name}: tl.constexpr" for name in self.constants])]
-
-    def sizes(self) -> list[str]:
-        """Return the lines of the parameters between the tensors and the strides."""
-        raise NotImplementedError
-
-    def strides(self) -> list[str]:
-        """Return the names of the strides, in the order of the operands."""
-        raise NotImplementedError
-
-    def write(self, line: str) -> None:
-        self.lines += fold("    " * self.indent + line)
-
-    def pointer(self, operand: Operand) -> str:
-        return f"{operand.name}_pointer"
-
-    def docstring(self) -> str:
-        raise NotImplementedError
-
-    def body(self) -> None:
-        raise NotImplementedError
-
-    # --- places
-
-    def loops(self, axes: Iterable[object]) -> str:
-        names = [self.plan.axis_names[axis] for axis in axes]  # type: ignore[index]
-        return ", ".join(names) or "the whole"
-
-    def has(self, operand: Operand, axes: frozenset[object]) -> bool:
-        return any(axis in axes for entry in operand.index for axis in entry)
-
-    def place(self, operand: Operand) -> str:
-        """Return the text of the offset of the operand's elements; empty for a single element."""
-        raise NotImplementedError
-
-    def address(self, operand: Operand) -> str:
-        """Return the text of the operand's addresses."""
-        return " + ".join(filter(None, (self.pointer(operand), self.place(operand))))
-
-    def loaded(self, operand: Operand) -> str:
-        """Return the text of the operand's elements."""
-        if self.place(operand):
-            return f"load({self.address(operand)}, is_row, is_column)"
-        return f"tl.load({self.pointer(operand)})"
-
-    def mask(self, operand: Operand) -> str:
-        """Return the text of the mask of the operand's elements; empty for a single element."""
-        raise NotImplementedError
-
-    # --- values
-
-    def define(self, expressions: Sequence[Expression]) -> None:
-        """Write the statements after which each of ``expressions`` has a text."""
-        for one in walk(expressions, self.known):
-            if isinstance(one, (Load, Position)):
-                self.load(one)
-            elif isinstance(one, Reduced):
-                self.reduce(one)
-            elif isinstance(one, Apply) and one in self.plan.value_names:
-                name = self.plan.value_names[one]
-                self.write(f"{name} = {self.formula(one)}")
-                self.known[one] = name
-
-    def load(self, one: Load | Position) -> None:
-        name = self.plan.value_names[one]
-        operand = next(operand for operand in self.plan.loads if operand.name == name)
-        if isinstance(one, Position):
-            self.write(f"{name} = {self.place(operand) or 0}")
-        else:
-            loaded = self.loaded(operand)
-            cast = {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
-            self.write(f"{name} = {loaded}{cast}")
-        self.known[one] = name
-
-    def reduce(self, one: Reduced) -> None:
-        raise NotImplementedError
-
-    def value(self, one: Expression) -> str:
-        """Return the text of a value; ``define`` has written what it needs."""
-        if one in self.known:
-            return self.known[one]
-        if isinstance(one, Constant):
-            return _constant(one.value)
-        if isinstance(one, Size):
-            named = self.plan.numbers.get(one) or self.plan.value_names.get(one)
-            return named or str(one.size)
-        assert isinstance(one, Apply)
-        return self.formula(one)
-
-    def formula(self, one: Apply) -> str:
-        by = one.operands[-1]
-        if one.function == "div" and isinstance(by, Constant) and _is_power_of_two(by.value):
-            one = Apply("mul", (one.operands[0], Constant(1 / by.value)), one.kind)
-        template = TRITON[one.function]
-        texts = []
-        for place, operand in enumerate(one.operands):
-            text = self.value(operand)
-            is_repeated = template.count(f"{{{place}}}") > 1
-            if isinstance(operand, Apply) and operand not in self.known:
-                if len(text) > LONG or is_repeated:
-                    text = self.named(operand, text)
-                elif needs_parentheses(one, place, operand):
-                    text = f"({text})"
-            elif text.startswith("-") and place and not _stands_in_a_call(template, place):
-                text = f"({text})"  # a negative constant
-            texts.append(text)
-        return template.format(*texts)
-
-    def named(self, one: Apply, text: str) -> str:
-        """Give a value a name in a line of its own, and return the name."""
-        name = self.namer.name(self.plan.kernel.names.get(one, one.function))
-        self.write(f"{name} = {text}")
-        self.known[one] = name
-        return name
-
-    def store(self, operand: Operand) -> None:
-        assert operand.node is not None
-        value = self.value(self.plan.stores[operand.node])
-        if not re.fullmatch(r"[\w.]+(\([^()]*\))?", value):
-            self.write(f"{operand.name} = {value}")
-            value = operand.name
-        if not isinstance(self.plan.stores[operand.node], Constant):
-            value += f".to({self.pointer(operand)}.dtype.element_ty)"
-        self.write(f"tl.store({self.address(operand)}, {value}, {self.mask(operand)})")
-
-    def stored(self, on_columns: bool) -> list[Operand]:
-        return [one for one in self.plan.stored if self.has(one, self.column_axes) == on_columns]
-
-    def values_of(self, operands: Sequence[Operand]) -> list[Expression]:
-        return [self.plan.stores[one.node] for one in operands if one.node is not None]
-
-
-# How tightly the outermost operation of a function's text binds; calls and names most.
-_BINDING = {
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not", "to_bool"), 1),
-    **dict.fromkeys(("or",), 2),
-    **dict.fromkeys(("xor",), 3),
-    **dict.fromkeys(("and",), 4),
-    **dict.fromkeys(("add", "sub"), 5),
-    **dict.fromkeys(("mul", "div", "reciprocal"), 6),
-    "neg": 7,
-}
-_CALL = 9
-
-
-def _stands_in_a_call(template: str, place: int) -> bool:
-    """Return whether an operand stands between the commas of a call."""
-    return place in {int(found[1]) for found in _INSIDE.finditer(template)}
-
-
-def needs_parentheses(outer: Apply, place: int, operand: Apply) -> bool:
-    """Return whether the text of ``operand`` needs parentheses as an operand of ``outer``."""
-    template = TRITON[outer.function]
-    if _stands_in_a_call(template, place):
-        return False
-    inner, around = (_BINDING.get(one.function, _CALL) for one in (operand, outer))
-    if around == _CALL:
-        return inner < _CALL  # a method's object
-    return inner < around or (inner == around and (place > 0 or around <= 1))
-
-
-def _is_power_of_two(value: float | int | bool) -> bool:
-    """Return whether dividing by the number and multiplying by its reciprocal are the same."""
-    return abs(math.frexp(value)[0]) == 0.5 and 1e-30 < abs(value) < 1e30
-
-
-def _constant(value: float | int | bool) -> str:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return f"float('{value}')"
-    return repr(value)
-
-
-def _listed(names: Sequence[str]) -> list[str]:
-    """Return lines of parameters."""
-    text = ", ".join(name.replace(" ", "\0") for name in names) + ","
-    lines = textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="    ")
-    return [line.replace("\0", " ") for line in lines]
-
-
-class _Pointwise(_Function):
-    """A kernel without reductions: a program owns a tile; the columns are the innermost loop."""
-
-    constants = ("COMPUTE", "ROUNDED", "WIDE", "BLOCK_ROWS", "BLOCK_COLUMNS")
-
-    def __init__(self, plan: KernelPlan) -> None:
-        super().__init__(plan)
-        self.all_axes = self.row_axes | self.column_axes
-
-    def docstring(self) -> str:
-        names = ", ".join(one.name for one in self.plan.stored)
-        return (
-            f"Compute {names}. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the "
-            "columns are the innermost loop, the rows all others."
-        )
-
-    def sizes(self) -> list[str]:
-        return [
-            "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *_listed([*self.plan.numbers.values(), "sizes"]),
-        ]
-
-    def strides(self) -> list[str]:
-        return [f"{one.name}_strides" for one in self.plan.operands if self.has_place(one)]
-
-    def has_place(self, operand: Operand) -> bool:
-        return operand.is_stored or self.has(operand, self.all_axes)
-
-    def body(self) -> None:
-        self.write("element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)")
-        self.define(self.values_of(self.plan.stored))
-        for one in self.plan.stored:
-            self.store(one)
-
-    def place(self, operand: Operand) -> str:
-        return f"offset(element, {operand.name}_strides)" if self.has_place(operand) else ""
-
-    def mask(self, operand: Operand) -> str:
-        return "is_row & is_column"
-
-
-class _Rows(_Function):
-    """A kernel with reductions: a program owns rows and sweeps over their columns."""
-
-    constants = (
-        "COMPUTE",
-        "ROUNDED",
-        "WIDE",
-        "NESTED_ROWS",
-        "NESTED_COLUMNS",
-        "SWEEP",
-        "PARTS",
-        "BLOCK_ROWS",
-        "BLOCK_COLUMNS",
-    )
-
-    def __init__(self, plan: KernelPlan) -> None:
-        super().__init__(plan)
-        self.depth = sweeps_to_reduce(plan)
-        self.stores_in_last_reduction = not stores_in_a_sweep_of_its_own(plan)
-
-    def docstring(self) -> str:
-        names = ", ".join(one.name for one in self.plan.stored)
-        kernel = self.plan.kernel
-        sweeps = self.depth + stores_in_a_sweep_of_its_own(self.plan)
-        often = ["", "once", "twice"][sweeps] if sweeps < 3 else f"{sweeps} times"
-        return (
-            f"Compute {names}. A program owns BLOCK_ROWS rows ({self.loops(kernel.row_axes)}) and "
-            f"sweeps {often} over their columns ({self.loops(kernel.column_axes)}), BLOCK_COLUMNS "
-            "at a time. If PARTS programs share a row, each sweep is a launch of its own, and "
-            "SWEEP is its number."
-        )
-
-    def sizes(self) -> list[str]:
-        return [
-            "    # what programs that share rows leave for the next sweep",
-            "    partials_pointer,",
-            "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *_listed([*self.plan.numbers.values(), "row_sizes", "column_sizes"]),
-        ]
-
-    def strides(self) -> list[str]:
-        names = []
-        for one in self.plan.operands:
-            if self.on_rows(one):
-                names.append(f"{one.name}_row_strides")
-            if self.has(one, self.column_axes):
-                names.append(f"{one.name}_column_strides")
-        return names
-
-    def on_rows(self, operand: Operand) -> bool:
-        """Return whether the operand's place depends on the row. A result without dimensions is
-        that of the only row."""
-        is_single = operand.is_stored and not any(operand.index)
-        return is_single or self.has(operand, self.row_axes)
-
-    def place(self, operand: Operand) -> str:
-        parts = []
-        if self.on_rows(operand):
-            parts.append(f"offset(row, {operand.name}_row_strides)")
-        if self.has(operand, self.column_axes):
-            parts.append(f"offset(column, {operand.name}_column_strides)")
-        return " + ".join(parts)
-
-    def loaded(self, operand: Operand) -> str:
-        if not self.has(operand, self.column_axes) and self.on_rows(operand):
-            return f"tl.load({self.address(operand)}, is_row)"
-        return super().loaded(operand)
-
-    def address(self, operand: Operand) -> str:
-        if self.has_row_pointer(operand):
-            return f"{operand.name}_row + offset(column, {operand.name}_column_strides)"
-        return super().address(operand)
-
-    def has_row_pointer(self, operand: Operand) -> bool:
-        is_tensor = operand.node is not None
-        return is_tensor and self.on_rows(operand) and self.has(operand, self.column_axes)
-
-    def mask(self, operand: Operand) -> str:
-        on_rows, on_columns = self.on_rows(operand), self.has(operand, self.column_axes)
-        if on_rows and on_columns:
-            return "exists"
-        return "is_row" if on_rows else "is_column" if on_columns else ""
-
-    def body(self) -> None:
-        self.write("row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)")
-        self.write(
-            "first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)"
-        )
-        if any(name == "columns" for name in self.plan.value_names.values()):
-            self.write("columns = numel(column_sizes)")
-        for one in filter(self.has_row_pointer, self.plan.operands):
-            offset = f"offset(row, {one.name}_row_strides)"
-            self.write(f"{one.name}_row = {self.pointer(one)} + {offset}")
-        place = 0
-        for depth in range(1, self.depth + 1):
-            self.reducing_sweep(depth, place)
-            place += len(self.reduced_at(depth))
-        on_columns = self.stored(True)
-        if on_columns and not self.stores_in_last_reduction:
-            self.lines.append("")
-            self.open_sweep()
-            self.store_all(on_columns)
-            self.indent -= 1
-        # Stores to rows come last: a store ends what the compiler knows of loaded elements.
-        on_rows = self.stored(False)
-        self.define(self.values_of(on_rows))
-        for one in on_rows:
-            self.store(one)
-
-    def reduced_at(self, depth: int) -> list[Reduced]:
-        return [one for one in self.plan.reductions if self.plan.depth(one) == depth]
-
-    def reducing_sweep(self, depth: int, place: int) -> None:
-        """Write a sweep that reduces; ``place`` is the number of its first reduction."""
-        reduced = self.reduced_at(depth)
-        names = [self.plan.value_names[one] for one in reduced]
-        self.lines.append("")
-        self.define(self.constant_in(reduced))
-        self.write(f"if SWEEP == 0 or SWEEP == {depth}:")
-        self.indent += 1
-        for one, name in zip(reduced, names, strict=True):
-            dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
-            neutral = triton_neutral(one.function, one.kind)
-            self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
-        self.open_sweep()
-        outer = dict(self.known)
-        self.define([one.operand for one in reduced])
-        for one, name in zip(reduced, names, strict=True):
-            step, _ = TRITON_REDUCTIONS[one.function]
-            operand = self.term(one)
-            added = f"{name} += {operand}" if one.function == "sum" else ""
-            self.write(added or f"{name} = {step.format(name, operand)}")
-        if depth == self.depth and self.stores_in_last_reduction:
-            self.store_all(self.stored(True))
-        self.known = outer
-        self.indent -= 2
-        self.write("else:")
-        shared = "BLOCK_ROWS, PARTS"
-        for number, name in enumerate(names, place):
-            self.write(f"    {name} = load_partials(partials_pointer, {number}, {shared})")
-        for one, name in zip(reduced, names, strict=True):
-            _, total = TRITON_REDUCTIONS[one.function]
-            self.write(f"{name} = {total.format(name)}")
-            self.known[one] = name
-        self.write(f"if SWEEP == {depth}:")
-        for number, name in enumerate(names, place):
-            self.write(f"    store_partial(partials_pointer, {number}, {name}, {shared})")
-        self.write("    return")
-
-    def term(self, one: Reduced) -> str:
-        """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
-        neutral element beyond 32 bits fits."""
-        value = self.value(one.operand)
-        if one.kind == "int":
-            value = f"({value}).to(tl.int64)"
-        return f"tl.where(exists, {value}, {triton_neutral(one.function, one.kind)})"
-
-    def constant_in(self, reduced: Sequence[Reduced]) -> list[Expression]:
-        """Return the named values that a sweep uses and that its columns do not change."""
-        return [
-            found
-            for one in reduced
-            for found in walk([one.operand])
-            if not self.plan.axes_of(found) & self.column_axes
-            and isinstance(found, (Apply, Load))
-            and found in self.plan.value_names
-        ]
-
-    def open_sweep(self) -> None:
-        self.write("for block in range(first, end):")
-        self.indent += 1
-        self.write(
-            "column, is_column = block_of_columns("
-            "block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE)"
-        )
-        self.write("exists = is_row & is_column")
-
-    def store_all(self, operands: Sequence[Operand]) -> None:
-        outer = dict(self.known)
-        self.define(self.values_of(operands))
-        for one in operands:
-            self.store(one)
-        self.known = outer
+    return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole}{sums})"
+
+
+def _functions(plan: KernelPlan) -> list[Function]:
+    """Return the functions of a kernel: with sums over its rows there is one that adds up what
+    programs leave."""
+    if plan.sums:
+        summing = SummingRows(plan) if plan.reductions else SummingColumns(plan)
+        return [summing, SumsOfShares(plan)]
+    return [Rows(plan) if plan.reductions else Pointwise(plan)]

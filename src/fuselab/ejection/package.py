@@ -41,7 +41,9 @@ class Package:
     sizes: Sizes
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
-    cpp_backward: tuple[KernelPlan, ...]  # with sums over rows in the kernels of these rows
+    # with sums over rows in the kernels of these rows
+    cpp_backward: tuple[KernelPlan, ...]
+    triton_backward: tuple[KernelPlan, ...]  # also in kernels without reductions
     names: Mapping[Node, str]  # of results, and of what is stored part by part
     output_names: tuple[str, ...]
     frozen: frozenset[str]  # arguments that get no gradient
@@ -161,6 +163,9 @@ class Package:
             for symbol, count in bound.items():
                 name = self.sizes.names[symbol]
                 found[name] = max(found.get(name, 0), count)
+        if self.captured.written:  # PyTorch leaves running statistics as they are where x is empty
+            for name in self.sizes.names.values():
+                found.setdefault(name, 1)
         return found
 
     def result_name(self, node: Node, plans: Sequence[KernelPlan]) -> str:
@@ -225,7 +230,10 @@ def planned_package(
     label = f"{name}_backward"
     kernels = list(map(SummingKernel, ordered))
     backward = _plans(label, kernels, gradients, captured, sizes, names)
-    cpp_backward = _plans(label, with_row_sums(ordered), gradients, captured, sizes, names)
+    joined = with_row_sums(ordered), with_row_sums(ordered, to_pointwise=True)
+    cpp_backward, triton_backward = (
+        _plans(label, one, gradients, captured, sizes, names) for one in joined
+    )
     package = Package(
         captured,
         formulas,
@@ -234,6 +242,7 @@ def planned_package(
         forward,
         backward,
         cpp_backward,
+        triton_backward,
         names,
         output_names,
         frozenset({*frozen, *captured.written}),

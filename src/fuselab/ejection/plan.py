@@ -47,6 +47,7 @@ _TAKEN = {
     *("first", "end", "start", "sizes", "row_sizes", "column_sizes", "partials"),
     *("tl", "triton", "libdevice", "math", "numel", "offset", "load", "tile", "larger", "smaller"),
     *("product", "position_of", "range", "float"),
+    *("sums", "shares", "turn", "first_turn", "end_turn", "turn_partials"),
 }
 
 

@@ -34,12 +34,15 @@ class SummingKernel:
     sums: frozenset[Node] = frozenset()
 
 
-def with_row_sums(kernels: Sequence[Kernel]) -> list[SummingKernel]:
-    """Return the kernels, those that only sum over the rows of an earlier one joined to it."""
+def with_row_sums(kernels: Sequence[Kernel], to_pointwise: bool = False) -> list[SummingKernel]:
+    """Return the kernels, those that only sum over the rows of an earlier one joined to it.
+
+    With ``to_pointwise``, sums that keep the innermost axis also join kernels without reductions.
+    """
     found: list[SummingKernel] = []
     for kernel in kernels:
         for place, one in enumerate(found):
-            joined = _joined(one, kernel)
+            joined = _joined(one, kernel, to_pointwise)
             if joined is not None and not _reads(kernel, found[place + 1 :]):
                 found[place] = joined
                 break
@@ -54,18 +57,27 @@ def _reads(kernel: Kernel, others: Sequence[SummingKernel]) -> bool:
     return any(member.node in tensors for one in others for member in one.kernel.members)
 
 
-def _joined(one: SummingKernel, sums: Kernel) -> SummingKernel | None:
+def _joined(one: SummingKernel, sums: Kernel, to_pointwise: bool) -> SummingKernel | None:
     """Return a kernel with the sums of another one, or None if those are not sums over its rows."""
     kernel = one.kernel
     terms = {node: value.operand for node, value in sums.values.items() if _is_sum(value)}
-    if len(terms) < len(sums.members) or not any(map(_is_reduction, kernel.members)):
+    if len(terms) < len(sums.members) or any(load.tensor in one.sums for load in sums.loads()):
         return None
     axes = _same_axes(sums, kernel)
-    if (
-        {axes.get(axis) for axis in sums.row_axes} != set(kernel.column_axes)
-        or {axes.get(axis) for axis in sums.column_axes} != set(kernel.row_axes)
-        or any(load.tensor in one.sums for load in sums.loads())
-    ):
+    kept = {axes.get(axis) for axis in sums.row_axes}
+    summed = {axes.get(axis) for axis in sums.column_axes}
+    if to_pointwise and not kernel.column_axes and not any(map(_is_reduction, kernel.members)):
+        if {*kept, *summed} != set(kernel.row_axes) or kernel.row_axes[-1] not in kept:
+            return None
+        kernel = replace(
+            kernel,
+            row_axes=tuple(axis for axis in kernel.row_axes if axis in summed),
+            column_axes=tuple(axis for axis in kernel.row_axes if axis in kept),
+        )
+    is_summing = (
+        bool(one.sums) or any(map(_is_reduction, kernel.members)) or kernel is not one.kernel
+    )
+    if not is_summing or kept != set(kernel.column_axes) or summed != set(kernel.row_axes):
         return None
 
     def mapped(index: Index) -> Index:

@@ -47,7 +47,8 @@ def kernel_files(package: Package, languages: Sequence[str]) -> dict[str, str]:
     name, origin = package.name, "ejected from the PyTorch code in reference.py."
     files = {"reference.py": formatted(reference_text(package.formulas, package.output_names))}
     if "triton" in languages:
-        files["triton_kernels.py"] = emit_triton.source(f"{name} in Triton, {origin}", plans)
+        own = [*package.forward, *package.triton_backward]
+        files["triton_kernels.py"] = emit_triton.source(f"{name} in Triton, {origin}", own)
     if "cuda" in languages:
         files["cuda_kernels.cu"] = emit_cuda.source(f"{name} in CUDA C++, {origin}", plans)
     if "cpp" in languages:
@@ -99,8 +100,7 @@ def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
     has_gradient = bool(package.backward)
     parts = [
         _forward(package),
-        *([_backward(package, "_backward", package.backward)] if has_gradient else []),
-        *([_backward(package, "_backward_cpp", package.cpp_backward)] if _sums(package) else []),
+        *dict.fromkeys(_backwards(package, languages).values()),
         _launchers(package, has_gradient, languages),
     ]
     if has_gradient:
@@ -173,9 +173,23 @@ def _forward(package: Package) -> str:
     )
 
 
-def _sums(package: Package) -> bool:
-    """Return whether C++ has a backward of its own: one that sums over rows beside other values."""
-    return any(plan.sums for plan in package.cpp_backward)
+def _backwards(package: Package, languages: Sequence[str]) -> dict[str, str]:
+    """Return the text of the function that launches the backward, by language: of their own
+    for Triton and C++ if they sum over rows beside other values, and one for both if they launch
+    the same kernels."""
+    if not package.backward:
+        return {}
+    texts = dict.fromkeys(languages, _backward(package, "_backward", package.backward))
+    summing = {
+        name: plans
+        for name, plans in (("triton", package.triton_backward), ("cpp", package.cpp_backward))
+        if any(plan.sums for plan in plans)
+    }
+    shared = {_backward(package, "_backward_summing", plans) for plans in summing.values()}
+    for name, plans in summing.items():
+        label = "_backward_summing" if len(shared) == 1 else f"_backward_{name}"
+        texts[name] = _backward(package, label, plans)
+    return texts
 
 
 def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
@@ -391,14 +405,15 @@ LANGUAGES = tuple(DEVICES)
 
 def triton_names(package: Package) -> list[str]:
     """Return what launchers import from ``triton_sweep``."""
-    reduces = any(plan.reductions for plan in (*package.forward, *package.backward))
+    plans = (*package.forward, *package.triton_backward)
+    reduces = any(plan.reductions or plan.sums for plan in plans)
     return [*(["Reducing"] if reduces else []), "TritonSweeps"]
 
 
 def _triton(package: Package) -> list[str]:
     """Return the statements that name the Triton kernels and how they reduce."""
     lines: list[str] = []
-    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.backward}
+    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.triton_backward}
     for name, plans in directions.items():
         if not plans:
             continue
@@ -410,10 +425,10 @@ def _triton(package: Package) -> list[str]:
         reducing = [
             f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
             for plan in plans
-            if plan.reductions
+            if plan.reductions or plan.sums
         ]
         lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
-        if plans is package.backward:
+        if plans is package.triton_backward:
             lines.append("    backward=True,")
         held = [f'"{one}"' for one in package.held(plans)]
         if held:
@@ -424,12 +439,14 @@ def _triton(package: Package) -> list[str]:
 
 def _launchers(package: Package, has_gradient: bool, languages: Sequence[str]) -> str:
     lines: list[str] = []
+    texts = _backwards(package, languages)
+    functions = {name: text[4 : text.index("(")] for name, text in texts.items()}
     for name in languages:
         if name == "triton":
             lines += _triton(package)
             lines.append("forward_triton = partial(_forward, _TRITON)")
             if has_gradient:
-                lines.append("backward_triton = partial(_backward, _TRITON_BACKWARD)")
+                lines.append(f"backward_triton = partial({functions[name]}, _TRITON_BACKWARD)")
             continue
         if name == "cuda":
             lines += _cuda([*package.forward, *package.backward])
@@ -437,8 +454,7 @@ def _launchers(package: Package, has_gradient: bool, languages: Sequence[str]) -
             lines.append('_CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))')
         lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
         if has_gradient:
-            own = "_backward_cpp" if name == "cpp" and _sums(package) else "_backward"
-            lines.append(f"backward_{name} = partial({own}, _{name.upper()})")
+            lines.append(f"backward_{name} = partial({functions[name]}, _{name.upper()})")
     return "\n".join(lines) + "\n"
 
 

@@ -43,7 +43,7 @@ def load_op(spec: str) -> FusedOp:
             raise TargetError(
                 f"{path}: no such file; give FILE.py, a folder or an operator's name."
             )
-        return _pick(_import_file(path, _module_name(path)), path, name)
+        return _pick(import_file(path), path, name)
     return _library_op(spec)
 
 
@@ -114,6 +114,12 @@ def _module_name(path: Path) -> str:
     """Return a module name that is unique to the path, so that two files called op.py differ."""
     digest = hashlib.sha1(str(path.resolve()).encode()).hexdigest()[:10]
     return f"fuselab_user_{path.stem if path.is_file() else path.name}_{digest}"
+
+
+def import_file(path: Path) -> ModuleType:
+    """Return a Python file as a module, imported once. Raises TargetError with the line of a file
+    that raises."""
+    return _import_file(path, _module_name(path))
 
 
 def _import_file(path: Path, module_name: str) -> ModuleType:

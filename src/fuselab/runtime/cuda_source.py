@@ -119,6 +119,8 @@ def _toolchain() -> str:
 def _target(arch: str) -> str:
     """Return NVRTC's ``-arch`` value: ``sm_90`` itself if NVRTC knows it (which gives a cubin),
     else the newest older virtual architecture (which gives PTX, for the driver to compile)."""
+    if re.fullmatch(r"compute_\d+[af]?", arch):
+        return arch  # PTX is asked for
     match = re.fullmatch(r"sm_(\d+)([af]?)", arch)
     if match is None:
         raise BuildError(f"'{arch}' is no GPU architecture; write it as sm_90 or sm_90a.")
@@ -175,6 +177,12 @@ class CudaSource:
     def compile_many(self, expressions: Sequence[str], arch: str) -> bytes:
         """Return one cubin with all these instantiations."""
         return self._image(tuple(expressions), arch)[1]
+
+    def named_image(self, expression: str, arch: str) -> tuple[str, bytes]:
+        """Return the name of an instantiation in its binary, and the binary: a cubin for ``sm_90``,
+        PTX for ``compute_90``. Raises BuildError."""
+        names, image = self._image((expression,), arch)
+        return names[expression], image
 
     def launch(
         self,

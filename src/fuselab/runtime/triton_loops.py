@@ -129,12 +129,7 @@ def share_of_columns(
     if PARTS == 0:
         first, end = 0, 1
     else:
-        if NESTED:  # a block lies in one turn of the innermost loop
-            inner = sizes[len(sizes) - 1]
-            end = numel(sizes) // inner * tl.cdiv(inner, BLOCK_COLUMNS)
-        else:
-            end = tl.cdiv(numel(sizes), BLOCK_COLUMNS)
-        first = 0
+        first, end = 0, blocks_in_loops(sizes, BLOCK_COLUMNS, NESTED)
         if PARTS > 1:
             share = tl.cdiv(end, PARTS)
             first = tl.program_id(1) * share
@@ -177,6 +172,111 @@ def _partial(part, BLOCK_ROWS: tl.constexpr):
     """Return where the rows of this program have their share number ``part``."""
     block = part.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     return block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+
+
+@triton.jit
+def partials_of_turn(
+    partials_pointer, turn, reductions: tl.constexpr, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Return where the partial results of a block of rows begin, if a program owns several;
+    ``turn`` counts this program's from 0."""
+    if PARTS > 1:
+        cells = reductions * PARTS * BLOCK_ROWS * tl.num_programs(0)
+        partials_pointer += tl.cast(turn, tl.int64) * cells
+    return partials_pointer
+
+
+@triton.jit
+def share_of_rows(sizes, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr):
+    """Return the first of the blocks of rows that this program owns, and the end of them."""
+    blocks = blocks_in_loops(sizes, BLOCK_ROWS, NESTED)
+    share = tl.cdiv(blocks, tl.num_programs(0))
+    first = tl.program_id(0) * share
+    return first, tl.minimum(first + share, blocks)
+
+
+@triton.jit
+def turn_of_rows(
+    turn, sizes, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Return the positions of the block of rows number ``turn``, and which of them exist."""
+    if WIDE:
+        turn = tl.cast(turn, tl.int64)
+    return block_in_loops(turn, tl.arange(0, BLOCK_ROWS)[:, None], sizes, BLOCK_ROWS, NESTED)
+
+
+@triton.jit
+def blocks_in_loops(sizes, BLOCK: tl.constexpr, NESTED: tl.constexpr):
+    """Return the number of blocks. A block of ``NESTED`` loops lies in one turn of the
+    innermost."""
+    if NESTED:
+        inner = sizes[len(sizes) - 1]
+        blocks = numel(sizes) // inner * tl.cdiv(inner, BLOCK)
+    else:
+        blocks = tl.cdiv(numel(sizes), BLOCK)
+    return blocks
+
+
+@triton.jit
+def add_rows(
+    so_far, terms, sums_pointer, place: tl.constexpr, sums: tl.constexpr, column, column_sizes,
+    is_column, is_later, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Add the rows of ``terms`` to the sum number ``place`` of this program's ``sums`` sums over
+    rows, and return what it has so far.
+
+    With ``PARTS = 0`` the columns are one block, and the sum stays in registers. Else it is kept in
+    the workspace, because a sweep visits every column once for each block of rows; ``is_later``
+    says whether this is not the first block of rows.
+    """
+    if PARTS == 0:
+        so_far += terms
+    else:
+        at = _share(sums_pointer, tl.program_id(0), place, sums, column_sizes)
+        at += flat(column, column_sizes)
+        # Threads may hold copies of an element that another one has stored before.
+        tl.debug_barrier()
+        before = tl.load(at, is_column & is_later, 0.0)
+        tl.store(at, before + tl.sum(terms, 0, keep_dims=True), is_column)
+    return so_far
+
+
+@triton.jit
+def store_share(sums_pointer, place: tl.constexpr, sums: tl.constexpr, rows, column_sizes):
+    """Store this program's sum number ``place`` over the ``rows`` that it has added up."""
+    index = tl.program_id(1) * rows.shape[1] + tl.arange(0, rows.shape[1])[None, :]
+    at = _share(sums_pointer, tl.program_id(0), place, sums, column_sizes) + index
+    tl.store(at, tl.sum(rows, 0, keep_dims=True), index < numel(column_sizes))
+
+
+@triton.jit
+def sum_of_shares(
+    sums_pointer, place: tl.constexpr, sums: tl.constexpr, shares, column_sizes,
+    COMPUTE: tl.constexpr, BLOCK_SHARES: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Return the sum number ``place`` of all programs, for this program's columns."""
+    index = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    total = tl.full((BLOCK_SHARES, BLOCK_COLUMNS), 0.0, COMPUTE)
+    for first in range(0, shares, BLOCK_SHARES):
+        share = first + tl.arange(0, BLOCK_SHARES)[:, None]
+        at = _share(sums_pointer, share, place, sums, column_sizes) + index
+        total += tl.load(at, (share < shares) & (index < numel(column_sizes)), 0.0)
+    return tl.sum(total, 0, keep_dims=True)
+
+
+@triton.jit
+def _share(sums_pointer, program, place: tl.constexpr, sums: tl.constexpr, column_sizes):
+    """Return where the sum number ``place`` of a program begins."""
+    return sums_pointer + (tl.cast(program, tl.int64) * sums + place) * numel(column_sizes)
+
+
+@triton.jit
+def flat(position, sizes):
+    """Return how many steps after the first the position comes."""
+    index = position[0]
+    for loop in tl.static_range(1, len(sizes)):
+        index = index * sizes[loop] + position[loop]
+    return index
 
 
 @triton.jit

@@ -29,6 +29,7 @@ LINE_BYTES = 128  # of a cache line
 LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
 MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
+SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed
 _WARP_ELEMENTS = 1024  # of a block that a warp works on
 
 # What tuning may choose from: how often the elements of a block and its warps are doubled, from the
@@ -51,23 +52,27 @@ def configs(*args: Any) -> Sequence[Config]:
 class Reducing:
     """A kernel that reduces: how many sweeps over its columns reduce, in how many reductions,
     whether results with an element for each column take another sweep, and whether several programs
-    may share a row (not with sums of integers: partial results are floating)."""
+    may share a row (not with sums of integers: partial results are floating). The last ``sums`` of
+    its results are sums over its rows, which the kernel ``NAME_sums`` completes."""
 
     sweeps: int
     reductions: int
     stores_columns: bool = False
     is_shared: bool = True
+    sums: int = 0
 
 
 @dataclass(frozen=True)
 class Block:
     """The rows and columns that a program works on at a time, and its warps. ``parts`` programs
-    share a row; with 0 its columns are one block."""
+    share a row; with 0 its columns are one block. Where there are sums over rows, a program works
+    on ``turns`` blocks of rows, one after the other."""
 
     rows: int
     columns: int
     warps: int
     parts: int = 1
+    turns: int = 1
 
 
 class TritonSweeps:
@@ -105,13 +110,14 @@ class TritonSweeps:
             numbers: sizes that the kernel computes with.
         """
         reducing = self._reducing.get(name)
-        if not swept.rows.numel or not (reducing or swept.columns.numel):
+        sums = reducing.sums if reducing else 0
+        if not (swept.rows.numel or sums) or not (reducing or swept.columns.numel):
             return
         kernel = getattr(self._kernels, name)
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
         block = self._tuned(name, swept, reducing, tensors)
         constants = {
-            **self._arithmetic(kernel, swept, compute),
+            **self._arithmetic(name, swept, compute, sums),
             "num_warps": block.warps,
             "WIDE": swept.is_wide,
             "BLOCK_ROWS": block.rows,
@@ -123,15 +129,27 @@ class TritonSweeps:
             launch(kernel, (programs,), *tensors, *numbers, *_loops(swept), **constants)
             return
         nested_rows = _has_nested_rows(swept, block)
-        programs = ceil_div(swept.rows.numel, block.rows)
-        if nested_rows:
-            inner = swept.rows.sizes[-1]
-            programs = swept.rows.numel // inner * ceil_div(inner, block.rows)
+        blocks = _blocks_of_rows(swept, block, nested_rows)
+        constants["NESTED_ROWS"] = nested_rows
+        programs = ceil_div(blocks, block.turns)
+        device = tensors[-1].device
+        results = tensors[len(tensors) - sums :]
+        workspaces = []
+        if sums:
+            cells = sums * programs * swept.columns.numel
+            workspaces.append(torch.empty(cells, dtype=compute, device=device))
+        loops = _rows_and_columns(swept, sums)
+        operands = [*tensors[: len(tensors) - sums], *workspaces]
+        if not reducing.sweeps:
+            grid = (programs, ceil_div(swept.columns.numel, block.columns))
+            launch(kernel, grid, *operands, *numbers, *loops, **constants)
+            self._add_up(name, swept, results, workspaces[0], programs, constants)
+            return
         partials = None
         sweeps = [(0, 1)]  # each launch's number, and the programs that share a row in it
         if block.parts > 1:
-            cells = reducing.reductions * block.parts * programs * block.rows
-            partials = torch.empty(cells, dtype=compute, device=tensors[-1].device)
+            cells = reducing.reductions * block.parts * programs * block.turns * block.rows
+            partials = torch.empty(cells, dtype=compute, device=device)
             last = block.parts if reducing.stores_columns else 1
             sweeps = [(sweep, block.parts) for sweep in range(1, reducing.sweeps + 1)]
             sweeps += [(reducing.sweeps + 1, last)]
@@ -139,26 +157,60 @@ class TritonSweeps:
             launch(
                 kernel,
                 (programs, parts),
-                *tensors,
+                *operands,
                 partials,
                 *numbers,
-                *_rows_and_columns(swept),
+                *loops,
                 **constants,
-                NESTED_ROWS=nested_rows,
                 NESTED_COLUMNS=_has_nested_columns(swept, block),
                 SWEEP=sweep,
                 PARTS=block.parts,
             )
+        if sums:
+            self._add_up(name, swept, results, workspaces[0], programs, constants)
 
-    def _arithmetic(self, kernel: Any, swept: Sweep, compute: torch.dtype) -> dict[str, Any]:
+    def _add_up(
+        self,
+        name: str,
+        swept: Sweep,
+        results: Sequence[Tensor],
+        shares: Tensor,
+        programs: int,
+        constants: Mapping[str, Any],
+    ) -> None:
+        """Launch the kernel that adds up what the programs of the kernel ``name`` have left."""
+        columns = swept.columns.numel
+        strides = swept.columns.strides[len(swept.tensors) - len(results) :]
+        across = min(32, power_of_two(max(1, columns)))
+        launch(
+            getattr(self._kernels, f"{name}_sums"),
+            (ceil_div(columns, across),),
+            shares,
+            *results,
+            programs,
+            swept.columns.sizes,
+            *strides,
+            COMPUTE=constants["COMPUTE"],
+            WIDE=constants["WIDE"],
+            BLOCK_SHARES=min(128, power_of_two(max(1, programs))),
+            BLOCK_COLUMNS=across,
+            num_warps=4,
+        )
+
+    def _arithmetic(
+        self, name: str, swept: Sweep, compute: torch.dtype, sums: int
+    ) -> dict[str, Any]:
         """Return the dtype of the arithmetic, and whether all results of a kernel are rounded to 16
         bits. What only later kernels read does not count; a kernel that writes nothing else is
         exact."""
         import triton.language as tl
 
         written = [tensor for tensor in swept.tensors[swept.read :] if tensor is not None]
-        end = sum(tensor is not None for tensor in swept.tensors)
-        names = kernel.arg_names[end - len(written) : end]
+        end = sum(tensor is not None for tensor in swept.tensors) - sums
+        own = len(written) - sums
+        names = getattr(self._kernels, name).arg_names[end - own : end]
+        if sums:
+            names = [*names, *getattr(self._kernels, f"{name}_sums").arg_names[1 : 1 + sums]]
         results = [
             tensor for name, tensor in zip(names, written, strict=True) if name not in self._held
         ]
@@ -183,6 +235,8 @@ class TritonSweeps:
         doublings = int(config["block_doublings"])
         if reducing is None:
             block = _tile(swept, width, doublings)
+        elif not reducing.sweeps:
+            block = _columns(swept, width, doublings, tensors[-1].device)
         else:
             block = _rows(swept, width, doublings, reducing, tensors[-1].device)
         warps = power_of_two(max(1, int(block.warps * 2.0 ** int(config["warp_doublings"]))))
@@ -204,13 +258,13 @@ def _loops(swept: Sweep) -> list[tuple[Any, ...]]:
     return found
 
 
-def _rows_and_columns(swept: Sweep) -> list[tuple[Any, ...]]:
-    """Return the sizes of the loops of a kernel with reductions, then each operand's strides: those
-    in the rows if it has an axis there, or is the result of a single row, and those in the
-    columns."""
+def _rows_and_columns(swept: Sweep, sums: int) -> list[tuple[Any, ...]]:
+    """Return the sizes of the loops of a kernel with reductions, then the strides of each operand
+    but the sums over rows: those in the rows if it has an axis there, or is the result of a single
+    row, and those in the columns."""
     found = [swept.rows.sizes, swept.columns.sizes]
-    axes = zip(swept.on_rows, swept.on_columns, strict=True)
-    for place, (on_rows, on_columns) in enumerate(axes):
+    axes = list(zip(swept.on_rows, swept.on_columns, strict=True))
+    for place, (on_rows, on_columns) in enumerate(axes[: len(axes) - sums]):
         if on_rows or (place >= swept.read and not on_columns):
             strides = swept.rows.strides[place]
             found.append(_known(swept, place, strides) if on_columns else strides)
@@ -263,8 +317,13 @@ def _rows(
         down, across = min(rows, max(1, elements // whole)), whole
     else:
         down, across = 1, looped
-    block = Block(down, across, _warps(down * across, _WARP_ELEMENTS))
+    of_a_warp = _WARP_ELEMENTS // 2 if reducing.sums else _WARP_ELEMENTS
+    block = Block(down, across, _warps(down * across, of_a_warp))
     parts = _parts(swept, block, device) if reducing.is_shared else 1
+    if reducing.sums:
+        blocks = ceil_div(swept.rows.numel, block.rows)
+        block = replace(block, turns=_turns(blocks, 1, block.rows, across < columns, device))
+        parts = _parts(swept, block, device) if parts > 1 else parts
     if parts > 1 and across >= columns:  # fewer columns at a time, for several programs
         block = replace(block, columns=max(16, across // parts))
     if parts == 1 and block.columns >= columns:
@@ -272,9 +331,40 @@ def _rows(
     return replace(block, parts=parts)
 
 
+def _columns(swept: Sweep, width: int, doublings: int, device: torch.device) -> Block:
+    """Return the block of a kernel that has sums over its rows and no other reductions."""
+    tile = _tile(swept, width, doublings)
+    blocks = ceil_div(swept.rows.numel, tile.rows)
+    across = ceil_div(swept.columns.numel, tile.columns)
+    return replace(tile, turns=_turns(blocks, across, tile.rows, False, device))
+
+
+def _turns(blocks: int, across: int, rows: int, is_looped: bool, device: torch.device) -> int:
+    """Return how many of the ``blocks`` of ``rows`` rows a program works on that sums over rows.
+
+    Each program leaves a sum for every column, so that few rows for each would make what they leave
+    as large as what they read; ``across`` programs share the columns. With ``is_looped`` the sums
+    are in memory all the time.
+    """
+    processors = gpu_limits.multiprocessors(device)
+    fitting = ceil_div(blocks * across, SUMMING_PROGRAMS_PER_MULTIPROCESSOR * processors)
+    least = ceil_div(8 if is_looped else 4, rows)
+    if not is_looped:
+        least = min(least, ceil_div(blocks * across, processors))
+    return max(1, min(blocks, max(fitting, least)))
+
+
+def _blocks_of_rows(swept: Sweep, block: Block, nested: bool) -> int:
+    """Return how many blocks the rows are."""
+    if not nested:
+        return ceil_div(swept.rows.numel, block.rows)
+    inner = swept.rows.sizes[-1]
+    return swept.rows.numel // inner * ceil_div(inner, block.rows)
+
+
 def _parts(swept: Sweep, block: Block, device: torch.device) -> int:
     """Return how many programs share a row, a power of two."""
-    programs = ceil_div(swept.rows.numel, block.rows)
+    programs = ceil_div(ceil_div(swept.rows.numel, block.rows), block.turns)
     wanted = PROGRAMS_PER_MULTIPROCESSOR * gpu_limits.multiprocessors(device)
     if 2 * programs > wanted:
         return 1

@@ -45,6 +45,46 @@ def _forward(sweeps: Sweeps, x: Tensor, residual: Tensor, weight: Tensor) -> tup
     return hidden, normed
 
 
+def _backward_summing(
+    sweeps: Sweeps,
+    needs: Sequence[bool],
+    grad_output: Sequence[Tensor],
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+) -> tuple[Tensor | None, ...]:
+    batch = x.shape[0]
+    length = x.shape[1]
+    width = x.shape[2]
+    grad_hidden, grad_normed = grad_output
+    compute = arithmetic_dtype(grad_hidden, grad_normed)
+    grad_x = torch.empty_like(x)
+    grad_residual = torch.empty_like(residual)
+    grad_weight = torch.empty_like(weight)
+    swept = Sweep(
+        rows={"batch": batch, "length": length},
+        columns={"width": width},
+        read=[
+            (grad_hidden, "batch length width"),
+            (grad_normed, "batch length width"),
+            (weight, "width"),
+            (x, "batch length width"),
+            (residual, "batch length width"),
+        ],
+        written=[
+            (grad_x, "batch length width"),
+            (grad_residual, "batch length width"),
+            (grad_weight, "width"),
+        ],
+    )
+    sweeps.run("add_rms_norm_backward", swept, compute)
+    return (
+        grad_x if needs[0] else None,
+        grad_residual if needs[1] else None,
+        grad_weight if needs[2] else None,
+    )
+
+
 def _backward(
     sweeps: Sweeps,
     needs: Sequence[bool],
@@ -100,46 +140,6 @@ def _backward(
     )
 
 
-def _backward_cpp(
-    sweeps: Sweeps,
-    needs: Sequence[bool],
-    grad_output: Sequence[Tensor],
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-) -> tuple[Tensor | None, ...]:
-    batch = x.shape[0]
-    length = x.shape[1]
-    width = x.shape[2]
-    grad_hidden, grad_normed = grad_output
-    compute = arithmetic_dtype(grad_hidden, grad_normed)
-    grad_x = torch.empty_like(x)
-    grad_residual = torch.empty_like(residual)
-    grad_weight = torch.empty_like(weight)
-    swept = Sweep(
-        rows={"batch": batch, "length": length},
-        columns={"width": width},
-        read=[
-            (grad_hidden, "batch length width"),
-            (grad_normed, "batch length width"),
-            (weight, "width"),
-            (x, "batch length width"),
-            (residual, "batch length width"),
-        ],
-        written=[
-            (grad_x, "batch length width"),
-            (grad_residual, "batch length width"),
-            (grad_weight, "width"),
-        ],
-    )
-    sweeps.run("add_rms_norm_backward", swept, compute)
-    return (
-        grad_x if needs[0] else None,
-        grad_residual if needs[1] else None,
-        grad_weight if needs[2] else None,
-    )
-
-
 _TRITON = TritonSweeps(
     triton_kernels,
     "ejected::add_rms_norm",
@@ -151,14 +151,12 @@ _TRITON_BACKWARD = TritonSweeps(
     triton_kernels,
     "ejected::add_rms_norm",
     {
-        "add_rms_norm_backward": Reducing(sweeps=1, reductions=2, stores_columns=True),
-        "add_rms_norm_backward_grad_weight": Reducing(sweeps=1, reductions=1),
+        "add_rms_norm_backward": Reducing(sweeps=1, reductions=2, stores_columns=True, sums=1),
     },
     backward=True,
-    held=("mean",),
 )
 forward_triton = partial(_forward, _TRITON)
-backward_triton = partial(_backward, _TRITON_BACKWARD)
+backward_triton = partial(_backward_summing, _TRITON_BACKWARD)
 _CUDA = CudaSweeps(
     Path(__file__).with_name("cuda_kernels.cu"),
     reductions={
@@ -181,7 +179,7 @@ forward_cuda = partial(_forward, _CUDA)
 backward_cuda = partial(_backward, _CUDA)
 _CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))
 forward_cpp = partial(_forward, _CPP)
-backward_cpp = partial(_backward_cpp, _CPP)
+backward_cpp = partial(_backward_summing, _CPP)
 
 
 def save(

@@ -5,13 +5,13 @@ import triton.language as tl
 
 from fuselab.runtime.triton_loops import (
     block_of_columns,
-    block_of_rows,
     load,
-    load_partials,
     offset,
-    share_of_columns,
-    store_partial,
+    share_of_rows,
+    store_share,
+    sum_of_shares,
     tile,
+    turn_of_rows,
 )
 
 
@@ -48,73 +48,66 @@ def in_place_backward(
     x_pointer, bias_pointer, grad_output_pointer,
     # written
     grad_x_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
-    x_strides, bias_strides, grad_output_strides, grad_x_strides,
-    # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
-    are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
-    bias = load(bias_pointer + offset(element, bias_strides), is_row, is_column).to(COMPUTE)
-    y = x + bias
-    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
-        COMPUTE
-    )
-    add = y * 2 + 1
-    grad_x = tl.where(tl.where(add < 0, 0.0, add) <= 0, 0, grad_output) * 2
-    tl.store(
-        grad_x_pointer + offset(element, grad_x_strides),
-        grad_x.to(grad_x_pointer.dtype.element_ty),
-        is_row & is_column,
-    )
-
-
-@triton.jit
-def in_place_backward_grad_bias(
-    # read
-    grad_x_pointer,
-    # written
-    grad_bias_pointer,
-    # what programs that share rows leave for the next sweep
-    partials_pointer,
+    # what programs leave for in_place_backward_sums to add up
+    sums_pointer,
     # the sizes of the loops, outermost first, and the strides of each tensor in them
     row_sizes, column_sizes,
-    grad_x_row_strides, grad_x_column_strides, grad_bias_row_strides,
+    x_row_strides, x_column_strides, bias_column_strides, grad_output_row_strides,
+    grad_output_column_strides, grad_x_row_strides, grad_x_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
-    NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute grad_bias. A program owns BLOCK_ROWS rows (width) and sweeps once over their
-    columns (length), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
-    launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
-    first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
-    grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
+    """Compute grad_x, and the sums over the rows of grad_bias. A program owns BLOCK_COLUMNS
+    columns (width) and blocks of BLOCK_ROWS rows (length), one after the other."""
+    column, is_column = block_of_columns(tl.program_id(1), column_sizes, BLOCK_COLUMNS, False, WIDE)
+    bias = load(bias_pointer + offset(column, bias_column_strides), is_column, is_column).to(
+        COMPUTE
+    )
+    grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+    first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
+    for turn in range(first_turn, end_turn):
+        row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+        exists = is_row & is_column
+        x_row = x_pointer + offset(row, x_row_strides)
+        grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
+        grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        y = x + bias
+        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
+            COMPUTE
+        )
+        add = y * 2 + 1
+        grad_x = tl.where(tl.where(add < 0, 0.0, add) <= 0, 0, grad_output) * 2
+        tl.store(
+            grad_x_row + offset(column, grad_x_column_strides),
+            grad_x.to(grad_x_pointer.dtype.element_ty),
+            exists,
+        )
+        grad_bias_sum += tl.where(exists, grad_x, 0.0)
+    store_share(sums_pointer, 0, 1, grad_bias_sum, column_sizes)
 
-    if SWEEP == 0 or SWEEP == 1:
-        sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-        for block in range(first, end):
-            column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
-            )
-            exists = is_row & is_column
-            grad_x = load(grad_x_row + offset(column, grad_x_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
-            sum_1 += tl.where(exists, grad_x, 0.0)
-    else:
-        sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    sum_1 = tl.sum(sum_1, 1, keep_dims=True)
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, sum_1, BLOCK_ROWS, PARTS)
-        return
+
+@triton.jit(do_not_specialize=["shares"])
+def in_place_backward_sums(
+    # read
+    sums_pointer,
+    # written
+    grad_bias_pointer,
+    # how many programs left sums; the sizes of the loops and the strides in them
+    shares, column_sizes, grad_bias_column_strides,
+    # chosen by the launcher
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_SHARES: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Compute grad_bias from the sums that the programs of in_place_backward left. A program
+    owns BLOCK_COLUMNS columns (width) and adds up BLOCK_SHARES programs' sums at a time."""
+    column, is_column = block_of_columns(tl.program_id(0), column_sizes, BLOCK_COLUMNS, False, WIDE)
+    grad_bias = sum_of_shares(
+        sums_pointer, 0, 1, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
+    )
     tl.store(
-        grad_bias_pointer + offset(row, grad_bias_row_strides),
-        sum_1.to(grad_bias_pointer.dtype.element_ty),
-        is_row,
+        grad_bias_pointer + offset(column, grad_bias_column_strides),
+        grad_bias.to(grad_bias_pointer.dtype.element_ty),
+        is_column,
     )

@@ -45,6 +45,49 @@ def _forward(sweeps: Sweeps, x: Tensor, residual: Tensor, weight: Tensor, bias: 
     return output
 
 
+def _backward_summing(
+    sweeps: Sweeps,
+    needs: Sequence[bool],
+    grad_output: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor | None, ...]:
+    batch = x.shape[0]
+    length = x.shape[1]
+    width = x.shape[2]
+    compute = arithmetic_dtype(grad_output)
+    grad_x = torch.empty_like(x)
+    grad_residual = torch.empty_like(residual)
+    grad_weight = torch.empty_like(weight)
+    grad_bias = torch.empty_like(bias)
+    swept = Sweep(
+        rows={"batch": batch, "length": length},
+        columns={"width": width},
+        read=[
+            (x, "batch length width"),
+            (residual, "batch length width"),
+            (grad_output, "batch length width"),
+            (weight, "width"),
+            (bias, "width"),
+        ],
+        written=[
+            (grad_x, "batch length width"),
+            (grad_residual, "batch length width"),
+            (grad_weight, "width"),
+            (grad_bias, "width"),
+        ],
+    )
+    sweeps.run("residual_norm_backward", swept, compute)
+    return (
+        grad_x if needs[0] else None,
+        grad_residual if needs[1] else None,
+        grad_weight if needs[2] else None,
+        grad_bias if needs[3] else None,
+    )
+
+
 def _backward(
     sweeps: Sweeps,
     needs: Sequence[bool],
@@ -108,49 +151,6 @@ def _backward(
     )
 
 
-def _backward_cpp(
-    sweeps: Sweeps,
-    needs: Sequence[bool],
-    grad_output: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-) -> tuple[Tensor | None, ...]:
-    batch = x.shape[0]
-    length = x.shape[1]
-    width = x.shape[2]
-    compute = arithmetic_dtype(grad_output)
-    grad_x = torch.empty_like(x)
-    grad_residual = torch.empty_like(residual)
-    grad_weight = torch.empty_like(weight)
-    grad_bias = torch.empty_like(bias)
-    swept = Sweep(
-        rows={"batch": batch, "length": length},
-        columns={"width": width},
-        read=[
-            (x, "batch length width"),
-            (residual, "batch length width"),
-            (grad_output, "batch length width"),
-            (weight, "width"),
-            (bias, "width"),
-        ],
-        written=[
-            (grad_x, "batch length width"),
-            (grad_residual, "batch length width"),
-            (grad_weight, "width"),
-            (grad_bias, "width"),
-        ],
-    )
-    sweeps.run("residual_norm_backward", swept, compute)
-    return (
-        grad_x if needs[0] else None,
-        grad_residual if needs[1] else None,
-        grad_weight if needs[2] else None,
-        grad_bias if needs[3] else None,
-    )
-
-
 _TRITON = TritonSweeps(
     triton_kernels,
     "ejected::residual_norm",
@@ -162,14 +162,12 @@ _TRITON_BACKWARD = TritonSweeps(
     triton_kernels,
     "ejected::residual_norm",
     {
-        "residual_norm_backward": Reducing(sweeps=3, reductions=4, stores_columns=True),
-        "residual_norm_backward_grad_weight": Reducing(sweeps=1, reductions=2),
+        "residual_norm_backward": Reducing(sweeps=3, reductions=4, stores_columns=True, sums=2),
     },
     backward=True,
-    held=("normed_total", "normed_squares",),
 )
 forward_triton = partial(_forward, _TRITON)
-backward_triton = partial(_backward, _TRITON_BACKWARD)
+backward_triton = partial(_backward_summing, _TRITON_BACKWARD)
 _CUDA = CudaSweeps(
     Path(__file__).with_name("cuda_kernels.cu"),
     reductions={
@@ -192,7 +190,7 @@ forward_cuda = partial(_forward, _CUDA)
 backward_cuda = partial(_backward, _CUDA)
 _CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))
 forward_cpp = partial(_forward, _CPP)
-backward_cpp = partial(_backward_cpp, _CPP)
+backward_cpp = partial(_backward_summing, _CPP)
 
 
 def save(

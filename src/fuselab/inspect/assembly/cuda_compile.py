@@ -1,0 +1,131 @@
+"""Compilation of CUDA C++ kernels of a ``.cu`` file for an architecture that is not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fuselab.errors import ArgumentError, TargetError, UnsupportedError
+from fuselab.inspect.assembly.architectures import Architecture
+from fuselab.inspect.assembly.kernel import Argument, Kernel
+from fuselab.runtime.cuda_source import CudaSource
+from fuselab.runtime.parameters import Scalar
+
+DEFAULT_THREADS = 256
+# A __global__ function: what stands before it back to the last ; or }, and its head up to its body.
+_GLOBAL = re.compile(r"(?P<before>[^;{}]*)__global__(?P<head>[^{;]*)[{;]")
+_ATTRIBUTE = re.compile(
+    r"__(?:launch_bounds|cluster_dims|block_size|maxnreg)__\s*\((?:[^()]|\([^()]*\))*\)"
+)
+_BOUNDS = re.compile(r"__launch_bounds__\s*\(\s*(\d+)\s*[,)]")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A ``__global__`` function of a file; ``threads`` is its launch bound, if that is a number."""
+
+    name: str
+    is_template: bool
+    threads: int | None
+
+
+def declared(text: str) -> list[Declared]:
+    """Return the ``__global__`` functions of a CUDA source, in order."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+    found: dict[str, Declared] = {}
+    for match in _GLOBAL.finditer(text):
+        name = re.search(r"(\w+)\s*\(", _ATTRIBUTE.sub(" ", match["head"]))
+        if name is None:
+            continue
+        bound = _BOUNDS.search(match["before"] + match["head"])
+        is_template = re.search(r"\btemplate\s*<", match["before"]) is not None
+        one = Declared(name[1], is_template, int(bound[1]) if bound else None)
+        found.setdefault(one.name, one)
+    return list(found.values())
+
+
+def of_file(
+    path: Path, architecture: Architecture, expression: str | None, threads: int | None
+) -> list[Kernel]:
+    """Return the kernels of a ``.cu`` file: ``expression`` alone (``"forward<float, 4>"``), or
+    every one that is no template. Raises TargetError, BuildError."""
+    source = CudaSource(path)
+    found = {one.name: one for one in declared(path.read_text(encoding="utf-8"))}
+    if not found:
+        raise TargetError(f"{path} has no __global__ function.")
+    if expression is not None:
+        name = expression.partition("<")[0].strip()
+        if name not in found:
+            raise TargetError(f"{path} has no kernel '{name}'; it has {', '.join(found)}.")
+        if found[name].is_template and "<" not in expression:
+            raise TargetError(_template(path, name))
+        chosen = {expression: found[name]}
+    else:
+        chosen = {one.name: one for one in found.values() if not one.is_template}
+        if not chosen:
+            raise TargetError(_template(path, next(iter(found))))
+    return [
+        compiled(source, each, architecture, threads or one.threads or DEFAULT_THREADS)
+        for each, one in chosen.items()
+    ]
+
+
+def _template(path: Path, name: str) -> str:
+    return (
+        f"{name} in {path} is a template; name an instantiation, for example "
+        f"--kernel '{name}<float>'."
+    )
+
+
+def compiled(
+    source: CudaSource,
+    expression: str,
+    architecture: Architecture,
+    threads: int,
+    grid: tuple[int, int, int] | None = None,
+    block: tuple[int, int, int] | None = None,
+    args: Sequence[Any] = (),
+    shared_bytes: int = 0,
+) -> Kernel:
+    """Return one instantiation, compiled. Raises BuildError with the compiler's message."""
+    if architecture.vendor != "nvidia":
+        raise UnsupportedError(
+            f"{source.path.name} is CUDA C++, which does not compile for {architecture.name}; "
+            "Triton kernels do."
+        )
+    if threads < 1 or threads > 1024:
+        raise ArgumentError(f"a block has 1 to 1024 threads, not {threads}.")
+    arch = source.arch_for(architecture.name)
+    if source.architectures and arch == architecture.name and arch not in source.architectures:
+        raise UnsupportedError(
+            f"{source.path.name} is for {', '.join(source.architectures)} only, not for "
+            f"{architecture.name}."
+        )
+    function, binary = source.named_image(expression, arch)
+    _, ptx = source.named_image(expression, arch.replace("sm_", "compute_"))
+    return Kernel(
+        name=expression,
+        function=function,
+        language="cuda",
+        architecture=architecture,
+        texts={"ptx": ptx.rstrip(b"\0").decode()},
+        binary=binary,
+        block=block or (threads, 1, 1),
+        grid=grid,
+        shared_bytes=shared_bytes,
+        arguments=tuple(map(_argument, args)),
+        file=str(source.path),
+    )
+
+
+def _argument(value: Any) -> Argument:
+    if isinstance(value, Tensor) or value is None:
+        return Argument("", "pointer", 0 if value is None else None)
+    if isinstance(value, Scalar) and isinstance(value.value, int):
+        return Argument("", value.code, value.value)
+    return Argument("", getattr(value, "code", "value"))

@@ -1,0 +1,141 @@
+"""``fuselab asm`` from the command line: the screen, the files, the JSON and the refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fuselab
+from fuselab.cli.main import run
+from fuselab.inspect.assembly import summary, tools
+from fuselab.inspect.assembly.architectures import architecture
+from fuselab.inspect.assembly.subjects import Request, compiled
+
+TARGETS = Path(__file__).parent / "targets"
+VECTOR_ADD, KERNELS_CU = str(TARGETS / "vector_add.py"), str(TARGETS / "kernels.cu")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def called(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["asm", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_screen_has_80_columns_and_the_numbers_of_the_json(tmp_path, capsys):
+    file = tmp_path / "asm.json"
+    text = called(capsys, VECTOR_ADD, "--json", str(file))
+    facts = json.loads(file.read_text())
+    assert (facts["schema"], facts["verb"], facts["architecture"]) == (1, "asm", "sm_90")
+    (kernel,) = facts["kernels"]
+    assert max(map(len, text.splitlines())) <= 80
+    expected = summary.summarised(compiled(Request(VECTOR_ADD, architecture("sm_90"))).kernels[0])
+    assert kernel["registers"] == expected.registers
+    assert kernel["occupancy"]["blocks"] == 16 and kernel["grid"] == [98, 1, 1]
+    assert f"{expected.registers} per thread, {expected.most_live} live at most" in text
+    assert "16 blocks, 64 of 64 warps (100 %), limited by" in text
+    assert "global load 128 bit x4, global store 128 bit x2" in text
+    assert "line 13 load 4 x 128 bit: 16/16 sectors" in text
+    assert "98 blocks, and a H100 SXM has 132" in " ".join(text.split())
+
+
+def test_stages_and_files(tmp_path, capsys):
+    folder = tmp_path / "out"
+    text = called(capsys, VECTOR_ADD, "--stage", "ptx", "--arch", "sm_80", "-o", str(folder))
+    assert ".target sm_80" in text and "ld.global.v4.b32" in text
+    names = sorted(path.name for path in folder.iterdir())
+    stages = ("llir", "ptx", "sass", "ttgir", "ttir")
+    assert names == [f"add_add_kernel.sm_80.{stage}" for stage in stages]
+    assert "LDG.E.128" in (folder / "add_add_kernel.sm_80.sass").read_text()
+    assert "tt.load" in (folder / "add_add_kernel.sm_80.ttir").read_text()
+    assert "#ttg.blocked" in (folder / "add_add_kernel.sm_80.ttgir").read_text()
+    amd = called(capsys, VECTOR_ADD, "--stage", "amdgcn", "--arch", "gfx942")
+    assert "buffer_load_dwordx4" in amd and "s_endpgm" in amd
+
+
+def test_annotated_instructions_have_their_source_line_and_live_registers(tmp_path, capsys):
+    file = tmp_path / "asm.json"
+    text = called(capsys, VECTOR_ADD, "--annotate", "--json", str(file))
+    assert max(map(len, text.splitlines())) <= 80
+    rows = json.loads(file.read_text())["kernels"][0]["instructions"]
+    loads = [row for row in rows if "LDG.E.128" in row["text"]]
+    assert len(loads) == 4 and all("tl.load(x + offsets" in row["source"] for row in loads)
+    assert all(0 < row["live"] <= 40 for row in rows)
+    lines = json.loads(file.read_text())["kernels"][0]["lines"]
+    assert [line["line"] for line in lines] == [11, 12, 13, 14]
+    assert sum(line["memory"] for line in lines) == 6
+
+
+def test_two_architectures_settings_or_subjects_side_by_side(tmp_path, capsys):
+    file = tmp_path / "asm.json"
+    text = called(capsys, VECTOR_ADD, "--diff", "sm_86", "--json", str(file))
+    assert max(map(len, text.splitlines())) <= 80
+    facts = json.loads(file.read_text())
+    left, right = (facts[side]["kernels"][0]["occupancy"] for side in ("left", "right"))
+    assert (left["blocks"], right["blocks"]) == (16, 12)
+    row = next(line.split() for line in text.splitlines() if "blocks per multiproc" in line)
+    assert row[-3:] == ["16", "12", "-4"]
+    text = called(capsys, VECTOR_ADD, "--diff", "num_warps=8")
+    row = next(line.split() for line in text.splitlines() if "threads per block" in line)
+    assert row[-3:] == ["128", "256", "+128"]
+    text = called(capsys, VECTOR_ADD, "--diff", "BLOCK=256", "--stage", "ttir")
+    assert "-" in text and "tensor<256x" in text and "tensor<1024x" in text
+    signature = ("--signature", "*fp32, *fp32, i32:16, 1024")
+    text = called(capsys, f"{VECTOR_ADD}:softmax_kernel", *signature, "--diff", "num_stages=1")
+    assert "SHFL" not in text and "barriers" not in text and "BAR" in text
+
+
+def test_an_ejected_package_is_compiled_like_the_library(tmp_path, capsys):
+    import torch
+
+    folder = tmp_path / "scaled_gelu"
+    fuselab.eject(
+        lambda x, y: torch.nn.functional.gelu(x) * y,
+        torch.randn(64, 64),
+        torch.randn(64, 64),
+        out=folder,
+        name="scaled_gelu",
+        inference=True,
+    )
+    capsys.readouterr()
+    text = called(capsys, str(folder), "--implementation", "triton", "--arch", "sm_80")
+    assert "(triton forward)" in text and "global load 128 bit" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["square", "--arch", "sm_60"], "unknown architecture 'sm_60'"),
+        (["square", "--stage", "cubin"], "unknown stage 'cubin'"),
+        (["square", "--dtype", "floaty"], "unknown dtype 'floaty'"),
+        (["nope"], "unknown operator 'nope'"),
+        (["README.txt"], "README.txt: no such file"),
+        ([VECTOR_ADD, "--set", "BLOCK"], "write NAME=VALUE"),
+        ([VECTOR_ADD, "--diff", "faster"], "--diff faster: it is no architecture"),
+        ([VECTOR_ADD, "--stage", "amdgcn"], "no stage amdgcn on sm_90"),
+        ([VECTOR_ADD, "--annotate", "--stage", "ptx"], "leave --stage and --diff out"),
+        ([VECTOR_ADD, "--annotate", "--arch", "gfx942"], "--annotate is for NVIDIA's SASS"),
+        ([VECTOR_ADD, "-o", "/dev/null/x"], "cannot write in /dev/null/x"),
+        ([VECTOR_ADD, "--json", "/nowhere/x.json"], "cannot write /nowhere/x.json"),
+        ([f"{VECTOR_ADD}:matmul_kernel", "--signature", "*fp16"], "takes 8"),
+        ([KERNELS_CU, "--arch", "gfx942"], "does not compile for gfx942"),
+        ([KERNELS_CU, "--stage", "ttir"], "has no stage ttir"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_2(arguments, words, capsys):
+    assert run(["asm", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.startswith("fuselab: ") and error.count("\n") == 1
+
+
+def test_without_nvidias_tools_the_other_stages_still_work(monkeypatch, capsys):
+    monkeypatch.setattr(tools, "_folders", lambda: iter(()))
+    tools.path_of.cache_clear()
+    summary.code_of.cache_clear()
+    assert run(["asm", VECTOR_ADD, "--stage", "sass"]) == 2
+    error = capsys.readouterr().err
+    assert "nvdisasm is in none of" in error and "pip install triton" in error
+    assert error.count("\n") == 1
+    assert ".target sm_90" in called(capsys, VECTOR_ADD, "--stage", "ptx")
+    tools.path_of.cache_clear()

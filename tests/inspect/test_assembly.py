@@ -1,0 +1,401 @@
+"""Assembly without a GPU: occupancy, SASS, source lines, live registers and coalescing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from fuselab import errors
+from fuselab.inspect.assembly import (
+    architectures,
+    instruction_kinds,
+    liveness,
+    ptx_addresses,
+    ptx_lines,
+    sass,
+    summary,
+    tools,
+)
+from fuselab.inspect.assembly.advice import advice
+from fuselab.inspect.assembly.architectures import ARCHITECTURES, NVIDIA, architecture
+from fuselab.inspect.assembly.instruction_kinds import Access
+from fuselab.inspect.assembly.kernel import Kernel
+from fuselab.inspect.assembly.occupancy import occupancy, registers_for
+from fuselab.inspect.assembly.subjects import Compiled, Request, compiled
+from fuselab.runtime.cuda_source import CudaSource, header_folders
+
+TARGETS = Path(__file__).parent / "targets"
+VECTOR_ADD, KERNELS_CU = str(TARGETS / "vector_add.py"), str(TARGETS / "kernels.cu")
+MATMUL = "*fp16, *fp16, *fp16, i32:16, i32:16, i32:16, 64, 32"
+SOFTMAX = "*fp32, *fp32, i32:16, 1024"
+
+_OCCUPANCY = r"""
+#include <cstdio>
+#include "cuda_occupancy.h"
+int main() {
+  int major, minor, warps, shared, optin, threads, registers, bytes;
+  while (scanf("%d%d%d%d%d%d%d%d", &major, &minor, &warps, &shared, &optin, &threads, &registers,
+               &bytes) == 8) {
+    cudaOccDeviceProp device{};
+    device.computeMajor = major; device.computeMinor = minor;
+    device.maxThreadsPerBlock = 1024; device.maxThreadsPerMultiprocessor = warps * 32;
+    device.regsPerBlock = device.regsPerMultiprocessor = 65536; device.warpSize = 32;
+    device.sharedMemPerBlock = 49152; device.sharedMemPerMultiprocessor = shared;
+    device.sharedMemPerBlockOptin = optin; device.numSms = 1;
+    device.reservedSharedMemPerBlock = major >= 8 ? 1024 : 0;
+    cudaOccFuncAttributes kernel{};
+    kernel.maxThreadsPerBlock = 1024; kernel.numRegs = registers; kernel.sharedSizeBytes = 0;
+    kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN; kernel.maxDynamicSharedSizeBytes = optin;
+    cudaOccDeviceState state{};
+    state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+    cudaOccResult result{};
+    if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, bytes))
+      puts("-1");
+    else
+      printf("%d\n", result.activeBlocksPerMultiprocessor);
+  }
+}
+"""
+
+
+def one(found: Compiled, name: str = "") -> Kernel:
+    kernels = [kernel for kernel in found.kernels if not name or kernel.name == name]
+    assert len(kernels) == 1, [kernel.name for kernel in found.kernels]
+    return kernels[0]
+
+
+def asked(spec: str, arch: str = "sm_90", **options: object) -> Compiled:
+    return compiled(Request(spec, architecture(arch), **options))
+
+
+@pytest.fixture(scope="module")
+def add() -> Kernel:
+    return one(asked(VECTOR_ADD, kernel="add_kernel"))
+
+
+@pytest.fixture(scope="module")
+def softmax() -> Kernel:
+    return one(asked(f"{VECTOR_ADD}:softmax_kernel", signature=SOFTMAX))
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Compiled:
+    return asked(KERNELS_CU)
+
+
+@pytest.fixture(scope="module")
+def spilling() -> Kernel:
+    return one(asked(KERNELS_CU, "sm_80", kernel="spilling<float>", threads=1024))
+
+
+# --- occupancy -----------------------------------------------------------------------------------
+
+
+def test_occupancy_is_that_of_nvidias_own_header(tmp_path: Path) -> None:
+    """``cuda_occupancy.h`` computes it too, for every architecture of the table."""
+    headers = [folder for folder in header_folders() if (folder / "cuda_occupancy.h").is_file()]
+    if not headers:
+        pytest.skip("cuda_occupancy.h is not among the installed headers")
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler is not None
+    (tmp_path / "oracle.cpp").write_text(_OCCUPANCY)
+    program = tmp_path / "oracle"
+    build = [compiler, "-w", f"-I{headers[0]}", str(tmp_path / "oracle.cpp"), "-o", str(program)]
+    subprocess.run(build, check=True)
+    rows = [
+        (device, threads, registers, shared)
+        for device in NVIDIA.values()
+        for threads in (32, 64, 96, 128, 256, 512, 768, 1024)
+        for registers in (16, 32, 40, 63, 64, 72, 80, 96, 128, 168, 200, 255)
+        for shared in (0, 1, 4096, 16384, 49152, 60000, device.block_shared_bytes)
+    ]
+    lines = [
+        f"{device.number // 10} {device.number % 10} {device.warps} {device.shared_bytes} "
+        f"{device.block_shared_bytes} {threads} {registers} {shared}"
+        for device, threads, registers, shared in rows
+    ]
+    said = subprocess.run(
+        [str(program)], input="\n".join(lines), capture_output=True, text=True, check=True
+    )
+    expected = [int(line) for line in said.stdout.split()]
+    ours = [occupancy(*row).blocks for row in rows]
+    wrong = [row for row, a, b in zip(rows, ours, expected, strict=True) if a != b]
+    assert len(expected) == len(rows) and not wrong, wrong[:5]
+
+
+def test_the_limit_is_named_and_the_next_step_found() -> None:
+    device = architecture("sm_90")
+    held = occupancy(device, 256, 72, 0)
+    assert (held.blocks, held.warps, held.limited_by) == (3, 24, ("registers",))
+    assert registers_for(device, 256, 4) == 64
+    held = occupancy(device, 128, 16, 100 << 10)
+    assert (held.blocks, held.limited_by) == (2, ("shared memory",))
+    assert occupancy(architecture("sm_75"), 128, 16, 100 << 10).blocks == 0
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_bare_kernel_compiles_for_every_architecture(arch: str) -> None:
+    kernel = one(asked(VECTOR_ADD, arch))
+    assert kernel.launched_by == "add" and kernel.grid == (98, 1, 1)
+    assert kernel.settings["BLOCK"] == 1024
+    assert [argument.value for argument in kernel.arguments] == [None, None, None, 100_000]
+    facts = summary.summarised(kernel)
+    if arch == "gfx942":
+        assert kernel.stages == ("ttir", "ttgir", "llir", "amdgcn") and kernel.threads == 256
+        assert "gfx942" in kernel.texts["amdgcn"] and facts.other["vgprs"] == facts.registers > 0
+        assert facts.accesses[Access("global", "store", 128)] == 1
+        return
+    assert facts.accesses == {
+        Access("global", "load", 128): 4,
+        Access("global", "store", 128): 2,
+    }
+    # A thread adds eight of the 1024 elements.
+    adds = sum(one.base == "FADD" for one in summary.code_of(kernel))
+    assert (adds, facts.mix["float32"], facts.stack_bytes) == (8, 8, 0)
+    assert 8 <= facts.registers <= 40 and f".target {arch}" in kernel.texts["ptx"]
+
+
+def test_the_machine_is_as_before_behind_a_pretended_gpu(add: Kernel) -> None:
+    assert add.texts and "pretended" not in getattr(JITFunction.run, "__qualname__", "")
+    assert CudaSource.launch.__qualname__ == "CudaSource.launch"
+    assert torch.cuda.current_device.__module__ == "torch.cuda"
+
+
+def test_operators_of_the_library_are_recorded_forward_and_backward() -> None:
+    found = asked("square", case="16384x256")
+    launched = {kernel.launched_by: kernel for kernel in found.kernels}
+    assert list(launched) == ["triton forward", "triton backward", "cuda forward", "cuda backward"]
+    # 16384 * 256 elements: 4 KB of output per Triton program, 256 packs of 4 per CUDA block.
+    assert launched["triton forward"].grid == (4096, 1, 1)
+    assert launched["cuda forward"].grid == (4096, 1, 1)
+    assert launched["cuda forward"].name == "square<float, int32_t, 1, 4, true>"
+    only = asked("square", "sm_80", implementation="triton", dtype=torch.bfloat16)
+    assert [kernel.launched_by for kernel in only.kernels] == ["triton forward", "triton backward"]
+    assert "bf16" in only.kernels[0].texts["ttir"]
+
+
+def test_settings_take_the_place_of_the_launchs_own() -> None:
+    wide = one(asked(VECTOR_ADD, settings={"BLOCK": 256, "num_warps": 8}))
+    assert wide.settings["BLOCK"] == 256 and wide.threads == 256 and wide.grid is None
+
+
+# --- SASS and its source lines -------------------------------------------------------------------
+
+
+def test_every_instruction_of_the_binary_is_parsed(cuda: Compiled) -> None:
+    for kernel in cuda.kernels:
+        code = summary.code_of(kernel)
+        addresses = [one.address for one in code]
+        assert addresses == list(range(0, 16 * len(code), 16))  # an instruction has 16 bytes
+        section = tools.sections(kernel.binary)[f".text.{kernel.function}"]
+        # What is left is a branch to itself and NOPs that fill the last 128 bytes.
+        assert 0 < len(section) - 16 * len(code) <= 16 * 17
+        assert code[-1].base in ("EXIT", "RET", "BRA")
+
+
+def test_inlined_functions_belong_to_the_line_that_calls_them(
+    softmax: Kernel, cuda: Compiled
+) -> None:
+    source = Path(VECTOR_ADD).read_text().splitlines()
+    code = summary.code_of(softmax)
+    assert {one.place.file for one in code if one.place} == {VECTOR_ADD}
+
+    def line_of(one: sass.Instruction) -> str:
+        assert one.place is not None
+        return source[one.place.line - 1]
+
+    shuffles = [line_of(one) for one in code if one.base == "SHFL"]
+    assert len(shuffles) == 14  # 5 in a warp and 2 across 4 warps, for each of two reductions
+    assert sum("tl.max" in line for line in shuffles) == 7
+    assert sum("tl.sum" in line for line in shuffles) == 7
+    assert all("tl.load" in line_of(one) for one in code if one.base == "LDG")
+    halve = summary.code_of(one(cuda, "halve"))
+    multiply = next(one for one in halve if one.base == "FMUL")
+    assert multiply.place is not None
+    text = Path(KERNELS_CU).read_text().splitlines()[multiply.place.line - 1]
+    assert text.strip() == "y[i] = half_of(x[i]);"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
+def test_live_registers_are_those_that_nvdisasm_counts(arch: str) -> None:
+    kernels = list(asked(KERNELS_CU, arch).kernels)
+    if arch == "sm_120":  # Triton assembles for it with a ptxas whose code nvdisasm can follow
+        kernels += [
+            one(asked(f"{VECTOR_ADD}:softmax_kernel", arch, signature=SOFTMAX)),
+            one(asked(f"{VECTOR_ADD}:matmul_kernel", arch, signature=MATMUL)),
+        ]
+    for kernel in kernels:
+        expected = tools.live_counts(kernel.binary, kernel.function)
+        code = summary.code_of(kernel)
+        assert expected is not None
+        assert liveness.live_counts(code) == [expected[one.address] for one in code]
+
+
+def test_live_registers_never_exceed_those_that_the_kernel_has(softmax: Kernel) -> None:
+    found = summary.summarised(softmax)
+    assert found.most_live is not None and 8 < found.most_live <= found.registers
+
+
+def test_kinds_widths_and_matrix_instructions() -> None:
+    kernel = one(asked(f"{VECTOR_ADD}:matmul_kernel", "sm_80", signature=MATMUL))
+    found = summary.summarised(kernel)
+    # 64 x 64 x 32 by 4 warps: 16 products of 16 x 8 x 16 in each warp.
+    assert found.matrix == {"HMMA.16816.F32": 16}
+    assert found.accesses[Access("global to shared", "copy", 128)] > 0
+    assert found.accesses[Access("shared", "load", 128)] > 0  # LDSM.16.M88.4
+    assert found.barriers["BAR"] > 0 and found.dynamic_shared_bytes == 16384
+    hopper = summary.summarised(one(asked(f"{VECTOR_ADD}:matmul_kernel", signature=MATMUL)))
+    assert set(hopper.matrix) == {"HGMMA.64x64x16.F32"}
+    blackwell = asked(f"{VECTOR_ADD}:matmul_kernel", "sm_100", signature=MATMUL)
+    assert "UTCHMMA" in summary.summarised(one(blackwell)).matrix
+
+
+@pytest.mark.parametrize(
+    ("text", "bits", "kind"),
+    [
+        ("LDG.E.U8 R4, desc[UR4][R2.64]", 8, "memory"),
+        ("LDG.E.U16.CONSTANT R4, [R2.64]", 16, "memory"),
+        ("STG.E.64 desc[UR4][R2.64], R4", 64, "memory"),
+        ("LDSM.16.MT88.4 R28, [R28+0x2000]", 128, "memory"),
+        ("UTMALDG.2D [UR8], [UR4]", None, "memory"),
+        ("DFMA R2, R4, R6, R2", None, "float64"),
+        ("HFMA2.MMA R23, -RZ, RZ, 0, 2.38e-07", None, "integer"),
+        ("HADD2.F32 R9, -RZ, R4.H0_H0", None, "conversion"),
+        ("MUFU.EX2 R6, R7", None, "special"),
+        ("BAR.SYNC.DEFER_BLOCKING 0x0", None, "barrier"),
+    ],
+)
+def test_one_instruction(text: str, bits: int | None, kind: str) -> None:
+    opcode, _, operands = text.partition(" ")
+    instruction = sass.Instruction(0, opcode, operands)
+    assert instruction_kinds.kind(instruction) == kind
+    found = instruction_kinds.access(instruction)
+    assert (found.bits if found else None) == bits
+
+
+def test_spills_and_static_shared_memory(spilling: Kernel, cuda: Compiled) -> None:
+    found = summary.summarised(spilling)
+    # 64 values and 32 registers, the most that two blocks of 1024 threads leave to each.
+    assert found.registers == 32 and found.stack_bytes >= 64
+    stored, loaded = (
+        sum(
+            count * access.bits // 8
+            for access, count in found.accesses.items()
+            if (access.space, access.direction) == ("local", way) and access.bits
+        )
+        for way in ("store", "load")
+    )
+    assert found.spills == (stored, loaded) and min(stored, loaded) > 0
+    assert any("bytes are spilled" in sentence for sentence in advice(spilling, found))
+    column = summary.summarised(one(cuda, "column"))
+    assert column.static_shared_bytes == 32 * 33 * 4  # and not the 1 KB that sm_90 reserves
+
+
+# --- coalescing ----------------------------------------------------------------------------------
+
+
+def test_sectors_of_dense_and_scattered_accesses(add: Kernel, cuda: Compiled) -> None:
+    found = ptx_addresses.requests(add)
+    assert (len(found.requests), found.unknown) == (6, 0)
+    assert {(each.sectors, each.least) for each in found.requests} == {(16, 16)}
+    scattered = ptx_addresses.requests(one(cuda, "column"))
+    load, store = scattered.requests
+    assert (load.direction, load.sectors, load.least) == ("load", 32, 4)
+    assert (store.direction, store.sectors, store.least) == ("store", 4, 4)
+    assert load.place == ptx_lines.Place(KERNELS_CU, 16)
+    said = advice(one(cuda, "column"), summary.summarised(one(cuda, "column")))
+    assert any("loads 32 sectors per request where 4" in sentence for sentence in said)
+
+
+def test_a_masked_tail_is_counted_for_the_lanes_inside(tmp_path: Path) -> None:
+    file = tmp_path / "small.py"
+    file.write_text(
+        Path(VECTOR_ADD).read_text().replace("torch.arange(100_000.0)", "torch.arange(20.0)")
+    )
+    found = ptx_addresses.requests(one(asked(str(file))))
+    # 20 of 32 lanes, 4 elements each in 16 bytes: 5 lanes are inside, 80 bytes, 3 sectors.
+    assert {(each.lanes, each.sectors) for each in found.requests} <= {(5, 3), (20, 3)}
+    assert found.requests and found.unreached + len(found.requests) >= 6
+
+
+def test_unaligned_rows_touch_one_sector_more() -> None:
+    kernel = one(asked(f"{VECTOR_ADD}:softmax_kernel", signature="*fp32, *fp32, i32, 1024"))
+    found = ptx_addresses.requests(kernel)
+    assert {each.bytes_per_lane for each in found.requests} == {4}
+    narrow = advice(kernel, summary.summarised(kernel))
+    assert any("32 bits per thread in 8 instructions; 2 of 128" in each for each in narrow)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "error", "words"),
+    [
+        ("nope", {}, errors.UnknownNameError, "unknown operator 'nope'"),
+        ("nope.py", {}, errors.MissingTargetError, "nope.py: no such file"),
+        ("nope.cu", {}, errors.MissingTargetError, "nope.cu: no such file"),
+        (KERNELS_CU, {"kernel": "spilling"}, errors.TargetError, "--kernel 'spilling<float>'"),
+        (KERNELS_CU, {"kernel": "halved"}, errors.TargetError, "it has halve, column, spilling"),
+        (KERNELS_CU, {"case": "4x4"}, errors.ArgumentError, "--case says nothing of a .cu"),
+        (KERNELS_CU, {"threads": 2000}, errors.ArgumentError, "1 to 1024 threads"),
+        (VECTOR_ADD, {"case": "4x4"}, errors.ArgumentError, "--case is for an operator"),
+        (VECTOR_ADD, {"kernel": "gone"}, errors.TargetError, "no kernel called 'gone'"),
+        (VECTOR_ADD, {"signature": SOFTMAX}, errors.TargetError, "several kernels"),
+        (f"{VECTOR_ADD}:gone", {}, errors.TargetError, "has no 'gone'"),
+        (f"{VECTOR_ADD}:add_kernel", {}, errors.TargetError, "lacks out, numel, BLOCK"),
+        (
+            f"{VECTOR_ADD}:add_kernel",
+            {"signature": "*fp32"},
+            errors.ArgumentError,
+            "has 1 entries and add_kernel takes 5",
+        ),
+        (
+            f"{VECTOR_ADD}:add_kernel",
+            {"signature": "*fp32, *fp32, *fp32, whole, 64"},
+            errors.ArgumentError,
+            "'whole' for numel",
+        ),
+        (
+            f"{VECTOR_ADD}:add_kernel",
+            {"signature": "*fp32, *fp32, *fp32, i32, 100"},
+            errors.BuildError,
+            "line 11: arange's range must be a power of 2",
+        ),
+        (str(TARGETS / "linear_relu.py"), {}, errors.TargetError, "no @triton.jit kernel"),
+        ("square", {"implementation": "cpp"}, errors.UnknownNameError, "known: cuda, triton"),
+        ("softmax", {"implementation": "cpp"}, errors.UnsupportedError, "runs on the CPU"),
+        ("square", {"case": "17"}, errors.UnknownNameError, "unknown case '17'"),
+        ("square", {"kernel": "cube"}, errors.TargetError, "no kernel called 'cube'"),
+        ("square", {"signature": SOFTMAX}, errors.ArgumentError, "--signature is for a bare"),
+    ],
+)
+def test_refusals_say_what_to_do(
+    spec: str, options: dict, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as raised:
+        asked(spec, **options)
+    assert words in str(raised.value)
+
+
+def test_a_gpu_that_is_unknown() -> None:
+    with pytest.raises(errors.UnknownNameError) as raised:
+        architectures.architecture("sm_60")
+    assert raised.value.name == "sm_60" and "sm_90" in raised.value.known
+    assert architecture("sm_90a") is architecture("sm_90")
+
+
+def test_cuda_does_not_compile_for_amd() -> None:
+    with pytest.raises(errors.UnsupportedError, match="does not compile for gfx942"):
+        asked(KERNELS_CU, "gfx942")
+    found = asked("square", "gfx942", case="16384x256")
+    assert [kernel.launched_by for kernel in found.kernels] == ["triton forward", "triton backward"]
+    assert found.notes[0] == "cuda forward is CUDA C++, which does not compile for gfx942"

@@ -1,0 +1,37 @@
+"""The sessions that docs/asm.md shows print what the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import triton
+
+from fuselab.cli.main import run
+
+CLONE = Path(__file__).resolve().parents[2]
+# The indented block of a command, up to the next text.
+SESSION = re.compile(r"^    \$ fuselab (?P<call>.+)\n(?P<said>(?:(?:    .*)?\n)+)", re.M)
+
+
+def sessions(page: str) -> list[tuple[str, str]]:
+    text = (CLONE / "docs" / page).read_text(encoding="utf-8")
+    found = []
+    for match in SESSION.finditer(text):
+        lines = [line.removeprefix("    ").rstrip() for line in match["said"].splitlines()]
+        found.append((match["call"], "\n".join(lines).strip()))
+    return found
+
+
+@pytest.mark.parametrize(("call", "said"), sessions("asm.md"))
+def test_asm(
+    call: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(CLONE)
+    assert run(shlex.split(call)) == 0
+    printed = capsys.readouterr().out
+    if not triton.__version__.startswith("3.7."):
+        pytest.skip("the page shows what Triton 3.7 compiles; another allocates other registers")
+    assert "\n".join(line.rstrip() for line in printed.splitlines()).strip() == said
